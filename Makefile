@@ -1,0 +1,82 @@
+# The two commands of the README are `make demo` and `make test`. Both need Python 3.11 or 3.12, git
+# and make, set up everything in .venv the first time, and work from any path: every path here is
+# relative, and programs run as `python -m`, because a script's first line cannot hold a space.
+# `make test PYTEST_ARGS="tests/envs -x"` and `make demo DEMO_ARGS="--out DIR"` pass options on.
+
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+# The first of these that is a usable Python 3.11 or 3.12; `make PYTHON=/path/to/python demo` decides.
+PYTHON ?= python3.11 python3.12 python3 python
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?= all
+
+# Another active environment, or pip settings meant for it, must not leak into ours.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONSTARTUP PIP_USER PIP_TARGET PIP_PREFIX
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+# A .venv whose interpreter is gone (moved, upgraded) counts as not installed.
+DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/null || echo FORCE)
+
+.PHONY: help setup demo test test-slow lint format bench lock wheel clean FORCE
+help:
+	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
+	@echo "make test       set up .venv, then run the tests"
+	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  mend style"
+	@echo "make bench      measure            make lock    renew the lock file  make wheel   build"
+	@echo "make clean      remove .venv and caches (runs/ stays)"
+
+setup: .venv/.installed
+FORCE:
+
+.venv/.installed: requirements.lock pyproject.toml $(DEAD)
+	@if ! $(PY) -c "$(USABLE)" 2>/dev/null || ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	  found=; \
+	  for python in $(PYTHON); do \
+	    if "$$python" -c "$(USABLE)" >/dev/null 2>&1; then found="$$python"; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "no usable Python 3.11 or 3.12 among: $(PYTHON). Install one with its venv module (Debian, Ubuntu: apt install python3.11 python3.11-venv), or name it: make PYTHON=/path/to/python3.11 demo" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "setting up .venv with $$("$$found" --version)"; \
+	  "$$found" -m venv --clear .venv; \
+	fi
+	@echo "installing the locked packages into .venv (about a minute the first time)"
+	@$(PY) -m pip install --quiet --no-compile --require-hashes --requirement requirements.lock
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: .venv/.installed
+	@$(PY) -m nca_trader demo $(DEMO_ARGS)
+
+test: .venv/.installed
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+test-slow: .venv/.installed
+	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+lint: .venv/.installed
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m pyright
+
+format: .venv/.installed
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: .venv/.installed
+	@$(PY) -m nca_trader bench $(BENCH_ARGS)
+
+# One lock for every supported Python, with hashes; uv resolves, pip installs.
+lock: .venv/.installed
+	@$(PY) -m pip install --quiet uv
+	@$(PY) -m uv pip compile pyproject.toml --group dev --universal --generate-hashes --upgrade \
+	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements.lock
+
+wheel: .venv/.installed
+	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,22 @@
+"""Agents by name: the TOML files of `agents/`."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from nca_trader.presets import AgentConfig
+from nca_trader.toml import read_preset
+
+
+def load_agent(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> AgentConfig:
+    """The agent of a preset's name or of a TOML file.
+
+    Args:
+      name_or_path: e.g. "nano", or the path of a .toml file.
+      overrides: "table.key=value" strings, e.g. "learner.num_epochs=2".
+
+    Raises:
+      ConfigError: unknown name, unreadable file, or a line for each thing wrong in it.
+    """
+    return read_preset(AgentConfig, name_or_path, "agents", overrides)

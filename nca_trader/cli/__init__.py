@@ -1,0 +1,84 @@
+"""The command `nca-trader`: one file a command, found by name, imported only when it runs.
+
+Exit codes: 0 done, or stopped on request with all saved; 1 a check failed; 2 the input was wrong;
+3 halted; 4 damaged or unwritable state; 130 interrupted twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+COMMANDS = ("demo", "train", "backtest", "paper", "journal", "bench")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and exits with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the line and exits."""
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`.\n")
+
+
+def build_parser() -> Parser:
+    """The parser of every command; heavy imports wait until a command runs."""
+    import nca_trader
+
+    parser = Parser(prog="nca-trader", description=nca_trader.__doc__)
+    parser.add_argument("--version", action="version", version=nca_trader.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"nca_trader.cli.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        module.add_arguments(command)
+        command.add_argument(
+            "--json", action="store_true", help="one JSON object as the last line of stdout"
+        )
+        command.set_defaults(execute=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    from nca_trader.errors import NcaTraderError
+
+    args = build_parser().parse_args(argv)
+    use_compile_cache()
+    try:
+        result = args.execute(args)
+    except NcaTraderError as error:
+        print(f"nca-trader {args.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; what was saved before stays", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away, e.g. `| head`; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if args.json:
+        print_json(result)
+    return 0
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One object on one line; NaN has no place in JSON and is null."""
+    clean = {key: None if value != value else value for key, value in result.items()}
+    print(json.dumps(clean, allow_nan=False, default=str), flush=True)
+
+
+def use_compile_cache() -> None:
+    """Keeps compiled programs under the user's cache folder, unless the user chose otherwise."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None and "NCA_TRADER_NO_CACHE" not in os.environ:
+        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        folder = pathlib.Path(home) / "nca_trader" / "jax"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

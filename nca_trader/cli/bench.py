@@ -1,0 +1,9 @@
+HELP = "measure"
+
+
+def add_arguments(parser):
+    pass
+
+
+def run(args):
+    return {}

@@ -1,0 +1,90 @@
+"""`nca-trader train`: trains an agent into a run folder, or goes on with one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+HELP = "train an agent into a run folder; the same command goes on where it stopped"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
+    parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
+    parser.add_argument("--data", help="a bar file (CSV, Parquet); without it sample bars")
+    parser.add_argument("--symbol", help="of a file that holds several")
+    parser.add_argument("--timezone", help="of times without an offset, e.g. America/New_York")
+    parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
+    parser.add_argument("--run", required=True, dest="run_dir", help="the run folder")
+    parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    parser.add_argument("--devices", type=int, help="devices to train on (default the agent's)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="change a field of the agent, or env.KEY of the environment; repeatable",
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains; returns the run's path and its last metrics."""
+    from nca_trader.cli.interrupt import stop_on_signal
+    from nca_trader.envs.trading import TradingEnv
+    from nca_trader.learner.train import planned_steps, steps_done, train
+    from nca_trader.watch.progress import progress
+
+    env_config, agent = load_experiment(args)
+    bars = load_bars(args).between(None, args.until)
+    env = TradingEnv(bars, env_config)
+    steps = planned_steps(agent, args.steps)
+    with stop_on_signal() as stop, progress(steps, "train") as bar:
+        seen = 0
+
+        def report(row: dict[str, Any]) -> None:
+            nonlocal seen
+            # A resumed run begins where it was, which is no speed.
+            bar.update(row["steps"] - seen, reward=row["reward"], entropy=row["entropy"])
+            seen = row["steps"]
+
+        trained = train(
+            env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=report, stop=stop
+        )
+    done = steps_done(trained)
+    if done < steps:
+        print(f"stopped and saved; the same command goes on: nca-trader train --run {args.run_dir}")
+    else:
+        print(
+            f"trained {done:,} steps; nca-trader backtest --run {args.run_dir} shows what it does"
+        )
+    last = (trained.metrics() or [{}])[-1]
+    return {"run": str(trained.path), "complete": done >= steps} | last
+
+
+def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The environment's and the agent's configuration, with `--set` and `--devices` applied."""
+    from nca_trader.agents.presets import load_agent
+    from nca_trader.envs.presets import load_env
+
+    of_env = [text.removeprefix("env.") for text in args.set if text.startswith("env.")]
+    of_agent = [text for text in args.set if not text.startswith("env.")]
+    env_config, agent = load_env(args.env, of_env), load_agent(args.agent, of_agent)
+    if args.devices is not None:
+        agent = dataclasses.replace(
+            agent, mesh=dataclasses.replace(agent.mesh, devices=args.devices)
+        )
+    return env_config, agent
+
+
+def load_bars(args: argparse.Namespace) -> Any:
+    """The bars of `--data`, or the sample bars."""
+    from nca_trader.data.samples import sample_bars
+
+    if args.data is None:
+        return sample_bars("sp500")
+    from nca_trader.data.bars import read_bars
+
+    return read_bars(args.data, symbol=args.symbol, timezone=args.timezone)

@@ -1,0 +1,397 @@
+"""Features as online updates: what a batch sees at a bar is what a live loop sees there.
+
+A feature is `init() -> state` and `update(state, bar) -> state, value`, written for one asset in
+float64. Its batch form is the scan of its update, so look-ahead can't be written, and the live
+loop sees training's numbers bit for bit. Every value is normalised by the past alone: by
+statistics of the bars before it, or by an indicator's own definition, which includes the bar.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.errors import ConfigError
+from nca_trader.types import Bar, Bars
+
+SPAN = 60  # bars: span of every average that normalises, 2 / (SPAN + 1) the newest bar's weight
+DAY = 86_400  # seconds
+YEAR = 365.2425 * DAY  # seconds, the mean Gregorian year
+LEAST = 1e-12  # a scale at or below it (in units of price) is no scale: prices did not move
+
+
+class Feature(NamedTuple):
+    """A feature of one asset.
+
+    init: `() -> state`, a pytree of numpy arrays.
+    update: `(state, bar) -> state, value`; `bar` has scalar fields, `value` is `[]` float64 and
+      finite. A bar that is not `present` leaves the state as it was and has value 0.
+    warmup: present bars before which the value is not meaningful, and 0.
+    """
+
+    init: Callable[[], Any]
+    update: Callable[[Any, Bar], tuple[Any, Array]]
+    warmup: int
+
+
+Tensor = Array | np.ndarray  # numpy at `init`, and wherever a state was read back from disk
+
+
+class Average(NamedTuple):
+    """Exponentially weighted mean and variance; all `[]`. Weights sum to 1 from the first value.
+
+    `mean` and `variance` are pandas' `ewm(span=..., adjust=True)` mean and var(bias=True).
+    """
+
+    weight: Tensor
+    mean: Tensor
+    variance: Tensor
+
+
+def _average() -> Average:
+    return Average(np.zeros(()), np.zeros(()), np.zeros(()))
+
+
+def _add(average: Average, x: Array, span: float = SPAN) -> Average:
+    """The average after one more value `x` `[]`.
+
+    With keep = 1 - 2 / (span + 1):  W' = keep W + 1;  m' = m + (x - m) / W';
+    v' = (1 - 1 / W') (v + (x - m)^2 / W').
+    Source: West, Updating mean and variance estimates, CACM 22 (1979), decayed weights.
+    """
+    weight = (1.0 - 2.0 / (span + 1.0)) * average.weight + 1.0
+    step = (x - average.mean) / weight
+    variance = (1.0 - 1.0 / weight) * (average.variance + step * (x - average.mean))
+    return Average(weight, average.mean + step, variance)
+
+
+def _wilder(mean: Array, x: Array, count: Array, period: int = 14) -> Array:
+    """Wilder's average after its value number `count` (from 1): a plain mean up to `period`.
+
+    A' = A + (x - A) / min(count, period). Source: Wilder, New Concepts in Technical Trading
+    Systems (1978).
+    """
+    return mean + (x - mean) / jnp.minimum(count, period)
+
+
+def _ratio(a: Array, b: Array, least: float = LEAST) -> Array:
+    """`a / b`, and 0 where the scale `b` is at or below `least`."""
+    usable = b > least
+    return jnp.where(usable, a / jnp.where(usable, b, 1.0), 0.0)
+
+
+def _keep_unless(condition: Array, old: Any, new: Any) -> Any:
+    """`new` where `condition` `[]` holds, else `old`, over two pytrees of one structure."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, b, a), old, new)
+
+
+def _shift(window: Tensor, x: Array) -> Array:
+    """The window `[W]`, oldest first, after one more value."""
+    return jnp.concatenate([window[1:], x[None]])
+
+
+def _has_volume(bar: Bar) -> Array:
+    return bar.present & (bar.volume > 0)  # False for NaN
+
+
+def _feature(
+    init: Callable[[], Any],
+    update: Callable[[Any, Bar, Array], tuple[Any, Array]],
+    warmup: int,
+    counts: Callable[[Bar], Array] = lambda bar: bar.present,
+) -> Feature:
+    """A feature from an update that sees counted bars only, and their number before this one.
+
+    `update(state, bar, count)` need not care for missing bars nor for the warm-up; at the first
+    bar (`count` 0) its state is `init`'s, so it must not take that for a bar before.
+    """
+
+    def guarded(state: Any, bar: Bar) -> tuple[Any, Array]:
+        count, inner = state
+        seen = counts(bar)
+        new, value = update(inner, bar, count)
+        new = _keep_unless(seen, inner, new)
+        value = jnp.where(seen & (count >= warmup), value, 0.0)
+        return (count + seen, new), value
+
+    return Feature(lambda: (np.zeros((), np.int64), init()), guarded, warmup)
+
+
+class Market(NamedTuple):
+    """Recent closes `[W]`, oldest first, and the EW mean of squared one-bar log-returns."""
+
+    closes: Tensor
+    squares: Average
+
+
+def _market(window: int) -> Market:
+    return Market(np.ones(window), _average())
+
+
+def _advance(market: Market, bar: Bar, count: Array) -> tuple[Market, Array]:
+    """The market after `bar`, and the volatility per bar `[]` estimated from the bars before it.
+
+    sigma_{t-1} = sqrt(EW mean of r^2), r = log(close_t / close_{t-1}), mean return taken as 0.
+    Source: RiskMetrics Technical Document (1996), section 5.2, with span SPAN.
+    """
+    r = jnp.log(bar.close / market.closes[-1])
+    squares = _keep_unless(count > 0, market.squares, _add(market.squares, r * r))
+    return Market(_shift(market.closes, bar.close), squares), jnp.sqrt(market.squares.mean)
+
+
+def _log_return(horizon: int) -> Feature:
+    """log(close_t / close_{t-h}) / (sigma_{t-1} sqrt(h)), h = `horizon` bars."""
+
+    def update(market, bar, count):
+        r = jnp.log(bar.close / market.closes[0])
+        market, sigma = _advance(market, bar, count)
+        return market, _ratio(r, sigma * np.sqrt(horizon))
+
+    return _feature(lambda: _market(horizon), update, warmup=max(SPAN, horizon))
+
+
+def _volatility_ratio(fast: int = 10) -> Feature:
+    """log(sigma_fast / sigma_slow), both up to t, with spans `fast` and SPAN."""
+
+    def update(state, bar, count):
+        close, *averages = state
+        r = jnp.log(bar.close / close)
+        added = [_add(a, r * r, span) for a, span in zip(averages, (fast, SPAN), strict=True)]
+        averages = _keep_unless(count > 0, averages, added)
+        short, long = (a.mean for a in averages)
+        moved = (short > LEAST**2) & (long > LEAST**2)
+        ratio = jnp.where(moved, short, 1.0) / jnp.where(moved, long, 1.0)
+        return (bar.close, *averages), 0.5 * jnp.log(ratio)
+
+    return _feature(lambda: (np.ones(()), _average(), _average()), update, warmup=SPAN)
+
+
+def _rsi(period: int = 14) -> Feature:
+    """Wilder's RSI / 50 - 1 = (G - L) / (G + L), in [-1, 1]; 0 where the price did not move.
+
+    G, L: Wilder averages of max(d, 0) and max(-d, 0), d = close_t - close_{t-1}.
+    """
+
+    def update(state, bar, count):
+        close, gain, loss = state
+        d = jnp.where(count > 0, bar.close - close, 0.0)
+        n = jnp.maximum(count, 1)
+        gain = _wilder(gain, jnp.maximum(d, 0.0), n, period)
+        loss = _wilder(loss, jnp.maximum(-d, 0.0), n, period)
+        return (bar.close, gain, loss), _ratio(gain - loss, gain + loss, least=0.0)
+
+    return _feature(lambda: (np.ones(()), np.zeros(()), np.zeros(())), update, warmup=period)
+
+
+def _macd(fast: int = 12, slow: int = 26) -> Feature:
+    """MACD line over price and past volatility: (EMA_fast - EMA_slow) / (close_t sigma_{t-1}).
+
+    Source: Appel, Technical Analysis (2005); EMAs of span 12 and 26, bias-corrected at the start.
+    """
+
+    def update(state, bar, count):
+        market, *averages = state
+        market, sigma = _advance(market, bar, count)
+        averages = [_add(a, bar.close, s) for a, s in zip(averages, (fast, slow), strict=True)]
+        line = averages[0].mean - averages[1].mean
+        return (market, *averages), _ratio(line / bar.close, sigma)
+
+    return _feature(lambda: (_market(1), _average(), _average()), update, warmup=SPAN)
+
+
+def _z_score(past: Average, x: Array) -> Array:
+    """`x` `[]` in standard deviations of the past from the past's mean."""
+    return _ratio(x - past.mean, jnp.sqrt(past.variance))
+
+
+def _atr(period: int = 14) -> Feature:
+    """Wilder's ATR / close, z-scored by its own EW mean and deviation up to t-1.
+
+    True range: max(high, close_{t-1}) - min(low, close_{t-1}).
+    """
+
+    def update(state, bar, count):
+        close, atr, past = state
+        close = jnp.where(count > 0, close, bar.close)
+        true_range = jnp.maximum(bar.high, close) - jnp.minimum(bar.low, close)
+        atr = _wilder(atr, true_range, count + 1, period)
+        x = atr / bar.close
+        grown = _keep_unless(count >= period, past, _add(past, x))
+        return (bar.close, atr, grown), _z_score(past, x)
+
+    return _feature(lambda: (np.ones(()), np.zeros(()), _average()), update, warmup=period + SPAN)
+
+
+def _bollinger(window: int = 20) -> Feature:
+    """(close_t - mean) / (2 deviations) over the last `window` closes, t included.
+
+    1 is the upper band, -1 the lower. Source: Bollinger, Bollinger on Bollinger Bands (2001).
+    """
+
+    def update(closes, bar, count):
+        closes = _shift(closes, bar.close)
+        u = closes / bar.close  # relative, so that the test for "did not move" has no unit
+        mean = jnp.mean(u)
+        return closes, _ratio(1.0 - mean, 2.0 * jnp.sqrt(jnp.mean((u - mean) ** 2)))
+
+    return _feature(lambda: np.ones(window), update, warmup=window - 1)
+
+
+def _volume() -> Feature:
+    """log(volume_t), z-scored by its own EW mean and deviation up to t-1.
+
+    A bar with volume 0 or NaN says nothing of volume: it is not counted, and its value is 0.
+    """
+
+    def update(past, bar, count):
+        x = jnp.log(jnp.where(_has_volume(bar), bar.volume, 1.0))
+        return _add(past, x), _z_score(past, x)
+
+    return _feature(_average, update, warmup=SPAN, counts=_has_volume)
+
+
+def _range() -> Feature:
+    """x_t over the EW mean of x up to t-1, less 1; x = (high - low) / close."""
+
+    def update(past, bar, count):
+        x = (bar.high - bar.low) / bar.close
+        return _add(past, x), _ratio(x - past.mean, past.mean)
+
+    return _feature(_average, update, warmup=SPAN)
+
+
+def _drawdown(window: int = SPAN) -> Feature:
+    """log(close_t / highest close of the last `window` bars) / (sigma_{t-1} sqrt(window)), <= 0.
+
+    A rolling high: a running one would still speak of a peak of years ago.
+    """
+
+    def update(market, bar, count):
+        market, sigma = _advance(market, bar, count)
+        depth = jnp.log(bar.close / jnp.max(market.closes))
+        return market, _ratio(depth, sigma * np.sqrt(window))
+
+    return _feature(lambda: _market(window), update, warmup=window)
+
+
+def _calendar(phase: Callable[[Array], Array], wave: Callable[[Array], Array]) -> Feature:
+    """wave(2 pi phase) of the bar's open in UTC; `phase` maps seconds since 1970 to [0, 1)."""
+
+    def update(state, bar, count):
+        return state, wave(2.0 * np.pi * phase(bar.time))
+
+    return _feature(lambda: (), update, warmup=0)
+
+
+def _day_of_week(time: Array) -> Array:
+    return (time // DAY + 3) % 7 / 7.0  # 1970-01-01 was a Thursday; Monday has phase 0
+
+
+def _day_of_year(time: Array) -> Array:
+    return (time % YEAR) / YEAR  # 1 January has phase 0, give or take a day or two
+
+
+def _time_of_day(time: Array) -> Array:
+    return (time % DAY) / float(DAY)
+
+
+FEATURES: dict[str, Feature] = {
+    **{f"return_{h}": _log_return(h) for h in (1, 5, 20, 60)},
+    "volatility_ratio": _volatility_ratio(),
+    "rsi": _rsi(),
+    "macd": _macd(),
+    "atr": _atr(),
+    "bollinger": _bollinger(),
+    "volume": _volume(),
+    "range": _range(),
+    "drawdown": _drawdown(),
+    **{
+        f"{phase.__name__[1:]}_{wave.__name__}": _calendar(phase, wave)
+        for phase in (_day_of_week, _day_of_year, _time_of_day)
+        for wave in (jnp.sin, jnp.cos)
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSet:
+    """Several features of several assets; get one from `feature_set`.
+
+    Attributes:
+      names: `F` names, in the order of the values.
+    """
+
+    names: tuple[str, ...]
+
+    @property
+    def warmup(self) -> int:
+        """Present bars of an asset before which not all of its values are meaningful."""
+        return max((FEATURES[name].warmup for name in self.names), default=0)
+
+    def init(self, num_assets: int) -> dict[str, Any]:
+        """The state before any bar: a plain dict by name of numpy arrays `[A, ...]`."""
+        return {
+            name: jax.tree.map(
+                lambda x: np.broadcast_to(x, (num_assets, *x.shape)).copy(), FEATURES[name].init()
+            )
+            for name in self.names
+        }
+
+    def update(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], Array]:
+        """One bar of `[A]` fields; returns the new state and values `[A, F]` float32.
+
+        Pure, to be traced; trace it within `jax.enable_x64(True)`, else it computes in float32.
+        """
+        new, values = {}, []
+        for name in self.names:
+            new[name], value = jax.vmap(FEATURES[name].update)(state[name], bar)
+            values.append(value)
+        return new, jnp.stack(values, axis=-1).astype(jnp.float32)
+
+    @functools.cached_property
+    def _jitted_update(self):
+        return jax.jit(self.update)
+
+    @functools.cached_property
+    def _jitted_scan(self):
+        return jax.jit(lambda state, bars: jax.lax.scan(self.update, state, bars))
+
+    def step(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], np.ndarray]:
+        """`update` for a live loop: compiled, in float64, on the CPU; numpy `[A]` fields in.
+
+        Returns the new state and values `[A, F]` float32, bit for bit `batch`'s.
+        """
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            state, values = self._jitted_update(state, bar)
+        return state, np.asarray(values)
+
+    def batch(self, bars: Bars) -> np.ndarray:
+        """Values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            _, values = self._jitted_scan(self.init(bars.num_assets), bars.as_bar())
+        return np.asarray(values)
+
+
+@functools.lru_cache
+def feature_set(names: tuple[str, ...]) -> FeatureSet:
+    """The features called `names`, in that order.
+
+    Raises:
+      ConfigError: a name is unknown, or given twice.
+    """
+    for name in names:
+        if name not in FEATURES:
+            near = difflib.get_close_matches(name, FEATURES, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"unknown feature {name!r}; did you mean {near!r}?")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"feature {twice!r} is listed twice; list it once.")
+    return FeatureSet(names)

@@ -1,0 +1,220 @@
+"""Performance metrics, under the names and with the formulas of the field.
+
+Everything takes simple returns `r [T]`, one a bar, in float64; `simple_returns` makes them from
+equity. One rule for NaN, everywhere: a NaN return is a bar without information and is left out;
+a metric that is then undefined (no bars, or no volatility to divide by) is NaN, never 0 and never
+infinite. Volatility below 1e-12 a bar is rounding, and counts as none.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from nca_trader.errors import ConfigError
+
+NO_VOLATILITY = 1e-12  # a bar; what a constant return leaves behind in float64
+NO_WEIGHT = 1e-9  # of equity; what a closed position leaves behind in a pair of floats
+
+
+def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray:
+    """Simple returns of an equity curve: `r_t = E_t / E_{t-1} - 1`.
+
+    Args:
+      equity: `[N]`, positive.
+      capital: `E_{-1}`, what the account held before the first bar; a backtest's is 1. None for a
+        curve whose first entry is itself the start, e.g. a price.
+
+    Returns:
+      `[N]`, or `[N - 1]` where capital is None.
+    """
+    equity = np.asarray(equity, np.float64)
+    if equity.ndim != 1 or (equity <= 0).any():
+        raise ConfigError(
+            f"equity must be one column of positive numbers; got shape {equity.shape}, "
+            f"least {np.min(equity, initial=np.inf):g}; give one account's equity."
+        )
+    before = equity[:-1] if capital is None else np.concatenate([[capital], equity[:-1]])
+    return (equity[1:] if capital is None else equity) / before - 1.0
+
+
+def known(returns: ArrayLike) -> np.ndarray:
+    """The returns that are not NaN, `[T]` float64."""
+    r = np.asarray(returns, np.float64)
+    if r.ndim != 1:
+        raise ConfigError(f"returns have shape {r.shape}; metrics take one account's, [T].")
+    return r[~np.isnan(r)]
+
+
+def total_return(returns: ArrayLike) -> float:
+    """`prod(1 + r) - 1`. NaN for no bars."""
+    r = known(returns)
+    return float(np.prod(1.0 + r) - 1.0) if r.size else math.nan
+
+
+def cagr(returns: ArrayLike, bars_per_year: float) -> float:
+    """Compound annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
+
+    T counts the NaN bars too: their time has passed. NaN for no bars, and for an account that
+    lost more than all it had.
+    """
+    r = known(returns)
+    growth = float(np.prod(1.0 + r))
+    return (
+        growth ** (bars_per_year / np.size(returns)) - 1.0 if r.size and growth >= 0 else math.nan
+    )
+
+
+def annual_volatility(returns: ArrayLike, bars_per_year: float) -> float:
+    """`std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
+    r = known(returns)
+    return float(np.std(r, ddof=1) * math.sqrt(bars_per_year)) if r.size > 1 else math.nan
+
+
+def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> float:
+    """Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
+
+    Args:
+      returns: `[T]`.
+      bars_per_year: P.
+      risk_free: rf, a simple rate a year, e.g. 0.015.
+
+    Returns:
+      The annualised ratio; NaN where the returns have no volatility: an account that is always
+      flat has no Sharpe ratio.
+    """
+    r = known(returns)
+    deviation = np.std(r, ddof=1) if r.size > 1 else 0.0
+    if deviation < NO_VOLATILITY:
+        return math.nan
+    return float((r.mean() - risk_free / bars_per_year) / deviation * math.sqrt(bars_per_year))
+
+
+def downside_deviation(returns: ArrayLike, bars_per_year: float) -> float:
+    """`sqrt(mean(min(r, 0) ** 2)) * sqrt(P)`: the mean is over all bars (Sortino 1994)."""
+    r = known(returns)
+    return float(np.sqrt(np.mean(np.minimum(r, 0) ** 2) * bars_per_year)) if r.size else math.nan
+
+
+def sortino(returns: ArrayLike, bars_per_year: float) -> float:
+    """`mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
+    r = known(returns)
+    downside = downside_deviation(r, bars_per_year)
+    if not downside >= NO_VOLATILITY:
+        return math.nan
+    return float(r.mean() * bars_per_year / downside)
+
+
+def drawdown_series(returns: ArrayLike) -> np.ndarray:
+    """`E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return counts as no move here."""
+    r = np.nan_to_num(np.asarray(returns, np.float64), nan=0.0)
+    equity = np.cumprod(1.0 + r)
+    # The capital before the first bar is a high too: a loss on the first bar is a drawdown.
+    return equity / np.maximum(np.maximum.accumulate(equity), 1.0) - 1.0
+
+
+def max_drawdown(returns: ArrayLike) -> float:
+    """The deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
+    r = known(returns)
+    return float(drawdown_series(r).min()) if r.size else math.nan
+
+
+def calmar(returns: ArrayLike, bars_per_year: float) -> float:
+    """`cagr / |max_drawdown|` (Young 1991), over the whole span. NaN where nothing was lost."""
+    deepest = max_drawdown(returns)
+    return cagr(returns, bars_per_year) / -deepest if deepest < 0 else math.nan
+
+
+def hit_rate(returns: ArrayLike) -> float:
+    """Share of winning bars among the bars with a return other than 0. NaN if there are none."""
+    r = known(returns)
+    moved = r[r != 0]
+    return float(np.mean(moved > 0)) if moved.size else math.nan
+
+
+def skewness(returns: ArrayLike) -> float:
+    """Third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`. NaN without volatility."""
+    return _standardised_moment(returns, 3)
+
+
+def kurtosis(returns: ArrayLike) -> float:
+    """Fourth standardised moment, not in excess: a Gaussian has 3. NaN without volatility."""
+    return _standardised_moment(returns, 4)
+
+
+def _standardised_moment(returns: ArrayLike, power: int) -> float:
+    r = known(returns)
+    deviation = np.std(r) if r.size else 0.0
+    if deviation < NO_VOLATILITY:
+        return math.nan
+    return float(np.mean(((r - r.mean()) / deviation) ** power))
+
+
+def positions(weights: ArrayLike) -> np.ndarray:
+    """-1 short, 0 flat, 1 long of each weight, in the shape of `weights`.
+
+    A weight within 1e-9 of 0 is flat: it is rounding. A NaN weight is nothing held.
+    """
+    held = np.nan_to_num(np.asarray(weights, np.float64), nan=0.0)
+    return np.where(np.abs(held) > NO_WEIGHT, np.sign(held), 0.0).astype(np.int8)
+
+
+def exposure(weights: ArrayLike) -> float:
+    """Share of bars with a position in some asset; `weights [N, A]`, see `positions`.
+
+    NaN for no bars.
+    """
+    held = positions(weights)
+    return float(np.mean(held.any(axis=1))) if len(held) else math.nan
+
+
+def annual_turnover(turnover: ArrayLike, bars_per_year: float) -> float:
+    """Traded notional a year, in multiples of equity: `sum_t sum_i |d_ti| * P / N`.
+
+    Args:
+      turnover: `[N]`, the bar's traded notional as a fraction of equity, both sides counted: from
+        flat to fully long is 1, from long to short 2. NaN is no trade.
+      bars_per_year: P.
+    """
+    traded = np.asarray(turnover, np.float64)
+    return float(np.nansum(traded) * bars_per_year / traded.size) if traded.size else math.nan
+
+
+def summary(
+    equity: pd.Series,
+    weights: pd.DataFrame | None = None,
+    turnover: pd.Series | None = None,
+    bars_per_year: float = 252.0,
+    capital: float | None = 1.0,
+) -> dict[str, float]:
+    """Every metric of one account, by name.
+
+    Args:
+      equity: `[N]` equity at each bar's close.
+      weights: `[N, A]` weights held at each close, for `exposure`.
+      turnover: `[N]` traded fraction of equity a bar, for `turnover` (a year).
+      bars_per_year: P; `Bars.bars_per_year` has it.
+      capital: equity before the first bar, see `simple_returns`.
+
+    Returns:
+      Floats; NaN where a metric is undefined or its input was not given.
+    """
+    r = simple_returns(equity, capital)
+    return {
+        "bars": float(known(r).size),
+        "total_return": total_return(r),
+        "cagr": cagr(r, bars_per_year),
+        "annual_volatility": annual_volatility(r, bars_per_year),
+        "sharpe": sharpe(r, bars_per_year),
+        "sortino": sortino(r, bars_per_year),
+        "max_drawdown": max_drawdown(r),
+        "calmar": calmar(r, bars_per_year),
+        "hit_rate": hit_rate(r),
+        "skewness": skewness(r),
+        "kurtosis": kurtosis(r),
+        "exposure": math.nan if weights is None else exposure(weights),
+        "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),
+    }

@@ -1,0 +1,193 @@
+"""How much of a Sharpe ratio is luck: PSR, DSR, MinTRL, and bootstrap intervals.
+
+Sharpe ratios in here are per bar, not annualised, where a docstring does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import norm
+
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate import metrics
+
+
+class Moments(NamedTuple):
+    """What the distribution of an estimated Sharpe ratio depends on.
+
+    sharpe: per bar, `mean / std(ddof=1)`. num_bars: T. skewness. kurtosis: a Gaussian's is 3.
+    """
+
+    sharpe: float
+    num_bars: int
+    skewness: float
+    kurtosis: float
+
+
+class Interval(NamedTuple):
+    """A confidence interval; `low` and `high` are NaN where it is undefined."""
+
+    low: float
+    high: float
+    level: float
+
+    @property
+    def holds_zero(self) -> bool:
+        """True where 0 is in the interval; False also where the interval is undefined."""
+        return self.low <= 0.0 <= self.high
+
+
+def moments(returns: ArrayLike) -> Moments:
+    """The moments of returns `[T]`; NaN returns are left out."""
+    r = metrics.known(returns)
+    return Moments(metrics.sharpe(r, 1.0), r.size, metrics.skewness(r), metrics.kurtosis(r))
+
+
+def _spread(m: Moments) -> float:
+    """`sqrt(1 - skew SR + (kurt - 1) / 4 SR^2)`, the estimate's standard error times sqrt(T-1)."""
+    return math.sqrt(1.0 - m.skewness * m.sharpe + (m.kurtosis - 1.0) / 4.0 * m.sharpe**2)
+
+
+def probabilistic_sharpe(m: Moments, benchmark: float = 0.0) -> float:
+    """Probability that the true Sharpe ratio exceeds `benchmark` (per bar).
+
+    `PSR = Phi((SR - SR*) sqrt(T - 1) / sqrt(1 - skew SR + (kurt - 1) / 4 SR^2))`
+    (Bailey and Lopez de Prado 2012, eq. 11). NaN where the Sharpe ratio is undefined.
+    """
+    if math.isnan(m.sharpe):
+        return math.nan
+    return float(norm.cdf((m.sharpe - benchmark) * math.sqrt(m.num_bars - 1) / _spread(m)))
+
+
+def min_track_record(m: Moments, benchmark: float = 0.0, confidence: float = 0.95) -> float:
+    """Bars needed before PSR against `benchmark` reaches `confidence`.
+
+    `MinTRL = 1 + (1 - skew SR + (kurt - 1) / 4 SR^2) (Z / (SR - SR*))^2` (the same paper, eq. 13).
+    Infinite where the Sharpe ratio does not exceed the benchmark; `m.num_bars` is not used.
+    """
+    if math.isnan(m.sharpe):
+        return math.nan
+    if m.sharpe <= benchmark:
+        return math.inf
+    z = float(norm.ppf(confidence))
+    return 1.0 + _spread(m) ** 2 * (z / (m.sharpe - benchmark)) ** 2
+
+
+def expected_max_sharpe(num_trials: int, variance: float) -> float:
+    """Sharpe ratio that the best of N trials without any skill is expected to show.
+
+    `SR0 = sqrt(V) ((1 - g) Z(1 - 1/N) + g Z(1 - 1/(N e)))`, g = Euler-Mascheroni, V = variance of
+    the trials' Sharpe ratios (Bailey and Lopez de Prado 2014). 0 for a single trial.
+    """
+    if num_trials < 1:
+        raise ConfigError(
+            f"num_trials = {num_trials}; the trial that is judged counts: at least 1."
+        )
+    if num_trials == 1:
+        return 0.0  # the formula is an approximation for large N, and -inf here
+    ends = norm.ppf([1.0 - 1.0 / num_trials, 1.0 - 1.0 / (num_trials * math.e)])
+    return math.sqrt(variance) * float((1 - np.euler_gamma) * ends[0] + np.euler_gamma * ends[1])
+
+
+def deflated_sharpe(m: Moments, num_trials: int, variance: float | None = None) -> float:
+    """Probability that the true Sharpe ratio exceeds 0 once N trials are allowed for.
+
+    `DSR = PSR(SR0)` with SR0 of `expected_max_sharpe` (Bailey and Lopez de Prado 2014).
+
+    Args:
+      m: moments of the selected trial's returns.
+      num_trials: N, independent trials made, this one among them.
+      variance: of the trials' Sharpe ratios, per bar; None takes 1 / (T - 1), what trials without
+        any skill have.
+    """
+    if math.isnan(m.sharpe):
+        return math.nan
+    variance = 1.0 / (m.num_bars - 1) if variance is None else variance
+    return probabilistic_sharpe(m, expected_max_sharpe(num_trials, variance))
+
+
+def bootstrap_interval(
+    statistic: Callable[[np.ndarray], float],
+    samples: ArrayLike,
+    level: float = 0.95,
+    repetitions: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile interval by the stationary bootstrap (Politis and Romano 1994).
+
+    Args:
+      statistic: of samples like those given.
+      samples: `[T]`, or `[T, K]` series that are resampled together, bar by bar.
+      level: of confidence.
+      repetitions: resamples.
+      seed: the same seed gives the same interval.
+
+    Returns:
+      The interval; undefined (NaN) below 20 bars, and where the statistic is undefined for the
+      samples or for any resample. Mean block length by Patton, Politis and White (2009), the
+      longest over the columns.
+    """
+    samples = np.asarray(samples, np.float64)
+    columns = samples.reshape(len(samples), -1)
+    undefined = Interval(math.nan, math.nan, level)
+    if len(samples) < 20 or (columns.std(axis=0) < metrics.NO_VOLATILITY).all():
+        return undefined
+    # arch costs a second to import (statsmodels): only who asks for an interval pays it.
+    from arch.bootstrap import StationaryBootstrap
+
+    # arch's annotation says int; the mean length of a geometric block is any number above 1.
+    block: Any = _block_length(columns)
+    bootstrap = StationaryBootstrap(block, samples, seed=seed)
+    values = bootstrap.apply(lambda drawn: np.array(statistic(drawn)), repetitions)
+    if not np.isfinite(values).all():
+        return undefined
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high), level)
+
+
+def _block_length(columns: np.ndarray) -> float:
+    from arch.bootstrap import optimal_block_length
+
+    moving = columns[:, columns.std(axis=0) >= metrics.NO_VOLATILITY]
+    length = float(np.max(optimal_block_length(moving)["stationary"]))
+    return max(1.0, length) if math.isfinite(length) else len(columns) ** (1 / 3)
+
+
+def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> Interval:
+    """95% interval of the annualised Sharpe ratio of returns `[T]`."""
+    return bootstrap_interval(
+        lambda r: metrics.sharpe(r, bars_per_year), metrics.known(returns), seed=seed
+    )
+
+
+def mean_difference_interval(
+    returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
+) -> Interval:
+    """95% interval of `P * mean(r - r_other)`, a difference of returns a year; paired by bar.
+
+    Identical series differ by exactly 0: the interval is then [0, 0].
+    """
+    difference = np.asarray(returns, np.float64) - np.asarray(other, np.float64)
+    if not difference.any():
+        return Interval(0.0, 0.0, 0.95)
+    return bootstrap_interval(
+        lambda d: float(d.mean() * bars_per_year), metrics.known(difference), seed=seed
+    )
+
+
+def sharpe_difference_interval(
+    returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
+) -> Interval:
+    """95% interval of the difference of two annualised Sharpe ratios; paired by bar."""
+    pairs = np.column_stack([returns, other]).astype(np.float64)
+
+    def difference(rows: np.ndarray) -> float:
+        first, second = (metrics.sharpe(rows[:, k], bars_per_year) for k in (0, 1))
+        return first - second
+
+    return bootstrap_interval(difference, pairs[~np.isnan(pairs).any(axis=1)], seed=seed)

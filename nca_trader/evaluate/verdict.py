@@ -1,0 +1,267 @@
+"""What out-of-sample results do and do not show, by rules fixed before the result is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Protocol, cast
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate import metrics, statistics
+from nca_trader.evaluate.statistics import Interval, Moments
+from nca_trader.types import Costs
+
+COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is said to copy it
+SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target
+DEFLATED_ENOUGH = 0.95  # deflated Sharpe ratio below which the search itself explains the result
+
+
+class Backtested(Protocol):
+    """The part of a backtest's result that a report reads; `Result` of the backtest has it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def equity(self) -> pd.Series: ...  # noqa: D102
+    @property
+    def targets(self) -> pd.DataFrame: ...  # noqa: D102
+    @property
+    def weights(self) -> pd.DataFrame: ...  # noqa: D102
+    @property
+    def turnover(self) -> pd.Series: ...  # noqa: D102
+    @property
+    def cost(self) -> pd.Series: ...  # noqa: D102
+    @property
+    def costs(self) -> Costs: ...  # noqa: D102
+    @property
+    def fill(self) -> str: ...  # noqa: D102
+    @property
+    def order(self) -> str: ...  # noqa: D102
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One account's numbers. `metrics` is `metrics.summary`; `costs_paid` sums fractions of equity."""
+
+    metrics: dict[str, float]
+    sharpe_interval: Interval
+    costs_paid: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The agent less one baseline, bar by bar.
+
+    mean_return: of returns a year, `P * mean(r - r_baseline)`; sharpe: of annualised ratios.
+    """
+
+    mean_return: float
+    mean_return_interval: Interval
+    sharpe: float
+    sharpe_interval: Interval
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that a verdict rests on; made by `weigh`.
+
+    Attributes:
+      agent: its numbers. baselines: theirs, by name. differences: agent less each, by name.
+      best: the baseline with the highest Sharpe ratio (a flat one has none; it is best only where
+        no other has one).
+      nearest: the baseline whose targets the agent holds most often. nearest_share: on which
+        share of bars.
+      moments: of the agent's returns, for PSR and DSR.
+      start, stop: first and last bar judged.
+    """
+
+    agent: Scored
+    baselines: dict[str, Scored]
+    differences: dict[str, Difference]
+    best: str
+    nearest: str
+    nearest_share: float
+    moments: Moments
+    start: pd.Timestamp
+    stop: pd.Timestamp
+
+    @property
+    def copies(self) -> bool:
+        """True where the agent holds the nearest baseline's targets on 95% of bars or more."""
+        return self.nearest_share >= COPY_SHARE
+
+
+def orders_in_force(targets: pd.DataFrame) -> np.ndarray:
+    """`[N, A]` the last ordered target at each bar: NaN is no order, and flat before the first."""
+    return targets.astype(np.float64).ffill().fillna(0.0).to_numpy()
+
+
+def nearest_baseline(
+    agent_weights: pd.DataFrame, baselines: Mapping[str, pd.DataFrame]
+) -> tuple[str, float]:
+    """The baseline that the agent's target weights agree with most often.
+
+    Args:
+      agent_weights: `[N, A]` target weights; NaN is no order, the last target stays in force.
+      baselines: name -> `[N, A]` likewise, on the same bars and assets.
+
+    Returns:
+      Its name, and the share of bars on which every asset's target is the same to 1e-6; the
+      first of the baselines where two agree equally often.
+    """
+    if not baselines:
+        raise ConfigError("nearest_baseline was given no baseline; pass at least one.")
+    ours = orders_in_force(agent_weights)
+    shares = {}
+    for name, weights in baselines.items():
+        theirs = orders_in_force(weights)
+        if theirs.shape != ours.shape:
+            raise ConfigError(
+                f"baseline {name} has targets {theirs.shape} where the agent's are {ours.shape}; "
+                "run both on the same bars."
+            )
+        shares[name] = float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
+    nearest = max(shares, key=lambda name: shares[name])
+    return nearest, shares[nearest]
+
+
+def score(result: Backtested, bars_per_year: float, seed: int = 0) -> Scored:
+    """The numbers of one backtest; `seed` draws the bootstrap's resamples."""
+    r = metrics.simple_returns(result.equity)
+    return Scored(
+        metrics=metrics.summary(result.equity, result.weights, result.turnover, bars_per_year),
+        sharpe_interval=statistics.sharpe_interval(r, bars_per_year, seed),
+        costs_paid=float(result.cost.sum()),
+    )
+
+
+def weigh(
+    agent: Backtested, baselines: Mapping[str, Backtested], bars_per_year: float, seed: int = 0
+) -> Evidence:
+    """Score the agent and each baseline on the same bars, and their differences.
+
+    Args:
+      agent: its backtest out of sample.
+      baselines: name as a reader should see it -> backtest on the same bars with the same costs.
+      bars_per_year: of these bars' calendar.
+      seed: of the bootstrap.
+    """
+    r = metrics.simple_returns(agent.equity)
+    scored = {name: score(result, bars_per_year, seed) for name, result in baselines.items()}
+    ours = score(agent, bars_per_year, seed)
+    differences = {}
+    for name, result in baselines.items():
+        same_rules = (result.costs, result.fill) == (agent.costs, agent.fill)
+        if not (same_rules and result.equity.index.equals(agent.equity.index)):
+            raise ConfigError(
+                f"baseline {name} was run on other bars, costs or fills than the agent; "
+                "backtest both alike."
+            )
+        other = metrics.simple_returns(result.equity)
+        differences[name] = Difference(
+            mean_return=float(np.mean(r - other) * bars_per_year),
+            mean_return_interval=statistics.mean_difference_interval(r, other, bars_per_year, seed),
+            sharpe=ours.metrics["sharpe"] - scored[name].metrics["sharpe"],
+            sharpe_interval=statistics.sharpe_difference_interval(r, other, bars_per_year, seed),
+        )
+    nearest, share = nearest_baseline(
+        agent.targets, {name: result.targets for name, result in baselines.items()}
+    )
+    return Evidence(
+        agent=ours,
+        baselines=scored,
+        differences=differences,
+        best=max(scored, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
+        nearest=nearest,
+        nearest_share=share,
+        moments=statistics.moments(r),
+        start=cast(pd.Timestamp, agent.equity.index[0]),
+        stop=cast(pd.Timestamp, agent.equity.index[-1]),
+    )
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """0.123 as 12.3%; n/a for NaN. A value that rounds to zero has no minus sign."""
+    return "n/a" if math.isnan(value) else f"{value:z.{digits}%}"
+
+
+def decimal(value: float, digits: int = 2) -> str:
+    """1.234 as 1.23; n/a for NaN."""
+    return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
+
+
+def copy_sentence(evidence: Evidence) -> str:
+    """Names the baseline that the agent copies, or is nearest to."""
+    share = percent(evidence.nearest_share)
+    if evidence.copies:
+        return f"This agent copies {evidence.nearest}: {share} of its bars hold the same weights."
+    return (
+        f"It is not a copy of a baseline: the nearest, {evidence.nearest}, has the same target "
+        f"weights on {share} of the bars."
+    )
+
+
+def verdict(
+    evidence: Evidence, *, num_trials: int, sharpe_variance: float | None = None, note: str = ""
+) -> str:
+    """The honest verdict, a few sentences, by fixed rules.
+
+    1. Against the baseline of the highest Sharpe ratio: "earned more" or "earned less" only where
+       the 95% interval of the difference in mean return excludes 0, else "not distinguishable".
+    2. An agent that holds a baseline's targets on 95% of bars or more copies it, by name.
+    3. "Earned more" is followed by the deflated Sharpe ratio, and by a warning below 0.95.
+    4. Always: one market, one period, the number of trials, and the data's own `note`.
+
+    Args:
+      evidence: from `weigh`.
+      num_trials: trials in the ledger, this one among them.
+      sharpe_variance: of the trials' Sharpe ratios per bar, None where unknown.
+      note: what must be said of the data, e.g. that an index is not tradable.
+    """
+    span = f"{evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}"
+    difference = evidence.differences[evidence.best]
+    interval = difference.mean_return_interval
+    ours, theirs = evidence.agent.metrics, evidence.baselines[evidence.best].metrics
+    if interval.low > 0:
+        found = f"earned more than {evidence.best}"
+    elif interval.high < 0:
+        found = f"earned less than {evidence.best}"
+    else:
+        found = f"is not distinguishable from {evidence.best}"
+    if math.isnan(ours["sharpe"]):
+        found = f"never had a return other than 0, so it has no Sharpe ratio; it {found}"
+    sentences = [
+        f"Out of sample, {span}, the agent {found}: total return "
+        f"{percent(ours['total_return'])} against {percent(theirs['total_return'])}, Sharpe ratio "
+        f"{decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the difference in mean "
+        f"return is {percent(difference.mean_return)} a year, {_interval_text(interval)}.",
+    ]
+    if evidence.copies:
+        sentences.append(copy_sentence(evidence))
+    if interval.low > 0:
+        sentences.append(_luck_sentence(evidence, num_trials, sharpe_variance))
+    trials = "one trial" if num_trials == 1 else f"the one selected of {num_trials} trials"
+    sentences.append(f"This is one market, one period and {trials}.")
+    if note:
+        sentences.append(note.rstrip(".") + ".")
+    return " ".join(sentences)
+
+
+def _interval_text(interval: Interval) -> str:
+    if math.isnan(interval.low):
+        return "with too little movement for an interval"
+    ends = f"{percent(interval.low)} to {percent(interval.high)}"
+    holds = "includes" if interval.holds_zero else "excludes"
+    return f"and its {interval.level:.0%} interval, {ends}, {holds} 0"
+
+
+def _luck_sentence(evidence: Evidence, num_trials: int, sharpe_variance: float | None) -> str:
+    deflated = statistics.deflated_sharpe(evidence.moments, num_trials, sharpe_variance)
+    text = f"Allowing for the trials, the deflated Sharpe ratio is {decimal(deflated)}"
+    if deflated >= DEFLATED_ENOUGH:
+        return text + "."
+    return text + f", below {DEFLATED_ENOUGH}: luck in the search is not ruled out."

@@ -1,0 +1,41 @@
+"""How much better an action was than what the policy expected."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:
+    """Generalised advantage estimates: `A_{t-1} = delta_t + discount_t lambda_t A_t`.
+
+    `delta_t = r_t + discount_t v_t - v_tm1`. The two kinds of boundary are two arguments: ruin
+    is `discount_t` 0, nothing comes after it; data that ran out is `lambda_t` 0 with the
+    discount kept, so `v_t` is bootstrapped and no advantage leaks in from the next episode.
+    Source: Schulman et al. 2016, "High-dimensional continuous control", equation 16.
+
+    Args:
+      r_t: `[T]` reward that followed the action at t - 1.
+      discount_t: `[T]` discount of what comes after that reward.
+      v_tm1: `[T]` value of the observation that the action was taken in.
+      v_t: `[T]` value of the observation that followed it, before any reset.
+      lambda_t: `[T]` in [0, 1]; 0 is one-step, 1 is Monte Carlo.
+
+    Returns:
+      `[T]` float32, whatever the inputs: the sum runs over the whole rollout.
+    """
+    args = [jnp.asarray(x, jnp.float32) for x in (r_t, discount_t, v_tm1, v_t, lambda_t)]
+    chex.assert_rank(args, 1)
+    chex.assert_equal_shape(args)
+    r_t, discount_t, v_tm1, v_t, lambda_t = args
+    delta_t = r_t + discount_t * v_t - v_tm1
+
+    def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, decay = xs
+        advantage = delta + decay * later
+        return advantage, advantage
+
+    # The carry starts from the data, so that it has their sharding type under shard_map.
+    last = jnp.zeros_like(delta_t[0])
+    _, advantages = jax.lax.scan(backward, last, (delta_t, discount_t * lambda_t), reverse=True)
+    return advantages

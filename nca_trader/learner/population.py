@@ -1,0 +1,27 @@
+"""Several agents in one program: the same learner, mapped over a leading axis of seeds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def over_seeds(
+    step: Callable[..., Any], init: Callable[[Array], Any], num_seeds: int
+) -> tuple[Callable[..., Any], Callable[[Array], Any]]:
+    """Maps a learner's step and init over `num_seeds` agents; state and metrics gain an axis.
+
+    Agent i is the one that `init(fold_in(key, i))` alone would be. Initialisation is a `lax.map`
+    and not a `vmap`: batched decompositions in one program can deadlock on the CPU.
+    """
+
+    def init_all(key: Array) -> Any:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(num_seeds))
+        return jax.lax.map(init, keys)
+
+    def step_all(state: Any, market: Any) -> Any:
+        return jax.vmap(step, in_axes=(0, None))(state, market)
+
+    return step_all, init_all

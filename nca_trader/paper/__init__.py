@@ -1,0 +1,1 @@
+"""Paper trading: feed, broker, journal, session, and the proof that it equals the backtest."""

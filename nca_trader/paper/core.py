@@ -1,0 +1,224 @@
+"""One bar of a paper session as a pure function: bar in, decision and orders out.
+
+No file, no broker, no clock: `Core.step` gives the same outcome for the same state and bar, in
+the live loop and when a session is rebuilt from its journal.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from nca_trader.envs import account as accounts
+from nca_trader.envs.account import FILLED, REST, WHOLE, Account, Legs, Rules
+from nca_trader.paper.broker import Order, client_id
+from nca_trader.types import Bar, Costs
+
+on_bar = jax.jit(accounts.on_bar, static_argnums=(2, 3))
+trade = jax.jit(accounts.trade, static_argnums=(2, 3))
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def place(
+    account: Account, target: Array, present: Array, costs: Costs, rules: Rules
+) -> tuple[Account, Any]:
+    """Orders without filling, at the close as well: what is pending then is what is sent."""
+    return accounts.place(account, target, present, costs, rules._replace(fill="next_open"))
+
+
+class Agent(NamedTuple):
+    """What a session needs to know of what it trades with.
+
+    symbols: `A` names. targets: `n` weights, what each action means.
+    features: a `FeatureSet`: `names`, `init(num_assets) -> state` and
+      `step(state, bar) -> state, [A, F] float32`.
+    decide: `(window [RF, A, F] float32, present [RF, A], account) -> logits [A, n]`.
+    receptive_field: RF bars. first_decision: row of the first bar that may be decided at.
+    costs, rules: of the account. identity: hashes and versions that make a session this one.
+    """
+
+    symbols: tuple[str, ...]
+    targets: tuple[float, ...]
+    features: Any
+    decide: Callable[[np.ndarray, np.ndarray, Account], np.ndarray]
+    receptive_field: int
+    first_decision: int
+    costs: Costs
+    rules: Rules
+    identity: dict[str, Any]
+
+
+class State(NamedTuple):
+    """All that one bar hands to the next; its size does not grow.
+
+    rows: bars seen. last: seconds of the last bar's open. close: `[A]` last closes, NaN before
+    the first. features: the feature set's own. window `[RF, A, F]`, present `[RF, A]`: the last
+    rows. account: None before trading starts. working: the orders that wait, by symbol.
+    """
+
+    rows: int
+    last: int | None
+    close: np.ndarray
+    features: Any
+    window: np.ndarray
+    present: np.ndarray
+    account: Account | None
+    working: dict[str, Order]
+
+
+class Decision(NamedTuple):
+    """logits: `[A, n]`; action: `[A]`; target: `[A]` weights, NaN where the policy failed."""
+
+    logits: np.ndarray
+    action: np.ndarray
+    target: np.ndarray
+
+    @property
+    def usable(self) -> bool:
+        """Whether the policy's output was finite, so that it was acted upon."""
+        return bool(np.isfinite(self.target).all())
+
+
+class Outcome(NamedTuple):
+    """What a bar led to. decision: None before trading starts.
+
+    working: every order that should be at the broker now. sent: those among them that are new.
+    closed: `(client_id, reason)` of orders that work no more.
+    """
+
+    decision: Decision | None = None
+    working: tuple[Order, ...] = ()
+    sent: tuple[Order, ...] = ()
+    closed: tuple[tuple[str, str], ...] = ()
+
+
+class Core:
+    """The step function of one session.
+
+    Args:
+      agent: what to trade with. run: the session's hash, which its client ids carry.
+      start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
+    """
+
+    def __init__(self, agent: Agent, run: str, start: int | None = None):
+        self.agent, self._run = agent, run
+        self._start = -(2**62) if start is None else start
+
+    def begin(self) -> State:
+        """The state before the first bar."""
+        num_assets, length = len(self.agent.symbols), self.agent.receptive_field
+        return State(
+            rows=0,
+            last=None,
+            close=np.full(num_assets, np.nan),
+            features=self.agent.features.init(num_assets),
+            window=np.zeros((length, num_assets, len(self.agent.features.names)), np.float32),
+            present=np.zeros((length, num_assets), bool),
+            account=None,
+            working={},
+        )
+
+    def step(self, state: State, bar: Bar) -> tuple[State, Outcome]:
+        """Lives through `bar` (fields `[A]`, past the gate) and decides at its close."""
+        present = np.asarray(bar.present)
+        features, row = self.agent.features.step(state.features, bar)
+        seconds = int(bar.time[0])
+        after = state._replace(
+            rows=state.rows + 1,
+            last=seconds,
+            close=np.where(present, bar.close, state.close),
+            features=features,
+            window=np.concatenate([state.window[1:], row[None]]),
+            present=np.concatenate([state.present[1:], present[None]]),
+        )
+        if state.account is None:
+            if state.rows < self.agent.first_decision or seconds < self._start:
+                return after, Outcome()
+            with jax.enable_x64(True):
+                account = accounts.open_account(np.zeros(len(present)))
+        else:
+            account = self._run_account(on_bar, state.account, legs(state.close, bar))
+        decision = self._decide(after, account)
+        return self._place(after, account, decision, present)
+
+    def _decide(self, state: State, account: Account) -> Decision:
+        """The most probable action of each asset; no order where a number is not finite."""
+        num_assets = len(self.agent.symbols)
+        held = Decision(
+            np.full((num_assets, len(self.agent.targets)), np.nan),
+            np.zeros(num_assets, int),
+            np.full(num_assets, np.nan),
+        )
+        if not np.isfinite(state.window).all():
+            return held
+        logits = np.asarray(self.agent.decide(state.window, state.present, account))
+        # argmax takes a NaN for the largest number: it must never see one.
+        if logits.shape != held.logits.shape or not np.isfinite(logits).all():
+            return held
+        action = logits.argmax(-1)
+        return Decision(logits, action, np.asarray(self.agent.targets, np.float64)[action])
+
+    def _place(
+        self, state: State, account: Account, decision: Decision, present: np.ndarray
+    ) -> tuple[State, Outcome]:
+        """Orders the decision; fills it in the account where it fills at this close."""
+        rules = self.agent.rules
+        placed = self._run_account(place, account, decision.target, present)
+        whole = np.asarray(placed.pending) == WHOLE
+        if rules.order == "on_change":
+            new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
+        else:
+            new = whole & ~np.isnan(decision.target)
+        working = self._working(state, placed, new)
+        sent = tuple(working[self.agent.symbols[i]] for i in np.flatnonzero(new))
+        kept = {order.client_id for order in working.values()}
+        closed = tuple(
+            (order.client_id, "replaced" if symbol in working else "done")
+            for symbol, order in state.working.items()
+            if order.client_id not in kept
+        )
+        if rules.fill == "close":
+            placed = self._run_account(trade, placed, present)
+        state = state._replace(account=placed, working=working)
+        return state, Outcome(decision, tuple(working.values()), sent, closed)
+
+    def _working(self, state: State, placed: Account, new: np.ndarray) -> dict[str, Order]:
+        """What should be at the broker: every order that the account has pending."""
+        ordered = np.asarray(placed.ordered)
+        gross, cap = np.abs(ordered).sum(), self.agent.rules.max_gross
+        weights = ordered * (cap / gross) if cap is not None and gross > cap else ordered
+        working = {}
+        for i, symbol in enumerate(self.agent.symbols):
+            if placed.pending[i] == FILLED:
+                continue
+            if new[i]:
+                name = client_id(self._run, state.last or 0, symbol)
+            else:
+                name = state.working[symbol].client_id
+            rest = bool(placed.pending[i] == REST)
+            working[symbol] = Order(name, symbol, float(weights[i]), rest)
+        return working
+
+    def _run_account(self, function: Callable, *args) -> Account:
+        """Calls a compiled account function in float64 on the CPU; numpy arrays come back."""
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            account, _ = function(*args, self.agent.costs, self.agent.rules)
+            return jax.tree.map(np.asarray, account)
+
+
+def legs(close: np.ndarray, bar: Bar) -> Legs:
+    """The returns of `bar` after a bar that closed at `close` `[A]`, in float64 numpy.
+
+    A missing bar, and a first bar for want of a close before it, has returns 0.
+    """
+    present = np.asarray(bar.present)
+    with np.errstate(invalid="ignore"):
+        gap = np.where(present, bar.open / close - 1.0, 0.0)
+        body = np.where(present, bar.close / bar.open - 1.0, 0.0)
+    fields: list[Any] = [np.nan_to_num(gap), np.nan_to_num(body), present]
+    return Legs(*fields)

@@ -1,0 +1,107 @@
+"""Where bars come from, one closed bar at a time, and the gate that each must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from nca_trader.data.bars import read_bars
+from nca_trader.errors import ConfigError
+from nca_trader.types import PRICES, Bar, Bars
+
+NANOSECONDS = 1_000_000_000
+
+
+class Feed(Protocol):
+    """Closed bars of `A` assets in the order of time.
+
+    symbols: `A` names. now: nanoseconds since 1970 UTC, the clock of this feed.
+    """
+
+    symbols: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Bar]: ...
+
+    def now(self) -> int:
+        """The feed's clock."""
+        ...
+
+
+class ReplayFeed:
+    """The bars of a file as they came: each bar is a copy, so no later row is within reach.
+
+    Its clock is the open of the bar last given, so that two replays write the same journal.
+    """
+
+    def __init__(self, bars: Bars):
+        self.symbols, self.source = bars.symbols, bars.source
+        self._bars = bars
+        self._now = 0
+
+    def __len__(self) -> int:
+        """Bars in the file."""
+        return len(self._bars)
+
+    @property
+    def last(self) -> int:
+        """Seconds since 1970 UTC of the open of the file's last bar."""
+        return int(self._bars.time[-1].astype("datetime64[s]").astype(np.int64))
+
+    def now(self) -> int:
+        """Nanoseconds since 1970 UTC of the bar last given; 0 before the first."""
+        return self._now
+
+    def __iter__(self) -> Iterator[Bar]:
+        """Every bar from the first, fields `[A]`."""
+        rows = self._bars.as_bar()
+        for row in range(len(self._bars)):
+            fields: list[Any] = [np.array(field[row]) for field in rows]
+            bar = Bar(*fields)
+            self._now = int(bar.time[0]) * NANOSECONDS
+            yield bar
+
+
+def parse_feed(text: str, symbols: tuple[str, ...] | None = None) -> ReplayFeed:
+    """The feed that `text` names, with `symbols` in that order (all of them where None).
+
+    Raises:
+      ConfigError: not a feed of this version. BarError: the file can't be used.
+    """
+    kind, _, rest = text.partition(":")
+    if kind in ("alpaca", "ccxt"):
+        raise ConfigError(f"--feed {text}: {kind} is not in this version; replay:FILE is.")
+    if kind != "replay" or not rest:
+        raise ConfigError(f"--feed {text}: is not a feed; give replay:FILE, FILE a bar file.")
+    bars = read_bars(rest)
+    if symbols is not None and bars.symbols != symbols:
+        bars = bars.select(*symbols)
+    return ReplayFeed(bars)
+
+
+def rejection(bar: Bar, last: int | None) -> str | None:
+    """Why `bar` must not be used: a stable code, or None where it is good.
+
+    Args:
+      bar: fields `[A]`. last: seconds of the last good bar's open; None before the first.
+    """
+    if (np.asarray(bar.time) != bar.time[0]).any():
+        return "time-differs-between-assets"
+    if last is not None and int(bar.time[0]) <= last:
+        return "duplicate-time" if int(bar.time[0]) == last else "time-goes-back"
+    present = np.asarray(bar.present)
+    if not present.any():
+        return "no-asset-present"
+    prices = {name: np.asarray(getattr(bar, name))[present] for name in PRICES}
+    stacked = np.stack(list(prices.values()))
+    if not np.isfinite(stacked).all():
+        return "price-not-finite"
+    if (stacked <= 0.0).any():
+        return "price-not-above-0"
+    if (prices["high"] < stacked).any() or (prices["low"] > stacked).any():
+        return "high-low-do-not-enclose"
+    volume = np.asarray(bar.volume)[present]
+    if np.isinf(volume).any() or (volume < 0.0).any():  # NaN: a volume that no one reported
+        return "volume-not-usable"
+    return None

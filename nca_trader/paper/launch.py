@@ -1,0 +1,127 @@
+"""From a run folder and a bar file to a finished paper session."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from nca_trader.agents.policy import Params, decide
+from nca_trader.data.features import feature_set
+from nca_trader.envs.account import Account
+from nca_trader.envs.trading import rules_of
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.core import Agent
+from nca_trader.paper.feed import ReplayFeed, parse_feed
+from nca_trader.paper.journal import Journal
+from nca_trader.paper.session import Session
+from nca_trader.runs.manifest import Run, versions
+
+DEFAULT_CAPITAL = 100_000.0  # money
+
+
+def agent_of(run: Run) -> Agent:
+    """What a session needs of `run`: its selected seed, its costs, its rules."""
+    policy, params = run.policy, run.params()
+    digest = params_digest(params)
+    cpu = jax.devices("cpu")[0]
+    params = jax.device_put(params, cpu)
+    compiled = jax.jit(lambda *args: decide(policy, *args))
+
+    def logits(window: np.ndarray, present: np.ndarray, account: Account) -> np.ndarray:
+        with jax.enable_x64(True), jax.default_device(cpu):
+            return np.asarray(compiled(params, window, present, account))
+
+    return Agent(
+        symbols=run.spec.symbols,
+        targets=run.spec.targets,
+        features=feature_set(run.spec.features),
+        decide=logits,
+        receptive_field=policy.receptive_field,
+        first_decision=policy.first_decision,
+        costs=run.env_config.costs,
+        rules=rules_of(run.env_config),
+        identity={
+            "agent": run.name,
+            "config": {
+                name: hashlib.sha256((run.path / name).read_bytes()).hexdigest()
+                for name in ("env.toml", "agent.toml")
+            },
+            "params": digest,
+            "versions": versions(),
+        },
+    )
+
+
+def params_digest(params: Params) -> str:
+    """SHA-256 over every leaf's path, type, shape and bytes."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def seconds_of(date: str | None) -> int | None:
+    """Seconds since 1970 of a date or time, UTC where it names no zone; None for None."""
+    if date is None:
+        return None
+    try:
+        stamp = pd.Timestamp(date)
+        if not isinstance(stamp, pd.Timestamp):  # "" and "nat" are no time at all
+            raise ValueError(date)
+    except ValueError:
+        raise ConfigError(f"--start {date}: is not a date; give one such as 2013-01-02.") from None
+    stamp = stamp.tz_localize("UTC") if stamp.tz is None else stamp.tz_convert("UTC")
+    return int(np.ceil(stamp.timestamp()))
+
+
+def paper_trade(
+    run: str | Path,
+    feed: str,
+    journal: str | Path,
+    broker: str = "simulated",
+    start: str | None = None,
+    capital: float = DEFAULT_CAPITAL,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Paper-trades the agent of a run folder; bad input is refused before anything is written.
+
+    Args:
+      run: the run folder. feed: `replay:FILE`. journal: SQLite file, made if it is not there.
+      broker: "simulated". start: date before which nothing is decided. capital: money.
+      stop: asked after each bar; True ends the session there, to be gone on with later.
+
+    Returns:
+      `Session.result()`.
+    """
+    if broker != "simulated":
+        raise ConfigError(f"--broker {broker}: is not in this version; simulated is.")
+    first = seconds_of(start)
+    agent = agent_of(Run(run))
+    source = parse_feed(feed, agent.symbols)
+    _refuse_too_few(source, agent, start, first)
+    books = SimulatedBroker(capital, agent.costs, agent.symbols, borrow=agent.rules.borrow)
+    with contextlib.closing(Journal(journal, clock=source.now)) as opened:
+        return Session(agent, books, opened, capital, first).trade(source, stop)
+
+
+def _refuse_too_few(feed: ReplayFeed, agent: Agent, start: str | None, first: int | None) -> None:
+    if len(feed) <= agent.first_decision:
+        raise BarError(
+            f"{feed.source}: {len(feed)} bars, and the agent's first decision needs "
+            f"{agent.first_decision + 1} (warm-up and receptive field); give a longer file."
+        )
+    if first is not None and first > feed.last:
+        raise BarError(
+            f"{feed.source}: ends at {np.datetime64(feed.last, 's')}, before --start {start}; "
+            "give a later file or an earlier start."
+        )

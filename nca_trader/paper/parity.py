@@ -1,0 +1,180 @@
+"""Did paper trading do what the backtest did? Answered from files on disk alone.
+
+The backtest's table lies in the run folder, the journal beside it or elsewhere. Equity is
+compared twice: as the journal's snapshots have it, and as a plain ledger of cash and units finds
+it from the journal's fills and closing prices, which shares no code with either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.errors import RunError, StateError
+from nca_trader.paper.journal import Event, read_events, verify
+
+TABLE = "backtest.parquet"
+EQUITY_TOLERANCE = 1e-9  # relative, ledger of fills against the backtest
+LOGIT_TOLERANCE = 1e-3  # a window and a lattice differ by f32 rounding, about 1e-6
+
+
+class Parity(NamedTuple):
+    """What was compared, and how far apart it was.
+
+    bars: compared. orders, fills: in the journal. decisions_differ: bars with another target.
+    first_difference: time of the first bar that differs, or "". equity_off: greatest relative
+    difference of the snapshots; ledger_off: of the ledger of fills; logits_off: greatest
+    absolute difference. missing: bars that one side has and the other lacks.
+    """
+
+    bars: int
+    orders: int
+    fills: int
+    missing: int
+    decisions_differ: int
+    first_difference: str
+    equity_off: float
+    ledger_off: float
+    logits_off: float
+
+    @property
+    def ok(self) -> bool:
+        """Same bars, same decisions, bit-equal equity, and a ledger of fills that agrees."""
+        return (
+            self.bars > 0
+            and self.missing == 0
+            and self.decisions_differ == 0
+            and self.equity_off == 0.0
+            and self.ledger_off <= EQUITY_TOLERANCE
+            and self.logits_off <= LOGIT_TOLERANCE
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The result in words."""
+        verdict = "agree" if self.ok else "DO NOT AGREE"
+        where = f", first at {self.first_difference}" if self.first_difference else ""
+        quiet = "" if self.fills else " Nothing was traded, so no fill and no cost was compared."
+        return (
+            f"Backtest and paper replay {verdict} over {self.bars} bars, {self.orders} orders and "
+            f"{self.fills} fills: {self.missing} bars on one side only, {self.decisions_differ} "
+            f"decisions differ{where}; equity is off by {self.equity_off:.1e} at most, by "
+            f"{self.ledger_off:.1e} from the fills alone, logits by {self.logits_off:.1e}.{quiet}"
+        )
+
+
+def compare(run_dir: str | Path, journal: str | Path) -> Parity:
+    """Compares the backtest of a run folder with a journal.
+
+    Raises:
+      RunError: the folder has no backtest table, or one of other symbols.
+      StateError: the journal is damaged, or holds no decision.
+    """
+    verify(journal)
+    events = list(read_events(journal))
+    started = [e for e in events if e.kind == "run_started"]
+    if not any(e.kind == "decision" for e in events):
+        raise StateError(f"{journal}: holds no decision; replay more bars into it.")
+    symbols = started[0].body["symbols"]
+    table = _read_table(Path(run_dir) / TABLE, symbols)
+    paper = _paper_table(events, symbols, float(started[0].body["capital"]))
+    table = _without_warmup(table, paper.index[0], symbols)
+    both = table.index.intersection(paper.index)
+    differs = _differs(table.loc[both], paper.loc[both], symbols)
+    return Parity(
+        bars=len(both),
+        orders=sum(e.kind == "order_intent" for e in events),
+        fills=sum(e.kind == "fill" for e in events),
+        missing=len(table.index.symmetric_difference(paper.index)),
+        decisions_differ=int(differs.sum()),
+        first_difference=str(both[int(differs.argmax())]) if differs.any() else "",
+        equity_off=_relative(paper.loc[both, "equity"], table.loc[both, "equity"]),
+        ledger_off=_relative(paper.loc[both, "ledger"], table.loc[both, "equity"]),
+        logits_off=_logits_off(table.loc[both], paper.loc[both]),
+    )
+
+
+def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
+    if not path.is_file():
+        raise RunError(f"{path}: there is no backtest to compare with; run the backtest first.")
+    table = pd.read_parquet(path)
+    table = table.set_index("time") if "time" in table.columns else table
+    missing = [s for s in symbols if f"target:{s}" not in table.columns]
+    if missing or "equity" not in table.columns:
+        raise RunError(f"{path}: has no column equity or target:{' target:'.join(missing)}.")
+    index = pd.DatetimeIndex(table.index)
+    index = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
+    return table.set_axis(index.as_unit("ns"), axis=0)
+
+
+def _without_warmup(table: pd.DataFrame, first: Any, symbols: Sequence[str]) -> pd.DataFrame:
+    """The table less its rows before paper's `first` at which nothing was decided either."""
+    idle = table[[f"target:{s}" for s in symbols]].isna().all(axis=1)
+    return table.loc[~idle | (table.index >= first)]
+
+
+def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float) -> pd.DataFrame:
+    """The journal's decisions and equities by bar, columns named as the backtest's."""
+    ledger = _ledger(events, capital)
+    rows: dict[int, dict[str, Any]] = {}
+    for event in events:
+        row = rows.setdefault(event.ts_event, {"ledger": ledger.get(event.ts_event, np.nan)})
+        if event.kind == "decision":
+            for symbol, target, logits in zip(
+                symbols, event.body["target"], event.body["logits"], strict=True
+            ):
+                row[f"target:{symbol}"] = np.nan if target is None else target
+                for i, value in enumerate(logits):
+                    row[f"logits:{symbol}:{i}"] = np.nan if value is None else value
+        elif event.kind == "snapshot":
+            row["equity"] = event.body["equity"]
+    table = pd.DataFrame.from_dict({ts: r for ts, r in rows.items() if "equity" in r}, "index")
+    return table.set_axis(pd.to_datetime(table.index, unit="ns", utc=True).as_unit("ns"), axis=0)
+
+
+def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
+    """Equity at every bar from fills and closes alone: cash and units, as a bank would count."""
+    fills: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        if event.kind == "fill":
+            fills.setdefault(event.ts_event, []).append(event.body)
+    cash, equity = capital, {}
+    units: dict[str, float] = {}
+    close: dict[str, float] = {}
+    for event in events:
+        if event.kind != "bar":
+            continue
+        for fill in fills.get(event.ts_event, ()):
+            cash -= fill["units"] * fill["price"] + fill["commission"]
+            units[fill["symbol"]] = units.get(fill["symbol"], 0.0) + fill["units"]
+        close |= {s: row[3] for s, row in event.body.items() if row is not None}
+        value = cash + sum(held * close[symbol] for symbol, held in units.items())
+        equity[event.ts_event] = value / capital
+    return equity
+
+
+def _differs(table: pd.DataFrame, paper: pd.DataFrame, symbols: Sequence[str]) -> np.ndarray:
+    """`[N]` bool: bars at which a target differs; two missing targets are the same."""
+    names = [f"target:{s}" for s in symbols]
+    left, right = table[names].to_numpy(float), paper[names].to_numpy(float)
+    return ~((left == right) | (np.isnan(left) & np.isnan(right))).all(axis=1)
+
+
+def _relative(left: pd.Series, right: pd.Series) -> float:
+    off = np.abs(left.to_numpy(float) - right.to_numpy(float)) / np.abs(right.to_numpy(float))
+    return float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
+
+
+def _logits_off(table: pd.DataFrame, paper: pd.DataFrame) -> float:
+    """Greatest difference of logits; 0 where the backtest kept none, infinite for a NaN."""
+    names = [n for n in table.columns if str(n).startswith("logits:")]
+    if not names:
+        return 0.0
+    if not set(names) <= set(paper.columns):
+        return float("inf")
+    off = np.abs(table[names].to_numpy(float) - paper[names].to_numpy(float))
+    return float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))

@@ -1,0 +1,287 @@
+"""A paper session: bars in, orders out, every step of it in the journal before it counts.
+
+Started again on the same journal, a session lives through the same bars again: what the journal
+holds must come out the same, and is not written twice; then it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nca_trader.errors import ConfigError, HaltError
+from nca_trader.paper.broker import Broker, Fill
+from nca_trader.paper.core import Agent, Core, Outcome, State
+from nca_trader.paper.feed import NANOSECONDS, Feed, rejection
+from nca_trader.paper.journal import Journal, canonical
+from nca_trader.types import PRICES, Bar
+
+TOLERANCE = 1e-9  # relative, between the account and the broker's books
+MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
+
+
+class Halt(NamedTuple):
+    """Why trading must stop. code: stable. detail: numbers."""
+
+    code: str
+    detail: dict[str, Any]
+
+
+class Session:
+    """One agent, one broker, one journal.
+
+    Args:
+      agent: what trades. broker: its books start with `capital` in cash and nothing else.
+      journal: open. capital: money at the start.
+      start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
+
+    Raises:
+      ConfigError: the journal is another session's; names what differs.
+      HaltError: the journal says that trading was halted.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        broker: Broker,
+        journal: Journal,
+        capital: float,
+        start: int | None = None,
+    ):
+        self._agent, self._broker, self._journal = agent, broker, journal
+        self._capital = capital
+        self._started = started(agent, capital, start)
+        self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
+        _refuse_other_sessions(journal, self._started)
+        self._core = Core(agent, self.run, start)
+        self._state = self._core.begin()
+        self._bad_bars = self._failures = 0
+        self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
+
+    def trade(self, feed: Feed, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Lives through every bar of `feed`, or until `stop()` after one; returns `result()`.
+
+        Raises:
+          HaltError: the books do not agree, the account is ruined, or too much in a row is bad.
+          StateError: the journal cannot be written, or says that something else happened.
+        """
+        for bar in feed:
+            self.on_bar(bar)
+            if stop():
+                break
+        if self._state.last is not None:
+            ts = self._state.last * NANOSECONDS
+            self._record("run_ended", str(self._state.last), dict(self._counts), ts)
+        return self.result()
+
+    def on_bar(self, bar: Bar) -> None:
+        """One closed bar: gate, fills, features, decision, orders, reconciliation."""
+        ts = int(bar.time[0]) * NANOSECONDS
+        reason = rejection(bar, self._state.last)
+        if reason is not None:
+            return self._reject(bar, reason, ts)
+        self._bad_bars = 0
+        at_close = self._agent.rules.fill == "close"
+        present = np.asarray(bar.present)
+        opened = np.where(present, bar.open, self._state.close)
+        fills = [] if at_close else self._broker.advance(opened, present, ts)
+        self._state, outcome = self._core.step(self._state, bar)
+        settled = not (at_close or outcome.sent)
+        halt = None
+        with self._journal.transaction(durable=outcome.decision is not None):
+            self._record_bar(bar, fills, outcome, ts)
+            if settled:
+                halt = self._settle(outcome, ts)
+        # What is not on disk was not decided: the broker hears of nothing before this line.
+        accepted = self._broker.work(outcome.working)
+        if not settled:
+            closed = self._state.close
+            fills = self._broker.advance(closed, present, ts) if at_close else []
+            with self._journal.transaction(durable=self._broker.remembers):
+                for name in accepted:
+                    self._record("order_ack", name, {}, ts)
+                self._record_fills(fills, ts)
+                halt = self._settle(outcome, ts)
+        if halt is not None:
+            self._journal.commit()
+            raise HaltError(self._halt_text(halt))
+
+    def result(self) -> dict[str, Any]:
+        """Counts so far; `equity` as a multiple of the capital, `value` in money; the head."""
+        account = self._state.account
+        head = self._journal.head
+        return {
+            **self._counts,
+            "equity": 1.0 if account is None else _equity(account),
+            "value": self._capital if account is None else self._value(),
+            "events": head.seq,
+            "head": head.hash,
+            "run": self.run,
+        }
+
+    def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
+        self._journal.record(self.run, kind, key, body, ts)
+
+    def _record_bar(self, bar: Bar, fills: Sequence[Fill], outcome: Outcome, ts: int) -> None:
+        """All that is known at the bar's close, before anything is sent."""
+        key = str(ts // NANOSECONDS)
+        if self._counts["bars"] == 0:
+            self._record("run_started", "", self._started, ts)
+        self._counts["bars"] += 1
+        self._record("bar", key, _bar_body(bar, self._agent.symbols), ts)
+        self._record_fills(fills, ts)
+        decision = outcome.decision
+        if decision is None:
+            return
+        self._counts["decisions"] += 1
+        body = {name: _plain(value) for name, value in decision._asdict().items()}
+        self._record("decision", key, body, ts)
+        for name, reason in outcome.closed:
+            self._record("order_terminal", name, {"reason": reason}, ts)
+        for order in outcome.sent:
+            self._counts["orders"] += 1
+            self._record("order_intent", order.client_id, order._asdict(), ts)
+
+    def _record_fills(self, fills: Sequence[Fill], ts: int) -> None:
+        for fill in fills:
+            self._counts["fills"] += 1
+            self._record("fill", fill.execution_id, fill._asdict(), ts)
+
+    def _settle(self, outcome: Outcome, ts: int) -> Halt | None:
+        """Holds the account against the broker's books; journals both, and why to halt if so."""
+        account, decision = self._state.account, outcome.decision
+        if account is None or decision is None:
+            return None
+        key = str(ts // NANOSECONDS)
+        cash, units = self._broker.position()
+        held = np.asarray(account.weight) + np.asarray(account.weight_low)
+        body = {
+            "equity": _equity(account),
+            "log_equity": [float(account.log_equity), float(account.log_equity_low)],
+            "weight": _plain(held),
+            "cash": cash,
+            "units": _plain(units),
+            "value": self._value(),
+        }
+        self._record("snapshot", key, body, ts)
+        if account.ruined:  # the broker's books go on below the floor: nothing to compare
+            halt = Halt("ruined", {"equity": _equity(account), "broker": self._value()})
+        else:
+            halt = self._disagreement(held) or self._policy_failure(decision.usable, key, ts)
+        if halt is not None:
+            kind = "recon" if halt.code == "books-differ" else "risk"
+            self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
+            self._record("halt", f"{key}:{halt.code}", halt._asdict(), ts)
+        return halt
+
+    def _disagreement(self, held: np.ndarray) -> Halt | None:
+        value, account = self._value(), self._state.account
+        expected = self._capital * _equity(account)
+        units = self._broker.position().units
+        weights = np.where(units == 0.0, 0.0, units * self._state.close) / value
+        off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
+        if off <= TOLERANCE:  # written so that NaN is a disagreement
+            return None
+        return Halt(
+            "books-differ",
+            {"broker": value, "account": expected, "weights": [_plain(weights), _plain(held)]},
+        )
+
+    def _policy_failure(self, usable: bool, key: str, ts: int) -> Halt | None:
+        self._failures = 0 if usable else self._failures + 1
+        if usable:
+            return None
+        self._record("risk", key, {"code": "policy-not-finite"}, ts)
+        if self._failures < MAX_IN_A_ROW:
+            return None
+        return Halt("policy-not-finite", {"in_a_row": self._failures})
+
+    def _reject(self, bar: Bar, reason: str, ts: int) -> None:
+        self._bad_bars += 1
+        self._counts["rejected"] += 1
+        body = {"reason": reason, "bar": _bar_body(bar, self._agent.symbols)}
+        digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
+        key = f"{ts // NANOSECONDS}:{digest}"
+        halt = None
+        with self._journal.transaction():
+            self._record("bar_rejected", key, body, ts)
+            if self._bad_bars >= MAX_IN_A_ROW:
+                halt = Halt("bad-bars", {"in_a_row": self._bad_bars, "last": reason})
+                self._record("halt", key, halt._asdict(), ts)
+        if halt is not None:
+            raise HaltError(self._halt_text(halt))
+
+    def _value(self) -> float:
+        """What the broker's books are worth in money at the last closes."""
+        cash, units = self._broker.position()
+        return float(cash + np.where(units == 0.0, 0.0, units * self._state.close).sum())
+
+    def _halt_text(self, halt: Halt) -> str:
+        return halt_text(str(self._journal.path), self._state, halt)
+
+
+def halt_text(path: str, state: State, halt: Halt) -> str:
+    """The one line that a halted session ends with."""
+    when = "before the first bar" if state.last is None else str(np.datetime64(state.last, "s"))
+    detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
+    return (
+        f"{path}: halted at {when}, {halt.code} ({detail}); the last events of the journal show "
+        "why. Mend the cause, then begin a new journal."
+    )
+
+
+def started(agent: Agent, capital: float, start: int | None) -> dict[str, Any]:
+    """The body of run_started: all that makes a session this one and no other."""
+    return {
+        "symbols": list(agent.symbols),
+        "targets": list(agent.targets),
+        "receptive_field": agent.receptive_field,
+        "first_decision": agent.first_decision,
+        "costs": {"commission": agent.costs.commission, "slippage": agent.costs.slippage},
+        "rules": agent.rules._asdict(),
+        "capital": float(capital),
+        "start": start,
+        **agent.identity,
+    }
+
+
+def _refuse_other_sessions(journal: Journal, body: dict[str, Any]) -> None:
+    for event in journal.events("run_started"):
+        if canonical(event.body) == canonical(body):
+            continue
+        names = [n for n in sorted({*event.body, *body}) if event.body.get(n) != body.get(n)]
+        differs = "; ".join(f"{n} {event.body.get(n)} there, {body.get(n)} here" for n in names)
+        raise ConfigError(
+            f"{journal.path}: is the journal of another session ({differs}); name another "
+            "journal, or give that session's own options."
+        )
+    for event in journal.events("halt"):
+        raise HaltError(
+            f"{journal.path}: trading was halted at {np.datetime64(event.ts_event, 'ns')}, "
+            f"{event.body['code']} (seq {event.seq}); mend the cause, then begin a new journal."
+        )
+
+
+def _equity(account: Any) -> float:
+    """Equity as a backtest of the same account states it, bit for bit."""
+    return float(np.exp(account.log_equity + account.log_equity_low))
+
+
+def _plain(value: Any) -> Any:
+    """Numpy to JSON's types; what is not finite is None."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
+    """Open, high, low, close, volume by symbol; None for an asset that has no bar."""
+    fields = np.stack([np.asarray(getattr(bar, name)) for name in (*PRICES, "volume")], axis=-1)
+    return {
+        symbol: _plain(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
+    }

@@ -1,0 +1,73 @@
+"""What a config's values may be. Each check gives sentences: the value, what is wrong, the remedy.
+
+A config's `__post_init__` collects them and calls `refuse`, so that all faults show at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from numbers import Integral, Real
+from typing import Any
+
+from nca_trader.errors import ConfigError
+
+
+def refuse(*problems: Iterable[str]) -> None:
+    """Raises one ConfigError, a line a problem, if there is any."""
+    lines = [line for some in problems for line in some]
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`"did you mean 'x'? "` with the known name closest to `word`, or "" if none is close."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'? " if close else ""
+
+
+def whole(config: Any, least: int, *names: str) -> Iterator[str]:
+    """The fields must be whole numbers of at least `least`."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            yield f"{name}={value!r} is not a whole number; give one of at least {least}."
+        elif value < least:
+            yield f"{name}={value} is below its least value; give at least {least}."
+
+
+def between(config: Any, interval: str, *names: str) -> Iterator[str]:
+    """The fields must be numbers in `interval`, e.g. "[0, 1)"; "inf" is an end, not a value."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    for name in names:
+        value = getattr(config, name)
+        number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
+        above = number > low or (interval[0] == "[" and number == low)
+        below = number < high or (interval[-1] == "]" and number == high)
+        if not (above and below):
+            yield f"{name}={value!r} is outside its range; give a number in {interval}."
+
+
+def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:
+    """The field must be one of the allowed words."""
+    allowed = tuple(allowed)
+    value = getattr(config, name)
+    if value not in allowed:
+        words = ", ".join(f"'{word}'" for word in allowed)
+        yield f"{name}={value!r} is not known; {nearest(str(value), allowed)}It may be {words}."
+
+
+def multiple(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
+    """`value` must be a multiple of `of`."""
+    if value % of:
+        near = max(of, round(value / of) * of)
+        yield f"{name}={value} is not a multiple of {of_name}={of}; the nearest that is: {near}."
+
+
+def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
+    """`value` must divide `of`."""
+    if of % value:
+        divisors = [d for d in range(1, of + 1) if of % d == 0]
+        near = min(divisors, key=lambda d: abs(d - value))
+        yield f"{name}={value} does not divide {of_name}={of}; the nearest that does is {near}."

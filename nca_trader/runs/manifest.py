@@ -1,0 +1,265 @@
+"""A run is a folder: what was done, with what, and all that is needed to do it again.
+
+    run.json          format, name, seed, command, data, versions, commit, device
+    env.toml agent.toml    the resolved configuration, every field
+    metrics.jsonl     one object an update
+    checkpoints/      Orbax, by number of updates
+    selection.json    which seed was selected, on what, and all the scores
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import jax
+
+from nca_trader.agents.policy import Params, Policy, make_policy
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import RunError, StateError
+from nca_trader.presets import AgentConfig, EnvConfig
+from nca_trader.runs import trials
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.toml import from_toml_text, to_toml
+from nca_trader.types import Bars, EnvSpec
+
+FORMAT = 1
+PACKAGES = ("nca-trader", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
+
+
+class Run:
+    """A run folder that exists.
+
+    Raises:
+      RunError: `path` is not a run folder, or one of a format that this version does not read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], seed: int | None = None):
+        """Reads the manifest and the configuration; the checkpoints wait until asked for.
+
+        `seed` is the index of the agent to act as, None is the selected one.
+        """
+        self.path = pathlib.Path(path)
+        file = self.path / "run.json"
+        if not file.is_file():
+            raise RunError(
+                f"{self.path}: not a run folder (it has no run.json); `nca-trader train --run "
+                f"{self.path}` makes one."
+            )
+        try:
+            self.manifest: dict[str, Any] = json.loads(file.read_text())
+        except ValueError as error:
+            raise StateError(
+                f"{file}: not JSON ({error}); restore it from a copy."
+            ) from None
+        if self.manifest.get("format") != FORMAT:
+            raise RunError(
+                f"{file}: format {self.manifest.get('format')}, this version reads {FORMAT}; "
+                "use the version that wrote it."
+            )
+        self.env_config = self._config(EnvConfig, "env.toml")
+        self.agent_config = self._config(AgentConfig, "agent.toml")
+        self._seed = seed
+        spec = self.manifest["spec"]
+        self.spec = EnvSpec(
+            **{key: tuple(v) if isinstance(v, list) else v for key, v in spec.items()}
+        )
+
+    def _config(self, cls: type, name: str) -> Any:
+        file = self.path / name
+        if not file.is_file():
+            raise RunError(f"{self.path}: has no {name}; it is not a whole run folder.")
+        return from_toml_text(cls, file.read_text(), str(file))
+
+    @property
+    def name(self) -> str:
+        return self.manifest["name"]
+
+    @property
+    def root(self) -> pathlib.Path:
+        """The folder of the run folders, where the ledger of trials is."""
+        return self.path.absolute().parent
+
+    @property
+    def selected(self) -> int:
+        """Index of the seed that acts: the one asked for, else the selected one, else 0."""
+        return int(self.selection.get("selected", 0)) if self._seed is None else self._seed
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """The contents of selection.json, or {}."""
+        file = self.path / "selection.json"
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    @functools.cached_property
+    def policy(self) -> Policy:
+        """The policy, as pure functions."""
+        return make_policy(self.agent_config, self.spec)
+
+    def params(self) -> Params:
+        """Parameters of the seed that acts, from the newest checkpoint that verifies.
+
+        Raises:
+          RunError: the run has no checkpoint yet.
+          StateError: no checkpoint verifies, or it is another agent's.
+        """
+        folder = self.path / "checkpoints"
+        found = None
+        if folder.is_dir():
+            with Checkpoints(folder) as checkpoints:
+                found = checkpoints.newest()
+        if found is None:
+            raise RunError(f"{self.path}: no checkpoint yet; go on with `nca-trader train`.")
+        like = jax.eval_shape(self.policy.init, jax.random.key(0))
+        several = self.agent_config.num_seeds > 1
+
+        def pick(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
+            name = ".params" + jax.tree_util.keystr(path)
+            value = found[1].get(name)
+            value = value[self.selected] if several and value is not None else value
+            if value is None or value.shape != leaf.shape:
+                raise StateError(
+                    f"{self.path}: the checkpoint is of another agent ({name} is not "
+                    f"{list(leaf.shape)}); agent.toml was changed after training."
+                )
+            return value
+
+        return jax.tree_util.tree_map_with_path(pick, like)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl."""
+        file = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes a JSON file of the run, whole or not at all."""
+        write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Writes `text` so that a reader, or a crash, never sees half of it."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise StateError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+def data_record(bars: Bars) -> dict[str, Any]:
+    """What a manifest says of bars: enough to know them again."""
+    return {
+        "source": bars.source,
+        "note": bars.note,
+        "symbols": list(bars.symbols),
+        "rows": len(bars),
+        "first": str(bars.time[0]),
+        "last": str(bars.time[-1]),
+        "sha256": bars.digest(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a result."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | found
+
+
+def commit() -> str:
+    """The commit of the source tree this package runs from, "+dirty" if changed; or "unknown"."""
+    here = pathlib.Path(__file__).resolve().parents[2]
+    if not (here / ".git").exists():
+        return "unknown"
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(here), *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+
+    try:
+        head = git("rev-parse", "--short=12", "HEAD")
+        return head + "+dirty" if head and git("status", "--porcelain") else head or "unknown"
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int) -> Run:
+    """The run folder at `path`: made if it is new, else checked to be the same experiment.
+
+    Raises:
+      RunError: the folder holds something else, or a run of other bars, agent, environment or
+        seed. Only `learner.steps` (how far to go) and `[checkpoint]` may differ.
+    """
+    if (path / "run.json").exists():
+        run = Run(path)
+        _check_same(run, env, agent, seed)
+        return run
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(f"{path}: exists and is not a run folder; choose another --run.")
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StateError(f"{path}: cannot be made ({error.strerror}).") from None
+    manifest = {
+        "format": FORMAT,
+        "name": path.name,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "seed": seed,
+        "data": data_record(env.bars),
+        "spec": vars(env.spec),
+        "versions": versions(),
+        "commit": commit(),
+        "device": jax.devices()[0].device_kind,
+    }
+    write_atomically(path / "env.toml", to_toml(env.config))
+    write_atomically(path / "agent.toml", to_toml(agent))
+    entry = {"kind": "train", "run": path.name, "trials": agent.num_seeds}
+    trials.record(
+        path.absolute().parent,
+        entry | {"data": manifest["data"]["sha256"], "time": manifest["created"]},
+    )
+    # Last: a folder with run.json is whole.
+    write_atomically(path / "run.json", json.dumps(manifest, indent=2) + "\n")
+    return Run(path)
+
+
+def _check_same(run: Run, env: TradingEnv, agent: AgentConfig, seed: int) -> None:
+    """Refuses to go on with a run that began as something else; names the first difference."""
+    there, here = run.manifest["data"], data_record(env.bars)
+    pairs = [("seed", run.manifest["seed"], seed)]
+    pairs += [(f"data {key}", there[key], here[key]) for key in ("symbols", "rows", "sha256")]
+    pairs += _fields("env", run.env_config, env.config)
+    constant = agent.optimizer.schedule == "constant"
+    pairs += [
+        pair
+        for pair in _fields("agent", run.agent_config, agent)
+        if not pair[0].startswith("agent.checkpoint")
+        and not (pair[0] == "agent.learner.steps" and constant)
+    ]
+    for name, was, asked in pairs:
+        if was != asked:
+            raise RunError(
+                f"{run.path}: a run of something else: {name} was {was!r} there and is {asked!r} "
+                "now; choose another --run, or ask for the same."
+            )
+
+
+def _fields(name: str, was: Any, asked: Any) -> list[tuple[str, Any, Any]]:
+    """Every leaf field of two dataclasses of one type, as (dotted name, was, asked)."""
+    if not hasattr(was, "__dataclass_fields__"):
+        return [(name, was, asked)]
+    found = []
+    for field in was.__dataclass_fields__:
+        found += _fields(f"{name}.{field}", getattr(was, field), getattr(asked, field))
+    return found

@@ -1,0 +1,43 @@
+"""What every test shares: devices, compile cache, strictness, and where to find big data."""
+
+import os
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Before jax is imported anywhere: eight devices on one CPU, so that a mesh is a mesh in tests.
+DEVICES = "--xla_force_host_platform_device_count"
+if DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiled programs are kept between runs; through the environment, so that commands started by
+# tests find them as well.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# No deadline: the first example compiles. In CI the same examples every time.
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(scope="session")
+def root() -> pathlib.Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> pathlib.Path:
+    """The folder of large reference data beside the checkout; tests that need it skip without."""
+    folder = ROOT.parent / "shared"
+    if not (folder / "data").is_dir():
+        pytest.skip("no reference data: there is no ../shared/data beside the checkout")
+    return folder

@@ -1,0 +1,408 @@
+"""The report page: whole, self-contained, escaped, and saying what it must."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nca_trader.errors import ConfigError, StateError
+from nca_trader.evaluate.report import Parity, Report, SeedScore, Span, Trials, weigh, write_report
+from nca_trader.evaluate.report_plots import Line, equity_plot, per_seed
+from nca_trader.types import Costs
+
+HOSTILE = "<script>alert(1)</script>&\"'$x$"
+COSTS = Costs(commission=5e-4, slippage=2e-4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fake:
+    """What a backtest's result looks like, made up."""
+
+    name: str
+    equity: pd.Series
+    targets: pd.DataFrame
+    weights: pd.DataFrame
+    turnover: pd.Series
+    cost: pd.Series
+    costs: Costs = COSTS
+    fill: str = "next_open"
+    order: str = "on_change"
+
+
+def fake(name, targets, market, symbols, **rules):
+    """A toy backtest: yesterday's target earns today's market return, less costs."""
+    time = pd.date_range("2013-01-02", periods=len(market), freq="B", tz="UTC", name="time")
+    held = np.vstack([np.zeros((1, targets.shape[1])), targets[:-1]])
+    traded = np.abs(np.diff(held, axis=0, prepend=0.0)).sum(axis=1)
+    growth = 1.0 + (held * market).sum(axis=1) - traded * 7e-4
+    frame = pd.DataFrame(targets, time, list(symbols))
+    return Fake(
+        name,
+        pd.Series(np.cumprod(growth), time),
+        frame,
+        pd.DataFrame(held, time, list(symbols)),
+        pd.Series(traded, time),
+        pd.Series(traded * 7e-4, time),
+        **rules,
+    )
+
+
+def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
+    """A whole report from seeded random walks; `agent_follows` names a baseline to copy."""
+    rng = np.random.default_rng(7)
+    bars = 1500
+    market = rng.normal(0.0004, 0.009, (bars, 2)) + rng.normal(0, 0.004, (bars, 1))
+    trend = np.cumsum(market, axis=0)
+    lagged = np.vstack([np.zeros((50, 2)), trend[:-50]])
+    rules = {
+        "buy and hold": np.full((bars, 2), 0.5),
+        "SMA cross": np.where(trend > lagged, 0.5, 0.0),
+        "always flat": np.zeros((bars, 2)),
+    }
+    baselines = {name: fake(name, w, market, symbols) for name, w in rules.items()}
+
+    def wander():
+        steps = np.repeat(rng.choice([-0.5, 0.0, 0.5, 0.5], (bars // 25, 2)), 25, axis=0)
+        return steps
+
+    weights = wander() if agent_follows is None else rules[agent_follows].copy()
+    agent = fake("nca", weights, market, symbols)
+    update = np.arange(60)
+    training = [
+        {
+            "update": int(u),
+            "steps": int(u) * 4096,
+            "reward": list(2e-4 * (1 - np.exp(-u / 20)) + rng.normal(0, 2e-5, 3)),
+            "entropy": list(1.09 - 0.006 * u + rng.normal(0, 0.02, 3)),
+            "approx_kl": list(0.01 + rng.normal(0, 0.002, 3)),
+            "explained_variance": list(np.tanh(u / 30) + rng.normal(0, 0.05, 3)),
+            "clip_fraction": list(0.1 + rng.normal(0, 0.01, 3)),
+            "loss": list(0.5 * np.exp(-u / 15) + rng.normal(0, 0.02, 3)),
+        }
+        for u in update
+    ]
+    fields = {
+        "title": "NCA agent on S&P 500 and NASDAQ, daily",
+        "agent": agent,
+        "baselines": baselines,
+        "evidence": weigh(agent, baselines, 252.0),
+        "other_seeds": [fake(f"seed {k}", wander(), market, symbols) for k in (0, 2)],
+        "selected_seed": 1,
+        "seeds": [
+            SeedScore(seed=0, selection=0.41, out_of_sample=0.2),
+            SeedScore(seed=1, selection=0.93, out_of_sample=0.35),
+            SeedScore(seed=2, selection=0.1, out_of_sample=0.5),
+        ],
+        "training": training,
+        "parity": Parity(
+            decisions=3000, equal=3000, max_equity_difference=2e-16, max_logit_difference=3e-6
+        ),
+        "spans": [
+            Span(name="training", start="1999-01-04", stop="2010-12-31", bars=3019),
+            Span(name="selection", start="2011-01-03", stop="2012-12-31", bars=502),
+            Span(name="test", start="2013-01-02", stop="2018-12-31", bars=1510),
+        ],
+        "symbols": symbols,
+        "features": ("return_1", "rsi", "macd"),
+        "data_source": "arch.data.sp500",
+        "data_note": "Price indexes are not tradable as such and leave out dividends.",
+        "data_digest": "0123456789abcdef" * 4,
+        "trials": Trials(count=3, test_touched=1),
+        "env_toml": 'fill = "next_open"\n',
+        "agent_toml": "num_seeds = 3\n[policy]\nchannels = 16\n",
+        "versions": {"python": "3.11.9", "jax": "0.10.0", "nca_trader": "0.1.0"},
+        "commit": "abc1234",
+        "device": "cpu, 2 cores",
+        "wall_times": {"train": 61.2, "backtest": 3.4},
+        "command": "nca-trader demo --out runs/demo",
+        "created": "2026-01-02 03:04 UTC",
+    }
+    return Report(**{**fields, **changes})
+
+
+@pytest.fixture(scope="module")
+def report():
+    return made_up_report()
+
+
+@pytest.fixture(scope="module")
+def text(report, tmp_path_factory):
+    path = write_report(tmp_path_factory.mktemp("page") / "new" / "report.html", report)
+    return path.read_text(encoding="utf-8")
+
+
+class Page(HTMLParser):
+    """Counts what a browser would see: tags, attributes and visible text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.words = [], [], []
+        self.open = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+        if tag not in ("meta", "path", "use", "rect", "link", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def seen(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def test_the_page_needs_nothing_from_elsewhere(text):
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    for _, key, value in page.attributes:
+        assert not key.startswith("on")
+        if key in ("src", "href", "xlink:href", "action"):
+            assert value.startswith("#")
+    assert "@import" not in text
+    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", text))
+    assert "http:" not in text and "https:" not in text
+    assert len(text) < 2_000_000
+
+
+def test_every_id_is_unique_and_every_reference_finds_its_id(text):
+    page = Page(text)
+    ids = [value for _, key, value in page.attributes if key == "id"]
+    assert len(ids) == len(set(ids)) > 0
+    used = set(re.findall(r"url\(#(.*?)\)", text)) | set(re.findall(r'href="#(.*?)"', text))
+    assert used == set(ids)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NCA agent on S&P 500 and NASDAQ, daily",
+        "What this shows, and what it does not",
+        "selected agent",
+        "buy and hold",
+        "SMA cross",
+        "always flat",
+        "Total return CAGR Volatility Sharpe ratio Max drawdown Turnover a year Exposure",
+        "Costs paid",
+        "entropy of the policy",
+        "approximate KL",
+        "explained variance",
+        "seed 1 (selected) 0.93 0.35",
+        "mean 0.35, standard deviation 0.15, least 0.20, greatest 0.50",
+        "Decisions equal 3,000 of 3,000",
+        "2.00e-16",
+        "3.00e-06",
+        "The two agree",
+        "selection 2011-01-03 2012-12-31 502",
+        "arch.data.sp500",
+        "not tradable",
+        "0123456789abcdef",
+        "0.05% of traded notional",
+        "0.02% of price",
+        "at the next bar's open",
+        "on_change",
+        "return_1, rsi, macd",
+        "channels = 16",
+        "python 3.11.9, jax 0.10.0",
+        "abc1234",
+        "Deflated Sharpe ratio",
+        "Trials in the ledger 3",
+        "Test years evaluated once",
+        "cpu, 2 cores",
+        "train 61.2 s, backtest 3.4 s",
+        "nca-trader demo --out runs/demo",
+    ],
+)
+def test_the_page_says(text, words):
+    assert words in Page(text).seen
+
+
+def test_the_verdict_stands_at_the_top_in_full(text, report):
+    seen = Page(text).seen
+    assert report.verdict in seen
+    assert seen.index(report.verdict) < seen.index("Total return")
+
+
+def test_always_flat_has_no_sharpe_ratio_and_nothing_reads_nan(text):
+    seen = Page(text).seen
+    assert re.search(r"always flat 0\.0% 0\.0% 0\.0% n/a 0\.0% 0\.0x 0\.0% 0\.00%", seen)
+    assert not re.search(r"\bnan\b|\binf\b", seen, re.IGNORECASE)
+
+
+def test_numbers_in_the_table_are_those_of_the_backtest(text, report):
+    equity = report.agent.equity
+    growth = equity.iloc[-1] ** (252 / len(equity)) - 1
+    depth = (equity / equity.cummax().clip(lower=1.0) - 1).min()
+    row = re.search(r"selected agent (-?[\d.]+)% (-?[\d.]+)% ", Page(text).seen)
+    assert row is not None
+    assert float(row[1]) == pytest.approx(100 * (equity.iloc[-1] - 1), abs=0.051)
+    assert float(row[2]) == pytest.approx(100 * growth, abs=0.051)
+    assert f"{100 * depth:.1f}%" in Page(text).seen
+
+
+def test_shares_of_positions_are_counted_from_held_weights(text, report):
+    held = report.agent.weights["NASDAQ"]
+    counts = [(held < 0).mean(), (held == 0).mean(), (held > 0).mean()]
+    assert "NASDAQ " + " ".join(f"{share:.1%}" for share in counts) in Page(text).seen
+
+
+def test_plots_and_tables_can_be_read_without_eyes(text):
+    page = Page(text)
+    plots = page.tags.count("svg")
+    roles = [v for tag, key, v in page.attributes if tag == "svg" and key == "role"]
+    labels = [v for tag, key, v in page.attributes if tag == "svg" and key == "aria-label"]
+    assert plots == 2 * 2 + 6 and roles == ["img"] * plots
+    assert all(len(label) > 20 for label in labels)
+    assert page.tags.count("th") == sum(
+        tag == "th" and key == "scope" for tag, key, _ in page.attributes
+    )
+    assert page.tags.count("table") == page.tags.count("caption")
+    assert ("html", "lang", "en") in page.attributes
+
+
+def test_a_hostile_name_stays_text(tmp_path):
+    hostile = made_up_report(
+        symbols=(HOSTILE, "B"),
+        title=HOSTILE,
+        data_source=HOSTILE,
+        agent_toml=HOSTILE,
+        command=HOSTILE,
+        versions={HOSTILE: HOSTILE},
+    )
+    page = Page(write_report(tmp_path / "r.html", hostile).read_text(encoding="utf-8"))
+    assert "script" not in page.tags
+    assert page.seen.count(HOSTILE) >= 7
+
+
+def test_a_hostile_baseline_name_stays_text_in_plots_and_their_descriptions():
+    time = pd.date_range("2020-01-01", periods=30, tz="UTC")
+    drawn = equity_plot([Line(HOSTILE, pd.Series(np.linspace(1, 2, 30), time), "baseline")])
+    page = Page(drawn)
+    assert "script" not in page.tags
+    assert HOSTILE in page.seen
+    assert any(HOSTILE in value for _, key, value in page.attributes if key == "aria-label")
+
+
+def test_the_same_report_is_the_same_bytes(report, text, tmp_path):
+    assert write_report(tmp_path / "again.html", report).read_text(encoding="utf-8") == text
+
+
+def test_an_agent_that_copies_a_baseline_is_named_so(tmp_path):
+    copy = made_up_report(agent_follows="buy and hold")
+    sentence = "This agent copies buy and hold: 100.0% of its bars hold the same weights."
+    assert sentence in copy.verdict
+    seen = Page(write_report(tmp_path / "r.html", copy).read_text(encoding="utf-8")).seen
+    assert seen.count(sentence) == 3  # verdict, what this shows, what it holds
+
+
+def test_fills_at_the_close_are_called_idealised(report, tmp_path):
+    at_close = dataclasses.replace(report, agent=dataclasses.replace(report.agent, fill="close"))
+    seen = Page(write_report(tmp_path / "r.html", at_close).read_text(encoding="utf-8")).seen
+    assert "at the close that was seen: idealised" in seen
+    assert "next bar's open" not in seen
+
+
+@pytest.mark.parametrize(
+    ("parity", "words"),
+    [
+        (None, "No paper replay was made"),
+        (Parity(decisions=9, equal=8, max_equity_difference=0.0), "8 of 9"),
+        (Parity(decisions=9, equal=9, max_equity_difference=1e-6), "1.00e-06"),
+        (Parity(decisions=0, equal=0, max_equity_difference=0.0), "0 of 0"),
+    ],
+)
+def test_parity_that_was_not_shown_is_not_claimed(report, tmp_path, parity, words):
+    path = write_report(tmp_path / "r.html", dataclasses.replace(report, parity=parity))
+    seen = Page(path.read_text(encoding="utf-8")).seen
+    assert words in seen
+    assert "The two agree" not in seen and "same decisions as the backtest" not in seen
+
+
+def test_spans_that_overlap_are_not_called_separate(report, tmp_path):
+    late = Span(name="training", start="1999-01-04", stop="2011-06-30", bars=3100)
+    overlapping = dataclasses.replace(report, spans=[late, *report.spans[1:]])
+    seen = Page(write_report(tmp_path / "r.html", overlapping).read_text(encoding="utf-8")).seen
+    assert "they are not; the spans overlap" in seen
+    assert "chosen without the test years" not in seen
+
+
+def test_one_seed_without_training_metrics_still_makes_a_page(report, tmp_path):
+    alone = dataclasses.replace(
+        report, seeds=report.seeds[1:2], other_seeds=(), training=[], wall_times={}
+    )
+    seen = Page(write_report(tmp_path / "r.html", alone).read_text(encoding="utf-8")).seen
+    assert "No training metrics" in seen and "standard deviation n/a" in seen
+    assert "other seeds" not in seen
+
+
+def test_training_metrics_may_be_one_number_or_one_a_seed():
+    assert per_seed([{"loss": 1.0}, {"loss": 2.0}], "loss").tolist() == [[1.0], [2.0]]
+    assert per_seed([{"loss": [1.0, 3.0]}], "loss").tolist() == [[1.0, 3.0]]
+
+
+def test_a_selected_seed_without_a_score_is_refused(report):
+    with pytest.raises(ConfigError, match="selected_seed = 9"):
+        dataclasses.replace(report, selected_seed=9)
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(report, tmp_path):
+    (tmp_path / "taken").write_text("a file, not a folder")
+    with pytest.raises(StateError, match="cannot be written"):
+        write_report(tmp_path / "taken" / "report.html", report)
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def luminance(colour):
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_colours_have_contrast_by_day_and_by_night(text):
+    style = text[text.index("<style>") : text.index("</style>")]
+    by_day, by_night = style.split("@media (prefers-color-scheme: dark)")[:2]
+    for theme in (by_day, by_night):
+        colours = dict(
+            re.findall(
+                r"--([\w-]+): (#[0-9a-f]{6})",
+                theme[: theme.index("* {")] if "* {" in theme else theme,
+            )
+        )
+        for name, least in {
+            "ink": 7.0,
+            "muted": 4.5,
+            "good": 4.5,
+            "bad": 4.5,
+            "agent": 4.5,
+            "seed": 3.0,
+            "baseline-0": 4.5,
+            "baseline-1": 4.5,
+            "baseline-2": 4.5,
+            "baseline-3": 4.5,
+        }.items():
+            for behind in ("card", "wash") if name in ("ink", "muted") else ("card",):
+                pair = sorted((luminance(colours[name]), luminance(colours[behind])))
+                assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, (name, behind)
+
+
+def test_one_update_and_metrics_that_are_not_numbers_yet_make_a_plot(report, tmp_path):
+    rows = [{"update": 0, "entropy": [1.0, None, 2.0], "loss": None, "strange": "x"}]
+    short = dataclasses.replace(report, training=rows)
+    page = Page(write_report(tmp_path / "r.html", short).read_text(encoding="utf-8"))
+    assert page.tags.count("svg") == 2 * 2 + 2
+    assert "1 update." in page.seen

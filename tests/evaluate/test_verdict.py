@@ -1,0 +1,212 @@
+"""The verdict's rules, and which baseline an agent is nearest to."""
+
+import dataclasses
+import math
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate.statistics import Interval, Moments
+from nca_trader.evaluate.verdict import (
+    Difference,
+    Evidence,
+    Scored,
+    nearest_baseline,
+    verdict,
+    weigh,
+)
+from nca_trader.types import Costs
+
+TIME = pd.date_range("2013-01-02", periods=400, freq="B", tz="UTC")
+
+
+def frame(*columns):
+    return pd.DataFrame(np.column_stack(columns))
+
+
+def scored(total_return, sharpe):
+    return Scored(
+        metrics={"total_return": total_return, "sharpe": sharpe},
+        sharpe_interval=Interval(sharpe - 1, sharpe + 1, 0.95),
+        costs_paid=0.0,
+    )
+
+
+def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04):
+    """Evidence whose interval of the difference in mean return is [low, high]."""
+    difference = Difference(
+        mean_return=(low + high) / 2,
+        mean_return_interval=Interval(low, high, 0.95),
+        sharpe=-0.1,
+        sharpe_interval=Interval(-1.0, 1.0, 0.95),
+    )
+    return Evidence(
+        agent=scored(0.2, sharpe),
+        baselines={"buy and hold": scored(0.3, 0.7), "always flat": scored(0.0, math.nan)},
+        differences={"buy and hold": difference, "always flat": difference},
+        best="buy and hold",
+        nearest="buy and hold",
+        nearest_share=share,
+        moments=Moments(daily_sharpe, 1500, 0.0, 3.0),
+        start=TIME[0],
+        stop=TIME[-1],
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (-0.05, 0.02, "is not distinguishable from buy and hold"),
+        (0.0, 0.0, "is not distinguishable from buy and hold"),
+        (-0.05, 0.0, "is not distinguishable from buy and hold"),
+        (0.01, 0.05, "earned more than buy and hold"),
+        (-0.05, -0.01, "earned less than buy and hold"),
+        (math.nan, math.nan, "is not distinguishable from buy and hold"),
+    ],
+)
+def test_only_an_interval_that_excludes_zero_makes_a_difference(low, high, found):
+    said = verdict(evidence(low, high), num_trials=3)
+    assert found in said
+    phrases = ("not distinguishable", "earned more", "earned less")
+    assert sum(phrase in said for phrase in phrases) == 1
+    if not math.isnan(low):
+        assert ("excludes 0" in said) == (low > 0 or high < 0)
+        assert f"{low:.1%} to {high:.1%}" in said
+
+
+def test_the_numbers_of_both_and_the_span_are_said():
+    said = verdict(evidence(-0.05, 0.02), num_trials=3)
+    assert "Out of sample, 2013-01-02 to 2014-07-15" in said
+    assert "20.0% against 30.0%" in said and "0.60 against 0.70" in said
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.95, True), (0.987, True), (0.949, False)])
+def test_a_copy_is_named_from_95_percent_of_the_bars(share, named):
+    said = verdict(evidence(-0.05, 0.02, share=share), num_trials=3)
+    sentence = f"This agent copies buy and hold: {share:.1%} of its bars hold the same weights."
+    assert (sentence in said) == named
+    assert ("copies" in said) == named
+
+
+def test_the_limits_are_always_said():
+    for low, high in ((-0.05, 0.02), (0.01, 0.05), (-0.05, -0.01)):
+        said = verdict(evidence(low, high), num_trials=7, note="Indexes are not tradable")
+        assert "one market, one period and the one selected of 7 trials." in said
+        assert said.endswith("Indexes are not tradable.")
+    assert "one trial." in verdict(evidence(-0.05, 0.02), num_trials=1)
+
+
+def test_success_is_weighed_against_the_number_of_trials():
+    lucky = verdict(evidence(0.01, 0.05, daily_sharpe=0.05), num_trials=100)
+    assert "luck in the search is not ruled out" in lucky
+    earned = verdict(evidence(0.01, 0.05, daily_sharpe=0.2), num_trials=100)
+    assert "deflated Sharpe ratio is 1.00." in earned and "luck" not in earned
+    assert "deflated" not in verdict(evidence(-0.05, 0.02), num_trials=100)
+
+
+def test_an_agent_that_never_moved_has_no_sharpe_ratio_in_words():
+    said = verdict(evidence(-0.05, 0.02, sharpe=math.nan), num_trials=1)
+    assert "never had a return other than 0" in said
+    assert "nan" not in said and "n/a against 0.70" in said
+
+
+def test_the_nearest_baseline_is_counted_by_targets_in_force():
+    nan = np.nan
+    agent = frame([0.5, 0.5, nan, 0.0], [0.5, 0.5, nan, 0.0])
+    hold = frame([0.5, nan, nan, nan], [0.5, nan, nan, nan])
+    flat = frame([0.0] * 4, [0.0] * 4)
+    assert nearest_baseline(agent, {"flat": flat, "hold": hold}) == ("hold", 0.75)
+    # One asset of two is not the same weights.
+    half = frame([0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 0.5])
+    assert nearest_baseline(half, {"hold": hold, "flat": flat}) == ("hold", 0.25)
+    # No order yet is flat.
+    assert nearest_baseline(frame([nan, nan], [nan, nan]), {"flat": flat[:2]}) == ("flat", 1.0)
+
+
+def test_a_float32_target_is_its_float64_twin_and_another_size_is_not():
+    third = frame(np.full(5, 1 / 3))
+    assert nearest_baseline(third.astype(np.float32), {"hold": third}) == ("hold", 1.0)
+    assert nearest_baseline(frame(np.full(5, 0.5)), {"hold": frame(np.full(5, 0.51))})[1] == 0.0
+
+
+def test_baselines_of_another_shape_or_none_are_refused():
+    with pytest.raises(ConfigError, match="hold has targets"):
+        nearest_baseline(frame([0.5, 0.5]), {"hold": frame([0.5])})
+    with pytest.raises(ConfigError, match="no baseline"):
+        nearest_baseline(frame([0.5]), {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Fake:
+    name: str
+    equity: pd.Series
+    targets: pd.DataFrame
+    weights: pd.DataFrame
+    turnover: pd.Series
+    cost: pd.Series
+    costs: Costs = Costs(commission=1e-3)
+    fill: str = "next_open"
+    order: str = "on_change"
+
+
+def fake(returns, target, **rules):
+    held = pd.DataFrame(np.full((len(TIME), 1), float(target)), TIME)
+    traded = pd.Series(0.0, TIME)
+    traded.iloc[0] = abs(target)
+    return Fake(
+        "x", pd.Series(np.cumprod(1 + returns), TIME), held, held, traded, traded * 1e-3, **rules
+    )
+
+
+def test_weighing_real_curves_gives_differences_a_second_derivation_confirms():
+    market = np.random.default_rng(0).normal(5e-4, 0.01, len(TIME))
+    hold, flat = fake(market, 1.0), fake(np.zeros(len(TIME)), 0.0)
+    agent = fake(market + 1e-3 + np.random.default_rng(1).normal(0, 1e-4, len(TIME)), 0.5)
+    weighed = weigh(agent, {"always flat": flat, "buy and hold": hold}, 252.0)
+    assert (
+        weighed.best == "buy and hold"
+    )  # although its Sharpe ratio may be negative: flat has none
+    gap = weighed.differences["buy and hold"]
+    ours = agent.equity.pct_change().fillna(agent.equity.iloc[0] - 1)
+    theirs = hold.equity.pct_change().fillna(hold.equity.iloc[0] - 1)
+    assert gap.mean_return == pytest.approx((ours - theirs).mean() * 252)
+    ratios = [r.mean() / r.std() * math.sqrt(252) for r in (ours, theirs)]
+    assert gap.sharpe == pytest.approx(ratios[0] - ratios[1])
+    assert gap.mean_return_interval.low > 0.24 and gap.sharpe_interval.low > 0
+    assert math.isnan(weighed.differences["always flat"].sharpe)
+    assert weighed.agent.costs_paid == pytest.approx(0.5e-3)
+    assert (weighed.nearest_share, weighed.copies) == (0.0, False)
+    assert "earned more than buy and hold" in verdict(weighed, num_trials=1)
+
+
+def test_the_same_account_as_a_baseline_is_a_copy_and_not_distinguishable():
+    hold = fake(np.random.default_rng(0).normal(5e-4, 0.01, len(TIME)), 1.0)
+    weighed = weigh(hold, {"buy and hold": hold}, 252.0)
+    said = verdict(weighed, num_trials=1)
+    assert "not distinguishable from buy and hold" in said
+    assert "copies buy and hold: 100.0%" in said
+
+
+def test_baselines_under_easier_rules_are_refused():
+    market = np.random.default_rng(0).normal(5e-4, 0.01, len(TIME))
+    agent = fake(market, 1.0)
+    for rules in ({"costs": Costs()}, {"fill": "close"}):
+        with pytest.raises(ConfigError, match="backtest both alike"):
+            weigh(agent, {"hold": fake(market, 1.0, **rules)}, 252.0)
+
+
+def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
+    code = (
+        "import sys, nca_trader, nca_trader.evaluate.verdict, nca_trader.watch.progress;"
+        "print([name for name in ('matplotlib', 'arch') if name in sys.modules])"
+    )
+    root = pathlib.Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
+    )
+    assert done.stdout.strip() == "[]"

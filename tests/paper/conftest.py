@@ -1,0 +1,143 @@
+"""A market with gaps and missing bars, and agents simple enough to follow by hand."""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import pytest
+
+from nca_trader.envs.account import Rules
+from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.core import Agent
+from nca_trader.paper.feed import ReplayFeed
+from nca_trader.paper.journal import Journal
+from nca_trader.paper.session import Session
+from nca_trader.types import Bars, Costs
+
+COSTS = Costs(commission=5e-4, slippage=2e-4)
+RECEPTIVE_FIELD = 5
+FIRST_DECISION = 7
+
+
+class LastReturn:
+    """One feature, log(close / last close), and only that of bars that are there."""
+
+    names = ("last_return",)
+    warmup = 1
+
+    def init(self, num_assets):
+        return np.full(num_assets, np.nan)
+
+    def step(self, state, bar):
+        value = np.where(bar.present, np.log(bar.close) - np.log(state), 0.0)
+        value = np.nan_to_num(value).astype(np.float32)[:, None]
+        return np.where(bar.present, bar.close, state), value
+
+
+class Late(LastReturn):
+    """The same feature, one bar late: what look-ahead in the backtest would look like."""
+
+    def init(self, num_assets):
+        return super().init(num_assets), np.zeros((num_assets, 1), np.float32)
+
+    def step(self, state, bar):
+        inner, held = state
+        inner, value = super().step(inner, bar)
+        return (inner, value), held
+
+
+def momentum(window, present, account):
+    """Logits (short, flat, long): along the sum of the window's returns, flat when it is small."""
+    total = window.sum(axis=(0, 2))
+    return np.stack([-total, np.full_like(total, 0.004), total], axis=-1)
+
+
+def make_bars(num_bars=120, symbols=("AAA", "BBB"), seed=0, missing=0.0, start="2020-01-01"):
+    rng = np.random.default_rng(seed)
+    shape = (num_bars, len(symbols))
+    present = rng.random(shape) >= missing
+    present[0] = True
+    present[(~present).all(1), 0] = True  # a bar with no asset at all is no bar
+    close = 100.0 * np.exp(np.cumsum(0.01 * rng.standard_normal(shape), axis=0))
+    open_ = np.vstack([close[:1], close[:-1]]) * np.exp(0.004 * rng.standard_normal(shape))
+    for row in range(1, num_bars):  # a missing bar carries the last close
+        open_[row] = np.where(present[row], open_[row], close[row - 1])
+        close[row] = np.where(present[row], close[row], close[row - 1])
+    high, low = np.maximum(open_, close) * 1.001, np.minimum(open_, close) * 0.999
+    high, low = (np.where(present, x, close) for x in (high, low))
+    return Bars(
+        time=np.datetime64(start, "ns") + np.arange(num_bars) * np.timedelta64(1, "D"),
+        symbols=symbols,
+        open=open_,
+        high=high,
+        low=low,
+        close=close,
+        volume=np.where(present, 1000.0, 0.0),
+        present=present,
+        source="made here",
+    )
+
+
+def make_agent(
+    symbols=("AAA", "BBB"), targets=(-0.4, 0.0, 0.5), costs=COSTS, features=None, decide=momentum,
+    **rules
+):  # fmt: skip
+    return Agent(
+        symbols=symbols,
+        targets=targets,
+        features=features or LastReturn(),
+        decide=decide,
+        receptive_field=RECEPTIVE_FIELD,
+        first_decision=FIRST_DECISION,
+        costs=costs,
+        rules=Rules(**{"max_gross": 1.0, **rules}),
+        identity={"agent": "made here"},
+    )
+
+
+def replay(path, bars, agent, capital=1e5, start=None, broker=None):
+    """A whole session over `bars`; its result."""
+    feed = ReplayFeed(bars)
+    broker = broker or SimulatedBroker(
+        capital, agent.costs, agent.symbols, borrow=agent.rules.borrow
+    )
+    with Journal(path, feed.now) as journal:
+        return Session(agent, broker, journal, capital, start).trade(feed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """The functions above, for tests to reach."""
+
+    bars = staticmethod(make_bars)
+    agent = staticmethod(make_agent)
+    replay = staticmethod(replay)
+    momentum = staticmethod(momentum)
+    Late = Late
+    costs = COSTS
+    first_decision = FIRST_DECISION
+
+
+@pytest.fixture
+def quick_disk(monkeypatch):
+    """No waiting for the disk: only a power cut could tell."""
+    monkeypatch.setattr("nca_trader.paper.journal.SYNCHRONOUS", "OFF")
+    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="session")
+def stage():
+    return Stage
+
+
+@pytest.fixture(scope="session")
+def digest():
+    """The SHA-256 of what a journal says, but for the times at which it was written."""
+
+    def of(path):
+        from nca_trader.paper.journal import read_events
+
+        text = "\n".join(repr(event._replace(ts_recv=0)) for event in read_events(path))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    return of

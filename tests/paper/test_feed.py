@@ -1,0 +1,101 @@
+"""One closed bar at a time, and only good ones."""
+
+import numpy as np
+import pytest
+
+from nca_trader.data.bars import write_bars
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.paper.feed import ReplayFeed, parse_feed, rejection
+
+
+def test_a_replay_gives_every_bar_in_order_with_its_own_time_as_the_clock(stage):
+    bars = stage.bars(missing=0.2)
+    feed = ReplayFeed(bars)
+    assert feed.now() == 0
+    row = -1
+    for row, bar in enumerate(feed):
+        assert feed.now() == bars.time[row].astype(int)
+        np.testing.assert_array_equal(bar.time, [feed.now() // 10**9] * 2)
+        for name in ("open", "high", "low", "close", "volume", "present"):
+            np.testing.assert_array_equal(getattr(bar, name), getattr(bars, name)[row])
+    assert row == len(feed) - 1 == 119
+
+
+def test_later_bars_are_not_within_reach_of_a_bar(stage):
+    """A view of the row would carry the whole table as its base."""
+    bar = next(iter(ReplayFeed(stage.bars())))
+    for field in bar:
+        assert field.base is None
+        field[:] = 0  # a copy: writing to it harms no one
+    again = next(iter(ReplayFeed(stage.bars())))
+    assert (again.close > 0).all()
+
+
+def test_a_file_is_replayed_with_the_symbols_asked_for(stage, tmp_path):
+    bars = stage.bars(symbols=("AAA", "BBB", "CCC"))
+    write_bars(bars, tmp_path / "a bar file.parquet")
+    feed = parse_feed(f"replay:{tmp_path}/a bar file.parquet", ("CCC", "AAA"))
+    assert feed.symbols == ("CCC", "AAA")
+    closes = np.array([bar.close for bar in feed])
+    np.testing.assert_array_equal(closes, bars.close[:, [2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alpaca:SPY", "alpaca is not in this version; replay:FILE is"),
+        ("ccxt:binance:BTC/USDT", "ccxt is not in this version"),
+        ("replay:", "give replay:FILE"),
+        ("bars.csv", "give replay:FILE"),
+        ("", "give replay:FILE"),
+    ],
+)
+def test_what_is_no_feed_is_said_in_one_line(text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_feed(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_missing_symbol_are_bar_errors(stage, tmp_path):
+    with pytest.raises(BarError, match=r"none\.csv"):
+        parse_feed(f"replay:{tmp_path}/none.csv")
+    write_bars(stage.bars(), tmp_path / "bars.parquet")
+    with pytest.raises(BarError, match="no symbol SPY"):
+        parse_feed(f"replay:{tmp_path}/bars.parquet", ("SPY",))
+
+
+def changed(bar, **fields):
+    return bar._replace(**{name: np.array(value) for name, value in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({}, None),
+        ({"close": [np.nan, 100.0]}, "price-not-finite"),
+        ({"open": [np.inf, 100.0]}, "price-not-finite"),
+        ({"low": [0.0, 1.0]}, "price-not-above-0"),
+        ({"open": [-100.0, 100.0]}, "price-not-above-0"),
+        ({"high": [1.0, 1000.0]}, "high-low-do-not-enclose"),
+        ({"low": [1000.0, 1.0]}, "high-low-do-not-enclose"),
+        ({"volume": [-1.0, 0.0]}, "volume-not-usable"),
+        ({"volume": [np.inf, 0.0]}, "volume-not-usable"),
+        ({"volume": [np.nan, 0.0]}, None),
+        ({"present": [False, False]}, "no-asset-present"),
+        ({"present": [False, True], "close": [np.nan, None]}, None),
+        ({"time": [86_400, 86_401]}, "time-differs-between-assets"),
+    ],
+)
+def test_the_gate_names_what_is_wrong(stage, fields, code):
+    bar = list(ReplayFeed(stage.bars()))[1]
+    if fields.get("close") and fields["close"][1] is None:
+        fields = fields | {"close": [np.nan, bar.close[1]]}
+    assert rejection(changed(bar, **fields), last=None) == code
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [(-1, None), (0, "duplicate-time"), (1, "time-goes-back")]
+)
+def test_time_only_goes_forward(stage, last, code):
+    bar = list(ReplayFeed(stage.bars()))[1]
+    assert rejection(bar, last=int(bar.time[0]) + last) == code

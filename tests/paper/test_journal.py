@@ -1,0 +1,397 @@
+"""The journal keeps what it was given, and says so when it could not."""
+
+import json
+import math
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nca_trader.errors import ConfigError, StateError
+from nca_trader.paper.journal import GENESIS, Head, Journal, canonical, read_events, verify
+
+
+def clock():
+    return 7
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "paper.db"
+
+
+def write(path, count=20):
+    with Journal(path, clock) as journal:
+        for i in range(count):
+            journal.record("run", "bar", str(i), {"close": 100.0 + i / 3}, i)
+        return journal.head
+
+
+def edit(path, sql, *values):
+    """Changes the file behind the journal's back, as bit rot or a hand would."""
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(sql, values)
+    db.close()
+
+
+def test_events_come_back_in_order_and_verify(path):
+    head = write(path)
+    assert verify(path) == head
+    events = list(read_events(path))
+    assert [e.seq for e in events] == list(range(1, 21))
+    assert [e.body["close"] for e in events] == [100.0 + i / 3 for i in range(20)]
+    assert [(e.ts_event, e.ts_recv) for e in events] == [(i, 7) for i in range(20)]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float64_comes_back_bit_for_bit(value):
+    back = json.loads(canonical({"x": value}))["x"]
+    assert np.float64(back).tobytes() == np.float64(value).tobytes()
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_every_float32_comes_back_bit_for_bit(value):
+    back = np.float32(json.loads(canonical(float(np.float32(value)))))
+    assert back.tobytes() == np.float32(value).tobytes()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused(path, value):
+    with Journal(path, clock) as journal:
+        with pytest.raises(ValueError):
+            journal.record("run", "bar", "1", {"x": value}, 0)
+        assert journal.head == Head(0, GENESIS)
+
+
+def test_canonical_json_is_one_text_for_one_value():
+    assert canonical({"b": 1, "a": [Decimal("0.10"), None]}) == '{"a":["0.10",null],"b":1}'
+    with pytest.raises(TypeError, match="ndarray"):
+        canonical({"a": np.zeros(2)})
+
+
+def test_the_chain_is_the_hash_of_each_event_and_the_hash_before(path):
+    """A second derivation of every link, from the raw rows."""
+    import hashlib
+
+    write(path, 5)
+    db = sqlite3.connect(path)
+    previous = "0" * 64
+    rows = db.execute("SELECT seq, run, ts_event, ts_recv, kind, key, body, hash FROM event")
+    for *fields, link in rows.fetchall():
+        text = json.dumps([previous, *fields], separators=(",", ":"))
+        assert hashlib.sha256(text.encode()).hexdigest() == link
+        previous = link
+    db.close()
+
+
+def test_the_same_event_again_is_no_event(path):
+    with Journal(path, clock) as journal:
+        assert journal.record("run", "bar", "1", {"a": 1, "b": 2.0}, 5) is True
+        head = journal.head
+        assert journal.record("run", "bar", "1", {"b": 2.0, "a": 1}, 5) is False
+        assert journal.head == head
+
+
+@pytest.mark.parametrize(
+    ("body", "ts", "named"),
+    [
+        ({"a": [1, {"b": 3.0}]}, 5, r"a\[1\]\.b is 2\.0 there and 3\.0 now"),
+        ({"a": [1, {"b": 2.0}]}, 6, "time"),
+        ({"a": [1, {"b": 2.0}], "c": 1}, 5, "c is None there and 1 now"),
+    ],
+)
+def test_another_body_under_the_same_key_is_a_divergence(path, body, ts, named):
+    with Journal(path, clock) as journal:
+        journal.record("run", "bar", "1", {"a": [1, {"b": 2.0}]}, 5)
+        head = journal.head
+        with pytest.raises(StateError, match=f"diverged at seq 1, bar 1: .*{named}"):
+            journal.record("run", "bar", "1", body, ts)
+        assert journal.head == head
+    assert verify(path) == head
+
+
+def test_the_same_key_of_another_kind_or_run_is_another_event(path):
+    with Journal(path, clock) as journal:
+        journal.record("one", "bar", "1", {}, 0)
+        journal.record("one", "fill", "1", {}, 0)
+        journal.record("two", "bar", "1", {}, 0)
+        assert journal.head.seq == 3
+
+
+def test_an_unknown_kind_is_refused(path):
+    with Journal(path, clock) as journal, pytest.raises(ValueError, match="order_intent"):
+        journal.record("run", "order", "1", {}, 0)
+
+
+def test_a_transaction_commits_all_or_nothing(path):
+    with Journal(path, clock) as journal:
+        with journal.transaction():
+            journal.record("run", "bar", "1", {}, 0)
+            journal.record("run", "decision", "1", {}, 0)
+        kept = journal.head
+        with pytest.raises(RuntimeError, match="stop"), journal.transaction():
+            journal.record("run", "bar", "2", {}, 0)
+            raise RuntimeError("stop")
+        assert journal.head == kept
+        journal.record("run", "bar", "3", {}, 0)
+    assert [e.key for e in read_events(path)] == ["1", "1", "3"]
+    assert verify(path).seq == 3
+
+
+def test_a_deferred_transaction_is_on_disk_with_the_next_durable_one(path):
+    with Journal(path, clock) as journal:
+        with journal.transaction(durable=False):
+            journal.record("run", "bar", "1", {}, 0)
+        assert verify(path).seq == 0
+        with journal.transaction(durable=False):
+            journal.record("run", "bar", "2", {}, 0)
+        with journal.transaction():
+            journal.record("run", "bar", "3", {}, 0)
+        assert verify(path).seq == 3
+
+
+def test_deferred_events_are_committed_after_256_and_at_the_end(path):
+    with Journal(path, clock) as journal:
+        for i in range(300):
+            with journal.transaction(durable=False):
+                journal.record("run", "bar", str(i), {}, 0)
+        assert verify(path).seq == 256
+    assert verify(path).seq == 300
+
+
+def test_transactions_do_not_nest(path):
+    with Journal(path, clock) as journal, journal.transaction():
+        with pytest.raises(RuntimeError, match="nest"), journal.transaction():
+            pass
+
+
+def test_what_is_committed_is_on_disk_while_the_journal_is_open(path):
+    with Journal(path, clock) as journal:
+        journal.record("run", "bar", "1", {}, 0)
+        assert verify(path) == journal.head
+        head = path.with_name("paper.db.head").read_text()
+        assert f"1 {journal.head.hash}" in head
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("body", '{"close":1.0}'), ("ts_event", 999), ("kind", "fill"), ("prev_hash", "f" * 64)],
+)
+@pytest.mark.parametrize("seq", [1, 7, 20])
+def test_a_changed_event_is_named(path, column, value, seq):
+    write(path)
+    edit(path, f"UPDATE event SET {column} = ? WHERE seq = ?", value, seq)
+    with pytest.raises(StateError, match=f"damaged at seq {seq}: "):
+        verify(path)
+    with pytest.raises(StateError, match=f"damaged at seq {seq}: "):
+        Journal(path, clock)
+
+
+def test_a_deleted_event_is_named(path):
+    write(path)
+    edit(path, "DELETE FROM event WHERE seq = 9")
+    with pytest.raises(StateError, match="damaged at seq 9: "):
+        verify(path)
+
+
+def test_a_lost_end_is_seen_by_the_head_file(path):
+    write(path)
+    edit(path, "DELETE FROM event WHERE seq > 17")
+    with pytest.raises(StateError, match="ends at seq 17 and its head file says 20: seq 18"):
+        verify(path)
+
+
+def test_a_cut_write_ahead_log_is_seen(path, tmp_path):
+    """SQLite itself opens such a copy without a word, the last transactions gone."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    with Journal(path, clock) as journal:
+        for i in range(50):
+            journal.record("run", "bar", str(i), {"close": 1.0}, i)
+        for file in tmp_path.glob("paper.db*"):
+            shutil.copy(file, copy)
+    wal = copy / "paper.db-wal"
+    assert verify(copy / "paper.db").seq == 50
+    os.truncate(wal, wal.stat().st_size // 2)
+    with pytest.raises(StateError, match="head file says 50"):
+        verify(copy / "paper.db")
+
+
+def test_a_journal_rewritten_with_a_good_chain_is_not_the_one_of_the_head_file(path):
+    write(path)
+    other = path.with_name("other.db")
+    with Journal(other, clock) as journal:
+        for i in range(25):
+            journal.record("run", "bar", str(i), {"close": 200.0}, i)
+    shutil.copy(other, path)
+    with pytest.raises(StateError, match="damaged at seq 20: the head file has another hash"):
+        verify(path)
+
+
+def test_a_head_file_one_commit_behind_is_what_a_kill_leaves(path):
+    write(path, 3)
+    behind = path.with_name("paper.db.head").read_text()
+    head = write(path, 4)
+    path.with_name("paper.db.head").write_text(behind)
+    assert verify(path) == head
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("torn", [0, 1, 30, 80])
+def test_a_torn_slot_of_the_head_file_leaves_the_other(path, slot, torn):
+    with Journal(path, clock) as journal:
+        for i in range(20):
+            journal.record("run", "bar", str(i), {}, i)
+        file = path.with_name("paper.db.head")
+        data = bytearray(file.read_bytes())
+        assert len(data) == 1024
+        data[slot * 512 + torn : (slot + 1) * 512] = bytes(512 - torn)
+        file.write_bytes(data)
+        assert verify(path) == journal.head
+    assert verify(path).seq == 20
+
+
+def test_both_slots_torn_are_refused(path):
+    write(path)
+    path.with_name("paper.db.head").write_bytes(bytes(1024))
+    with pytest.raises(StateError, match="not readable as a head file"):
+        verify(path)
+
+
+def test_a_missing_head_file_is_refused(path):
+    write(path)
+    path.with_name("paper.db.head").unlink()
+    with pytest.raises(StateError, match=r"paper\.db\.head is missing"):
+        verify(path)
+
+
+def test_a_garbled_head_file_is_refused(path):
+    write(path)
+    path.with_name("paper.db.head").write_text("{")
+    with pytest.raises(StateError, match="head file"):
+        verify(path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flipped_bit_in_the_stored_text_is_seen(path, seed):
+    """In the bodies: most such flips leave a database that SQLite calls good."""
+    write(path, 200)
+    data = bytearray(path.read_bytes())
+    places = [i for i in range(len(data)) if data[i : i + 8] == b'{"close"']
+    place = places[(seed * 37) % len(places)] + 10
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StateError, match="damaged at seq"):
+        verify(path)
+
+
+def test_a_file_of_zeros_inside_is_damage_and_no_traceback(path):
+    write(path, 400)
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 : 4096 * 5] = bytes(8192)
+    path.write_bytes(data)
+    with pytest.raises(StateError):
+        verify(path)
+    with pytest.raises(StateError):
+        Journal(path, clock)
+
+
+def test_another_file_is_not_taken_for_a_journal(path):
+    path.write_text("time,close\n" * 1000)
+    before = path.read_bytes()
+    for attempt in (verify, lambda p: Journal(p, clock)):
+        with pytest.raises(StateError, match="not a readable journal"):
+            attempt(path)
+    assert path.read_bytes() == before
+
+
+def test_another_programs_database_is_left_as_it_was(path):
+    edit(path, "CREATE TABLE theirs(x)")
+    before = path.read_bytes()
+    for attempt in (verify, lambda p: Journal(p, clock)):
+        with pytest.raises(StateError, match="another program's database"):
+            attempt(path)
+    assert path.read_bytes() == before
+
+
+def test_a_missing_journal_or_folder_is_bad_input(tmp_path):
+    with pytest.raises(ConfigError, match="no such journal"):
+        verify(tmp_path / "none.db")
+    with pytest.raises(ConfigError, match="no such folder"):
+        Journal(tmp_path / "none" / "paper.db", clock)
+
+
+def test_a_journal_that_was_deleted_is_not_begun_again_in_silence(path):
+    write(path)
+    path.unlink()
+    with pytest.raises(StateError, match="head file says 20"):
+        Journal(path, clock)
+
+
+def test_verify_changes_nothing_in_the_folder(path, tmp_path):
+    write(path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    verify(path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_only_the_owner_can_read_it(path, tmp_path):
+    with Journal(path, clock) as journal:
+        journal.record("run", "bar", "1", {}, 0)
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()}
+    assert set(modes) >= {"paper.db", "paper.db-wal", "paper.db.head", "paper.db.lock"}
+    assert set(modes.values()) == {0o600}
+
+
+def test_the_other_process_is_named(path):
+    code = (
+        "import sys; from nca_trader.paper.journal import Journal\n"
+        "journal = Journal(sys.argv[1], lambda: 0)\n"
+        "print('open', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(StateError, match=f"process {other.pid} is writing"):
+            Journal(path, clock)
+    finally:
+        other.kill()
+        other.communicate()
+    with Journal(path, clock) as journal:  # the kernel gave the lock back
+        assert journal.head.seq == 0
+
+
+def test_a_full_disk_is_said_and_what_was_committed_stays(path):
+    with Journal(path, clock) as journal:
+        journal.record("run", "bar", "0", {}, 0)
+        pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+        journal._db.execute(f"PRAGMA max_page_count = {pages + 1}")
+        with pytest.raises(StateError, match=r"full.*free space"):
+            for i in range(1, 100):
+                journal.record("run", "bar", str(i), {"text": "x" * 1000}, 0)
+        reached = journal.head
+        assert verify(path) == reached
+        journal._db.execute("PRAGMA max_page_count = 100000")
+        journal.record("run", "bar", "after", {}, 0)  # space was freed: it goes on
+        assert journal.head.seq == reached.seq + 1
+    assert verify(path).seq == reached.seq + 1
+
+
+def test_a_commit_is_as_durable_as_sqlite_can_make_it(path):
+    with Journal(path, clock) as journal:
+        assert journal._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert journal._db.execute("PRAGMA synchronous").fetchone() == (2,)

@@ -1,0 +1,190 @@
+"""Who may import whom, and what no file may do; kept by reading the sources, importing nothing."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = "nca_trader"
+FOUNDATION = {"errors", "types", "numerics", "ranges", "toml", "presets"}
+ENVS = FOUNDATION | {"data", "envs"}
+AGENTS = ENVS | {"agents"}
+LEARNER = AGENTS | {"runs", "mesh", "learner"}
+EVALUATE = (LEARNER | {"evaluate"}) - {"learner"}
+MAY_IMPORT = {
+    "errors": set(),
+    "types": {"errors"},
+    "numerics": {"errors", "types"},
+    "ranges": {"errors"},
+    "toml": {"errors", "ranges"},
+    "presets": {"errors", "types", "ranges"},
+    "data": FOUNDATION,
+    "envs": ENVS,
+    "agents": AGENTS,
+    "runs": AGENTS,
+    "mesh": FOUNDATION,
+    "learner": LEARNER,
+    "evaluate": EVALUATE,
+    "evaluate.walkforward": EVALUATE | {"learner"},
+    "paper": AGENTS | {"runs", "evaluate.metrics"},
+    "scale": EVALUATE | {"learner"},
+    "watch": FOUNDATION | {"runs", "paper"},
+    "cli": EVALUATE | {"learner", "paper", "scale", "watch"},
+}
+# Running code that came in a file: a bar file or a run folder may be a stranger's.
+UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "read_pickle", "to_pickle"}
+
+
+def module_of(path, root):
+    """The dotted module below the package that `path` is, and its own package, e.g. for `.`."""
+    parts = list(path.relative_to(root).with_suffix("").parts)
+    is_package = parts[-1] == "__init__"
+    parts = parts[:-1] if is_package else parts
+    return parts, parts if is_package else parts[:-1]
+
+
+def imported_modules(tree, own_package):
+    """Every module below the package that `tree` imports, at whatever depth, as lists of parts."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            here = [PACKAGE, *own_package]
+            base = here[: len(here) - node.level + 1] + (node.module or "").split(".")
+            names = [[p for p in base if p] + [alias.name] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [[*(node.module or "").split("."), alias.name] for alias in node.names]
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
+            first = node.args[0] if node.args else None
+            constant = isinstance(first, ast.Constant) and str(first.value)
+            names = [str(constant or "").split(".")]
+        else:
+            continue
+        yield from (name[1:] for name in names if name[0] == PACKAGE)
+
+
+def called(node):
+    """The name that a call calls: "f" for `f()` and `m.f()`."""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def allowed(here, there):
+    rules = MAY_IMPORT.get(".".join(here[:2]), MAY_IMPORT.get(here[0]))
+    if rules is None:
+        raise AssertionError(f"{'.'.join(here)} has no place in MAY_IMPORT")
+    return here[0] == there[0] or bool({there[0], ".".join(there[:2])} & rules)
+
+
+def violations(root):
+    for path in sorted(root.rglob("*.py")):
+        here, own_package = module_of(path, root)
+        if not here or here == ["__main__"]:
+            continue
+        for there in imported_modules(ast.parse(path.read_text()), own_package):
+            # `from nca_trader import __version__` takes a name of the package, not a module.
+            if there and not there[0].startswith("__") and not allowed(here, there):
+                module = ".".join(there[:2])
+                yield f"{path.relative_to(root).as_posix()}: {here[0]} may not import {module}"
+
+
+def unsafe(root):
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found = set()
+            if isinstance(node, ast.Import):
+                found = {alias.name.split(".")[0] for alias in node.names} & UNSAFE
+            elif isinstance(node, ast.ImportFrom):
+                found = {(node.module or "").split(".")[0]} & UNSAFE
+            elif isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                found = {name, getattr(node.func, "attr", "")} & UNSAFE_CALLS
+                if any(
+                    k.arg == "allow_pickle" and ast.unparse(k.value) != "False"
+                    for k in node.keywords
+                ):
+                    found = {"allow_pickle"}
+            for name in sorted(found):
+                yield f"{path.relative_to(root).as_posix()}:{node.lineno}: {name}"
+
+
+def test_every_part_imports_only_what_lies_below_it(root):
+    assert list(violations(root / PACKAGE)) == []
+
+
+def test_every_part_of_the_package_has_its_place(root):
+    children = (root / PACKAGE).iterdir()
+    parts = {p.stem for p in children if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert parts - {"__init__", "__main__"} <= set(MAY_IMPORT)
+
+
+def test_no_file_can_run_code_that_came_in_data(root):
+    assert list(unsafe(root / PACKAGE)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "found"),
+    [
+        ("envs/trading.py", "from nca_trader.agents import nca", "envs may not import agents.nca"),
+        ("envs/trading.py", "from nca_trader import paper", "envs may not import paper"),
+        ("envs/trading.py", "import nca_trader.learner.ppo", "envs may not import learner.ppo"),
+        ("envs/trading.py", "from ..agents.nca import encode", "envs may not import agents.nca"),
+        ("envs/trading.py", "from .. import agents", "envs may not import agents"),
+        ("envs/deep/er.py", "from ...agents import nca", "envs may not import agents.nca"),
+        ("envs/deep/__init__.py", "from ...runs import x", "envs may not import runs.x"),
+        ("data/bars.py", "def f():\n  from nca_trader import envs", "data may not import envs"),
+        ("data/bars.py", "import_module('nca_trader.envs')", "data may not import envs"),
+        ("types.py", "from nca_trader.presets import A", "types may not import presets.A"),
+        ("evaluate/report.py", "import nca_trader.learner", "evaluate may not import learner"),
+        ("paper/session.py", "from nca_trader.evaluate import backtest",
+         "paper may not import evaluate.backtest"),
+        ("paper/session.py", "import nca_trader.learner", "paper may not import learner"),
+    ],
+)  # fmt: skip
+def test_a_planted_violation_is_found(tmp_path, file, line, found):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(line)
+    assert list(violations(tmp_path)) == [f"{file}: {found}"]
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("evaluate/walkforward.py", "from nca_trader.learner import train"),
+        ("paper/session.py", "from nca_trader.evaluate.metrics import sharpe"),
+        ("paper/session.py", "from nca_trader.evaluate import metrics"),
+        ("envs/trading.py", "from . import account\nfrom .account import mark"),
+        ("envs/deep/er.py", "from .. import account\nfrom ...data import bars"),
+        ("cli/train.py", "from nca_trader import __version__, watch"),
+        ("toml.py", "import tomllib\nfrom numpy.testing import nca_trader"),
+    ],
+)
+def test_what_is_allowed_is_not_reported(tmp_path, file, line):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(line)
+    assert list(violations(tmp_path)) == []
+
+
+def test_a_new_part_without_a_place_is_found(tmp_path):
+    (tmp_path / "helpers.py").write_text("from nca_trader import types")
+    with pytest.raises(AssertionError, match="helpers has no place"):
+        list(violations(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "x = eval('1')",
+        "import yaml\nyaml.load(text)",
+        "pd.read_pickle(path)",
+        "np.load(path, allow_pickle=True)",
+    ],
+)
+def test_planted_code_that_could_run_data_is_found(tmp_path, line):
+    path = pathlib.Path(tmp_path) / "runs.py"
+    path.write_text(line)
+    assert len(list(unsafe(tmp_path))) == 1

@@ -1,0 +1,249 @@
+"""Presets: every shipped file, the round trip, and what a wrong file is told."""
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nca_trader.agents.presets import load_agent
+from nca_trader.envs.presets import load_env
+from nca_trader.errors import ConfigError
+from nca_trader.presets import (
+    AgentConfig,
+    EnvConfig,
+    LearnerConfig,
+    MeshConfig,
+    OptimizerConfig,
+    PolicyConfig,
+)
+from nca_trader.toml import from_toml_text, preset_folder, preset_names, to_toml
+from nca_trader.types import Costs
+
+SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
+SIZES["large"] = (256, 512)
+
+
+def complaint(cls, text, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        from_toml_text(cls, text, "my.toml", overrides)
+    return str(caught.value).splitlines()
+
+
+def test_every_agent_and_environment_of_the_readme_is_there(root):
+    assert set(preset_names("agents")) == set(SIZES)
+    assert {"index_daily", "equity_daily"} <= set(preset_names("envs"))
+    for folder in ("agents", "envs"):
+        readme = (root / folder / "README.md").read_text()
+        assert set(re.findall(r"`(\w+)\.toml`", readme)) == set(preset_names(folder))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_an_agent_has_its_size_and_the_receptive_field_its_file_states(name):
+    policy = load_agent(name).policy
+    assert (policy.channels, policy.hidden) == SIZES[name]
+    # A second derivation: the oldest bar that a walk of K steps, two taps back each, can reach.
+    oldest = 0
+    for step in range(policy.steps):
+        oldest += 2 * policy.dilations[step % len(policy.dilations)]
+    text = (preset_folder("agents") / f"{name}.toml").read_text()
+    assert re.findall(r"^# receptive field: (\d+) bars$", text, re.M) == [str(oldest + 1)]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_an_agent_reads_back_equal_from_its_own_text(name):
+    config = load_agent(name)
+    assert from_toml_text(AgentConfig, to_toml(config), "resolved") == config
+
+
+@pytest.mark.parametrize("name", ["index_daily", "equity_daily"])
+def test_an_environment_reads_back_equal_from_its_own_text(name):
+    config = load_env(name)
+    assert from_toml_text(EnvConfig, to_toml(config), "resolved") == config
+
+
+def test_the_resolved_text_leaves_nothing_to_defaults():
+    text = to_toml(AgentConfig())
+    for table in (PolicyConfig, LearnerConfig, OptimizerConfig):
+        for field in dataclasses.fields(table):
+            assert re.search(rf"^{field.name} = ", text, re.M)
+
+
+@given(
+    commission=st.floats(0, 1, exclude_max=True),
+    size=st.none() | st.floats(1e-300, 1.0),
+    max_gross=st.none() | st.floats(1.0, 1e300),
+    episode_bars=st.none() | st.integers(2, 2**62),
+    features=st.lists(
+        st.text(st.characters(codec="utf-8")), min_size=1, max_size=3, unique=True
+    ).map(tuple),
+    short=st.booleans(),
+)
+def test_any_config_reads_back_equal(commission, size, max_gross, episode_bars, features, short):
+    config = EnvConfig(
+        costs=Costs(commission=commission),
+        size=size,
+        max_gross=max_gross,
+        episode_bars=episode_bars,
+        features=features,
+        short=short,
+    )
+    assert from_toml_text(EnvConfig, to_toml(config), "any") == config
+
+
+def test_none_is_a_value_where_the_default_is_not_none():
+    assert EnvConfig().max_gross == 1.0
+    config = from_toml_text(EnvConfig, 'max_gross = "none"', "my.toml")
+    assert config.max_gross is None
+
+
+def test_an_unknown_key_names_file_table_and_the_nearest_key():
+    (line,) = complaint(AgentConfig, "[optimizer]\nlearning_rat = 1e-3")
+    assert line.startswith("my.toml: [optimizer] learning_rat is not a known key; ")
+    assert "did you mean 'learning_rate'?" in line
+
+
+def test_an_unknown_preset_names_the_nearest_and_lists_all():
+    with pytest.raises(ConfigError, match="did you mean 'nano'") as caught:
+        load_agent("nanno")
+    assert all(name in str(caught.value) for name in SIZES)
+
+
+def test_all_that_is_wrong_is_said_at_once_and_each_once():
+    lines = complaint(
+        AgentConfig,
+        "num_seeds = 0\nspeed = 3\n"
+        "[policy]\nhidden = 2.5\ndilations = [1, 'a']\nkind = 7\n"
+        "[learner]\ndiscount = 1.5\nclip_epsilon = nan\n"
+        "[optimizer]\nschedule = 'cosin'",
+        "checkpoint.keep=0",
+        "mesh.devises=2",
+    )
+    starts = [
+        "--set: [checkpoint] keep=0 is below",
+        "--set: [mesh] devises is not a known key; did you mean 'devices'?",
+        "my.toml: [learner] clip_epsilon=nan is outside its range; give a number in (0, 1)",
+        "my.toml: [learner] discount=1.5 is outside its range; give a number in (0, 1]",
+        "my.toml: [optimizer] schedule='cosin' is not known; did you mean 'cosine'?",
+        'my.toml: [policy] dilations = [1, "a"] where a list in which each is a whole number',
+        "my.toml: [policy] hidden = 2.5 where a whole number is expected",
+        "my.toml: [policy] kind = 7 where a string is expected",
+        "my.toml: speed is not a known key",
+    ]
+    assert len(lines) == len(starts)
+    for line, start in zip(sorted(lines), starts, strict=True):
+        assert line.startswith(start)
+
+
+def test_a_faulty_key_does_not_draw_a_second_complaint_through_its_default():
+    # num_minibatches = 7 would not divide the default 64 / 8, but would the 56 that was meant.
+    (line,) = complaint(AgentConfig, "[learner]\nnum_segmets = 56\nnum_minibatches = 7")
+    assert "did you mean 'num_segments'?" in line
+
+
+@pytest.mark.parametrize("text", ["short = 1", "short = 'yes'", "fill = true", "size = false"])
+def test_a_value_of_another_type_is_refused_and_not_converted(text):
+    (line,) = complaint(EnvConfig, text)
+    assert " is expected." in line
+
+
+def test_a_value_in_place_of_a_table_and_the_reverse():
+    (line,) = complaint(EnvConfig, "costs = 0.1")
+    assert line == "my.toml: costs = 0.1 is not a table; write [costs]."
+    (line,) = complaint(EnvConfig, "[fill]\na = 1")
+    assert line.startswith('my.toml: fill = {"a": 1} where a string is expected')
+
+
+def test_a_whole_number_does_for_a_float_and_becomes_one():
+    rate = from_toml_text(AgentConfig, "[optimizer]\nlearning_rate = 1", "a").optimizer
+    assert type(rate.learning_rate) is float
+
+
+def test_overrides_replace_the_file_in_turn_and_take_bare_words():
+    sets = ("optimizer.schedule=cosine", "policy.dilations=[1, 3]", "num_seeds=2", "num_seeds = 3")
+    agent = load_agent("nano", sets)
+    assert agent.optimizer.schedule == "cosine"
+    assert agent.policy.dilations == (1, 3)
+    assert agent.num_seeds == 3
+    assert agent.policy.channels == load_agent("nano").policy.channels
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("policy.channels", "is not of the form table.key=value"),
+        ("=3", "is not of the form table.key=value"),
+        ("num_seeds.x=3", "where a whole number is expected"),
+        ("policy.channels.x=3", "policy.channels is a value, not a table"),
+        ("policy.dilations=[1, 2", "not a value as TOML writes it"),
+        ("optimizer.schedule='linear", "not a value as TOML writes it"),
+        ("num_seeds=1\nnum_seeds = 2", "not a value as TOML writes it"),
+    ],
+)
+def test_an_override_that_makes_no_sense_is_refused(override, what):
+    (line,) = complaint(AgentConfig, "[policy]\nchannels = 16", override)
+    assert line.startswith("--set: ")
+    assert what in line
+
+
+def test_a_file_that_is_absent_a_folder_not_text_or_not_toml_is_one_line(tmp_path):
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.toml").write_text("[policy\nchannels = 1")
+    (tmp_path / "folder.toml").mkdir()
+    for name in ("absent.toml", "binary.toml", "broken.toml", "folder.toml"):
+        with pytest.raises(ConfigError) as caught:
+            load_agent(tmp_path / name)
+        (line,) = str(caught.value).splitlines()
+        assert name in line
+
+
+def test_a_file_of_ones_own_is_read_by_path(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("\ufeffnum_seeds = 3\n", encoding="utf-8")
+    assert load_agent(path) == load_agent(str(path)) == AgentConfig(num_seeds=3)
+
+
+def test_minibatches_must_divide_the_segments_of_a_logical_shard():
+    with pytest.raises(ConfigError) as caught:
+        LearnerConfig(num_segments=64, logical_shards=8, num_minibatches=7)
+    assert str(caught.value) == (
+        "num_minibatches=7 does not divide num_segments / logical_shards=8; "
+        "the nearest that does is 8."
+    )
+
+
+def test_segments_must_be_a_multiple_of_the_logical_shards():
+    with pytest.raises(ConfigError, match=r"num_segments=60 .* logical_shards=8; .*: 64\.$"):
+        LearnerConfig(num_segments=60)
+
+
+def test_logical_shards_must_be_a_multiple_of_the_devices():
+    with pytest.raises(ConfigError, match=r"logical_shards=8 .* mesh\.devices=3; .*: 9\.$"):
+        AgentConfig(mesh=MeshConfig(devices=3))
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "good", "bad"),
+    [
+        (EnvConfig, "size", (1e-9, 1.0), (0.0, -0.5, float("nan"), float("inf"), 1.5, "1")),
+        (EnvConfig, "max_gross", (0.5, 3.0), (0.0, float("inf"))),
+        (EnvConfig, "ruin_floor", (1e-9, 0.5), (0.0, 1.0)),
+        (EnvConfig, "episode_bars", (2, 5000), (1, 0, 2.0, True)),
+        (EnvConfig, "features", (("rsi",),), ((), ("rsi", "rsi"))),
+        (EnvConfig, "fill", ("close",), ("open", "", None)),
+        (PolicyConfig, "dilations", ((1,), (3, 2)), ((), (0,), (1.5,))),
+        (PolicyConfig, "leak", (0.1, 1.0), (0.0, 1.1)),
+        (PolicyConfig, "channels", (1, 512), (0, -1, 1.0)),
+        (LearnerConfig, "gae_lambda", (0.0, 1.0), (-0.1, 1.1)),
+        (LearnerConfig, "discount", (0.5, 1.0), (0.0, 1.1)),
+        (OptimizerConfig, "b2", (0.0, 0.999), (1.0, -0.1)),
+        (OptimizerConfig, "warmup_updates", (0, 10), (-1, 0.5)),
+    ],
+)
+def test_the_ends_of_each_range(cls, name, good, bad):
+    for value in good:
+        assert getattr(cls(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ConfigError, match=name):
+            cls(**{name: value})

@@ -1,0 +1,217 @@
+"""Progress: plain lines in a pipe, one redrawn line on a terminal."""
+
+import io
+import os
+import sys
+
+import pytest
+
+from nca_trader.watch.progress import duration, human, progress, stage
+
+
+class Clock:
+    """Time that moves when told."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    return Terminal()
+
+
+def run(stream, clock, updates=100, steps=10_000, seconds=0.5, first=8.0, **metrics):
+    """A job whose first update compiles: it takes `first` seconds, the others `seconds`."""
+    with progress(updates * steps, "train", stream, clock) as shown:
+        for update in range(updates):
+            clock.now += seconds if update else first
+            shown.update(steps, **metrics)
+
+
+def test_a_pipe_gets_plain_lines_every_few_seconds_the_first_and_the_last(clock):
+    stream = io.StringIO()
+    run(stream, clock, reward=0.03125, entropy=1.0)
+    lines = stream.getvalue().splitlines()
+    assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
+    # 99 updates of half a second after the first: one line each five seconds, and both ends.
+    assert len(lines) == 1 + 9 + 1
+    assert lines[0].startswith("train    1%  10.0k of 1.0M steps")
+    # The rate leaves the compilation out: 10,000 steps each half second.
+    # "entropy 1" would end in the 82nd column.
+    wanted = "train   41%  410k of 1.0M steps  20.0k steps/s  0:30 left  reward 0.0312"
+    assert lines[4] == wanted
+    assert lines[-1].startswith("train  100%  1.0M of 1.0M steps  17.4k steps/s  in 0:58")
+
+
+def test_no_line_is_wider_than_80_columns_and_metrics_go_first(clock):
+    stream = io.StringIO()
+    run(stream, clock, explained_variance=0.123456, approximate_kl=1e-9, a_long_name=-1.0)
+    lines = stream.getvalue().splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert all("steps/s" in line for line in lines)
+
+
+def test_only_three_metrics_are_shown(clock):
+    stream = io.StringIO()
+    run(stream, clock, updates=2, a=1, b=2, c=3, d=4)
+    assert "a 1  b 2  c 3" in stream.getvalue() and "d 4" not in stream.getvalue()
+
+
+def test_a_metric_is_not_waited_for_unless_a_line_is_due(clock):
+    asked = []
+
+    class OnDevice:
+        def __float__(self):
+            asked.append(clock.now)
+            return 1.0
+
+    stream = io.StringIO()
+    run(stream, clock, updates=11, seconds=0.1, reward=OnDevice())
+    assert len(asked) == len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_job_stopped_half_way_says_where_and_claims_no_more(clock):
+    stream = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), progress(1000, "train", stream, clock) as shown:
+        for _ in range(5):
+            clock.now += 1.0
+            shown.update(100)
+        raise KeyboardInterrupt
+    last = stream.getvalue().splitlines()[-1]
+    assert last.startswith("train   50%  500 of 1.0k steps") and "in 0:05" in last
+
+
+def test_99_9_percent_is_not_100(clock):
+    stream = io.StringIO()
+    with progress(1000, "train", stream, clock) as shown:
+        clock.now += 1.0
+        shown.update(999)
+    assert " 99%" in stream.getvalue() and "100%" not in stream.getvalue()
+
+
+def test_a_job_without_steps_ends_and_closing_twice_is_closing_once(clock):
+    stream = io.StringIO()
+    shown = progress(0, "train", stream, clock)
+    shown.close()
+    shown.close()
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_terminal_gets_one_line_that_is_drawn_over(clock, terminal):
+    run(terminal, clock, reward=0.03125)
+    text = terminal.getvalue()
+    assert text.count("\n") == 1 and text.endswith("\n")
+    drawn = [line.strip("\n") for line in text.split("\r") if line.strip()]
+    assert max(len(line) for line in drawn) <= 79
+    assert drawn[0].startswith("train   0% |") or drawn[0].startswith("train   1% |")
+    middle = next(line for line in drawn if line.startswith("train  41%"))
+    assert middle.endswith("| 410k of 1.0M steps  20.0k steps/s  0:30 left  reward 0.0312")
+    assert drawn[-1].startswith("train 100% |") and "in 0:58" in drawn[-1]
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "200"])
+def test_a_drawn_line_fits_any_terminal(clock, terminal, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    run(terminal, clock, updates=20, reward=0.03125, entropy=1.0, kl=0.01)
+    drawn = [line.strip("\n") for line in terminal.getvalue().split("\r")]
+    assert max(len(line) for line in drawn) < int(columns)
+
+
+def test_a_terminal_is_not_redrawn_more_than_ten_times_a_second(clock, terminal):
+    run(terminal, clock, updates=1000, steps=10, seconds=0.001)
+    assert terminal.getvalue().count("\r") < 40
+
+
+@pytest.mark.parametrize("no_color", [None, "1"])
+def test_no_colour_is_ever_written(clock, terminal, monkeypatch, no_color):
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    run(terminal, clock, updates=5)
+    assert "\x1b[" not in terminal.getvalue().replace("\x1b[A", "")
+
+
+def test_a_dumb_terminal_gets_plain_lines(clock, terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    run(terminal, clock, updates=5)
+    assert "\r" not in terminal.getvalue() and terminal.getvalue().count("\n") >= 2
+
+
+def test_a_stage_prints_its_label_at_once_and_its_seconds_at_the_end(clock):
+    stream = io.StringIO()
+    with stage("backtest", stream, clock) as timed:
+        assert stream.getvalue() == "backtest ... "
+        clock.now += 3.21
+    assert stream.getvalue() == "backtest ... 3.2 s\n"
+    assert timed.seconds == pytest.approx(3.21)
+
+
+def test_a_stage_that_fails_does_not_look_done(clock):
+    stream = io.StringIO()
+    with pytest.raises(ValueError, match="no"), stage("backtest", stream, clock):
+        clock.now += 1.0
+        raise ValueError("no")
+    assert stream.getvalue() == "backtest ... stopped after 1.0 s\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (950, "950"),
+        (1000, "1.0k"),
+        (48_240, "48.2k"),
+        (182_400, "182k"),
+        (999_949, "1000k"),
+        (999_960, "1.0M"),
+        (2_900_000, "2.9M"),
+        (3.2e9, "3.2G"),
+    ],
+)
+def test_counts_are_short(number, text):
+    assert human(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(14.2, "0:14"), (59.7, "1:00"), (725, "12:05"), (10_859, "3:00:59")]
+)
+def test_times_are_as_people_write_them(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+def test_a_real_terminal_shows_the_bar_even_one_that_reports_no_size(clock, monkeypatch, size):
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.delenv("LINES", raising=False)
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with open(writer, "w", encoding="utf-8") as stream:
+        run(stream, clock, updates=3)
+        shown = os.read(reader, 100_000).decode()
+    os.close(reader)
+    assert "train 100% |" in shown and "30.0k of 30.0k steps" in shown
