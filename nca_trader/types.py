@@ -92,6 +92,7 @@ class Bars:
 
     @property
     def num_assets(self) -> int:
+        """A, the number of symbols."""
         return len(self.symbols)
 
     @property
@@ -198,12 +199,15 @@ class EnvSpec:
 
     @property
     def num_assets(self) -> int:
+        """A, the number of symbols."""
         return len(self.symbols)
 
     @property
     def num_features(self) -> int:
+        """F, the number of features."""
         return len(self.features)
 
     @property
     def num_actions(self) -> int:
+        """The number n of discrete actions of each asset."""
         return len(self.targets)

@@ -1,0 +1,1 @@
+"""What decides: policies that learn, and rules that they are compared with."""

@@ -3,149 +3,131 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import datetime
 import json
 import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 HELP = "train, backtest and paper-replay on real sample bars, then write a report page"
+# Train before the first date, select between the two, and touch what is after them once.
 TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
-TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 NUM_SEEDS = 3
+DEFAULTS = {"env": "index_daily", "agent": "nano", "steps": 1_000_000, "seed": 0}
+TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("--out", default="runs", help="folder for the run's folder (default runs)")
-    parser.add_argument("--resume", metavar="RUN", help="go on with this demo's run folder")
-    parser.add_argument("--env", default="index_daily", help="environment (default %(default)s)")
-    parser.add_argument("--agent", default="nano", help="agent (default %(default)s)")
-    parser.add_argument(
-        "--steps", type=int, default=1_600_000, help="of each seed (default %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="runs", help="where the run's folder goes (%(default)s)")
+    parser.add_argument("--resume", metavar="RUN", help="go on with the run folder of a demo")
+    parser.add_argument("--env", help="environment (%(default)s)")
+    parser.add_argument("--agent", help="agent (%(default)s)")
+    parser.add_argument("--steps", type=int, help="environment steps of each seed (%(default)s)")
+    parser.add_argument("--seed", type=int, help="of everything random (%(default)s)")
+    parser.set_defaults(**DEFAULTS)
+
+
+@dataclasses.dataclass
+class Demo:
+    """What the stages hand to each other; each stage's seconds are noted as it ends."""
+
+    args: argparse.Namespace
+    path: pathlib.Path
+    bars: Any
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, label: str | None) -> Iterator[None]:
+        """Times a stage; `label` is said on the terminal where the stage says nothing itself."""
+        from nca_trader.watch.progress import stage
+
+        began = time.perf_counter()
+        with stage(label) if label else contextlib.nullcontext():
+            yield
+        self.seconds[name] = time.perf_counter() - began
+
+    @property
+    def command(self) -> str:
+        """The command that makes this run again."""
+        given = {key: getattr(self.args, key) for key in DEFAULTS}
+        options = (f" --{key} {value}" for key, value in given.items() if value != DEFAULTS[key])
+        return "nca-trader demo" + "".join(options)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the demo; returns the page's path and the figures of its table."""
-    from nca_trader.cli.interrupt import stop_on_signal
-
-    path = pathlib.Path(args.resume or pathlib.Path(args.out) / _new_name())
-    seconds: dict[str, float] = {}
-    with stop_on_signal() as stop:
-        trained = _train(args, path, seconds, stop)
-        if trained is None or stop():
-            remedy = f"nca-trader demo --resume {path}{_options(args)}"
-            print(f"stopped, all is saved in {path}; go on with: {remedy}")
-            return {"run": str(path), "complete": False}
-        return _evaluate(args, trained, seconds)
-
-
-def _new_name() -> str:
-    return "demo-" + datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-
-
-def _options(args: argparse.Namespace) -> str:
-    """The options that differ from the defaults and that going on needs again."""
-    defaults = {"env": "index_daily", "agent": "nano", "steps": 1_600_000, "seed": 0}
-    given = {key: getattr(args, key) for key in defaults}
-    return "".join(f" --{key} {value}" for key, value in given.items() if value != defaults[key])
-
-
-def _train(
-    args: argparse.Namespace,
-    path: pathlib.Path,
-    seconds: dict[str, float],
-    stop: Callable[[], bool],
-) -> Any:
-    """Trains the seeds in one program; None where it was stopped before the end."""
-    import dataclasses
-
-    from nca_trader.agents.presets import load_agent
     from nca_trader.data.samples import sample_bars
+
+    name = datetime.datetime.now(datetime.UTC).strftime("demo-%Y%m%d-%H%M%S")
+    path = pathlib.Path(args.resume or pathlib.Path(args.out) / name)
+    demo = Demo(args, path, sample_bars("sp500"))
+    try:
+        trained = train(demo)
+        if trained is not None:
+            return evaluate(demo, trained)
+    except KeyboardInterrupt:
+        # Training that was interrupted twice may have saved nothing yet.
+        if not (path / "run.json").exists():
+            raise
+    print(f"stopped, all is saved; go on with: {demo.command} --resume {path}")
+    return {"run": str(path), "complete": False}
+
+
+def train(demo: Demo) -> Any:
+    """Trains the seeds in one program; returns the run, or None where it was asked to stop."""
+    from nca_trader.agents.presets import load_agent
+    from nca_trader.cli.interrupt import stop_on_signal
+    from nca_trader.cli.train import shown
     from nca_trader.envs.presets import load_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.learner.train import planned_steps, steps_done, train
-    from nca_trader.watch.progress import progress, stage
 
-    began = time.perf_counter()
-    with stage("read bars, compute features"):
-        bars = sample_bars("sp500")
-        env = TradingEnv(bars.between(None, TRAIN_UNTIL), load_env(args.env))
+    args = demo.args
+    print(f"the run's folder is {demo.path}")
+    with demo.stage("features", "read bars, compute features"):
+        env = TradingEnv(demo.bars.between(None, TRAIN_UNTIL), load_env(args.env))
     agent = dataclasses.replace(load_agent(args.agent), num_seeds=NUM_SEEDS)
-    seconds["features"], began = time.perf_counter() - began, time.perf_counter()
     total = planned_steps(agent, args.steps)
-    with progress(total, f"train {NUM_SEEDS} seeds") as bar:
-        seen = 0
-
-        def report(row: dict[str, Any]) -> None:
-            nonlocal seen
-            bar.update(row["steps"] - seen, reward=row["reward"], entropy=row["entropy"])
-            seen = row["steps"]
-
-        run = train(env, agent, path, steps=args.steps, seed=args.seed, report=report, stop=stop)
-    seconds["train"] = time.perf_counter() - began
+    with (
+        demo.stage("train", None),
+        stop_on_signal() as stop,
+        shown(total, f"train {NUM_SEEDS} seeds") as report,
+    ):
+        run = train(
+            env, agent, demo.path, steps=args.steps, seed=args.seed, report=report, stop=stop
+        )
     return run if steps_done(run) >= total else None
 
 
-def _evaluate(args: argparse.Namespace, run: Any, seconds: dict[str, float]) -> dict[str, Any]:
+def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
     """Selects, backtests on the test span, replays it on paper, compares, writes the page."""
-    from nca_trader.agents import rules
-    from nca_trader.data.bars import write_bars
-    from nca_trader.data.samples import sample_bars
     from nca_trader.errors import CheckFailed
-    from nca_trader.evaluate.backtest import backtest
     from nca_trader.paper.parity import compare
     from nca_trader.runs import trials
-    from nca_trader.runs.manifest import Run
-    from nca_trader.watch.progress import stage
 
-    bars = sample_bars("sp500")
-    began = time.perf_counter()
-    seeds = [Run(run.path, seed=i) for i in range(run.agent_config.num_seeds)]
-    with stage("select a seed on 2011-2012"):
-        scores = [
-            backtest(bars, seed, start=TRAIN_UNTIL, stop=SELECT_UNTIL).metrics["sharpe"]
-            for seed in seeds
-        ]
-        # An agent that never traded has no Sharpe ratio; any that has one comes before it.
-        best = max(range(len(seeds)), key=lambda i: (scores[i] == scores[i], scores[i]))
-        run.write_json(
-            "selection.json", {"selected": best, "sharpe": [_or_none(s) for s in scores]}
-        )
-    seconds["select"], began = time.perf_counter() - began, time.perf_counter()
-    with stage("backtest 2013-2018"):
-        touch = {"kind": "test", "run": run.name, "data": bars.digest(), "span": "2013-2018"}
-        trials.record(run.root, touch | {"time": _now()})
-        results = [
-            backtest(bars, seed, start=SELECT_UNTIL, name=_seed_name(i))
-            for i, seed in enumerate(seeds)
-        ]
-        costs = run.env_config.costs
-        baselines = {
-            strategy.name: backtest(
-                bars, strategy, costs, run.env_config.fill, run.env_config.order, start=SELECT_UNTIL
-            )
-            for strategy in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
-        }
-        results[best].save(run.path / TABLE)
-    seconds["backtest"], began = time.perf_counter() - began, time.perf_counter()
-    with stage("replay 2013-2018 on paper, in a process of its own"):
-        write_bars(bars, run.path / BARS)
-        paper = _replay(run.path)
+    with demo.stage("select", "select a seed on 2011-2012"):
+        scores = select(demo, run)
+    with demo.stage("backtest", "backtest 2013-2018"):
+        results, baselines = backtest_all(demo, run)
+    agent = results[run.selected]
+    with demo.stage("paper", "replay 2013-2018 on paper, in another process"):
+        paper = replay(demo)
         parity = compare(run.path, run.path / JOURNAL)
-    seconds["paper"] = time.perf_counter() - began
-    page = _write_page(args, run, bars, results, best, scores, baselines, parity, seconds)
-    _print_table(results[best], baselines)
+    with demo.stage("page", "write the page"):
+        page = write_page(demo, run, results, scores, baselines, parity)
+    print_table([agent, *baselines.values()])
     print(parity.sentence)
-    print(
-        f"{trials.count(run.root, 'train')} agents trained so far in {run.root.name}/; see the page:"
+    trained, touched = (
+        trials.count(run.root, kind, demo.bars.digest()) for kind in ("train", "test")
     )
-    print(page)
+    print(f"Agents trained so far: {trained}; the test span was looked at {touched} time(s).")
+    print(f"The page: {page}")
     if not parity.ok:
         raise CheckFailed(parity.sentence)
     return {
@@ -154,32 +136,64 @@ def _evaluate(args: argparse.Namespace, run: Any, seconds: dict[str, float]) -> 
         "complete": True,
         "parity": parity.ok,
         "paper": paper,
-        "results": {r.name: r.metrics for r in (results[best], *baselines.values())},
-        "seconds": seconds,
+        "results": {r.name: r.metrics for r in (agent, *baselines.values())},
+        "seconds": demo.seconds,
     }
 
 
-def _seed_name(index: int) -> str:
-    return f"NCA agent, seed {index}"
+def select(demo: Demo, run: Any) -> list[float]:
+    """Sharpe ratio of each seed on the selection span; the best is noted in the run's folder."""
+    from nca_trader.evaluate.backtest import backtest
+    from nca_trader.runs.manifest import Run
+
+    scores = [
+        backtest(demo.bars, Run(run.path, seed=i), start=TRAIN_UNTIL, stop=SELECT_UNTIL).metrics[
+            "sharpe"
+        ]
+        for i in range(NUM_SEEDS)
+    ]
+    # A seed that never traded has no Sharpe ratio; any that has one comes before it.
+    best = max(range(NUM_SEEDS), key=lambda i: (scores[i] == scores[i], scores[i]))
+    known = [score if score == score else None for score in scores]
+    run.write_json("selection.json", {"selected": best, "sharpe": known})
+    return scores
 
 
-def _or_none(value: float) -> float | None:
-    return value if value == value else None
+def backtest_all(demo: Demo, run: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Every seed and every baseline on the test span: the one look at it, counted first."""
+    from nca_trader.agents import rules
+    from nca_trader.evaluate.backtest import backtest
+    from nca_trader.runs import trials
+    from nca_trader.runs.manifest import Run, now
+
+    entry = {"kind": "test", "run": run.name, "data": demo.bars.digest(), "time": now()}
+    trials.record(run.root, entry)
+    results = [
+        backtest(demo.bars, Run(run.path, seed=i), start=SELECT_UNTIL, name=f"NCA, seed {i}")
+        for i in range(NUM_SEEDS)
+    ]
+    results[run.selected].save(run.path / TABLE)
+    config = run.env_config
+    baselines = {
+        rule.name: backtest(
+            demo.bars, rule, config.costs, config.fill, config.order, start=SELECT_UNTIL
+        )
+        for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
+    }
+    return results, baselines
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _replay(path: pathlib.Path) -> dict[str, Any]:
+def replay(demo: Demo) -> dict[str, Any]:
     """Paper-trades the test span in another process, from the run folder and a bar file alone."""
+    from nca_trader.data.bars import write_bars
     from nca_trader.errors import CheckFailed
 
-    journal = path / JOURNAL
+    path = demo.path
+    write_bars(demo.bars, path / BARS)
     command = [
         *(sys.executable, "-m", "nca_trader", "paper", "--run", str(path)),
         *("--feed", f"replay:{path / BARS}", "--broker", "simulated"),
-        *("--journal", str(journal), "--start", SELECT_UNTIL, "--json"),
+        *("--journal", str(path / JOURNAL), "--start", SELECT_UNTIL, "--json"),
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -188,29 +202,22 @@ def _replay(path: pathlib.Path) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _write_page(
-    args: argparse.Namespace,
+def write_page(
+    demo: Demo,
     run: Any,
-    bars: Any,
     results: list[Any],
-    best: int,
     scores: list[float],
     baselines: dict[str, Any],
     parity: Any,
-    seconds: dict[str, float],
 ) -> pathlib.Path:
-    """Fills the report from what is on disk and from the results."""
+    """Fills the report from the results and from what is on disk."""
     from nca_trader.evaluate import report
     from nca_trader.runs import trials
+    from nca_trader.runs.manifest import now
 
-    manifest, digest = run.manifest, bars.digest()
-    spans = [
-        _span(report, "training", bars.between(None, TRAIN_UNTIL)),
-        _span(report, "selection", bars.between(TRAIN_UNTIL, SELECT_UNTIL)),
-        _span(report, "test", bars.between(SELECT_UNTIL, None)),
-    ]
+    bars, digest, best = demo.bars, demo.bars.digest(), run.selected
     page = report.Report(
-        title="NCA agents on S&P 500 and NASDAQ",
+        title="NCA agents on the S&P 500 and NASDAQ indexes",
         agent=results[best],
         baselines=baselines,
         evidence=report.weigh(results[best], baselines, bars.bars_per_year),
@@ -227,7 +234,11 @@ def _write_page(
             max_equity_difference=max(parity.equity_off, parity.ledger_off),
             max_logit_difference=parity.logits_off,
         ),
-        spans=spans,
+        spans=[
+            span_of("training", bars.between(None, TRAIN_UNTIL)),
+            span_of("selection", bars.between(TRAIN_UNTIL, SELECT_UNTIL)),
+            span_of("test", bars.between(SELECT_UNTIL, None)),
+        ],
         symbols=bars.symbols,
         features=run.spec.features,
         data_source=bars.source,
@@ -239,30 +250,31 @@ def _write_page(
         ),
         env_toml=(run.path / "env.toml").read_text(),
         agent_toml=(run.path / "agent.toml").read_text(),
-        versions=manifest["versions"],
-        commit=manifest["commit"],
-        device=manifest["device"],
-        wall_times=seconds,
-        command=f"nca-trader demo{_options(args)}",
-        created=_now(),
+        versions=run.manifest["versions"],
+        commit=run.manifest["commit"],
+        device=run.manifest["device"],
+        wall_times=demo.seconds,
+        command=demo.command,
+        created=now(),
     )
     return report.write_report(run.path / PAGE, page)
 
 
-def _span(report: Any, name: str, bars: Any) -> Any:
+def span_of(name: str, bars: Any) -> Any:
+    """A span of the data as the page states it."""
+    from nca_trader.evaluate.report import Span
+
     first, last = (str(bars.time[i].astype("datetime64[D]")) for i in (0, -1))
-    return report.Span(name=name, start=first, stop=last, bars=len(bars))
+    return Span(name=name, start=first, stop=last, bars=len(bars))
 
 
-def _print_table(agent: Any, baselines: dict[str, Any]) -> None:
+def print_table(results: list[Any]) -> None:
     """A short table of the test span."""
-    print(
-        f"\n{'2013-2018, out of sample':<26}{'return':>9}{'Sharpe':>8}{'drawdown':>10}{'turnover':>10}"
-    )
-    for result in (agent, *baselines.values()):
+    print(f"\n{'2013-2018':<20}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
+    for result in results:
         m = result.metrics
         ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
         print(
-            f"{result.name:<26}{m['total_return']:>8.1%}{ratio:>8}"
+            f"{result.name:<20}{m['total_return']:>10.1%}{ratio:>10}"
             f"{m['max_drawdown']:>10.1%}{m['turnover']:>9.1f}x"
         )

@@ -10,9 +10,10 @@ HELP = "check a paper session's journal"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `journal`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="verify")
-    check = actions.add_parser("verify", help="walk the hash chain; exit 4 names the first damage")
-    check.add_argument("file", metavar="FILE", help="the journal")
+    parser.add_argument(
+        "action", choices=("verify",), help="walk the hash chain; exit 4 names the first damage"
+    )
+    parser.add_argument("file", metavar="FILE", help="the journal")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

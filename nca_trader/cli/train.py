@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 HELP = "train an agent into a run folder; the same command goes on where it stopped"
@@ -35,21 +37,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.learner.train import planned_steps, steps_done, train
-    from nca_trader.watch.progress import progress
 
     env_config, agent = load_experiment(args)
     bars = load_bars(args).between(None, args.until)
     env = TradingEnv(bars, env_config)
     steps = planned_steps(agent, args.steps)
-    with stop_on_signal() as stop, progress(steps, "train") as bar:
-        seen = 0
-
-        def report(row: dict[str, Any]) -> None:
-            nonlocal seen
-            # A resumed run begins where it was, which is no speed.
-            bar.update(row["steps"] - seen, reward=row["reward"], entropy=row["entropy"])
-            seen = row["steps"]
-
+    with stop_on_signal() as stop, shown(steps, "train") as report:
         trained = train(
             env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=report, stop=stop
         )
@@ -62,6 +55,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last
+
+
+@contextlib.contextmanager
+def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Gives the function that shows each row of metrics as progress towards `total` steps."""
+    from nca_trader.watch.progress import progress
+
+    with progress(total, label) as bar:
+        seen = 0
+
+        def report(row: dict[str, Any]) -> None:
+            nonlocal seen
+            bar.update(row["steps"] - seen, reward=row["reward"], entropy=row["entropy"])
+            seen = row["steps"]
+
+        yield report
 
 
 def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:

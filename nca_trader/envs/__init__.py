@@ -1,0 +1,1 @@
+"""The market as an agent lives in it: account, environment, presets."""

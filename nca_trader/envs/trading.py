@@ -153,9 +153,7 @@ class TradingEnv:
         `reset` then. Its observation is the final one, which a bootstrap needs.
         """
         index, account = state.observation
-        now, following = (
-            jax.tree.map(lambda a: a[i], self.market.legs) for i in (index, index + 1)
-        )
+        now, following = _row(self.market.legs, index), _row(self.market.legs, index + 1)
         target = jnp.asarray(self.targets)[action]
         account, reward = transition(account, target, now, following, self.costs, self.rules)
         observation = Observation(index + 1, account)
@@ -170,3 +168,7 @@ class TradingEnv:
         rows = observation.index - length + 1 + jnp.arange(length)
         seen = self.market.features[jnp.maximum(rows, 0)]
         return jnp.where((rows >= 0)[:, None, None], seen, 0.0)
+
+
+def _row(legs: Legs, index: Array) -> Legs:
+    return jax.tree.map(lambda leg: leg[index], legs)

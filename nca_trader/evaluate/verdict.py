@@ -45,7 +45,7 @@ class Backtested(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One account's numbers. `metrics` is `metrics.summary`; `costs_paid` sums fractions of equity."""
+    """One account's numbers: `metrics.summary`, and all costs as a sum of fractions of equity."""
 
     metrics: dict[str, float]
     sharpe_interval: Interval

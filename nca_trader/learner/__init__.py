@@ -1,0 +1,1 @@
+"""How an agent learns: rollouts, advantages, the clipped surrogate, the training loop."""

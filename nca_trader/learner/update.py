@@ -50,7 +50,8 @@ class LearnerState(NamedTuple):
 class Learner(NamedTuple):
     """init: `(key) -> state`. step: `(state) -> (state, metrics)`, donates its argument.
 
-    steps_per_update: environment steps of one call of `step`, of all seeds together. mesh: where it runs.
+    steps_per_update: environment steps of one call of `step`, of all seeds together.
+    mesh: where it runs.
     """
 
     init: Callable[[Array], LearnerState]

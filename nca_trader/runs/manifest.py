@@ -170,6 +170,11 @@ def data_record(bars: Bars) -> dict[str, Any]:
     }
 
 
+def now() -> str:
+    """The time as a manifest or a ledger writes it: UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a result."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
@@ -213,7 +218,7 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
     manifest = {
         "format": FORMAT,
         "name": path.name,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": now(),
         "command": " ".join(sys.argv),
         "seed": seed,
         "data": data_record(env.bars),

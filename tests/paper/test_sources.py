@@ -12,6 +12,7 @@ ADAPTERS: set[str] = set()  # files that talk to a venue or are the clock; none 
 BANNED = {
     "time", "datetime", "random", "secrets", "uuid", "pickle", "marshal", "shelve", "yaml",
     "urandom", "default_rng", "now_ns", "utcnow", "today", "eval", "exec", "getrandom",
+    "Timestamp.now", "Timestamp.utcnow",
 }  # fmt: skip
 
 
@@ -27,6 +28,8 @@ def names(source: str) -> set[str]:
             # `np.random`, `pd.Timestamp.now`: but `bar.time` is a field of ours.
             if node.value.id in ("np", "numpy", "jax", "os", "pd", "Timestamp"):
                 found.add(node.attr)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+            found.add(f"{node.value.attr}.{node.attr}")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found.add(node.func.id)
     return found
@@ -46,6 +49,7 @@ def test_no_clock_and_no_chance(path):
         "import numpy as np; np.random.normal()",
         "from uuid import uuid4",
         "import os; os.urandom(8)",
+        "import pandas as pd; pd.Timestamp.now()",
         "eval('1')",
         "import pickle",
     ],

@@ -1,0 +1,281 @@
+"""Backtest and paper agree to the last bit; and whatever is made to differ is found."""
+
+import json
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from nca_trader.data.bars import write_bars
+from nca_trader.data.features import FeatureSet
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import RunError, StateError
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.paper.journal import Journal, read_events
+from nca_trader.paper.launch import agent_of, paper_trade
+from nca_trader.paper.parity import compare
+from nca_trader.presets import AgentConfig, EnvConfig, PolicyConfig
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.manifest import Run, open_run
+from nca_trader.types import Costs
+
+START = "2020-06-01"
+
+
+class State(NamedTuple):
+    """What a checkpoint holds of a learner, as far as a policy is concerned."""
+
+    params: Any
+
+
+def make_run(path, bars, **env):
+    """A run folder whose agent is drawn at random, and large enough to change its mind."""
+    config = EnvConfig(
+        features=("return_1", "rsi", "bollinger"),
+        costs=Costs(commission=5e-4, slippage=2e-4),
+        **env,
+    )
+    agent = AgentConfig(policy=PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2)))
+    run = open_run(TradingEnv(bars, config), agent, path, seed=0)
+    params = run.policy.init(jax.random.key(1))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32), params
+    )
+    with Checkpoints(run.path / "checkpoints") as checkpoints:
+        checkpoints.save(1, State(params))
+    return Run(path)
+
+
+@pytest.fixture(scope="module")
+def bars(stage):
+    return stage.bars(num_bars=260, missing=0.03)
+
+
+@pytest.fixture(scope="module")
+def run(bars, tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "agent", bars)
+
+
+@pytest.fixture(scope="module")
+def files(bars, run, tmp_path_factory):
+    """Bars on disk, the backtest's table in the run folder, and an honest journal."""
+    folder = tmp_path_factory.mktemp("paper")
+    write_bars(bars, folder / "bars.parquet")
+    backtest(bars, run, start=START).save(run.path / "backtest.parquet")
+    paper_trade(run.path, f"replay:{folder}/bars.parquet", folder / "paper.db", start=START)
+    return folder
+
+
+@pytest.fixture
+def table(run, files):
+    """Lets a test write another backtest table; the honest one comes back afterwards."""
+    path = run.path / "backtest.parquet"
+    kept = path.read_bytes()
+    yield path
+    path.write_bytes(kept)
+
+
+def test_an_agent_trades_on_paper_as_in_its_backtest_bit_for_bit(run, files):
+    parity = compare(run.path, files / "paper.db")
+    assert parity.ok, parity.sentence
+    assert (parity.bars, parity.missing, parity.decisions_differ) == (108, 0, 0)
+    assert parity.equity_off == 0.0
+    assert parity.ledger_off < 1e-12
+    assert parity.logits_off < 1e-5
+    assert parity.fills > 20
+    assert "agree over 108 bars" in parity.sentence
+
+
+@pytest.mark.parametrize("env", [{"fill": "close"}, {"order": "rebalance"}, {"short": False}])
+def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
+    run = make_run(tmp_path / "agent", bars, **env)
+    write_bars(bars, tmp_path / "bars.parquet")
+    backtest(bars, run).save(run.path / "backtest.parquet")
+    paper_trade(run.path, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db")
+    parity = compare(run.path, tmp_path / "paper.db")
+    assert parity.ok, parity.sentence
+    assert parity.fills > 10
+
+
+def changed_backtest(bars, run, change, monkeypatch):
+    if change == "feature":
+        honest = FeatureSet.batch
+        late = lambda self, bars: np.roll(honest(self, bars), 1, axis=0)  # noqa: E731
+        monkeypatch.setattr(FeatureSet, "batch", late)
+        return backtest(bars, run, start=START)
+    if change == "fill":
+        return backtest(bars, run, start=START, fill="close")
+    return backtest(bars, run, start=START, costs=Costs(commission=5.1e-4, slippage=2e-4))
+
+
+@pytest.mark.parametrize("change", ["feature", "fill", "cost"])
+def test_a_change_in_the_backtest_is_found(bars, run, files, table, change, monkeypatch):
+    changed_backtest(bars, run, change, monkeypatch).save(table)
+    parity = compare(run.path, files / "paper.db")
+    assert not parity.ok
+    assert "DO NOT AGREE" in parity.sentence
+
+
+class Late:
+    """A feature set that is one bar late."""
+
+    def __init__(self, inner):
+        self.inner, self.names = inner, inner.names
+
+    def init(self, num_assets):
+        return self.inner.init(num_assets), np.zeros((num_assets, len(self.names)), np.float32)
+
+    def step(self, state, bar):
+        inner, value = self.inner.step(state[0], bar)
+        return (inner, value), state[1]
+
+
+@pytest.mark.parametrize("change", ["feature", "fill", "cost"])
+def test_a_change_in_paper_is_found(bars, run, files, stage, tmp_path, change, quick_disk):
+    agent = agent_of(run)
+    agent = {
+        "feature": agent._replace(features=Late(agent.features)),
+        "fill": agent._replace(rules=agent.rules._replace(fill="close")),
+        "cost": agent._replace(costs=Costs(commission=5e-4, slippage=2.1e-4)),
+    }[change]
+    start = int(pd.Timestamp(START, tz="UTC").timestamp())
+    stage.replay(tmp_path / "paper.db", bars, agent, start=start)
+    parity = compare(run.path, tmp_path / "paper.db")
+    assert not parity.ok
+    assert "DO NOT AGREE" in parity.sentence
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "change"),
+    [
+        ("target:AAA", 40, lambda x: x + 0.5),
+        ("target:BBB", 107, lambda x: float("nan")),
+        ("equity", 0, lambda x: np.nextafter(x, 2.0)),
+        ("equity", 60, lambda x: float("nan")),
+        ("logits:AAA:0", 50, lambda x: x + 0.01),
+        ("logits:BBB:1", 50, lambda x: float("nan")),
+    ],
+)
+def test_one_changed_number_is_found(run, files, table, column, row, change):
+    frame = pd.read_parquet(table)
+    frame[column] = frame[column].astype("float64")
+    frame.loc[row, column] = change(frame.loc[row, column])
+    frame.to_parquet(table, index=False)
+    parity = compare(run.path, files / "paper.db")
+    assert not parity.ok
+    if column.startswith("target"):
+        assert parity.decisions_differ == 1
+        assert str(frame.loc[row, "time"])[:10] in parity.first_difference
+
+
+@pytest.mark.parametrize("rows", [slice(1, None), slice(None, -1)])
+def test_a_bar_that_one_side_lacks_is_found(run, files, table, rows):
+    pd.read_parquet(table).iloc[rows].to_parquet(table, index=False)
+    parity = compare(run.path, files / "paper.db")
+    assert parity.missing == 1 and not parity.ok
+
+
+def test_the_ledger_is_of_the_fills_and_of_nothing_else(run, files, tmp_path):
+    """One fill that is left out of a copy of the journal is money that does not add up."""
+    events = list(read_events(files / "paper.db"))
+    fills = [e.seq for e in events if e.kind == "fill"]
+    with Journal(tmp_path / "copy.db", lambda: 0) as journal, journal.transaction():
+        for event in events:
+            body = json.loads(json.dumps(event.body))
+            if event.seq != fills[5]:
+                journal.record(event.run, event.kind, event.key, body, event.ts_event)
+    parity = compare(run.path, tmp_path / "copy.db")
+    assert parity.equity_off == 0.0 and parity.decisions_differ == 0
+    assert parity.ledger_off > 1e-4
+    assert not parity.ok
+
+
+def test_what_cannot_be_compared_is_said(run, files, table, tmp_path):
+    with Journal(tmp_path / "empty.db", lambda: 0):
+        pass
+    with pytest.raises(StateError, match="no decision"):
+        compare(run.path, tmp_path / "empty.db")
+    frame = pd.read_parquet(table)
+    frame.drop(columns=["target:BBB"]).to_parquet(table, index=False)
+    with pytest.raises(RunError, match="target:BBB"):
+        compare(run.path, files / "paper.db")
+    table.unlink()
+    with pytest.raises(RunError, match="run the backtest first"):
+        compare(run.path, files / "paper.db")
+
+
+def test_an_agent_that_never_trades_is_not_called_proof(run, files):
+    quiet = compare(run.path, files / "paper.db")._replace(orders=0, fills=0)
+    assert re.search(r"no fill and no cost was compared", quiet.sentence)
+
+
+def command(*args):
+    from nca_trader.cli import main
+
+    return main([str(arg) for arg in args])
+
+
+def test_the_command_says_what_it_did_and_twice_is_once(run, files, tmp_path, capsys):
+    args = (
+        *("paper", "--run", run.path, "--feed", f"replay:{files}/bars.parquet"),
+        *("--broker", "simulated", "--journal", tmp_path / "paper.db", "--start", START, "--json"),
+    )
+    assert command(*args) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert first["bars"] == 260 and first["orders"] > 20 and first["fills"] > 20
+    assert first["equity"] == pd.read_parquet(run.path / "backtest.parquet")["equity"].iloc[-1]
+    assert command(*args) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == first
+    assert command("journal", "verify", tmp_path / "paper.db", "--json") == 0
+    verified = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert verified == {"events": first["events"], "head": first["head"]}
+    data = (tmp_path / "paper.db").read_bytes()
+    (tmp_path / "paper.db").write_bytes(data.replace(b'"cash":', b'"cosh":', 1))
+    assert command("journal", "verify", tmp_path / "paper.db") == 4
+    assert "damaged at seq" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--run": "none"}, "not a run folder"),
+        ({"--feed": "replay:none.csv"}, "none.csv"),
+        ({"--feed": "alpaca:SPY"}, "not in this version"),
+        ({"--feed": "replay:short.parquet"}, "40 bars"),
+        ({"--feed": "replay:other.parquet"}, "no symbol"),
+        ({"--feed": "replay:empty.csv"}, "empty.csv"),
+        ({"--start": "tomorrow-ish"}, "not a date"),
+        ({"--start": "2031-01-01"}, "before --start 2031-01-01"),
+        ({"--capital": "-5"}, "capital"),
+        ({"--capital": "nan"}, "capital"),
+        ({"--broker": "alpaca"}, "not in this version"),
+        ({"--journal": "no-folder/paper.db"}, "no such folder"),
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_nothing_written(
+    run, files, bars, stage, tmp_path, monkeypatch, capsys, change, message
+):
+    monkeypatch.chdir(tmp_path)
+    write_bars(bars[:40], tmp_path / "short.parquet")
+    write_bars(stage.bars(symbols=("XXX", "BBB")), tmp_path / "other.parquet")
+    (tmp_path / "empty.csv").write_text("")
+    before = sorted(p.name for p in tmp_path.iterdir())
+    options = {
+        "--run": run.path,
+        "--feed": f"replay:{files}/bars.parquet",
+        "--journal": "paper.db",
+    } | change
+    assert command("paper", *[x for pair in options.items() for x in pair]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1 and printed.out == ""
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_missing_journal_is_bad_input(tmp_path, capsys):
+    assert command("journal", "verify", tmp_path / "none.db") == 2
+    assert "no such journal" in capsys.readouterr().err
