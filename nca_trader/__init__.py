@@ -1,29 +1,33 @@
 """Backtest, train and paper-trade with neural cellular automata in JAX."""
 
-from nca_trader.agents import rules
-from nca_trader.agents.policy import make_policy
-from nca_trader.agents.presets import load_agent
-from nca_trader.agents.rules import Strategy
-from nca_trader.data.bars import read_bars, write_bars
-from nca_trader.data.samples import sample_bars
-from nca_trader.envs.presets import load_env
-from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import (
-    BarError,
-    CheckFailed,
-    ConfigError,
-    HaltError,
-    NcaTraderError,
-    RunError,
-    StateError,
-)
-from nca_trader.evaluate.backtest import Result, backtest
-from nca_trader.learner.train import train
-from nca_trader.learner.update import make_learner
-from nca_trader.mesh import make_mesh
-from nca_trader.presets import AgentConfig, EnvConfig
-from nca_trader.runs.manifest import Run
-from nca_trader.types import Bar, Bars, Costs, EnvSpec
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nca_trader.agents import rules
+    from nca_trader.agents.policy import make_policy
+    from nca_trader.agents.presets import load_agent
+    from nca_trader.agents.rules import Strategy
+    from nca_trader.data.bars import read_bars, write_bars
+    from nca_trader.data.samples import sample_bars
+    from nca_trader.envs.presets import load_env
+    from nca_trader.envs.trading import TradingEnv
+    from nca_trader.errors import (
+        BarError,
+        CheckFailed,
+        ConfigError,
+        HaltError,
+        NcaTraderError,
+        RunError,
+        StateError,
+    )
+    from nca_trader.evaluate.backtest import Result, backtest
+    from nca_trader.learner.train import train
+    from nca_trader.learner.update import make_learner
+    from nca_trader.mesh import make_mesh
+    from nca_trader.presets import AgentConfig, EnvConfig
+    from nca_trader.runs.manifest import Run
+    from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
 __version__ = "0.1.0"
 
@@ -57,3 +61,49 @@ __all__ = [
     "train",
     "write_bars",
 ]
+
+# Imported when first asked for: jax and pandas take seconds, which `nca-trader --help` need not.
+_HOME = {
+    "AgentConfig": "presets",
+    "Bar": "types",
+    "BarError": "errors",
+    "Bars": "types",
+    "CheckFailed": "errors",
+    "ConfigError": "errors",
+    "Costs": "types",
+    "EnvConfig": "presets",
+    "EnvSpec": "types",
+    "HaltError": "errors",
+    "NcaTraderError": "errors",
+    "Result": "evaluate.backtest",
+    "Run": "runs.manifest",
+    "RunError": "errors",
+    "StateError": "errors",
+    "Strategy": "agents.rules",
+    "TradingEnv": "envs.trading",
+    "backtest": "evaluate.backtest",
+    "load_agent": "agents.presets",
+    "load_env": "envs.presets",
+    "make_learner": "learner.update",
+    "make_mesh": "mesh",
+    "make_policy": "agents.policy",
+    "read_bars": "data.bars",
+    "rules": "agents.rules",
+    "sample_bars": "data.samples",
+    "train": "learner.train",
+    "write_bars": "data.bars",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, from the module that it lives in."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
+    found = getattr(module, name, module)  # `rules` is the module itself
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

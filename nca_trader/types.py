@@ -14,6 +14,8 @@ from jax import Array
 
 from nca_trader.errors import BarError, ConfigError
 
+# Numpy on the host, in float64; jax within a traced function, where `vmap` and `scan` take it.
+Tensor = Array | np.ndarray
 SECONDS_PER_YEAR = 365.2425 * 86_400
 PRICES = ("open", "high", "low", "close")
 
@@ -26,13 +28,13 @@ class Bar(NamedTuple):
     present: `[]` bool, False where the asset has no bar at this time.
     """
 
-    time: Array
-    open: Array
-    high: Array
-    low: Array
-    close: Array
-    volume: Array
-    present: Array
+    time: Tensor
+    open: Tensor
+    high: Tensor
+    low: Tensor
+    close: Tensor
+    volume: Tensor
+    present: Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,8 +131,17 @@ class Bars:
         return dataclasses.replace(self, symbols=tuple(symbols), **arrays)
 
     def row(self, date: str | np.datetime64 | pd.Timestamp) -> int:
-        """The first row at or after `date` (UTC where it has no zone); `N` if there is none."""
-        stamp = pd.Timestamp(date)
+        """The first row at or after `date` (UTC where it has no zone); `N` if there is none.
+
+        Raises:
+          ConfigError: `date` is not a date.
+        """
+        try:
+            stamp = pd.Timestamp(date)
+        except ValueError:
+            stamp = pd.NaT
+        if not isinstance(stamp, pd.Timestamp):  # also what pandas makes of "" and "nat"
+            raise ConfigError(f"{date!r} is not a date; give one such as 2013-01-02.")
         stamp = stamp.tz_localize("UTC") if stamp.tz is None else stamp.tz_convert("UTC")
         return int(np.searchsorted(self.time, stamp.tz_localize(None).to_datetime64()))
 

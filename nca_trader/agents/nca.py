@@ -56,6 +56,9 @@ class NCA(nnx.Module):
     def __call__(self, x: Array, present: Array) -> Array:
         """Encodes every cell of the lattice.
 
+        Inside, arrays are `[C, T, B, A]`: long contiguous rows, a delay is a shift by whole bars,
+        and sums over cells run along rows; twice as fast on the CPU as channels last.
+
         Args:
           x: `[B, T, A, F]` features. present: `[B, T, A]` bool.
 
@@ -64,49 +67,55 @@ class NCA(nnx.Module):
           before the first are state 0 at every step.
         """
         config = self.config
-        mask = present[..., None].astype(jnp.float32)
-        clipped = jnp.clip(x, -config.feature_clip, config.feature_clip) * mask
-        embedded = self._matmul(jnp.concatenate([clipped, mask], -1), self.embed[...])
-        injected = self._matmul(embedded, self.inject[...]) + _row(self.hidden_bias[...], 4)
+        mask = present.astype(jnp.float32).transpose(1, 0, 2)[None]
+        clip = config.feature_clip
+        clipped = jnp.clip(x, -clip, clip).transpose(3, 1, 0, 2) * mask
+        embedded = self._matmul(self.embed[...], jnp.concatenate([clipped, mask]))
+        injected = self._matmul(self.inject[...], embedded) + _column(self.hidden_bias[...])
         state = embedded
         for dilation in dilations_of(config):
             seen = [_delayed(state, j * dilation) for j in range(TAPS)]
             seen += neighbour_states(state, mask, config.neighbours)
-            hidden = self._matmul(jnp.concatenate(seen, -1), self.taps[...]) + injected
-            change = self._matmul(jax.nn.relu(hidden), self.update[...])
-            change = jnp.tanh(change + _row(self.update_bias[...], 4))
+            hidden = self._matmul(self.taps[...], jnp.concatenate(seen)) + injected
+            change = self._matmul(self.update[...], jax.nn.relu(hidden))
+            change = jnp.tanh(change + _column(self.update_bias[...]))
             state = (1.0 - config.leak) * state + change
-        return state
+        return state.transpose(2, 1, 3, 0)
 
-    def _matmul(self, x: Array, w: Array) -> Array:
+    def _matmul(self, w: Array, x: Array) -> Array:
+        """`w` `[I, O]` applied to the channels of `x` `[I, T, B, A]`: `[O, T, B, A]` float32."""
         dtype = jnp.dtype(self.matmul_dtype)
-        return jnp.matmul(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32)
+        # Flat rows: with the cells on three axes the gradient's product is transposed by hand.
+        flat = x.reshape(x.shape[0], -1).astype(dtype)
+        out = jnp.matmul(w.T.astype(dtype), flat, preferred_element_type=jnp.float32)
+        return out.reshape(-1, *x.shape[1:])
 
 
 def neighbour_states(state: Array, mask: Array, neighbours: str) -> list[Array]:
     """What each asset's cell sees of the other assets at the same bar, one array a slot.
 
     Args:
-      state: `[B, T, A, C]`. mask: `[B, T, A, 1]`, 1 where the asset is present.
+      state: `[C, T, B, A]`. mask: `[1, T, B, A]`, 1 where the asset is present.
       neighbours: "none"; "ring": the asset before and the one after, each with weights of its
         own, so that a direction can be learnt; "all": the mean over the other present assets.
     """
     shown = state * mask
     if neighbours == "ring":
-        return [jnp.roll(shown, 1, axis=2), jnp.roll(shown, -1, axis=2)]
+        return [jnp.roll(shown, 1, axis=-1), jnp.roll(shown, -1, axis=-1)]
     if neighbours == "all":
-        others = mask.sum(axis=2, keepdims=True) - mask
-        return [(shown.sum(axis=2, keepdims=True) - shown) / jnp.maximum(others, 1.0)]
+        others = mask.sum(axis=-1, keepdims=True) - mask
+        return [(shown.sum(axis=-1, keepdims=True) - shown) / jnp.maximum(others, 1.0)]
     return []
 
 
 def _delayed(state: Array, bars: int) -> Array:
-    """`state` `[B, T, A, C]` as it was `bars` earlier on the lattice, 0 before the first bar."""
+    """`state` `[C, T, B, A]` as it was `bars` earlier on the lattice, 0 before the first bar."""
     if bars == 0:
         return state
-    bars = min(bars, state.shape[1])
-    return jnp.pad(state, ((0, 0), (bars, 0), (0, 0), (0, 0)))[:, : state.shape[1]]
+    length = state.shape[1]
+    bars = min(bars, length)
+    return jnp.pad(state, ((0, 0), (bars, 0), (0, 0), (0, 0)))[:, :length]
 
 
-def _row(vector: Array, rank: int) -> Array:
-    return vector.reshape((1,) * (rank - 1) + vector.shape)
+def _column(vector: Array) -> Array:
+    return vector.reshape(-1, 1, 1, 1)

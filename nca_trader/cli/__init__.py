@@ -46,7 +46,7 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    from nca_trader.errors import NcaTraderError
+    from nca_trader.errors import NcaTraderError, StateError
 
     args = build_parser().parse_args(argv)
     use_compile_cache()
@@ -62,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader went away, e.g. `| head`; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if args.json:
+    except OSError as error:
+        where = error.filename or "this machine"
+        print(f"nca-trader {args.command}: {where}: {error.strerror or error}", file=sys.stderr)
+        return StateError.exit_code
+    if args.json and result is not None:
         print_json(result)
     return 0
 
@@ -75,10 +79,9 @@ def print_json(result: dict[str, Any]) -> None:
 
 def use_compile_cache() -> None:
     """Keeps compiled programs under the user's cache folder, unless the user chose otherwise."""
-    import jax
-
-    if jax.config.jax_compilation_cache_dir is None and "NCA_TRADER_NO_CACHE" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        folder = pathlib.Path(home) / "nca_trader" / "jax"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if "NCA_TRADER_NO_CACHE" in os.environ or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    # Through the environment: jax, slow to import and not needed by all commands, reads it then.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(home) / "nca_trader" / "jax")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")

@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     out = pathlib.Path(args.out) if args.out else None
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: write to a name that ends in .parquet or .csv.")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it first.")
     start, costs = args.start, Costs()
     if args.run_dir:
         target: Any = Run(args.run_dir)
@@ -49,7 +51,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             from nca_trader.ranges import nearest
 
             raise ConfigError(
-                f"--strategy {args.strategy} is unknown{nearest(args.strategy, STRATEGIES)}"
+                f"--strategy {args.strategy}: no such rule; {nearest(args.strategy, STRATEGIES)}"
+                f"There are {', '.join(STRATEGIES)}."
             )
         target = getattr(rules, args.strategy)()
     bars = load_bars(args)
@@ -61,10 +64,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
     result = backtest(bars, target, costs, args.fill, args.order, start=start, stop=args.stop)
     if out is not None:
-        if out.suffix == ".csv":
-            result.to_frame().to_csv(out, index=False)
-        else:
-            result.save(out)
+        result.save(out)
     return show(result)
 
 
@@ -81,8 +81,10 @@ def show(result: Any) -> dict[str, Any]:
 
 def _after_training(bars: Any, run: Any) -> str | None:
     """The first bar after those the run trained on; None, with a warning, where there is none."""
-    row = bars.row(run.manifest["data"]["last"])
-    if row + 1 < len(bars):
-        return str(bars.time[row + 1])
+    from nca_trader.evaluate.backtest import training_rows
+
+    row = training_rows(bars, run)
+    if row < len(bars):
+        return str(bars.time[row])
     print("note: the run trained on all of these bars; what follows is in sample")
     return None

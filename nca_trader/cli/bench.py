@@ -1,9 +1,200 @@
-HELP = "measure"
+"""`nca-trader bench`: how fast the parts run here, one row each."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+HELP = "measure steps a second of the environment, the policy and the learner"
+REPEATS = 5  # timed calls of each program; the median counts
 
 
-def add_arguments(parser):
-    pass
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("what", nargs="?", default="all", choices=("env", "policy", "ppo", "all"))
+    parser.add_argument("--agent", default="small", help="agent preset (default %(default)s)")
+    parser.add_argument("--envs", type=int, default=4096, help="of `env` (default %(default)s)")
 
 
-def run(args):
-    return {}
+def run(args: argparse.Namespace) -> None:
+    """Prints a row a benchmark as it is measured; with --json each is an object on a line."""
+    import jax
+
+    from nca_trader.cli import print_json
+
+    # A program found in the cache would make compile_s a lie.
+    jax.config.update("jax_enable_compilation_cache", False)
+    benches = {"env": bench_env, "policy": bench_policy, "ppo": bench_ppo}
+    chosen = benches if args.what == "all" else {args.what: benches[args.what]}
+    for name, bench in chosen.items():
+        for row in bench(args):
+            if args.json:
+                print_json({"bench": name} | row)
+            else:
+                print(
+                    f"{name:<7} {row['name']:<34} {row['steps_per_s']:>14,.0f} steps/s   "
+                    f"compile {row['compile_s']:.1f} s"
+                )
+
+
+class Compilations:
+    """Counts what jax compiles, and the seconds that tracing, lowering and compiling took."""
+
+    def __init__(self):
+        import jax
+
+        self.count, self.seconds = 0, 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, seconds: float, **_: object) -> None:
+        if event.startswith("/jax/core/compile/"):
+            self.seconds += seconds
+            self.count += event.endswith("backend_compile_duration")
+
+
+def measure(
+    name: str, call: Callable[[Any], Any], carry: Any, steps: int, **facts: Any
+) -> dict[str, Any]:
+    """Times a jitted `carry -> carry`: its compilation, its first call, and calls after that.
+
+    Args:
+      steps: environment steps, or decisions, of one call. facts: keys that the row adds.
+    """
+    import jax
+
+    compilations = Compilations()
+    seconds = []
+    for number in range(REPEATS + 1):
+        began = time.perf_counter()
+        carry = jax.block_until_ready(call(carry))
+        seconds.append(time.perf_counter() - began)
+        if number == 0:
+            compile_s, compiled = compilations.seconds, compilations.count
+    first, *rest = seconds
+    row = {
+        "name": name,
+        "envs": None,
+        "envs_per_segment": None,
+        "steps_per_s": steps / sorted(rest)[REPEATS // 2],
+        "compile_s": compile_s,
+        "first_call_s": first,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "retraces": compilations.count - compiled,
+        "peer": None,
+        "ratio": None,
+        "device": jax.devices()[0].device_kind,
+    }
+    return row | facts
+
+
+def _env(bars: int = 5031) -> Any:
+    """The environment that all benchmarks share: two indexes, long or flat, with costs."""
+    from nca_trader.data.samples import sample_bars
+    from nca_trader.envs.presets import load_env
+    from nca_trader.envs.trading import TradingEnv
+
+    return TradingEnv(sample_bars("sp500")[:bars], load_env("index_daily"))
+
+
+def bench_env(args: argparse.Namespace, length: int = 128) -> list[dict[str, Any]]:
+    """Accounts that live through bars under random actions, index observations."""
+    import jax
+    import jax.numpy as jnp
+
+    from nca_trader.envs.account import open_account
+    from nca_trader.envs.trading import transition
+
+    env = _env()
+    targets = jnp.asarray(env.targets)
+    rows = jnp.arange(length + 1) + env.spec.warmup
+    legs = jax.tree.map(lambda leg: leg[rows], env.market.legs)
+    now, following = (jax.tree.map(lambda a, s=s: a[s], legs) for s in (slice(-1), slice(1, None)))
+    shape = (args.envs, env.spec.num_assets)
+    move = jax.vmap(
+        lambda account, target, a, b: transition(account, target, a, b, env.costs, env.rules),
+        in_axes=(0, 0, None, None),
+    )
+
+    def step(account: Any, xs: Any) -> Any:
+        number, a, b = xs
+        # A hash of counters: a random generator would cost more than the account.
+        cells = jnp.arange(shape[0] * shape[1], dtype=jnp.uint32)
+        mixed = number * jnp.uint32(2654435761) + cells * jnp.uint32(2246822519)
+        action = ((mixed ^ (mixed >> 15)) * jnp.uint32(2246822519) >> 16) % len(env.targets)
+        account, reward = move(account, targets[action.reshape(shape)], a, b)
+        return account, reward.sum()
+
+    def many(carry: Any) -> Any:
+        return jax.lax.scan(step, carry, (jnp.arange(length, dtype=jnp.uint32), now, following))[0]
+
+    accounts = jax.vmap(open_account)(jnp.zeros(shape))
+    name = f"random actions, {env.spec.num_assets} assets"
+    return [measure(name, jax.jit(many), accounts, args.envs * length, envs=args.envs)]
+
+
+def bench_policy(
+    args: argparse.Namespace, segments: int = 16, length: int = 128
+) -> list[dict[str, Any]]:
+    """The lattice over segments, forward, and forward and backward; steps are decisions."""
+    import jax
+    import jax.numpy as jnp
+
+    from nca_trader.agents.policy import make_policy
+    from nca_trader.agents.presets import load_agent
+
+    env = _env()
+    policy = make_policy(load_agent(args.agent), env.spec)
+    params = policy.init(jax.random.key(0))
+    bars = policy.receptive_field - 1 + length
+    shape = (segments, bars, env.spec.num_assets)
+    x = jax.random.normal(jax.random.key(1), (*shape, env.spec.num_features))
+    present = jnp.ones(shape, bool)
+
+    def loss(params: Any) -> Any:
+        return (policy.encode(params, x, present) ** 2).mean()
+
+    def descend(params: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(loss)(params))
+
+    def forward(params: Any) -> Any:
+        # The carry depends on the result, so that no call can be skipped.
+        return jax.tree.map(lambda p: p + 0.0 * loss(params), params)
+
+    decisions = segments * length
+    return [
+        measure(f"{args.agent} lattice forward", jax.jit(forward), params, decisions),
+        measure(f"{args.agent} lattice forward, backward", jax.jit(descend), params, decisions),
+    ]
+
+
+def bench_ppo(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Whole iterations of the learner, one environment a segment and as the preset has it."""
+    import dataclasses
+
+    import jax
+
+    from nca_trader.agents.policy import make_policy
+    from nca_trader.agents.presets import load_agent
+    from nca_trader.learner.update import make_learner
+
+    env, rows = _env(), []
+    agent = load_agent(args.agent)
+    for each in sorted({1, agent.learner.envs_per_segment}):
+        learn = dataclasses.replace(agent.learner, envs_per_segment=each)
+        config = dataclasses.replace(agent, learner=learn, num_seeds=1)
+        learner = make_learner(env, make_policy(config, env.spec), config)
+        state = learner.init(jax.random.key(0))
+        rows.append(
+            measure(
+                f"{args.agent}, {env.spec.num_assets} assets, {each} env/segment",
+                lambda state, step=learner.step: step(state)[0],
+                state,
+                learner.steps_per_update,
+                envs=learn.num_segments * each,
+                envs_per_segment=each,
+            )
+        )
+    return rows

@@ -123,9 +123,8 @@ def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
         page = write_page(demo, run, results, scores, baselines, parity)
     print_table([agent, *baselines.values()])
     print(parity.sentence)
-    trained, touched = (
-        trials.count(run.root, kind, demo.bars.digest()) for kind in ("train", "test")
-    )
+    trained = trials.count(run.root, "train")
+    touched = trials.count(run.root, "test", demo.bars.digest())
     print(f"Agents trained so far: {trained}; the test span was looked at {touched} time(s).")
     print(f"The page: {page}")
     if not parity.ok:

@@ -8,8 +8,11 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
+def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
     """Gives a function that is True once SIGINT or SIGTERM has come.
+
+    Args:
+      what: "update" or "bar", after which the caller stops; for the message.
 
     Raises:
       KeyboardInterrupt: at the second signal, wherever the program is.
@@ -21,7 +24,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print("\nstopping after this update; once more stops at once", file=sys.stderr)
+        print(f"\nstopping after this {what}; once more stops at once", file=sys.stderr)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

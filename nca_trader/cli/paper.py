@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.paper.launch import paper_trade  # jax is slow to import: not for --help
 
-    with stop_on_signal() as stop:
+    with stop_on_signal("bar") as stop:
         result = paper_trade(
             args.run_dir,
             args.feed,

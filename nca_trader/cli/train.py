@@ -42,17 +42,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     bars = load_bars(args).between(None, args.until)
     env = TradingEnv(bars, env_config)
     steps = planned_steps(agent, args.steps)
-    with stop_on_signal() as stop, shown(steps, "train") as report:
+    with stop_on_signal("update") as stop, shown(steps, "train") as report:
         trained = train(
             env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=report, stop=stop
         )
     done = steps_done(trained)
     if done < steps:
-        print(f"stopped and saved; the same command goes on: nca-trader train --run {args.run_dir}")
-    else:
         print(
-            f"trained {done:,} steps; nca-trader backtest --run {args.run_dir} shows what it does"
+            f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command goes on"
         )
+    else:
+        data = f" --data {args.data}" if args.data else ""
+        print(f"trained {done:,} steps; see `nca-trader backtest --run {args.run_dir}{data}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last
 

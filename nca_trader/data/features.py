@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.errors import ConfigError
-from nca_trader.types import Bar, Bars
+from nca_trader.types import Bar, Bars, Tensor
 
 SPAN = 60  # bars: span of every average that normalises, 2 / (SPAN + 1) the newest bar's weight
 DAY = 86_400  # seconds
@@ -40,9 +40,6 @@ class Feature(NamedTuple):
     init: Callable[[], Any]
     update: Callable[[Any, Bar], tuple[Any, Array]]
     warmup: int
-
-
-Tensor = Array | np.ndarray  # numpy at `init`, and wherever a state was read back from disk
 
 
 class Average(NamedTuple):
@@ -88,17 +85,17 @@ def _ratio(a: Array, b: Array, least: float = LEAST) -> Array:
     return jnp.where(usable, a / jnp.where(usable, b, 1.0), 0.0)
 
 
-def _keep_unless(condition: Array, old: Any, new: Any) -> Any:
+def _keep_unless(condition: Tensor, old: Any, new: Any) -> Any:
     """`new` where `condition` `[]` holds, else `old`, over two pytrees of one structure."""
     return jax.tree.map(lambda a, b: jnp.where(condition, b, a), old, new)
 
 
-def _shift(window: Tensor, x: Array) -> Array:
+def _shift(window: Tensor, x: Tensor) -> Array:
     """The window `[W]`, oldest first, after one more value."""
     return jnp.concatenate([window[1:], x[None]])
 
 
-def _has_volume(bar: Bar) -> Array:
+def _has_volume(bar: Bar) -> Tensor:
     return bar.present & (bar.volume > 0)  # False for NaN
 
 
@@ -106,7 +103,7 @@ def _feature(
     init: Callable[[], Any],
     update: Callable[[Any, Bar, Array], tuple[Any, Array]],
     warmup: int,
-    counts: Callable[[Bar], Array] = lambda bar: bar.present,
+    counts: Callable[[Bar], Tensor] = lambda bar: bar.present,
 ) -> Feature:
     """A feature from an update that sees counted bars only, and their number before this one.
 

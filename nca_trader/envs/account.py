@@ -24,7 +24,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.numerics import pair_add
-from nca_trader.types import Bars, Costs
+from nca_trader.types import Bars, Costs, Tensor
 
 FILLED, WHOLE, REST = 0, 1, 2
 # A buy that was cut by less has filled: whether targets that sum to 1 leave a rest that waits
@@ -77,9 +77,9 @@ class Legs(NamedTuple):
     orders can fill in it. A missing bar has both returns 0.
     """
 
-    gap: Array
-    body: Array
-    present: Array
+    gap: Tensor
+    body: Tensor
+    present: Tensor
 
 
 class Fill(NamedTuple):
@@ -124,7 +124,7 @@ def log_return(before: Account, after: Account) -> Array:
     return high + (after.log_equity_low - before.log_equity_low)
 
 
-def mark(account: Account, return_: Array, rules: Rules) -> Account:
+def mark(account: Account, return_: Tensor, rules: Rules) -> Account:
     """Moves the account through simple returns `[A]` without trading.
 
     `g = sum_i x_i r_i; L += log1p(g); x_i += x_i (r_i - g) / (1 + g)`.
@@ -138,7 +138,7 @@ def mark(account: Account, return_: Array, rules: Rules) -> Account:
     return _settle(account, jnp.log1p(growth), drift, solvent, rules)
 
 
-def trade(account: Account, present: Array, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+def trade(account: Account, present: Tensor, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
     """Fills what is pending at the price of the moment, in assets that are `present` `[A]`.
 
     With `s` slippage and `f` commission, sells bring `S = sum |d_i| (1 - s)(1 - f)` and buys
@@ -181,7 +181,7 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
 
 
 def place(
-    account: Account, target: Array, present: Array, costs: Costs, rules: Rules
+    account: Account, target: Tensor, present: Tensor, costs: Costs, rules: Rules
 ) -> tuple[Account, Fill]:
     """Orders `target` `[A]` weights, NaN where there is no order, with this bar's close seen.
 

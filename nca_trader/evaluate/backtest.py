@@ -6,6 +6,7 @@ it. Nothing else happens here but choosing what is ordered at each close.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -33,10 +34,10 @@ from nca_trader.envs.account import (
     place,
 )
 from nca_trader.envs.trading import rules_of
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.evaluate import metrics
 from nca_trader.runs.manifest import Run
-from nca_trader.types import Bar, Bars, Costs
+from nca_trader.types import Bar, Bars, Costs, Tensor
 
 CHUNK = 2048  # bars encoded at once: bounds memory whatever the history's length
 
@@ -48,11 +49,11 @@ class Trace(NamedTuple):
     signed notional as a fraction of equity. cost: likewise.
     """
 
-    log_equity: Array
-    weight: Array
-    target: Array
-    traded: Array
-    cost: Array
+    log_equity: Tensor
+    weight: Tensor
+    target: Tensor
+    traded: Tensor
+    cost: Tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,11 +110,24 @@ class Result:
         return pd.DataFrame(columns)
 
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Writes `to_frame()` as Parquet, every digit kept; returns the path."""
+        """Writes `to_frame()`, every digit kept, as Parquet or, to a name in .csv, as CSV.
+
+        Raises:
+          StateError: it cannot be written; then nothing is.
+        """
         path = pathlib.Path(path)
         part = path.with_name(path.name + ".part")
-        self.to_frame().to_parquet(part, index=False)
-        os.replace(part, path)
+        try:
+            if path.suffix == ".csv":
+                self.to_frame().to_csv(part, index=False)
+            else:
+                self.to_frame().to_parquet(part, index=False)
+            os.replace(part, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            what = error.strerror or str(error)
+            raise StateError(f"{path}: cannot be written ({what}); mend that.") from None
         return path
 
 
@@ -147,8 +161,10 @@ def backtest(
       The result over the traded bars.
 
     Raises:
-      BarError: targets that do not fit the bars; no bars between start and stop.
-      ConfigError: an unknown `fill` or `order`. RunError: the run has other symbols.
+      BarError: targets that do not fit the bars; no bars between start and stop; bars of other
+        symbols than the run's, or too few for it to decide.
+      ConfigError: an unknown `fill` or `order`, a cap that is not above 0, a date that is none.
+      RunError, StateError: the run's parameters can't be had; see `Run.params`.
     """
     first = 0 if start is None else bars.row(start)
     last = len(bars) if stop is None else bars.row(stop)
@@ -157,6 +173,8 @@ def backtest(
             f"{bars.source or 'bars'}: no bar from {start or 'the first'} to {stop or 'the last'}; "
             + (f"there are bars from {bars.time[0]} to {bars.time[-1]}." if len(bars) else "empty.")
         )
+    if max_gross is not None and not max_gross > 0.0:
+        raise ConfigError(f"max_gross = {max_gross} is not above 0; None is no cap.")
     run = targets if isinstance(targets, Run) else None
     base = rules_of(run.env_config) if run else Rules()
     rules = base._replace(
@@ -168,7 +186,7 @@ def backtest(
     logits, note = None, bars.note
     if run:
         trace, logits = _run_agent(bars, run, costs, rules, first, last)
-        if first < _training_rows(bars, run):
+        if first < training_rows(bars, run):
             note = f"in sample: the agent trained on bars of this span. {note}".strip()
     else:
         if isinstance(targets, Strategy):
@@ -181,7 +199,7 @@ def backtest(
     return Result(
         name=name or (run.name if run else "targets"),
         equity=pd.Series(np.exp(trace.log_equity), index, name="equity"),
-        log_equity=trace.log_equity,
+        log_equity=np.asarray(trace.log_equity),
         targets=pd.DataFrame(trace.target, index, symbols),
         weights=pd.DataFrame(trace.weight, index, symbols),
         turnover=pd.Series(np.abs(trace.traded).sum(1), index, name="turnover"),
@@ -211,14 +229,20 @@ def _known(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def _training_rows(bars: Bars, run: Run) -> int:
+def training_rows(bars: Bars, run: Run) -> int:
     """Rows of `bars` that are not after the last bar that the run trained on."""
     return int(np.searchsorted(bars.time, np.datetime64(run.manifest["data"]["last"]), "right"))
 
 
 def _as_targets(targets: Any, bars: Bars) -> np.ndarray:
     """Targets as `[N, A]` float64; refuses what does not fit or is infinite."""
-    array = np.asarray(targets, np.float64)
+    _refuse_other_labels(targets, bars)
+    try:
+        array = np.asarray(targets, np.float64)
+    except (TypeError, ValueError) as error:
+        raise BarError(
+            f"targets are not numbers ({error}); give weights, NaN for no order."
+        ) from None
     if array.ndim == 1 and bars.num_assets == 1:
         array = array[:, None]
     expected = (len(bars), bars.num_assets)
@@ -232,6 +256,25 @@ def _as_targets(targets: Any, bars: Bars) -> np.ndarray:
         row = int(np.argwhere(np.isinf(array))[0, 0])
         raise BarError(f"targets row {row} is infinite; a weight is a finite fraction of equity.")
     return array
+
+
+def _refuse_other_labels(targets: Any, bars: Bars) -> None:
+    """Refuses a frame or series whose rows or columns are named, and not as those of the bars."""
+    if isinstance(targets, pd.DataFrame) and not isinstance(targets.columns, pd.RangeIndex):
+        if tuple(targets.columns) != bars.symbols:
+            raise BarError(
+                f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
+                f"are {', '.join(bars.symbols)}; give the columns in this order."
+            )
+    index = targets.index if isinstance(targets, pd.DataFrame | pd.Series) else None
+    if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
+        there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
+        if (there != bars.index).any():
+            row = int(np.argmax(there != bars.index))
+            raise BarError(
+                f"targets row {row} is of {index[row]}, but the bar there of {bars.time[row]}; "
+                "reindex the targets by bars.index."
+            )
 
 
 def _in_force(targets: np.ndarray, first: int) -> np.ndarray:

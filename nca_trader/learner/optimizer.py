@@ -45,9 +45,9 @@ def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransf
     def init(params: Any) -> GuardState:
         return GuardState(jnp.zeros((), jnp.int32), inner.init(params))
 
-    def update(gradient: Any, state: GuardState, params: Any = None) -> tuple[Any, GuardState]:
-        finite = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)]).all()
-        updates, moved = inner.update(gradient, state.inner, params)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GuardState]:
+        finite = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(updates)]).all()
+        updates, moved = inner.update(updates, state.inner, params)
         updates = jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.inner)
         return updates, GuardState(state.skipped + ~finite, kept)

@@ -134,4 +134,4 @@ def collect(
     _, bootstrap = policy.act(params, cells[-1][:, None], see(account))
     steps = [jnp.moveaxis(leaf, 0, 1) for leaf in steps]
     index, left = segments.index + length, segments.left - length
-    return Segments(index, left, account), Rollout(segments.index, *steps, bootstrap)
+    return Segments(index, left, account), Rollout._make([segments.index, *steps, bootstrap])

@@ -57,6 +57,8 @@ def train(
             raise ConfigError(f"steps = {steps}: train at least one environment step.")
         learner_config = dataclasses.replace(agent.learner, steps=steps)
         agent = dataclasses.replace(agent, learner=learner_config)
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent)
     # Nothing is written before everything that can be refused has been.

@@ -76,7 +76,7 @@ def make_learner(
     total = -(-learn.steps // steps_per_update) * learn.num_epochs * learn.num_minibatches
     optimizer = make_optimizer(config.optimizer, total)
     iterate = functools.partial(_iterate, env, policy, learn, optimizer, _reward_scale(env))
-    spec = LearnerState(P(), P(), P(), P(), P(DATA))
+    spec = LearnerState._make([P(), P(), P(), P(), P(DATA)])
     sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
     market = jax.device_put(env.market, replicated(mesh))
 
@@ -92,10 +92,11 @@ def make_learner(
         return LearnerState(params, optimizer.init(params), run_key, update, segments)
 
     whole, parts = replicated(mesh), split(mesh)
+    begin: Callable[[Array], LearnerState] = fresh
     if config.num_seeds > 1:
-        sharded, fresh = over_seeds(sharded, fresh, config.num_seeds)
+        sharded, begin = over_seeds(sharded, fresh, config.num_seeds)
         parts = NamedSharding(mesh, P(None, DATA))
-    init = jax.jit(fresh, out_shardings=LearnerState(whole, whole, whole, whole, parts))
+    init = jax.jit(begin, out_shardings=LearnerState._make([whole] * 4 + [parts]))
     step = jax.jit(sharded, donate_argnums=0)
     steps_per_update *= config.num_seeds
     return Learner(init, lambda state: step(state, market), steps_per_update, mesh)
@@ -196,7 +197,7 @@ def _learn(
     data = (rollout._replace(bootstrap=rollout.index), advantage, value_target)
     data = jax.tree.map(lambda a: a.reshape(local, each, *a.shape[1:]), data)
 
-    def minibatch(carry, piece: Array):
+    def minibatch(carry: Any, piece: Array) -> Any:
         params, opt_state = carry
         batch = jax.tree.map(
             lambda a: jax.vmap(lambda rows, at: rows[at])(a, piece).reshape(-1, *a.shape[2:]),
@@ -213,7 +214,7 @@ def _learn(
         metrics = loss._asdict() | {"grad_norm": optax.global_norm(gradient)}
         return (optax.apply_updates(params, updates), opt_state), metrics
 
-    def epoch(carry, epoch_key: Array):
+    def epoch(carry: Any, epoch_key: Array) -> Any:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, shard)
         order = jax.vmap(lambda k: jax.random.permutation(k, each))(keys)
         pieces = order.reshape(local, config.num_minibatches, -1)

@@ -285,7 +285,7 @@ def _check(path: Path, db: sqlite3.Connection) -> Head:
     if kept is None and head.seq > 0:
         raise StateError(
             f"{path}: holds {head.seq} events and its head file {_beside(path, '.head').name} is "
-            "missing, so a lost end would not show; restore the head file from a copy."
+            "missing or empty, so a lost end would not show; restore the head file from a copy."
         )
     if kept is not None and kept.seq > head.seq:
         raise StateError(
@@ -334,11 +334,13 @@ def _walk(path: Path, db: sqlite3.Connection, kept: Head | None, complaint: str)
 
 
 def _read_head(path: Path) -> Head | None:
-    """The newer of the head file's two slots; None where there is no such file."""
+    """The newer of the head file's two slots; None where the file is missing or still empty."""
     target = _beside(path, ".head")
     try:
         data = target.read_bytes()
     except FileNotFoundError:
+        return None
+    if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
         return None
     slots = [_parse_slot(data[i * HEAD_SLOT : (i + 1) * HEAD_SLOT]) for i in (0, 1)]
     heads = [head for head in slots if head is not None]

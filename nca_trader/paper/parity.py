@@ -18,7 +18,10 @@ from nca_trader.errors import RunError, StateError
 from nca_trader.paper.journal import Event, read_events, verify
 
 TABLE = "backtest.parquet"
-EQUITY_TOLERANCE = 1e-9  # relative, ledger of fills against the backtest
+# Relative. The same account, compiled alone and inside a scan, differs by rounding: the compiler
+# fuses a product and a sum into one instruction where they meet. Seen: 2e-16 after 1,500 bars.
+EQUITY_TOLERANCE = 1e-12
+LEDGER_TOLERANCE = 1e-9  # relative, ledger of fills against the backtest
 LOGIT_TOLERANCE = 1e-3  # a window and a lattice differ by f32 rounding, about 1e-6
 
 
@@ -43,13 +46,13 @@ class Parity(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Same bars, same decisions, bit-equal equity, and a ledger of fills that agrees."""
+        """Same bars, same decisions, same equity to rounding, and fills that add up to it."""
         return (
             self.bars > 0
             and self.missing == 0
             and self.decisions_differ == 0
-            and self.equity_off == 0.0
-            and self.ledger_off <= EQUITY_TOLERANCE
+            and self.equity_off <= EQUITY_TOLERANCE
+            and self.ledger_off <= LEDGER_TOLERANCE
             and self.logits_off <= LOGIT_TOLERANCE
         )
 

@@ -266,7 +266,7 @@ def _refuse_other_sessions(journal: Journal, body: dict[str, Any]) -> None:
 
 
 def _equity(account: Any) -> float:
-    """Equity as a backtest of the same account states it, bit for bit."""
+    """Equity as a fraction of the start's, by the formula that a backtest states it with."""
     return float(np.exp(account.log_equity + account.log_equity_low))
 
 

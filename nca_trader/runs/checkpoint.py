@@ -6,19 +6,23 @@ a checkpoint that does not verify is passed over for the newest one that does.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax import Array
 
-from nca_trader.errors import StateError
+from nca_trader.errors import RunError, StateError
 
 FORMAT = 1
+REMEDY = "use the versions in the run's run.json, or train into another --run."
 log = logging.getLogger(__name__)
 
 
@@ -29,12 +33,17 @@ def flatten(tree: Any) -> dict[str, np.ndarray]:
 
 
 def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
-    """A tree of the structure, types and shardings of `like` with the values of `leaves`."""
+    """A tree of the structure, types and shardings of `like` with the values of `leaves`.
+
+    Raises:
+      RunError: `leaves` are of another tree; names the first leaf that differs.
+    """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path) for path, _ in paths]
     if set(names) != set(leaves):
         odd = sorted(set(names) ^ set(leaves))
-        raise StateError(f"the checkpoint holds another agent: {odd[0]} is in one of them only.")
+        where = "there" if odd[0] in leaves else "here"
+        raise RunError(f"the checkpoint is of another agent: {odd[0]} is only {where}; {REMEDY}")
     values = [_like(name, leaf, leaves[name]) for name, (_, leaf) in zip(names, paths, strict=True)]
     return jax.tree_util.tree_unflatten(structure, values)
 
@@ -44,18 +53,32 @@ def _data(leaf: Array) -> Array:
 
 
 def _is_key(leaf: Array) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _like(name: str, leaf: Array, value: np.ndarray) -> Array:
     shape = jax.eval_shape(_data, leaf)
     if value.shape != shape.shape or value.dtype != shape.dtype:
-        raise StateError(
-            f"the checkpoint holds another agent: {name} is {value.dtype}{list(value.shape)} "
-            f"there and {shape.dtype}{list(shape.shape)} here."
+        raise RunError(
+            f"the checkpoint is of another agent: {name} is {value.dtype}{list(value.shape)} "
+            f"there and {shape.dtype}{list(shape.shape)} here; {REMEDY}"
         )
-    typed = jax.random.wrap_key_data(value) if _is_key(leaf) else value
-    return jax.device_put(typed, leaf.sharding)
+    if _is_key(leaf):
+        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
+        return jax.device_put(key, leaf.sharding)
+    return jax.device_put(value, leaf.sharding)
+
+
+@contextlib.contextmanager
+def _as_state_error(path: pathlib.Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    # The storage below Orbax has error types of its own; those of the system come as they are.
+    except (OSError, ValueError) as error:
+        raise StateError(
+            f"{path}: checkpoints cannot be {what} ({error}); mend that, then give the same "
+            "command again."
+        ) from error
 
 
 def _checksum(value: np.ndarray) -> str:
@@ -67,12 +90,17 @@ class Checkpoints:
     """The checkpoints of one run, by number of updates done."""
 
     def __init__(self, path: pathlib.Path, keep: int = 3):
-        """Opens or creates the folder `path`; the newest `keep` checkpoints stay."""
+        """Opens or creates the folder `path`; the newest `keep` checkpoints stay.
+
+        Raises:
+          StateError: the folder cannot be made or read.
+        """
         self.path = path
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=False, create=True
         )
-        self._manager = ocp.CheckpointManager(path.absolute(), options=options)
+        with _as_state_error(path, "opened"):
+            self._manager = ocp.CheckpointManager(path.absolute(), options=options)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -81,17 +109,26 @@ class Checkpoints:
         self._manager.close()
 
     def save(self, update: int, tree: Any) -> None:
-        """Saves every leaf of `tree`; returns once it is on disk."""
+        """Saves every leaf of `tree`; returns once it is on disk.
+
+        Raises:
+          StateError: the disk is full, or the folder not writable.
+        """
         leaves = flatten(tree)
         sums = {name: _checksum(value) for name, value in leaves.items()}
-        self._manager.save(
-            update,
-            args=ocp.args.Composite(
-                leaves=ocp.args.StandardSave(leaves),
-                sums=ocp.args.JsonSave({"format": FORMAT, "sha256": sums}),
-            ),
-        )
-        self._manager.wait_until_finished()
+        with _as_state_error(self.path, "written"):
+            # One that was passed over as damaged: Orbax saves nothing below its newest step.
+            for step in self.steps():
+                if step >= update:
+                    self._manager.delete(step)
+            self._manager.save(
+                update,
+                args=ocp.args.Composite(
+                    leaves=ocp.args.StandardSave(leaves),
+                    sums=ocp.args.JsonSave({"format": FORMAT, "sha256": sums}),
+                ),
+            )
+            self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
         """Numbers of the checkpoints on disk, oldest first, verified or not."""
@@ -120,15 +157,15 @@ class Checkpoints:
     def _verified(self, step: int) -> dict[str, np.ndarray]:
         read = self._manager.restore(
             step,
-            args=ocp.args.Composite(
-                leaves=ocp.args.StandardRestore(), sums=ocp.args.JsonRestore()
-            ),
+            args=ocp.args.Composite(leaves=ocp.args.StandardRestore(), sums=ocp.args.JsonRestore()),
         )
         leaves = {name: np.asarray(value) for name, value in read["leaves"].items()}
         if read["sums"]["format"] != FORMAT:
             raise StateError(f"format {read['sums']['format']} is not this version's {FORMAT}")
         sums = read["sums"]["sha256"]
-        wrong = [name for name in sums if name not in leaves or _checksum(leaves[name]) != sums[name]]
+        wrong = [
+            name for name in sums if name not in leaves or _checksum(leaves[name]) != sums[name]
+        ]
         if wrong or set(leaves) != set(sums):
             raise StateError(f"SHA-256 of {wrong or sorted(set(leaves) ^ set(sums))} differs")
         return leaves

@@ -1,16 +1,18 @@
 """A run is a folder: what was done, with what, and all that is needed to do it again.
 
-    run.json          format, name, seed, command, data, versions, commit, device
-    env.toml agent.toml    the resolved configuration, every field
-    metrics.jsonl     one object an update
-    checkpoints/      Orbax, by number of updates
-    selection.json    which seed was selected, on what, and all the scores
+run.json          format, name, seed, command, data, versions, commit, device
+env.toml agent.toml    the resolved configuration, every field
+metrics.jsonl     one object an update
+checkpoints/      Orbax, by number of updates
+selection.json    which seed was selected, on what, and all the scores
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -18,10 +20,11 @@ import pathlib
 import platform
 import subprocess
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
+from nca_trader import __version__
 from nca_trader.agents.policy import Params, Policy, make_policy
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
@@ -31,8 +34,10 @@ from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 
+T = TypeVar("T")
 FORMAT = 1
-PACKAGES = ("nca-trader", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
+MANIFEST = ("name", "seed", "command", "data", "spec", "config")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
 
 
 class Run:
@@ -54,30 +59,42 @@ class Run:
                 f"{self.path}: not a run folder (it has no run.json); `nca-trader train --run "
                 f"{self.path}` makes one."
             )
-        try:
-            self.manifest: dict[str, Any] = json.loads(file.read_text())
-        except ValueError as error:
-            raise StateError(
-                f"{file}: not JSON ({error}); restore it from a copy."
-            ) from None
+        self.manifest = _read_json(file)
         if self.manifest.get("format") != FORMAT:
             raise RunError(
                 f"{file}: format {self.manifest.get('format')}, this version reads {FORMAT}; "
                 "use the version that wrote it."
             )
+        missing = [key for key in MANIFEST if key not in self.manifest]
+        if missing:
+            raise StateError(f"{file}: has no {missing[0]!r}; restore it from a copy.")
         self.env_config = self._config(EnvConfig, "env.toml")
         self.agent_config = self._config(AgentConfig, "agent.toml")
-        self._seed = seed
         spec = self.manifest["spec"]
         self.spec = EnvSpec(
-            **{key: tuple(v) if isinstance(v, list) else v for key, v in spec.items()}
+            symbols=tuple(spec["symbols"]),
+            features=tuple(spec["features"]),
+            targets=tuple(spec["targets"]),
+            warmup=spec["warmup"],
         )
+        self._seed = seed
+        if not 0 <= self.selected < self.agent_config.num_seeds:
+            raise RunError(
+                f"{self.path}: has no agent {self.selected}; it trained "
+                f"{self.agent_config.num_seeds}, numbered from 0."
+            )
 
-    def _config(self, cls: type, name: str) -> Any:
+    def _config(self, cls: type[T], name: str) -> T:
         file = self.path / name
         if not file.is_file():
-            raise RunError(f"{self.path}: has no {name}; it is not a whole run folder.")
-        return from_toml_text(cls, file.read_text(), str(file))
+            raise RunError(f"{file}: is missing; restore it from a copy.")
+        # Dilations or costs, once changed, would still fit the parameters: only this shows it.
+        if _sha256(file) != self.manifest["config"].get(name):
+            raise RunError(
+                f"{file}: was changed after the run was made, so it is another agent's; restore "
+                "it, or train the changed one into another --run."
+            )
+        return from_toml_text(cls, file.read_text(encoding="utf-8"), str(file))
 
     @property
     def name(self) -> str:
@@ -86,7 +103,7 @@ class Run:
     @property
     def root(self) -> pathlib.Path:
         """The folder of the run folders, where the ledger of trials is."""
-        return self.path.absolute().parent
+        return self.path.resolve().parent
 
     @property
     def selected(self) -> int:
@@ -97,7 +114,7 @@ class Run:
     def selection(self) -> dict[str, Any]:
         """The contents of selection.json, or {}."""
         file = self.path / "selection.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
+        return _read_json(file) if file.is_file() else {}
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -108,8 +125,8 @@ class Run:
         """Parameters of the seed that acts, from the newest checkpoint that verifies.
 
         Raises:
-          RunError: the run has no checkpoint yet.
-          StateError: no checkpoint verifies, or it is another agent's.
+          RunError: the run has no checkpoint yet, or one of another agent.
+          StateError: there are checkpoints, and none of them verifies.
         """
         folder = self.path / "checkpoints"
         found = None
@@ -117,27 +134,40 @@ class Run:
             with Checkpoints(folder) as checkpoints:
                 found = checkpoints.newest()
         if found is None:
-            raise RunError(f"{self.path}: no checkpoint yet; go on with `nca-trader train`.")
+            raise RunError(
+                f"{self.path}: no checkpoint yet; give the command that began it again: "
+                f"{self.manifest['command']}"
+            )
         like = jax.eval_shape(self.policy.init, jax.random.key(0))
         several = self.agent_config.num_seeds > 1
 
         def pick(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
             name = ".params" + jax.tree_util.keystr(path)
             value = found[1].get(name)
-            value = value[self.selected] if several and value is not None else value
-            if value is None or value.shape != leaf.shape:
-                raise StateError(
-                    f"{self.path}: the checkpoint is of another agent ({name} is not "
-                    f"{list(leaf.shape)}); agent.toml was changed after training."
+            shape = (self.agent_config.num_seeds, *leaf.shape) if several else leaf.shape
+            if value is None or value.shape != shape:
+                there = "missing" if value is None else f"{list(value.shape)}"
+                raise RunError(
+                    f"{folder}: the checkpoint is of another agent: {name} is {there} there and "
+                    f"{list(shape)} by agent.toml; restore the folder from a copy."
                 )
-            return value
+            return value[self.selected] if several else value
 
         return jax.tree_util.tree_map_with_path(pick, like)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl."""
         file = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        rows = []
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                raise StateError(
+                    f"{file} line {number}: not JSON; restore the file from a copy."
+                ) from None
+        return rows
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes a JSON file of the run, whole or not at all."""
@@ -154,7 +184,25 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
-        raise StateError(f"{path}: cannot be written ({error.strerror}).") from None
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StateError(
+            f"{path}: cannot be written ({error.strerror}); mend that, then try again."
+        ) from None
+
+
+def _read_json(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StateError(f"{file}: not JSON ({error}); restore it from a copy.") from None
+    if not isinstance(value, dict):
+        raise StateError(f"{file}: not a JSON object; restore it from a copy.")
+    return value
+
+
+def _sha256(file: pathlib.Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def data_record(bars: Bars) -> dict[str, Any]:
@@ -178,7 +226,7 @@ def now() -> str:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a result."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version()} | found
+    return {"python": platform.python_version(), "nca-trader": __version__} | found
 
 
 def commit() -> str:
@@ -210,14 +258,17 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
         _check_same(run, env, agent, seed)
         return run
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(f"{path}: exists and is not a run folder; choose another --run.")
+        raise RunError(f"{path}: holds files of something else; choose another --run.")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise StateError(f"{path}: cannot be made ({error.strerror}).") from None
-    manifest = {
+        raise StateError(
+            f"{path}: cannot be made ({error.strerror}); choose another --run."
+        ) from None
+    name = path.resolve().name
+    manifest: dict[str, Any] = {
         "format": FORMAT,
-        "name": path.name,
+        "name": name,
         "created": now(),
         "command": " ".join(sys.argv),
         "seed": seed,
@@ -229,9 +280,10 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
     }
     write_atomically(path / "env.toml", to_toml(env.config))
     write_atomically(path / "agent.toml", to_toml(agent))
-    entry = {"kind": "train", "run": path.name, "trials": agent.num_seeds}
+    manifest["config"] = {file: _sha256(path / file) for file in ("env.toml", "agent.toml")}
+    entry = {"kind": "train", "run": name, "trials": agent.num_seeds}
     trials.record(
-        path.absolute().parent,
+        path.resolve().parent,
         entry | {"data": manifest["data"]["sha256"], "time": manifest["created"]},
     )
     # Last: a folder with run.json is whole.

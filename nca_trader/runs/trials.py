@@ -24,28 +24,44 @@ def record(root: pathlib.Path, entry: dict[str, Any]) -> None:
       root: the folder that holds the run folders.
       entry: `kind` "train" (with `trials`, the number of agents) or "test"; `run`; `data`, the
         SHA-256 of the bars.
+
+    Raises:
+      StateError: the ledger cannot be written.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    with open(root / FILE, "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(entry, sort_keys=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with open(root / FILE, "a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(entry, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StateError(
+            f"{root / FILE}: the ledger of trials cannot be written ({error.strerror}); mend "
+            "that, then try again."
+        ) from None
 
 
 def entries(root: pathlib.Path) -> list[dict[str, Any]]:
-    """All entries of the ledger in `root`, oldest first."""
+    """All entries of the ledger in `root`, oldest first.
+
+    Raises:
+      StateError: a line is damaged; names it.
+    """
     path = root / FILE
     if not path.exists():
         return []
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            entry = json.loads(line)
+            if not {"kind", "run", "data"} <= set(entry):
+                raise ValueError("not an entry")
+            found.append(entry)
+        except (ValueError, TypeError):
             raise StateError(
-                f"{path} line {number}: not JSON; the count of trials can't be trusted. Restore "
-                "the file from a copy, or move it away to begin a new count."
+                f"{path} line {number}: not an entry; the count of trials can't be trusted. "
+                "Restore the file from a copy, or move it away to begin a new count."
             ) from None
     return found
 

@@ -260,11 +260,27 @@ def test_a_torn_slot_of_the_head_file_leaves_the_other(path, slot, torn):
     assert verify(path).seq == 20
 
 
-def test_both_slots_torn_are_refused(path):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(bytes(1024), "missing or empty"), (b"", "missing or empty"), (b"\0x" * 512, "not readable")],
+)
+def test_a_head_file_with_no_good_slot_is_refused(path, data, message):
     write(path)
-    path.with_name("paper.db.head").write_bytes(bytes(1024))
-    with pytest.raises(StateError, match="not readable as a head file"):
+    path.with_name("paper.db.head").write_bytes(data)
+    with pytest.raises(StateError, match=message):
         verify(path)
+
+
+@pytest.mark.parametrize("data", [b"", bytes(512)])
+def test_a_head_file_that_never_got_its_first_head_is_a_new_journal(path, data):
+    path.with_name("paper.db.head").write_bytes(data)
+    assert verify_after(path) == 1
+
+
+def verify_after(path):
+    with Journal(path, clock) as journal:
+        journal.record("run", "bar", "0", {}, 0)
+    return verify(path).seq
 
 
 def test_a_missing_head_file_is_refused(path):

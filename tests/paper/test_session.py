@@ -62,7 +62,7 @@ def test_a_session_ends_with_the_equity_of_a_backtest_of_its_targets(
         bars, decided(path, bars), stage.costs, fill, order, max_gross=1.0
     ).equity.to_numpy()[stage.first_decision :]
     snapshots = np.array([body["equity"] for body in bodies(path, "snapshot")])
-    np.testing.assert_array_equal(snapshots, expected)
+    np.testing.assert_allclose(snapshots, expected, rtol=2e-15)
     assert result["equity"] == snapshots[-1]
     assert result["value"] == pytest.approx(1e5 * snapshots[-1], rel=1e-12)
 

@@ -1,0 +1,200 @@
+"""The lattice against a loop over cells written from the formula, and what it promises."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nca_trader.agents.nca import receptive_field
+from nca_trader.agents.policy import decide, make_policy
+from nca_trader.envs.account import open_account
+from nca_trader.presets import AgentConfig, PolicyConfig, PrecisionConfig
+from nca_trader.types import EnvSpec
+
+SPEC = EnvSpec(
+    symbols=("A", "B", "C"), features=("rsi", "macd"), targets=(-0.3, 0.0, 0.3), warmup=0
+)
+SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
+NEIGHBOURS = ("none", "ring", "all")
+
+
+def policy_of(spec=SPEC, matmul="float32", **changes):
+    config = dataclasses.replace(SMALL, **changes)
+    return make_policy(AgentConfig(policy=config, precision=PrecisionConfig(matmul=matmul)), spec)
+
+
+def random_params(policy, seed=0, scale=0.5):
+    """No parameter zero: an untrained rule changes nothing and would hide a fault."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    draw = lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), jnp.float32)  # noqa: E731
+    return jax.tree.map(draw, shapes)
+
+
+def random_input(length, batch=2, seed=1):
+    rng = np.random.default_rng(seed)
+    x = 3.0 * rng.normal(size=(batch, length, 3, 2))
+    return x.astype(np.float32), rng.random((batch, length, 3)) > 0.2
+
+
+def cell_by_cell(params, config, x, present):
+    """The states of one sequence `[T, A, C]` in float64, one cell at a time."""
+    p = {name: np.asarray(value, np.float64) for name, value in params["nca"].items()}
+    length, assets = present.shape
+    width = config.channels
+    tap = [p["taps"][j * width : (j + 1) * width] for j in range(3)]
+    slots = [p["taps"][j * width : (j + 1) * width] for j in range(3, len(p["taps"]) // width)]
+    e = {}
+    for t in range(length):
+        for a in range(assets):
+            m = float(present[t, a])
+            clipped = np.clip(x[t, a].astype(np.float64), -config.feature_clip, config.feature_clip)
+            e[t, a] = np.append(clipped * m, m) @ p["embed"]
+    state = dict(e)
+    for k in range(config.steps):
+        d = config.dilations[k % len(config.dilations)]
+        new = {}
+        for t, a in state:
+            total = e[t, a] @ p["inject"] + p["hidden_bias"]
+            for j in range(3):
+                if t - j * d >= 0:
+                    total = total + state[t - j * d, a] @ tap[j]
+            others = [b for b in range(assets) if b != a and present[t, b]]
+            if config.neighbours == "all" and others:
+                total = total + sum(state[t, b] for b in others) / len(others) @ slots[0]
+            if config.neighbours == "ring":
+                for slot, b in zip(slots, ((a - 1) % assets, (a + 1) % assets), strict=True):
+                    if present[t, b]:
+                        total = total + state[t, b] @ slot
+            change = np.tanh(np.maximum(total, 0.0) @ p["update"] + p["update_bias"])
+            new[t, a] = (1.0 - config.leak) * state[t, a] + change
+        state = new
+    return np.array([[state[t, a] for a in range(assets)] for t in range(length)])
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+@pytest.mark.parametrize(("steps", "dilations"), [(1, (3,)), (5, (1, 2)), (3, (2, 1, 30))])
+def test_lattice_equals_a_loop_over_cells(neighbours, steps, dilations):
+    # Five steps repeat a cycle of two; a dilation of 30 reaches before the first of 20 bars.
+    config = dataclasses.replace(SMALL, neighbours=neighbours, steps=steps, dilations=dilations)
+    policy = policy_of(neighbours=neighbours, steps=steps, dilations=dilations)
+    params, (x, present) = random_params(policy), random_input(20)
+    cells = policy.encode(params, x, present)
+    assert cells.dtype == jnp.float32
+    for row in range(2):
+        expected = cell_by_cell(params, config, x[row], present[row])
+        np.testing.assert_allclose(cells[row], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_later_bars_change_no_earlier_cell(neighbours):
+    policy = policy_of(neighbours=neighbours)
+    params, (x, present) = random_params(policy), random_input(16)
+    encode = jax.jit(policy.encode)
+    before = encode(params, x, present)
+    x[:, 10:] += 1.0
+    present[:, 10:] = ~present[:, 10:]
+    after = encode(params, x, present)
+    np.testing.assert_array_equal(after[:, :10], before[:, :10])
+    assert (np.asarray(after[:, 10:]) != np.asarray(before[:, 10:])).any(axis=(0, 2, 3)).all()
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_features_of_a_missing_bar_are_not_seen(neighbours):
+    policy = policy_of(neighbours=neighbours)
+    params, (x, present) = random_params(policy), random_input(12)
+    other = np.where(present[..., None], x, 99.0)
+    np.testing.assert_array_equal(
+        policy.encode(params, x, present), policy.encode(params, other, present)
+    )
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_a_shift_of_all_bars_shifts_the_cells_once_the_field_is_full(neighbours):
+    policy = policy_of(neighbours=neighbours)
+    halo = policy.receptive_field - 1
+    params, (x, present) = random_params(policy), random_input(halo + 12)
+    cells = policy.encode(params, x, present)[:, halo + 4 :]
+    shifted = policy.encode(params, x[:, 4:], present[:, 4:])
+    np.testing.assert_allclose(shifted[:, halo:], cells, rtol=1e-5, atol=1e-6)
+    # Before that the edge shows, so the length of the field is no accident.
+    full = policy.encode(params, x, present)[:, 4:]
+    assert np.abs(shifted[:, halo - 1] - full[:, halo - 1]).max() > 1e-4
+
+
+@pytest.mark.parametrize(("steps", "dilations"), [(1, (1,)), (3, (1, 2)), (4, (3, 1, 2))])
+def test_receptive_field_is_exact(steps, dilations):
+    policy = policy_of(steps=steps, dilations=dilations)
+    field = policy.receptive_field
+    assert (
+        field
+        == receptive_field(dataclasses.replace(SMALL, steps=steps, dilations=dilations))
+        == 1 + 2 * sum(dilations[k % len(dilations)] for k in range(steps))
+    )
+    length = field + 3
+    params, (x, _) = random_params(policy), random_input(length, batch=1)
+    present = np.ones((1, length, 3), bool)
+    batch = np.repeat(x, 3, axis=0)
+    batch[1, length - field] += 1.0  # the oldest bar of the last cell's field
+    batch[2, length - field - 1] += 1.0  # the one before
+    last = np.asarray(policy.encode(params, batch, np.repeat(present, 3, 0)))[:, -1]
+    assert np.abs(last[1] - last[0]).max() > 1e-6
+    np.testing.assert_array_equal(last[2], last[0])
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_a_window_gives_the_decision_of_the_lattice(neighbours):
+    policy = policy_of(neighbours=neighbours)
+    field = policy.receptive_field
+    params, (x, present) = random_params(policy), random_input(field + 5, batch=1)
+    account = open_account(jnp.array([0.3, 0.0, -0.3]))
+    cells = policy.encode(params, x, present)[0, -1]
+    seen = np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [-1.0, -1.0, 1.0]], np.float32)
+    expected, _ = policy.act(params, cells, seen)
+    for length in (field, field + 1, field + 5):
+        logits = decide(policy, params, x[0, -length:], present[0, -length:], account)
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+    short = decide(policy, params, x[0, 1 - field :], present[0, 1 - field :], account)
+    assert np.abs(short - expected).max() > 1e-5
+
+
+@pytest.mark.parametrize("leak", [0.1, 0.5, 1.0])
+def test_states_stay_within_their_bound_whatever_the_weights(leak):
+    policy = policy_of(steps=40, dilations=(1,), leak=leak, neighbours="ring")
+    params, (x, present) = random_params(policy, scale=1000.0), random_input(6)
+    states = np.abs(policy.encode(params, x, present))
+    mask = present[..., None].astype(np.float32)
+    e = np.concatenate([np.clip(x, -5, 5) * mask, mask], -1) @ np.asarray(params["nca"]["embed"])
+    assert (states <= np.maximum(np.abs(e), 1.0 / leak) * (1 + 1e-5)).all()
+    assert states.max() > 0.9 / leak  # and the bound is no loose one
+
+
+def test_an_untrained_rule_hands_on_its_input():
+    policy = policy_of()
+    params, (x, present) = policy.init(jax.random.key(0)), random_input(9)
+    mask = present[..., None].astype(np.float32)
+    e = np.concatenate([np.clip(x, -5, 5) * mask, mask], -1) @ np.asarray(params["nca"]["embed"])
+    np.testing.assert_allclose(
+        policy.encode(params, x, present), 0.9**SMALL.steps * e, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_bfloat16_touches_operands_only():
+    policies = [policy_of(matmul=name) for name in ("float32", "bfloat16")]
+    params, (x, present) = random_params(policies[0]), random_input(12)
+
+    def total(policy, params):
+        return policy.encode(params, x, present).sum()
+
+    exact, rounded = (policy.encode(params, x, present) for policy in policies)
+    assert rounded.dtype == jnp.float32
+    error = np.abs(rounded - exact).max()
+    assert 1e-4 < error < 0.1
+    # Sums in bfloat16 would leave at most 8 significant bits in every state.
+    bits = np.asarray(rounded).view(np.uint32) & 0xFFFF
+    assert (bits != 0).mean() > 0.9
+    gradient = jax.grad(lambda p: total(policies[1], p))(params)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(gradient)} == {"float32"}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
