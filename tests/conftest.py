@@ -41,3 +41,11 @@ def shared() -> pathlib.Path:
     if not (folder / "data").is_dir():
         pytest.skip("no reference data: there is no ../shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A tiny agent, trained once for all tests; `tiny.copy(folder)` is one to change."""
+    from tiny import Tiny
+
+    return Tiny.train(tmp_path_factory.mktemp("tiny"))

@@ -44,7 +44,7 @@ def test_the_changelog_opens_with_the_version_of_the_package(root):
 @pytest.mark.timeout(300)  # it compiles the whole learner, in a process of its own
 def test_the_python_example_runs(readme, tmp_path, root):
     (example,) = blocks(readme, "python")
-    assert len([line for line in example.splitlines() if line.strip()]) <= 18
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
     short, count = re.subn(r"steps=[\d_]+", "steps=1", example)
     assert count == 1
     program = tmp_path / "example.py"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import pathlib
 import sys
@@ -72,9 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """One object on one line; NaN has no place in JSON and is null."""
-    clean = {key: None if value != value else value for key, value in result.items()}
-    print(json.dumps(clean, allow_nan=False, default=str), flush=True)
+    """One object on one line; a number that is not finite has no place in JSON and is null."""
+    print(json.dumps(_finite(result), allow_nan=False, default=str), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def use_compile_cache() -> None:

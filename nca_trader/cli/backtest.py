@@ -3,88 +3,151 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
+import shlex
 from typing import Any
 
+from nca_trader.cli.train import add_bar_arguments, load_bars
+
 HELP = "backtest a trained run or a rule, and print its figures"
+NOTE = (
+    "A run is backtested on the bars after those it was trained or selected on, unless --start "
+    "says otherwise. Every such look is counted in trials.jsonl beside the run folder: the more "
+    "looks, the less a good one says. On bars that the run has seen the result is called IN SAMPLE."
+)
 STRATEGIES = ("buy_and_hold", "always_flat", "sma_cross", "momentum")
+KINDS = (".html", ".parquet", ".csv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
+    parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--run", dest="run_dir", help="a run folder")
+    what.add_argument("--run", dest="run_dir", help="a run folder; each look at new bars counts")
     what.add_argument("--strategy", help=f"a rule: {', '.join(STRATEGIES)}")
-    parser.add_argument("--data", help="a bar file (CSV, Parquet); without it sample bars")
-    parser.add_argument("--symbol", help="of a file that holds several")
-    parser.add_argument("--timezone", help="of times without an offset, e.g. America/New_York")
-    parser.add_argument("--start", help="trade from this date; with --run, after its training bars")
+    add_bar_arguments(parser)
+    parser.add_argument("--start", help="trade from this date; with --run, after the bars it saw")
     parser.add_argument("--stop", help="trade before this date")
     parser.add_argument("--commission", type=float, help="fraction of notional (default the run's)")
     parser.add_argument("--slippage", type=float, help="fraction of price (default the run's)")
     parser.add_argument("--fill", choices=("next_open", "close"))
     parser.add_argument("--order", choices=("on_change", "rebalance"))
-    parser.add_argument("--out", help="write the result by bar: .parquet or .csv")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write a page beside buy and hold, an SMA cross and always flat (.html), or the "
+        "result by bar (.parquet, .csv)",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Backtests; returns its figures."""
-    import pathlib
-
     from nca_trader.agents import rules
-    from nca_trader.cli.train import load_bars
-    from nca_trader.errors import ConfigError
+    from nca_trader.cli.page import count_look
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Costs
 
-    out = pathlib.Path(args.out) if args.out else None
-    if out is not None and out.suffix not in (".parquet", ".csv"):
-        raise ConfigError(f"--out {out}: write to a name that ends in .parquet or .csv.")
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it first.")
-    start, costs = args.start, Costs()
-    if args.run_dir:
-        target: Any = Run(args.run_dir)
-        costs = target.env_config.costs
-    else:
-        if args.strategy not in STRATEGIES:
-            from nca_trader.ranges import nearest
-
-            raise ConfigError(
-                f"--strategy {args.strategy}: no such rule; {nearest(args.strategy, STRATEGIES)}"
-                f"There are {', '.join(STRATEGIES)}."
-            )
-        target = getattr(rules, args.strategy)()
+    out = _checked(args.out)
+    run = Run(args.run_dir) if args.run_dir else None
+    target: Any = run or getattr(rules, _known_rule(args.strategy))()
     bars = load_bars(args)
-    if args.run_dir and start is None:
-        start = _after_training(bars, target)
+    costs, start = run.env_config.costs if run else Costs(), args.start
+    if run and start is None:
+        start = _after_seen(bars, run)
     costs = Costs(
         commission=costs.commission if args.commission is None else args.commission,
         slippage=costs.slippage if args.slippage is None else args.slippage,
     )
     result = backtest(bars, target, costs, args.fill, args.order, start=start, stop=args.stop)
-    if out is not None:
+    looks = None
+    # Counted before a figure is shown, and only where there is one to show.
+    if run and result.in_sample != len(result.equity):
+        looks = count_look(run, bars)
+    if out is not None and out.suffix == ".html":
+        _write_page(out, args, bars, result, run, start)
+    elif out is not None:
         result.save(out)
-    return show(result)
+    shown = show(result)
+    if looks is not None:
+        print(f"  Looks at bars of these data after training so far: {looks}, by the ledger.")
+    if out is not None:
+        print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
+    return shown | {"looks": looks, "out": None if out is None else str(out)}
 
 
 def show(result: Any) -> dict[str, Any]:
     """Prints a result's figures; returns them."""
+    from nca_trader.evaluate.verdict import in_sample_sentence
+
     first, last = result.equity.index[0].date(), result.equity.index[-1].date()
     print(f"{result.name}, {first} to {last}, fills at {result.fill}, {result.order}")
+    if result.in_sample:
+        print(f"  {in_sample_sentence(result.in_sample, len(result.equity))}")
     for name, value in result.metrics.items():
         print(f"  {name:<18} {value:,.4f}" if value == value else f"  {name:<18} n/a")
     if result.note:
         print(f"  note: {result.note}")
-    return {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
+    figures = {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
+    return figures | {"in_sample": result.in_sample}
 
 
-def _after_training(bars: Any, run: Any) -> str | None:
-    """The first bar after those the run trained on; None, with a warning, where there is none."""
-    from nca_trader.evaluate.backtest import training_rows
+def _write_page(
+    out: pathlib.Path,
+    args: argparse.Namespace,
+    bars: Any,
+    result: Any,
+    run: Any,
+    start: str | None,
+) -> None:
+    """Writes the page of the result beside the baselines."""
+    from nca_trader.cli.page import backtest_baselines, report_on
+    from nca_trader.evaluate.report import write_report
 
-    row = training_rows(bars, run)
-    if row < len(bars):
-        return str(bars.time[row])
-    print("note: the run trained on all of these bars; what follows is in sample")
-    return None
+    baselines = backtest_baselines(bars, result, start, args.stop)
+    write_report(out, report_on(bars, result, baselines, run, _command(args)))
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command that makes the page again."""
+    names = ("run_dir", "strategy", "data", "symbol", "timezone", "repair", "start", "stop")
+    words = ["nca-trader", "backtest"]
+    for name in (*names, "commission", "slippage", "fill", "order", "out"):
+        if getattr(args, name) is not None:
+            words += ["--" + name.removesuffix("_dir"), str(getattr(args, name))]
+    return shlex.join(words)
+
+
+def _checked(out: str | None) -> pathlib.Path | None:
+    """The path of `--out`; refused before anything is computed where it can't be written."""
+    from nca_trader.errors import ConfigError
+
+    if out is None:
+        return None
+    path = pathlib.Path(out)
+    if path.suffix not in KINDS:
+        raise ConfigError(f"--out {out}: write to a name that ends in {' or '.join(KINDS)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {path.parent}; make it first.")
+    return path
+
+
+def _known_rule(name: str) -> str:
+    """`name`, refused if no rule has it."""
+    from nca_trader.errors import ConfigError
+    from nca_trader.ranges import nearest
+
+    if name not in STRATEGIES:
+        raise ConfigError(
+            f"--strategy {name}: no such rule; {nearest(name, STRATEGIES)}"
+            f"There are {', '.join(STRATEGIES)}."
+        )
+    return name
+
+
+def _after_seen(bars: Any, run: Any) -> str | None:
+    """The first bar after those that trained or selected the run; None where there is none."""
+    from nca_trader.evaluate.backtest import seen_rows
+
+    row = seen_rows(bars, run)
+    return str(bars.time[row]) if row < len(bars) else None

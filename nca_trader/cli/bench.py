@@ -49,9 +49,9 @@ class Compilations:
         self.count, self.seconds = 0, 0.0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, seconds: float, **_: object) -> None:
+    def _heard(self, event: str, duration_secs: float, **_: object) -> None:
         if event.startswith("/jax/core/compile/"):
-            self.seconds += seconds
+            self.seconds += duration_secs
             self.count += event.endswith("backend_compile_duration")
 
 

@@ -96,7 +96,7 @@ def train(demo: Demo) -> Any:
     total = planned_steps(agent, args.steps)
     with (
         demo.stage("train", None),
-        stop_on_signal() as stop,
+        stop_on_signal("update") as stop,
         shown(total, f"train {NUM_SEEDS} seeds") as report,
     ):
         run = train(
@@ -143,7 +143,7 @@ def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
 def select(demo: Demo, run: Any) -> list[float]:
     """Sharpe ratio of each seed on the selection span; the best is noted in the run's folder."""
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.runs.manifest import Run
+    from nca_trader.runs.manifest import Run, data_record
 
     scores = [
         backtest(demo.bars, Run(run.path, seed=i), start=TRAIN_UNTIL, stop=SELECT_UNTIL).metrics[
@@ -154,32 +154,25 @@ def select(demo: Demo, run: Any) -> list[float]:
     # A seed that never traded has no Sharpe ratio; any that has one comes before it.
     best = max(range(NUM_SEEDS), key=lambda i: (scores[i] == scores[i], scores[i]))
     known = [score if score == score else None for score in scores]
-    run.write_json("selection.json", {"selected": best, "sharpe": known})
+    seen = data_record(demo.bars.between(TRAIN_UNTIL, SELECT_UNTIL))
+    run.write_json("selection.json", {"selected": best, "sharpe": known, "data": seen})
     return scores
 
 
 def backtest_all(demo: Demo, run: Any) -> tuple[list[Any], dict[str, Any]]:
     """Every seed and every baseline on the test span: the one look at it, counted first."""
-    from nca_trader.agents import rules
+    from nca_trader.cli.page import backtest_baselines, count_look
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.runs import trials
-    from nca_trader.runs.manifest import Run, now
+    from nca_trader.runs.manifest import Run
 
-    entry = {"kind": "test", "run": run.name, "data": demo.bars.digest(), "time": now()}
-    trials.record(run.root, entry)
+    count_look(run, demo.bars)
     results = [
         backtest(demo.bars, Run(run.path, seed=i), start=SELECT_UNTIL, name=f"NCA, seed {i}")
         for i in range(NUM_SEEDS)
     ]
-    results[run.selected].save(run.path / TABLE)
-    config = run.env_config
-    baselines = {
-        rule.name: backtest(
-            demo.bars, rule, config.costs, config.fill, config.order, start=SELECT_UNTIL
-        )
-        for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
-    }
-    return results, baselines
+    agent = results[run.selected]
+    agent.save(run.path / TABLE)
+    return results, backtest_baselines(demo.bars, agent, start=SELECT_UNTIL)
 
 
 def replay(demo: Demo) -> dict[str, Any]:
@@ -210,61 +203,27 @@ def write_page(
     parity: Any,
 ) -> pathlib.Path:
     """Fills the report from the results and from what is on disk."""
+    from nca_trader.cli.page import report_on
     from nca_trader.evaluate import report
-    from nca_trader.runs import trials
-    from nca_trader.runs.manifest import now
 
-    bars, digest, best = demo.bars, demo.bars.digest(), run.selected
-    page = report.Report(
+    best = run.selected
+    page = dataclasses.replace(
+        report_on(demo.bars, results[best], baselines, run, demo.command),
         title="NCA agents on the S&P 500 and NASDAQ indexes",
-        agent=results[best],
-        baselines=baselines,
-        evidence=report.weigh(results[best], baselines, bars.bars_per_year),
         other_seeds=[result for i, result in enumerate(results) if i != best],
-        selected_seed=best,
         seeds=[
             report.SeedScore(seed=i, selection=scores[i], out_of_sample=result.metrics["sharpe"])
             for i, result in enumerate(results)
         ],
-        training=[row | row.get("seeds", {}) for row in run.metrics()],
         parity=report.Parity(
             decisions=parity.bars,
             equal=parity.bars - parity.decisions_differ,
             max_equity_difference=max(parity.equity_off, parity.ledger_off),
             max_logit_difference=parity.logits_off,
         ),
-        spans=[
-            span_of("training", bars.between(None, TRAIN_UNTIL)),
-            span_of("selection", bars.between(TRAIN_UNTIL, SELECT_UNTIL)),
-            span_of("test", bars.between(SELECT_UNTIL, None)),
-        ],
-        symbols=bars.symbols,
-        features=run.spec.features,
-        data_source=bars.source,
-        data_note=bars.note,
-        data_digest=digest,
-        trials=report.Trials(
-            count=trials.count(run.root, "train"),
-            test_touched=trials.count(run.root, "test", digest),
-        ),
-        env_toml=(run.path / "env.toml").read_text(),
-        agent_toml=(run.path / "agent.toml").read_text(),
-        versions=run.manifest["versions"],
-        commit=run.manifest["commit"],
-        device=run.manifest["device"],
         wall_times=demo.seconds,
-        command=demo.command,
-        created=now(),
     )
     return report.write_report(run.path / PAGE, page)
-
-
-def span_of(name: str, bars: Any) -> Any:
-    """A span of the data as the page states it."""
-    from nca_trader.evaluate.report import Span
-
-    first, last = (str(bars.time[i].astype("datetime64[D]")) for i in (0, -1))
-    return Span(name=name, start=first, stop=last, bars=len(bars))
 
 
 def print_table(results: list[Any]) -> None:

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
+def stop_on_signal(what: str = "update") -> Iterator[Callable[[], bool]]:
     """Gives a function that is True once SIGINT or SIGTERM has come.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
     parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
-    parser.add_argument("--data", help="a bar file (CSV, Parquet); without it sample bars")
-    parser.add_argument("--symbol", help="of a file that holds several")
-    parser.add_argument("--timezone", help="of times without an offset, e.g. America/New_York")
+    add_bar_arguments(parser)
     parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
     parser.add_argument("--run", required=True, dest="run_dir", help="the run folder")
     parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     bars = load_bars(args).between(None, args.until)
     env = TradingEnv(bars, env_config)
     steps = planned_steps(agent, args.steps)
-    with stop_on_signal("update") as stop, shown(steps, "train") as report:
+    with stop_on_signal() as stop, shown(steps, "train") as report:
         trained = train(
             env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=report, stop=stop
         )
@@ -52,8 +51,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command goes on"
         )
     else:
-        data = f" --data {args.data}" if args.data else ""
-        print(f"trained {done:,} steps; see `nca-trader backtest --run {args.run_dir}{data}`")
+        words = ["nca-trader", "backtest", "--run", args.run_dir]
+        words += ["--data", args.data] if args.data else []
+        print(f"trained {done:,} steps; see `{shlex.join(words)}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last
 
@@ -68,7 +68,9 @@ def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
 
         def report(row: dict[str, Any]) -> None:
             nonlocal seen
-            bar.update(row["steps"] - seen, reward=row["reward"], entropy=row["entropy"])
+            # A figure that is not finite is None.
+            known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
+            bar.update(row["steps"] - seen, **known)
             seen = row["steps"]
 
         yield report
@@ -89,12 +91,34 @@ def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
     return env_config, agent
 
 
+def add_bar_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `load_bars` reads."""
+    parser.add_argument("--data", help="a bar file (CSV, Parquet); without it sample bars")
+    parser.add_argument("--symbol", help="of a file that holds several")
+    parser.add_argument("--timezone", help="of times without an offset, e.g. America/New_York")
+    parser.add_argument(
+        "--repair",
+        metavar="NAMES",
+        help="what of the file may be mended, e.g. sort,drop-nan: sort, keep-first, keep-last, "
+        "drop-nan, drop-bad, widen, close-only, no-volume; without it a fault is refused",
+    )
+
+
 def load_bars(args: argparse.Namespace) -> Any:
-    """The bars of `--data`, or the sample bars."""
-    from nca_trader.data.samples import sample_bars
+    """The bars of `--data`, or the sample bars.
 
-    if args.data is None:
-        return sample_bars("sp500")
+    Raises:
+      ConfigError: there is no file for an option that is about one.
+      BarError: see `read_bars`.
+    """
     from nca_trader.data.bars import read_bars
+    from nca_trader.data.samples import sample_bars
+    from nca_trader.errors import ConfigError
 
-    return read_bars(args.data, symbol=args.symbol, timezone=args.timezone)
+    if args.data is not None:
+        return read_bars(args.data, symbol=args.symbol, timezone=args.timezone, repair=args.repair)
+    for name in ("timezone", "repair"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name} is about a bar file; give --data FILE with it.")
+    bars = sample_bars("sp500")
+    return bars if args.symbol is None else bars.select(args.symbol)

@@ -129,11 +129,18 @@ class TradingEnv:
         return len(self.bars)
 
     def begin(self, key: Array) -> Account:
-        """A new account, flat or at a random position that the actions could have ordered."""
+        """A new account, flat or at a random position that an order could have reached.
+
+        The order is filled by the account's own rules, free of charge: assets that are long
+        together may want more than `max_gross` or than cash pays for.
+        """
+        flat = open_account(jnp.zeros(self.spec.num_assets))
         if not self.config.random_start:
-            return open_account(jnp.zeros(self.spec.num_assets))
+            return flat
         action = jax.random.randint(key, (self.spec.num_assets,), 0, self.spec.num_actions)
-        return open_account(jnp.asarray(self.targets)[action])
+        target, there = jnp.asarray(self.targets)[action], jnp.ones(action.shape, bool)
+        rules = self.rules._replace(fill="close")
+        return place_order(flat, target, there, Costs(), rules)[0]
 
     def reset(self, key: Array) -> tuple[EnvState, TimeStep]:
         """Starts an episode at a random bar after the features' warm-up."""

@@ -68,6 +68,9 @@ class Result:
         slippage as a fraction of equity.
       logits: `[N, A, n]` float32 of an agent, NaN where it did not decide; None of a strategy.
       costs, fill, order: as given. bars_per_year: of the bars. note: what a report must say.
+      in_sample: how many of these bars are no later than the last that trained the agent or
+        selected it, see `seen_rows`; None where no run is behind the targets, so that nobody
+        knows what they were chosen on.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Result:
     order: str
     bars_per_year: float
     note: str = ""
+    in_sample: int | None = None
 
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
@@ -183,11 +187,10 @@ def backtest(
         max_gross=base.max_gross if max_gross is None else max_gross,
     )
     costs = costs or (run.env_config.costs if run else Costs())
-    logits, note = None, bars.note
+    logits, in_sample = None, None
     if run:
         trace, logits = _run_agent(bars, run, costs, rules, first, last)
-        if first < training_rows(bars, run):
-            note = f"in sample: the agent trained on bars of this span. {note}".strip()
+        in_sample = max(min(seen_rows(bars, run), last) - first, 0)
     else:
         if isinstance(targets, Strategy):
             name = name or targets.name
@@ -209,7 +212,8 @@ def backtest(
         fill=rules.fill,
         order=rules.order,
         bars_per_year=bars.bars_per_year,
-        note=note,
+        note=bars.note,
+        in_sample=in_sample,
     )
 
 
@@ -229,9 +233,11 @@ def _known(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def training_rows(bars: Bars, run: Run) -> int:
-    """Rows of `bars` that are not after the last bar that the run trained on."""
-    return int(np.searchsorted(bars.time, np.datetime64(run.manifest["data"]["last"]), "right"))
+def seen_rows(bars: Bars, run: Run) -> int:
+    """Rows of `bars` that are not after the last bar that trained the run or selected its seed."""
+    spans = [run.manifest["data"], run.selection.get("data")]
+    last = max(np.datetime64(span["last"]) for span in spans if span)
+    return int(np.searchsorted(bars.time, last, "right"))
 
 
 def _as_targets(targets: Any, bars: Bars) -> np.ndarray:

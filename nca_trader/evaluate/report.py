@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page on one agent's out-of-sample result.
+"""The report: one self-contained HTML page on one agent's, or one strategy's, backtest.
 
 No script, no font, image or style from elsewhere: the file can be mailed, archived and printed.
 """
@@ -48,11 +48,13 @@ class Trials:
       count: trials made so far, this one and each of its seeds among them.
       test_touched: how often the test span was evaluated, this time included.
       sharpe_variance: of the trials' Sharpe ratios per bar; None where it is not known.
+      selected: whether the agent was chosen among its seeds by their scores on a selection span.
     """
 
     count: int
     test_touched: int
     sharpe_variance: float | None = None
+    selected: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,57 +80,59 @@ class Parity:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """All that the page shows.
+    """All that the page shows. What is empty or None has no section, and nothing is said of it.
 
     Attributes:
       title: of the page.
-      agent: backtest of the selected seed on the test span.
+      agent: backtest of the agent that acts (of several seeds the selected one), or of a strategy.
       baselines: name as shown -> backtest on the same bars and costs.
       evidence: `weigh(agent, baselines, bars_per_year)`.
-      other_seeds: backtests of the seeds not selected.
-      selected_seed: number of the selected one, also its column in `training`.
-      seeds: every seed's scores.
-      training: rows of `metrics.jsonl`; a value is a number, or a list of one a seed.
-      parity: None where no paper replay was made.
-      spans: of training, selection and test.
-      symbols, features: in the environment's order.
+      spans: of the data in order of time, e.g. training, selection, test; the last is judged.
+      symbols: in the environment's order.
       data_source, data_note, data_digest: `Bars.source`, `.note` and `.digest()`.
-      trials: from the ledger.
-      env_toml, agent_toml: the resolved configuration.
       versions: package -> version. commit: of the source, or what is known instead.
-      device: that trained. wall_times: stage -> seconds. command: that makes this page again.
-      created: date and time as text.
+      command: that makes this page again. created: date and time as text.
+      wall_times: stage -> seconds.
+      trials: from the ledger; None exactly of a strategy, whose tries nobody counts.
+      seed: number of the agent that acts, also its column in `training`.
+      seeds: every seed's scores. other_seeds: backtests of the seeds that do not act.
+      training: rows of `metrics.jsonl`; a value is a number, or a list of one a seed.
+      parity: with a paper replay of the same bars.
+      features: in the environment's order. env_toml, agent_toml: the resolved configuration.
+      device: that trained.
     """
 
     title: str
     agent: Backtested
     baselines: Mapping[str, Backtested]
     evidence: Evidence
-    selected_seed: int
-    seeds: Sequence[SeedScore]
-    training: Sequence[Mapping[str, object]]
     spans: Sequence[Span]
     symbols: Sequence[str]
-    features: Sequence[str]
     data_source: str
     data_note: str
     data_digest: str
-    trials: Trials
-    env_toml: str
-    agent_toml: str
     versions: Mapping[str, str]
     commit: str
-    device: str
-    wall_times: Mapping[str, float]
     command: str
     created: str
+    wall_times: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    trials: Trials | None = None
+    seed: int = 0
+    seeds: Sequence[SeedScore] = ()
     other_seeds: Sequence[Backtested] = ()
+    training: Sequence[Mapping[str, object]] = ()
     parity: Parity | None = None
+    features: Sequence[str] = ()
+    env_toml: str = ""
+    agent_toml: str = ""
+    device: str = ""
 
     def __post_init__(self):
-        if self.selected_seed not in [row.seed for row in self.seeds]:
+        if self.seeds and self.seed not in [row.seed for row in self.seeds]:
+            raise ConfigError(f"seed = {self.seed} has no row in seeds; score every seed.")
+        if (self.trials is None) != (self.evidence.in_sample is None):
             raise ConfigError(
-                f"selected_seed = {self.selected_seed} has no row in seeds; score every seed."
+                "trials and evidence.in_sample belong together: an agent has both, a strategy none."
             )
         if set(self.baselines) != set(self.evidence.baselines):
             raise ConfigError("evidence is of other baselines; use weigh(agent, baselines, ...).")
@@ -136,12 +140,27 @@ class Report:
     @property
     def verdict(self) -> str:
         """The sentences at the top of the page."""
+        trials = self.trials
+        if trials is None:
+            return verdict(self.evidence, num_trials=None, note=self.data_note)
         return verdict(
             self.evidence,
-            num_trials=self.trials.count,
-            sharpe_variance=self.trials.sharpe_variance,
+            num_trials=trials.count,
+            selected=trials.selected,
+            sharpe_variance=trials.sharpe_variance,
             note=self.data_note,
         )
+
+    @property
+    def label(self) -> str:
+        """What the one judged is called in tables and plots."""
+        selected = self.trials is not None and self.trials.selected
+        return "selected agent" if selected else self.evidence.noun
+
+    @property
+    def unit(self) -> str:
+        """What the judged span is made of, for readers: "years", or "bars" where it is short."""
+        return "years" if (self.evidence.stop - self.evidence.start).days >= 365 else "bars"
 
     @property
     def idealised(self) -> bool:

@@ -144,8 +144,8 @@ def _draw_lines(axes: Axes, lines: Sequence[Line], narrow: bool) -> None:
     )
 
 
-def equity_plot(lines: Sequence[Line]) -> Html:
-    """Equity on a log scale, capital before the first bar = 1."""
+def equity_plot(lines: Sequence[Line], standing: str = "") -> Html:
+    """Equity on a log scale, capital before the first bar = 1; `standing` as of `Evidence`."""
 
     def draw(axes: Axes, narrow: bool) -> None:
         _draw_lines(axes, lines, narrow)
@@ -163,10 +163,11 @@ def equity_plot(lines: Sequence[Line]) -> Html:
     ends = "; ".join(
         f"{line.label} ends at {line.values.iloc[-1]:.2f}" for line in lines if line.role != "seed"
     )
-    return _both_widths(draw, "equity", f"Equity out of sample on a log scale. {ends}.")
+    told = f"Equity {standing}".rstrip()
+    return _both_widths(draw, "equity", f"{told} on a log scale. {ends}.")
 
 
-def drawdown_plot(lines: Sequence[Line]) -> Html:
+def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Html:
     """Drawdown from the highest equity so far; `values` of the lines are equity."""
     fallen = []
     for line in lines:
@@ -183,7 +184,8 @@ def drawdown_plot(lines: Sequence[Line]) -> Html:
     ends = "; ".join(
         f"{line.label} {line.values.min():.1%}" for line in fallen if line.role != "seed"
     )
-    return _both_widths(draw, "drawdown", f"Drawdown out of sample. Deepest: {ends}.")
+    told = f"Drawdown {standing}".rstrip()
+    return _both_widths(draw, "drawdown", f"{told}. Deepest: {ends}.")
 
 
 def per_seed(rows: Sequence[Mapping[str, object]], key: str) -> np.ndarray:
@@ -191,13 +193,15 @@ def per_seed(rows: Sequence[Mapping[str, object]], key: str) -> np.ndarray:
     return np.stack([np.atleast_1d(np.asarray(row[key], np.float64)) for row in rows])
 
 
-def training_plot(rows: Sequence[Mapping[str, object]], key: str, label: str, seed: int) -> Html:
-    """One metric over updates: the selected seed, and the band between all seeds' extremes.
+def training_plot(
+    rows: Sequence[Mapping[str, object]], key: str, label: str, seed: int, who: str
+) -> Html:
+    """One metric over updates: the seed that acts, and the band between all seeds' extremes.
 
     Args:
       rows: of `metrics.jsonl`, each with `update`.
       key: the metric. label: its name for readers.
-      seed: column of the selected seed.
+      seed: column of the seed that acts. who: what to call it, e.g. "the selected seed".
     """
     values = per_seed(rows, key)
     chosen = values[:, min(seed, values.shape[1] - 1)]
@@ -218,4 +222,4 @@ def training_plot(rows: Sequence[Mapping[str, object]], key: str, label: str, se
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
         axes.margins(x=0.01)
     told = f"{label} over {len(rows)} updates: from {chosen[0]:.3g} to {chosen[-1]:.3g}"
-    return svg(figure, f"training-{key}", f"{told} for the selected seed.")
+    return svg(figure, f"training-{key}", f"{told} for {who}.")

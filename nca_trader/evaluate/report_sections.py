@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nca_trader.evaluate import metrics, report_plots, statistics
+from nca_trader.evaluate import metrics, report_plots
 from nca_trader.evaluate.report_html import Html, facts, items, join, section, table, tag
 from nca_trader.evaluate.report_plots import Line
+from nca_trader.evaluate.report_repeat import data_and_rules, how_to_repeat
 from nca_trader.evaluate.statistics import Interval
-from nca_trader.evaluate.verdict import COPY_SHARE, Scored, copy_sentence, decimal, percent
+from nca_trader.evaluate.verdict import (
+    COPY_SHARE,
+    Scored,
+    copy_sentence,
+    count,
+    decimal,
+    in_sample_sentence,
+    percent,
+    times,
+)
 
 if TYPE_CHECKING:
-    from nca_trader.evaluate.report import Report
+    from nca_trader.evaluate.report import Parity, Report
 
-AGENT = "selected agent"
 # What a learner writes, in the order shown; what a run did not write is left out.
 TRAINING = {
     "reward": "mean reward a bar",
@@ -31,25 +40,28 @@ TRAINING = {
 
 
 def all_sections(report: Report) -> list[Html]:
-    """The page's body."""
+    """The page's body; a section with nothing to say is not in it."""
     return [
         _header(report),
         _tiles(report),
         _scope(report),
         _results(report),
         _positions(report),
-        _seeds(report),
-        _training(report),
-        _parity(report),
-        _rules(report),
-        _reproduce(report),
+        *([_seeds(report)] if report.seeds else []),
+        *([_training(report)] if report.training else []),
+        *([_parity(report.parity)] if report.parity else []),
+        data_and_rules(report),
+        how_to_repeat(report),
         tag("footer", "Past results of a simulation; nothing on this page is advice to trade."),
     ]
 
 
 def _header(report: Report) -> Html:
     evidence = report.evidence
-    span = f"{evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}"
+    span = f"{evidence.standing} {evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}".lstrip()
+    kind, heading = "verdict", "Verdict"
+    if evidence.in_sample:
+        kind, heading = "verdict warning", "Verdict: IN SAMPLE"
     return join(
         [
             tag(
@@ -58,11 +70,11 @@ def _header(report: Report) -> Html:
                 tag("h1", report.title),
                 tag(
                     "p",
-                    f"{', '.join(report.symbols)}, out of sample {span}; made {report.created}",
+                    f"{', '.join(report.symbols)}, {span}; made {report.created}",
                     class_="lead",
                 ),
             ),
-            tag("div", tag("h2", "Verdict"), tag("p", report.verdict), class_="verdict"),
+            tag("div", tag("h2", heading), tag("p", report.verdict), class_=kind),
         ]
     )
 
@@ -99,7 +111,7 @@ def _tiles(report: Report) -> Html:
 
 
 def _scope(report: Report) -> Html:
-    evidence, seeds = report.evidence, report.seeds
+    evidence = report.evidence
     shows = [
         "Every account here pays the same costs and is filled by the same rule.",
         copy_sentence(evidence),
@@ -110,21 +122,35 @@ def _scope(report: Report) -> Html:
             "decisions as the backtest: no decision needed a bar that had not closed."
         )
     silent = [
-        "That it would have been found in advance: this is one market, one period and "
-        f"{_count(report.trials.count, 'trial')}.",
-        f"More than the intervals say: {_count(evidence.moments.num_bars, 'bar')} bound what can "
+        _foreseen(report),
+        f"More than the intervals say: {count(evidence.moments.num_bars, 'bar')} bound what can "
         "be known of a Sharpe ratio.",
-        "Anything on fresh years from here on: the test years have now been evaluated "
-        f"{_times(report.trials.test_touched)}.",
-        "Market impact, taxes, borrowing fees, dividends and interest: they are not modelled.",
     ]
-    apart = "Training, selection and test are separate years, one after the other"
-    if report.spans_apart:
-        shows.insert(0, f"{apart}; the agent was chosen without the test years.")
-    else:
-        silent.insert(0, f"{apart}: they are not; the spans overlap or are out of order.")
-    if len(seeds) > 1:
-        silent.append(f"What one more seed would do: see the spread over {len(seeds)} seeds below.")
+    if report.trials is not None and not evidence.in_sample:
+        silent.append(
+            f"Anything on fresh {report.unit} from here on: the test {report.unit} have now been "
+            f"evaluated {times(report.trials.test_touched)}."
+        )
+    silent.append(
+        "Market impact, taxes, borrowing fees, dividends and interest: they are not modelled."
+    )
+    if evidence.in_sample:
+        silent.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
+    elif report.trials is not None:
+        *earlier, last = (span.name for span in report.spans)
+        apart = f"{', '.join(earlier)} and {last} are separate {report.unit}, one after the other"
+        apart = apart[0].upper() + apart[1:]
+        if report.spans_apart:
+            made = "chosen" if report.trials.selected else "trained"
+            shows.insert(0, f"{apart}; the agent was {made} without the test {report.unit}.")
+        else:
+            silent.insert(0, f"{apart}: they are not; the spans overlap or are out of order.")
+    if len(report.seeds) > 1:
+        silent.append(
+            f"What one more seed would do: see the spread over {len(report.seeds)} seeds below."
+        )
+    elif report.trials is not None:
+        silent.append("What one more seed would do: this page is of one seed alone.")
     if report.data_note:
         silent.append(report.data_note)
     if report.idealised:
@@ -142,12 +168,15 @@ def _scope(report: Report) -> Html:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
+def _foreseen(report: Report) -> str:
+    """Why the result might not have been found in advance."""
+    found = "That it would have been found in advance: this is one market, one period and"
+    if report.trials is None:
+        return (
+            f"{found} one rule, whose parameters its user chose. How many rules and parameters "
+            "were tried before, and on which of these bars, nobody counted."
+        )
+    return f"{found} {count(report.trials.count, 'trial')}."
 
 
 def _interval(interval: Interval, write=decimal) -> Html:
@@ -174,24 +203,27 @@ def _metrics_row(name: str, scored: Scored) -> list[object]:
 
 def _results(report: Report) -> Html:
     evidence = report.evidence
-    rows = [_metrics_row(AGENT, evidence.agent)]
+    standing, label = evidence.standing, report.label
+    rows = [_metrics_row(label, evidence.agent)]
     rows += [_metrics_row(name, evidence.baselines[name]) for name in report.baselines]
     headers = ["", "Total return", "CAGR", "Volatility", "Sharpe ratio", "Max drawdown"]
     headers += ["Turnover a year", "Exposure", "Costs paid"]
     differences = [
         [
-            f"agent less {name}",
+            f"{evidence.noun} less {name}",
             join([percent(d.mean_return), _interval(d.mean_return_interval, percent)]),
             join([decimal(d.sharpe), _interval(d.sharpe_interval)]),
         ]
         for name, d in ((name, evidence.differences[name]) for name in report.baselines)
     ]
-    lines = [Line(AGENT, report.agent.equity, "agent")]
+    lines = [Line(label, report.agent.equity, "agent")]
     lines += [Line(name, b.equity, "baseline") for name, b in report.baselines.items()]
     lines += [Line("other seeds", seed.equity, "seed") for seed in report.other_seeds]
+    where = f"the test {report.unit}" if standing == "out of sample" else "these bars"
+    heading = f"{standing}, beside the baselines" if standing else "Beside the baselines"
     return section(
-        "Out of sample, beside the baselines",
-        table("Metrics on the test years", headers, rows, marked=[0]),
+        heading[0].upper() + heading[1:],
+        table(f"Metrics on {where}", headers, rows, marked=[0]),
         tag(
             "p",
             "Below a Sharpe ratio: its 95% interval by stationary bootstrap. No rate is subtracted "
@@ -199,8 +231,8 @@ def _results(report: Report) -> Html:
             "fraction of equity. An account that is always flat has no Sharpe ratio (n/a).",
             class_="note",
         ),
-        tag("figure", tag("figcaption", "Equity"), report_plots.equity_plot(lines)),
-        tag("figure", tag("figcaption", "Drawdown"), report_plots.drawdown_plot(lines)),
+        tag("figure", tag("figcaption", "Equity"), report_plots.equity_plot(lines, standing)),
+        tag("figure", tag("figcaption", "Drawdown"), report_plots.drawdown_plot(lines, standing)),
         table(
             "Differences, paired by bar, with 95% intervals",
             ["", "Mean return a year", "Sharpe ratio"],
@@ -210,7 +242,7 @@ def _results(report: Report) -> Html:
 
 
 def _positions(report: Report) -> Html:
-    weights = report.agent.weights
+    weights, noun = report.agent.weights, report.evidence.noun
     rows = []
     for number, symbol in enumerate(report.symbols):
         held = metrics.positions(weights.iloc[:, number])
@@ -227,7 +259,7 @@ def _positions(report: Report) -> Html:
         rows.append([symbol, *(percent(share) for share in shares), bar])
     headers = ["Asset", "Short", "Flat", "Long", "Share of bars"]
     return section(
-        "What the agent holds",
+        f"What the {noun} holds",
         tag("p", copy_sentence(report.evidence)),
         table("Share of bars per position, by the weight held at the close", headers, rows),
         tag(
@@ -238,7 +270,8 @@ def _positions(report: Report) -> Html:
         ),
         tag(
             "p",
-            f"An agent is said to copy a baseline where both have the same target weights on "
+            f"{'An' if noun == 'agent' else 'A'} {noun} is said to copy a baseline where both have "
+            f"the same target weights on "
             f"{COPY_SHARE:.0%} of the bars or more.",
             class_="note",
         ),
@@ -248,7 +281,7 @@ def _positions(report: Report) -> Html:
 def _seeds(report: Report) -> Html:
     rows, marked = [], []
     for number, row in enumerate(report.seeds):
-        chosen = row.seed == report.selected_seed
+        chosen = row.seed == report.seed
         marked += [number] if chosen else []
         name = f"seed {row.seed}" + (" (selected)" if chosen else "")
         rows.append([name, decimal(row.selection), decimal(row.out_of_sample)])
@@ -266,27 +299,22 @@ def _seeds(report: Report) -> Html:
 
 def _training(report: Report) -> Html:
     rows = report.training
-    if not rows:
-        return section("Training", tag("p", "No training metrics were given."))
-    order = [row.seed for row in report.seeds]
-    column = order.index(report.selected_seed)
+    selected = report.trials is not None and report.trials.selected
+    who = "the selected seed" if selected else f"seed {report.seed}"
     keys = [key for key in TRAINING if all(key in row for row in rows)]
     plots = [
-        tag("figure", report_plots.training_plot(rows, key, TRAINING[key], column)) for key in keys
+        tag("figure", report_plots.training_plot(rows, key, TRAINING[key], report.seed, who))
+        for key in keys
     ]
-    told = f"{_count(len(rows), 'update')}. Line: the selected seed."
-    if len(order) > 1:
+    told = f"{count(len(rows), 'update')}. Line: {who}."
+    if any(report_plots.per_seed(rows, key).shape[1] > 1 for key in keys):
         told += " Band: from the least to the greatest of the seeds."
     return section(
         "Training", tag("p", told, class_="note"), tag("div", *plots, class_="multiples")
     )
 
 
-def _parity(report: Report) -> Html:
-    heading = "Backtest against paper replay"
-    parity = report.parity
-    if parity is None:
-        return section(heading, tag("p", "No paper replay was made, so nothing is claimed."))
+def _parity(parity: Parity) -> Html:
     found = (
         tag("span", "The two agree.", class_="good")
         if parity.holds
@@ -296,7 +324,7 @@ def _parity(report: Report) -> Html:
     )
     logits = parity.max_logit_difference
     return section(
-        heading,
+        "Backtest against paper replay",
         tag("p", found),
         facts(
             {
@@ -306,64 +334,3 @@ def _parity(report: Report) -> Html:
             }
         ),
     )
-
-
-def _rules(report: Report) -> Html:
-    agent, costs = report.agent, report.agent.costs
-    spans = [[s.name, s.start, s.stop, f"{s.bars:,}"] for s in report.spans]
-    fill = "at the next bar's open"
-    if report.idealised:
-        fill = "at the close that was seen: idealised, no one can trade it"
-    order = {
-        "on_change": "when the ordered target changes (on_change)",
-        "rebalance": "every bar, back to the target (rebalance)",
-    }.get(agent.order, agent.order)
-    return section(
-        "Data and trading rules",
-        table("Spans of the data", ["Span", "First bar", "Last bar", "Bars"], spans),
-        facts(
-            {
-                "Source": report.data_source,
-                "Note": report.data_note or "none",
-                "SHA-256 of the bars": tag("code", report.data_digest[:16]),
-                "Assets": ", ".join(report.symbols),
-                "Commission": f"{100 * costs.commission:g}% of traded notional",
-                "Slippage": f"{100 * costs.slippage:g}% of price",
-                "Orders fill": fill,
-                "Orders are placed": order,
-                "Features": ", ".join(report.features),
-            }
-        ),
-    )
-
-
-def _reproduce(report: Report) -> Html:
-    m, trials = report.evidence.moments, report.trials
-    times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.wall_times.items())
-    deflated = statistics.deflated_sharpe(m, trials.count, trials.sharpe_variance)
-    return section(
-        "Trials, and how to make this page again",
-        facts(
-            {
-                "Trials in the ledger": f"{trials.count:,}",
-                "Test years evaluated": _times(trials.test_touched),
-                "Probabilistic Sharpe ratio": decimal(statistics.probabilistic_sharpe(m), 3),
-                "Deflated Sharpe ratio": f"{decimal(deflated, 3)} after "
-                f"{_count(trials.count, 'trial')}: the probability that the true Sharpe ratio is "
-                "above 0",
-                "Seeds": ", ".join(str(row.seed) for row in report.seeds),
-                "Device": report.device,
-                "Wall time": times or "not recorded",
-                "Versions": ", ".join(f"{k} {v}" for k, v in report.versions.items()),
-                "Commit": tag("code", report.commit),
-            }
-        ),
-        tag("p", "Command:"),
-        tag("pre", tag("code", report.command)),
-        _details("Environment (TOML)", report.env_toml),
-        _details("Agent (TOML)", report.agent_toml),
-    )
-
-
-def _details(summary: str, text: str) -> Html:
-    return tag("details", tag("summary", summary), tag("pre", tag("code", text)))

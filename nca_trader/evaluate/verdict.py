@@ -1,4 +1,4 @@
-"""What out-of-sample results do and do not show, by rules fixed before the result is known."""
+"""What a backtest does and does not show, by rules fixed before the result is known."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ class Backtested(Protocol):
     def fill(self) -> str: ...  # noqa: D102
     @property
     def order(self) -> str: ...  # noqa: D102
+    @property
+    def in_sample(self) -> int | None: ...  # noqa: D102
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The agent less one baseline, bar by bar.
+    """The agent, or the strategy judged, less one baseline, bar by bar.
 
     mean_return: of returns a year, `P * mean(r - r_baseline)`; sharpe: of annualised ratios.
     """
@@ -70,13 +72,16 @@ class Evidence:
     """All that a verdict rests on; made by `weigh`.
 
     Attributes:
-      agent: its numbers. baselines: theirs, by name. differences: agent less each, by name.
+      agent: numbers of the agent, or of the strategy where a rule is judged. baselines: theirs, by
+        name. differences: agent less each, by name.
       best: the baseline with the highest Sharpe ratio (a flat one has none; it is best only where
         no other has one).
       nearest: the baseline whose targets the agent holds most often. nearest_share: on which
         share of bars.
       moments: of the agent's returns, for PSR and DSR.
       start, stop: first and last bar judged.
+      in_sample: how many of them are no later than the last that trained or selected the agent;
+        None for a strategy, whose choice nobody recorded.
     """
 
     agent: Scored
@@ -88,6 +93,19 @@ class Evidence:
     moments: Moments
     start: pd.Timestamp
     stop: pd.Timestamp
+    in_sample: int | None
+
+    @property
+    def noun(self) -> str:
+        """What is judged: an "agent" was trained; a "strategy" is a rule that somebody chose."""
+        return "strategy" if self.in_sample is None else "agent"
+
+    @property
+    def standing(self) -> str:
+        """What these bars are to it: "out of sample", "IN SAMPLE", or "" for a strategy."""
+        if self.in_sample is None:
+            return ""
+        return "IN SAMPLE" if self.in_sample else "out of sample"
 
     @property
     def copies(self) -> bool:
@@ -145,7 +163,7 @@ def weigh(
     """Score the agent and each baseline on the same bars, and their differences.
 
     Args:
-      agent: its backtest out of sample.
+      agent: its backtest, or that of a strategy.
       baselines: name as a reader should see it -> backtest on the same bars with the same costs.
       bars_per_year: of these bars' calendar.
       seed: of the bootstrap.
@@ -181,6 +199,7 @@ def weigh(
         moments=statistics.moments(r),
         start=cast(pd.Timestamp, agent.equity.index[0]),
         stop=cast(pd.Timestamp, agent.equity.index[-1]),
+        in_sample=agent.in_sample,
     )
 
 
@@ -194,19 +213,46 @@ def decimal(value: float, digits: int = 2) -> str:
     return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
 
 
+def count(number: int, noun: str) -> str:
+    """As in "1 bar" and "2,000 bars"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def times(number: int) -> str:
+    """As in "once" and "2 times"."""
+    return "once" if number == 1 else f"{number} times"
+
+
 def copy_sentence(evidence: Evidence) -> str:
     """Names the baseline that the agent copies, or is nearest to."""
     share = percent(evidence.nearest_share)
     if evidence.copies:
-        return f"This agent copies {evidence.nearest}: {share} of its bars hold the same weights."
+        return (
+            f"This {evidence.noun} copies {evidence.nearest}: {share} of its bars hold the same "
+            "weights."
+        )
     return (
         f"It is not a copy of a baseline: the nearest, {evidence.nearest}, has the same target "
         f"weights on {share} of the bars."
     )
 
 
+def in_sample_sentence(in_sample: int, num_bars: int) -> str:
+    """Says that `in_sample` of the `num_bars` judged had been seen, so that this shows nothing."""
+    return (
+        f"IN SAMPLE: {in_sample:,} of these {num_bars:,} bars are no later than the last that the "
+        "agent was trained or selected on. What it did here is no evidence of what it would do on "
+        "others."
+    )
+
+
 def verdict(
-    evidence: Evidence, *, num_trials: int, sharpe_variance: float | None = None, note: str = ""
+    evidence: Evidence,
+    *,
+    num_trials: int | None,
+    selected: bool = True,
+    sharpe_variance: float | None = None,
+    note: str = "",
 ) -> str:
     """The honest verdict, a few sentences, by fixed rules.
 
@@ -215,14 +261,18 @@ def verdict(
     2. An agent that holds a baseline's targets on 95% of bars or more copies it, by name.
     3. "Earned more" is followed by the deflated Sharpe ratio, and by a warning below 0.95.
     4. Always: one market, one period, the number of trials, and the data's own `note`.
+    5. An agent on bars that it has seen: that first, and no allowance for luck. A strategy: never
+       "out of sample", and that nobody counted the tries.
 
     Args:
       evidence: from `weigh`.
-      num_trials: trials in the ledger, this one among them.
+      num_trials: trials in the ledger, this one among them; None where nobody counted.
+      selected: whether the agent was chosen among its seeds by their scores on other bars.
       sharpe_variance: of the trials' Sharpe ratios per bar, None where unknown.
       note: what must be said of the data, e.g. that an index is not tradable.
     """
     span = f"{evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}"
+    where = f"Out of sample, {span}" if evidence.standing == "out of sample" else f"From {span}"
     difference = evidence.differences[evidence.best]
     interval = difference.mean_return_interval
     ours, theirs = evidence.agent.metrics, evidence.baselines[evidence.best].metrics
@@ -235,20 +285,32 @@ def verdict(
     if math.isnan(ours["sharpe"]):
         found = f"never had a return other than 0, so it has no Sharpe ratio; it {found}"
     sentences = [
-        f"Out of sample, {span}, the agent {found}: total return "
+        f"{where}, the {evidence.noun} {found}: total return "
         f"{percent(ours['total_return'])} against {percent(theirs['total_return'])}, Sharpe ratio "
         f"{decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the difference in mean "
         f"return is {percent(difference.mean_return)} a year, {_interval_text(interval)}.",
     ]
+    if evidence.in_sample:
+        sentences.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
     if evidence.copies:
         sentences.append(copy_sentence(evidence))
-    if interval.low > 0:
+    if interval.low > 0 and not evidence.in_sample and num_trials is not None:
         sentences.append(_luck_sentence(evidence, num_trials, sharpe_variance))
-    trials = "one trial" if num_trials == 1 else f"the one selected of {num_trials} trials"
-    sentences.append(f"This is one market, one period and {trials}.")
+    sentences.append(f"This is one market, one period and {_trials_text(num_trials, selected)}.")
     if note:
         sentences.append(note.rstrip(".") + ".")
     return " ".join(sentences)
+
+
+def _trials_text(num_trials: int | None, selected: bool) -> str:
+    if num_trials is None:
+        return (
+            "one rule with parameters of its user's choice: nobody counted how many were tried "
+            "before, so luck in that search is not ruled out"
+        )
+    if num_trials == 1:
+        return "one trial"
+    return f"the one selected of {num_trials} trials" if selected else f"one of {num_trials} trials"
 
 
 def _interval_text(interval: Interval) -> str:

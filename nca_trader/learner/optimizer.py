@@ -36,7 +36,7 @@ def learning_rate(config: OptimizerConfig, total: int) -> optax.Schedule:
 
 
 def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Drops an update whose gradient holds a NaN or an infinity, and counts it.
+    """Drops an update whose gradient's norm is NaN or infinite, and counts it.
 
     It stands outermost: moments, schedule and parameters stay as they were. (A NaN that reaches
     a clip becomes a NaN in every leaf; zeroed there, momentum would still move the weights.)
@@ -46,7 +46,8 @@ def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransf
         return GuardState(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GuardState]:
-        finite = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(updates)]).all()
+        # The norm and not the leaves: where squares overflow, a clip would make the gradient 0.
+        finite = jnp.isfinite(optax.tree.norm(updates))
         updates, moved = inner.update(updates, state.inner, params)
         updates = jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.inner)

@@ -23,7 +23,8 @@ from nca_trader.errors import ConfigError
 from nca_trader.learner.update import Learner, LearnerState, make_learner
 from nca_trader.presets import AgentConfig
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
-from nca_trader.runs.manifest import Run, open_run, write_atomically
+from nca_trader.runs.files import write_atomically
+from nca_trader.runs.manifest import Run, open_run
 
 Report = Callable[[dict[str, Any]], None]
 

@@ -211,7 +211,7 @@ def _learn(
         # The mean over devices stands inside the gradient: outside, it would be N times too big.
         gradient, loss = jax.grad(objective, has_aux=True)(params)
         updates, opt_state = optimizer.update(gradient, opt_state, params)
-        metrics = loss._asdict() | {"grad_norm": optax.global_norm(gradient)}
+        metrics = loss._asdict() | {"grad_norm": optax.tree.norm(gradient)}
         return (optax.apply_updates(params, updates), opt_state), metrics
 
     def epoch(carry: Any, epoch_key: Array) -> Any:

@@ -1,13 +1,15 @@
-"""Checkpoints: Orbax on disk, one SHA-256 a leaf, restored only if every one agrees.
+"""Checkpoints: Orbax on disk, one SHA-256 a file and a leaf, restored only if all agree.
 
 Orbax restores a flipped byte without an error and with wrong values, so the checksums are ours:
-a checkpoint that does not verify is passed over for the newest one that does.
+a checkpoint that does not verify is passed over for the newest one that does. Those of the files
+are looked at first: a damaged file that Orbax reads leaves threads behind that print tracebacks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import pathlib
 from collections.abc import Iterator
@@ -20,8 +22,10 @@ import orbax.checkpoint as ocp
 from jax import Array
 
 from nca_trader.errors import RunError, StateError
+from nca_trader.runs.files import sha256_of, write_atomically
 
 FORMAT = 1
+FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there
 REMEDY = "use the versions in the run's run.json, or train into another --run."
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,18 @@ def _like(name: str, leaf: Array, value: np.ndarray) -> Array:
     return jax.device_put(value, leaf.sharding)
 
 
+def _digests(folder: pathlib.Path) -> dict[str, str]:
+    """SHA-256 of every file below `folder` but `FILES`, by its path there."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != FILES)
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+
+
+def _compare(found: dict[str, str], expected: dict[str, str]) -> None:
+    for name in sorted({*found, *expected}):
+        if found.get(name) != expected.get(name):
+            raise StateError(f"SHA-256 of {name} differs" if name in found else f"no {name}")
+
+
 @contextlib.contextmanager
 def _as_state_error(path: pathlib.Path, what: str) -> Iterator[None]:
     try:
@@ -100,6 +116,7 @@ class Checkpoints:
             max_to_keep=keep, enable_async_checkpointing=False, create=True
         )
         with _as_state_error(path, "opened"):
+            path.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(path.absolute(), options=options)
 
     def __enter__(self) -> Checkpoints:
@@ -129,6 +146,8 @@ class Checkpoints:
                 ),
             )
             self._manager.wait_until_finished()
+            folder = self.path / str(update)
+            write_atomically(folder / FILES, json.dumps(_digests(folder)) + "\n")
 
     def steps(self) -> list[int]:
         """Numbers of the checkpoints on disk, oldest first, verified or not."""
@@ -146,7 +165,8 @@ class Checkpoints:
                 return step, self._verified(step)
             # Orbax and its storage raise many types for a truncated or missing file.
             except Exception as error:
-                log.warning("%s: checkpoint %d is damaged (%s)", self.path, step, error)
+                what = str(error).partition(" [tensorstore_spec")[0][:200]
+                log.warning("%s: checkpoint %d is damaged (%s)", self.path, step, what)
         if steps:
             raise StateError(
                 f"{self.path}: none of the checkpoints {steps} verifies; restore the folder from "
@@ -155,6 +175,13 @@ class Checkpoints:
         return None
 
     def _verified(self, step: int) -> dict[str, np.ndarray]:
+        files = self.path / str(step) / FILES
+        # A kill may have come before this file was written; the leaves have their own checksums.
+        if files.exists():
+            expected = json.loads(files.read_text(encoding="utf-8"))
+            found = _digests(files.parent)
+            # A file that came later, such as a desktop's, is no damage.
+            _compare({name: found[name] for name in found if name in expected}, expected)
         read = self._manager.restore(
             step,
             args=ocp.args.Composite(leaves=ocp.args.StandardRestore(), sums=ocp.args.JsonRestore()),
@@ -162,10 +189,5 @@ class Checkpoints:
         leaves = {name: np.asarray(value) for name, value in read["leaves"].items()}
         if read["sums"]["format"] != FORMAT:
             raise StateError(f"format {read['sums']['format']} is not this version's {FORMAT}")
-        sums = read["sums"]["sha256"]
-        wrong = [
-            name for name in sums if name not in leaves or _checksum(leaves[name]) != sums[name]
-        ]
-        if wrong or set(leaves) != set(sums):
-            raise StateError(f"SHA-256 of {wrong or sorted(set(leaves) ^ set(sums))} differs")
+        _compare({name: _checksum(leaf) for name, leaf in leaves.items()}, read["sums"]["sha256"])
         return leaves

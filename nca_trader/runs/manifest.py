@@ -9,10 +9,8 @@ selection.json    which seed was selected, on what, and all the scores
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -31,6 +29,7 @@ from nca_trader.errors import RunError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.files import sha256_of, write_atomically
 from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 
@@ -56,8 +55,8 @@ class Run:
         file = self.path / "run.json"
         if not file.is_file():
             raise RunError(
-                f"{self.path}: not a run folder (it has no run.json); `nca-trader train --run "
-                f"{self.path}` makes one."
+                f"{self.path}: not a run folder (it has no run.json); give one that "
+                "`nca-trader train` made."
             )
         self.manifest = _read_json(file)
         if self.manifest.get("format") != FORMAT:
@@ -89,7 +88,7 @@ class Run:
         if not file.is_file():
             raise RunError(f"{file}: is missing; restore it from a copy.")
         # Dilations or costs, once changed, would still fit the parameters: only this shows it.
-        if _sha256(file) != self.manifest["config"].get(name):
+        if sha256_of(file) != self.manifest["config"].get(name):
             raise RunError(
                 f"{file}: was changed after the run was made, so it is another agent's; restore "
                 "it, or train the changed one into another --run."
@@ -174,23 +173,6 @@ class Run:
         write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes `text` so that a reader, or a crash, never sees half of it."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise StateError(
-            f"{path}: cannot be written ({error.strerror}); mend that, then try again."
-        ) from None
-
-
 def _read_json(file: pathlib.Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -199,10 +181,6 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StateError(f"{file}: not a JSON object; restore it from a copy.")
     return value
-
-
-def _sha256(file: pathlib.Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def data_record(bars: Bars) -> dict[str, Any]:
@@ -280,7 +258,7 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
     }
     write_atomically(path / "env.toml", to_toml(env.config))
     write_atomically(path / "agent.toml", to_toml(agent))
-    manifest["config"] = {file: _sha256(path / file) for file in ("env.toml", "agent.toml")}
+    manifest["config"] = {file: sha256_of(path / file) for file in ("env.toml", "agent.toml")}
     entry = {"kind": "train", "run": name, "trials": agent.num_seeds}
     trials.record(
         path.resolve().parent,

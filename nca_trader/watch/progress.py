@@ -86,11 +86,21 @@ class Progress:
         if self._shown_at is None or now - self._shown_at >= wait:
             self._show(now)
 
-    def close(self) -> None:
-        """Show where it ended, also when that is before the end."""
+    def close(self, refused: bool = False) -> None:
+        """Show where it ended, also when that is before the end.
+
+        Args:
+          refused: an error ended it; before the first update there is then nothing to show, and
+            the error's own line stands alone.
+        """
         if self._closed:
             return
         self._closed = True
+        if refused and not self._marks:
+            if self._bar is not None:
+                self._bar.leave = False
+                self._bar.close()
+            return
         if self._shown_steps != self._steps or self._bar is not None:
             self._show(self._clock(), last=True)
         if self._bar is not None:
@@ -99,8 +109,8 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(refused=kind is not None)
 
     def _rate(self, now: float, last: bool) -> float:
         """Steps a second: over the latest updates while under way, over everything at the end."""

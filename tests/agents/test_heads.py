@@ -99,6 +99,6 @@ def test_an_untrained_policy_is_nearly_uniform_and_expects_nothing():
     rng = np.random.default_rng(3)
     cells = rng.normal(size=(100, 2, 16)).astype(np.float32)
     seen = rng.uniform(-1, 1, (100, 2, 3)).astype(np.float32)
-    logits, value = policy.act(policy.init(jax.random.key(0)), cells, seen)
+    logits, value = policy.act(jax.jit(policy.init)(jax.random.key(0)), cells, seen)
     np.testing.assert_allclose(heads.entropy(logits), 2 * np.log(3), atol=0.02)
     assert np.abs(value).max() < 0.3

@@ -1,13 +1,13 @@
 """The lattice against a loop over cells written from the formula, and what it promises."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nca_trader.agents.nca import receptive_field
 from nca_trader.agents.policy import decide, make_policy
 from nca_trader.envs.account import open_account
 from nca_trader.presets import AgentConfig, PolicyConfig, PrecisionConfig
@@ -23,6 +23,15 @@ NEIGHBOURS = ("none", "ring", "all")
 def policy_of(spec=SPEC, matmul="float32", **changes):
     config = dataclasses.replace(SMALL, **changes)
     return make_policy(AgentConfig(policy=config, precision=PrecisionConfig(matmul=matmul)), spec)
+
+
+@functools.cache
+def compiled(function):
+    return jax.jit(function)
+
+
+def encode(policy, params, x, present):
+    return compiled(policy.encode)(params, x, present)
 
 
 def random_params(policy, seed=0, scale=0.5):
@@ -81,7 +90,7 @@ def test_lattice_equals_a_loop_over_cells(neighbours, steps, dilations):
     config = dataclasses.replace(SMALL, neighbours=neighbours, steps=steps, dilations=dilations)
     policy = policy_of(neighbours=neighbours, steps=steps, dilations=dilations)
     params, (x, present) = random_params(policy), random_input(20)
-    cells = policy.encode(params, x, present)
+    cells = encode(policy, params, x, present)
     assert cells.dtype == jnp.float32
     for row in range(2):
         expected = cell_by_cell(params, config, x[row], present[row])
@@ -92,11 +101,10 @@ def test_lattice_equals_a_loop_over_cells(neighbours, steps, dilations):
 def test_later_bars_change_no_earlier_cell(neighbours):
     policy = policy_of(neighbours=neighbours)
     params, (x, present) = random_params(policy), random_input(16)
-    encode = jax.jit(policy.encode)
-    before = encode(params, x, present)
+    before = encode(policy, params, x, present)
     x[:, 10:] += 1.0
     present[:, 10:] = ~present[:, 10:]
-    after = encode(params, x, present)
+    after = encode(policy, params, x, present)
     np.testing.assert_array_equal(after[:, :10], before[:, :10])
     assert (np.asarray(after[:, 10:]) != np.asarray(before[:, 10:])).any(axis=(0, 2, 3)).all()
 
@@ -107,7 +115,7 @@ def test_features_of_a_missing_bar_are_not_seen(neighbours):
     params, (x, present) = random_params(policy), random_input(12)
     other = np.where(present[..., None], x, 99.0)
     np.testing.assert_array_equal(
-        policy.encode(params, x, present), policy.encode(params, other, present)
+        encode(policy, params, x, present), encode(policy, params, other, present)
     )
 
 
@@ -116,32 +124,31 @@ def test_a_shift_of_all_bars_shifts_the_cells_once_the_field_is_full(neighbours)
     policy = policy_of(neighbours=neighbours)
     halo = policy.receptive_field - 1
     params, (x, present) = random_params(policy), random_input(halo + 12)
-    cells = policy.encode(params, x, present)[:, halo + 4 :]
-    shifted = policy.encode(params, x[:, 4:], present[:, 4:])
+    cells = encode(policy, params, x, present)[:, halo + 4 :]
+    shifted = encode(policy, params, x[:, 4:], present[:, 4:])
     np.testing.assert_allclose(shifted[:, halo:], cells, rtol=1e-5, atol=1e-6)
     # Before that the edge shows, so the length of the field is no accident.
-    full = policy.encode(params, x, present)[:, 4:]
+    full = encode(policy, params, x, present)[:, 4:]
     assert np.abs(shifted[:, halo - 1] - full[:, halo - 1]).max() > 1e-4
 
 
 @pytest.mark.parametrize(("steps", "dilations"), [(1, (1,)), (3, (1, 2)), (4, (3, 1, 2))])
 def test_receptive_field_is_exact(steps, dilations):
     policy = policy_of(steps=steps, dilations=dilations)
-    field = policy.receptive_field
-    assert (
-        field
-        == receptive_field(dataclasses.replace(SMALL, steps=steps, dilations=dilations))
-        == 1 + 2 * sum(dilations[k % len(dilations)] for k in range(steps))
-    )
-    length = field + 3
-    params, (x, _) = random_params(policy), random_input(length, batch=1)
-    present = np.ones((1, length, 3), bool)
-    batch = np.repeat(x, 3, axis=0)
-    batch[1, length - field] += 1.0  # the oldest bar of the last cell's field
-    batch[2, length - field - 1] += 1.0  # the one before
-    last = np.asarray(policy.encode(params, batch, np.repeat(present, 3, 0)))[:, -1]
-    assert np.abs(last[1] - last[0]).max() > 1e-6
-    np.testing.assert_array_equal(last[2], last[0])
+    field = 1 + 2 * sum(dilations[k % len(dilations)] for k in range(steps))
+    assert policy.receptive_field == field
+    params, (x, _) = random_params(policy), random_input(field + 3, batch=1)
+
+    def last_cell(changed=None):
+        there = np.ones((1, field + 3, 3), bool)
+        other = x.copy()
+        if changed is not None:
+            other[:, changed] += 1.0
+        return np.asarray(encode(policy, params, other, there))[0, -1]
+
+    oldest = len(x[0]) - field
+    assert np.abs(last_cell(oldest) - last_cell()).max() > 1e-6
+    np.testing.assert_array_equal(last_cell(oldest - 1), last_cell())
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
@@ -150,7 +157,7 @@ def test_a_window_gives_the_decision_of_the_lattice(neighbours):
     field = policy.receptive_field
     params, (x, present) = random_params(policy), random_input(field + 5, batch=1)
     account = open_account(jnp.array([0.3, 0.0, -0.3]))
-    cells = policy.encode(params, x, present)[0, -1]
+    cells = encode(policy, params, x, present)[0, -1]
     seen = np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [-1.0, -1.0, 1.0]], np.float32)
     expected, _ = policy.act(params, cells, seen)
     for length in (field, field + 1, field + 5):
@@ -177,7 +184,7 @@ def test_an_untrained_rule_hands_on_its_input():
     mask = present[..., None].astype(np.float32)
     e = np.concatenate([np.clip(x, -5, 5) * mask, mask], -1) @ np.asarray(params["nca"]["embed"])
     np.testing.assert_allclose(
-        policy.encode(params, x, present), 0.9**SMALL.steps * e, rtol=1e-5, atol=1e-6
+        encode(policy, params, x, present), 0.9**SMALL.steps * e, rtol=1e-5, atol=1e-6
     )
 
 
@@ -188,7 +195,7 @@ def test_bfloat16_touches_operands_only():
     def total(policy, params):
         return policy.encode(params, x, present).sum()
 
-    exact, rounded = (policy.encode(params, x, present) for policy in policies)
+    exact, rounded = (encode(policy, params, x, present) for policy in policies)
     assert rounded.dtype == jnp.float32
     error = np.abs(rounded - exact).max()
     assert 1e-4 < error < 0.1

@@ -17,15 +17,15 @@ SPEC = EnvSpec(symbols=("A",), features=("rsi", "macd"), targets=(-1.0, 0.0, 0.5
 
 
 def test_parameters_are_plain_nested_dicts_of_float32_arrays():
-    params = make_policy(AgentConfig(), SPEC).init(jax.random.key(0))
+    params = jax.jit(make_policy(AgentConfig(), SPEC).init)(jax.random.key(0))
     assert type(params) is dict and {type(part) for part in params.values()} == {dict}
     leaves = jax.tree.leaves(params)
     assert all(isinstance(leaf, jax.Array) and leaf.dtype == np.float32 for leaf in leaves)
 
 
 def test_a_key_means_the_same_parameters_and_another_key_others():
-    policy = make_policy(AgentConfig(), SPEC)
-    a, b, c = (policy.init(jax.random.key(seed)) for seed in (5, 5, 6))
+    init = jax.jit(make_policy(AgentConfig(), SPEC).init)
+    a, b, c = (init(jax.random.key(seed)) for seed in (5, 5, 6))
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), a, b))
     assert not np.allclose(a["nca"]["taps"], c["nca"]["taps"])
     # No two matrices of one shape are the same draw.

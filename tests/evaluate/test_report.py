@@ -30,6 +30,7 @@ class Fake:
     costs: Costs = COSTS
     fill: str = "next_open"
     order: str = "on_change"
+    in_sample: int | None = 0
 
 
 def fake(name, targets, market, symbols, **rules):
@@ -90,7 +91,7 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "baselines": baselines,
         "evidence": weigh(agent, baselines, 252.0),
         "other_seeds": [fake(f"seed {k}", wander(), market, symbols) for k in (0, 2)],
-        "selected_seed": 1,
+        "seed": 1,
         "seeds": [
             SeedScore(seed=0, selection=0.41, out_of_sample=0.2),
             SeedScore(seed=1, selection=0.93, out_of_sample=0.35),
@@ -320,7 +321,7 @@ def test_fills_at_the_close_are_called_idealised(report, tmp_path):
 @pytest.mark.parametrize(
     ("parity", "words"),
     [
-        (None, "No paper replay was made"),
+        (None, "What the agent holds"),
         (Parity(decisions=9, equal=8, max_equity_difference=0.0), "8 of 9"),
         (Parity(decisions=9, equal=9, max_equity_difference=1e-6), "1.00e-06"),
         (Parity(decisions=0, equal=0, max_equity_difference=0.0), "0 of 0"),
@@ -331,6 +332,7 @@ def test_parity_that_was_not_shown_is_not_claimed(report, tmp_path, parity, word
     seen = Page(path.read_text(encoding="utf-8")).seen
     assert words in seen
     assert "The two agree" not in seen and "same decisions as the backtest" not in seen
+    assert ("paper replay" in seen) == (parity is not None)
 
 
 def test_spans_that_overlap_are_not_called_separate(report, tmp_path):
@@ -346,7 +348,9 @@ def test_one_seed_without_training_metrics_still_makes_a_page(report, tmp_path):
         report, seeds=report.seeds[1:2], other_seeds=(), training=[], wall_times={}
     )
     seen = Page(write_report(tmp_path / "r.html", alone).read_text(encoding="utf-8")).seen
-    assert "No training metrics" in seen and "standard deviation n/a" in seen
+    assert "standard deviation n/a" in seen
+    assert "Training " not in seen.partition("Seeds")[2].partition("Data and")[0]
+    assert "Wall time" not in seen
     assert "other seeds" not in seen
 
 
@@ -356,8 +360,8 @@ def test_training_metrics_may_be_one_number_or_one_a_seed():
 
 
 def test_a_selected_seed_without_a_score_is_refused(report):
-    with pytest.raises(ConfigError, match="selected_seed = 9"):
-        dataclasses.replace(report, selected_seed=9)
+    with pytest.raises(ConfigError, match="seed = 9"):
+        dataclasses.replace(report, seed=9)
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(report, tmp_path):
@@ -406,3 +410,88 @@ def test_one_update_and_metrics_that_are_not_numbers_yet_make_a_plot(report, tmp
     page = Page(write_report(tmp_path / "r.html", short).read_text(encoding="utf-8"))
     assert page.tags.count("svg") == 2 * 2 + 2
     assert "1 update." in page.seen
+
+
+def judged(report, in_sample, **changes):
+    """The report as of one backtest that saw `in_sample` of its bars before, None for a rule."""
+    agent = dataclasses.replace(report.agent, in_sample=in_sample)
+    evidence = dataclasses.replace(report.evidence, in_sample=in_sample)
+    alone = {"seeds": (), "other_seeds": (), "parity": None, "wall_times": {}}
+    return dataclasses.replace(report, **{"agent": agent, "evidence": evidence} | alone | changes)
+
+
+@pytest.fixture(scope="module")
+def of_a_rule(report):
+    return judged(
+        report,
+        None,
+        trials=None,
+        training=(),
+        features=(),
+        env_toml="",
+        agent_toml="",
+        device="",
+        spans=[Span(name="backtest", start="2013-01-02", stop="2018-12-31", bars=1500)],
+    )
+
+
+def seen_on(page, folder):
+    return Page(write_report(folder / "r.html", page).read_text(encoding="utf-8")).seen
+
+
+def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp_path):
+    text = write_report(tmp_path / "r.html", of_a_rule).read_text(encoding="utf-8")
+    text = text[text.index("<body>") :]
+    claims = (
+        "out of sample|in sample|agent|trained|training|seed|selected|selection|ledger|deflated"
+    )
+    told = re.sub(r'(class="|--)agent|NCA agent on', "", text)  # a colour's name, and the title
+    assert not re.findall(claims, told, re.IGNORECASE)
+    seen = Page(text).seen
+    for words in (
+        "Beside the baselines",
+        "What the strategy holds",
+        "strategy less buy and hold",
+        "Rules and parameters tried nobody counted",
+        "nobody counted how many were tried before",
+        "backtest 2013-01-02 2018-12-31 1,500",
+        "Probabilistic Sharpe ratio",
+    ):
+        assert words in seen, words
+
+
+def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(report, tmp_path):
+    seen = seen_on(judged(report, 700), tmp_path)
+    sentence = "IN SAMPLE: 700 of these 1,500 bars are no later than the last that the agent was"
+    assert seen.count(sentence) == 2  # verdict, what it does not show
+    assert seen.index("Verdict: IN SAMPLE") < seen.index(sentence) < seen.index("Total return")
+    assert "IN SAMPLE, beside the baselines" in seen
+    for claim in ("out of sample", "separate years", "Deflated", "Test years evaluated"):
+        assert claim.lower() not in seen.lower(), claim
+
+
+def test_an_agent_that_nothing_selected_is_not_called_selected(report, tmp_path):
+    trials = Trials(count=4, test_touched=2, selected=False)
+    spans = [report.spans[0], report.spans[2]]
+    seen = seen_on(judged(report, 0, trials=trials, spans=spans), tmp_path)
+    assert "selected" not in seen and "selection" not in seen and "chosen" not in seen
+    assert "one period and one of 4 trials." in seen and "Line: seed 1." in seen
+    assert (
+        "Training and test are separate years, one after the other; the agent was trained" in seen
+    )
+    assert "the test years have now been evaluated 2 times" in seen
+    assert "this page is of one seed alone" in seen
+
+
+def test_a_short_span_is_of_bars_and_not_of_years(report, tmp_path):
+    stop = report.evidence.start + pd.Timedelta(days=40)
+    short = dataclasses.replace(report.evidence, stop=stop)
+    seen = seen_on(judged(report, 0, evidence=short), tmp_path)
+    assert "Metrics on the test bars" in seen and "years" not in seen.partition("Verdict")[2]
+
+
+@pytest.mark.parametrize("in_sample", [None, 0, 3])
+def test_trials_are_an_agents_and_only_an_agents(report, in_sample):
+    other = Trials(count=1, test_touched=1) if in_sample is None else None
+    with pytest.raises(ConfigError, match="belong together"):
+        judged(report, in_sample, trials=other)

@@ -37,7 +37,7 @@ def scored(total_return, sharpe):
     )
 
 
-def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04):
+def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04, in_sample=0):
     """Evidence whose interval of the difference in mean return is [low, high]."""
     difference = Difference(
         mean_return=(low + high) / 2,
@@ -55,6 +55,7 @@ def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04):
         moments=Moments(daily_sharpe, 1500, 0.0, 3.0),
         start=TIME[0],
         stop=TIME[-1],
+        in_sample=in_sample,
     )
 
 
@@ -109,6 +110,28 @@ def test_success_is_weighed_against_the_number_of_trials():
     assert "deflated" not in verdict(evidence(-0.05, 0.02), num_trials=100)
 
 
+def test_bars_that_the_agent_saw_are_said_first_and_never_called_out_of_sample():
+    for low, high in ((-0.05, 0.02), (0.01, 0.05), (-0.05, -0.01)):
+        said = verdict(evidence(low, high, in_sample=1), num_trials=3)
+        assert said.startswith("IN SAMPLE: 1 of these 1,500 bars")
+        assert "out of sample" not in said.lower() and "deflated" not in said
+        assert "From 2013-01-02 to 2014-07-15, the agent" in said
+
+
+def test_a_strategy_is_no_agent_and_its_tries_were_not_counted():
+    for low, high in ((-0.05, 0.02), (0.01, 0.05), (-0.05, -0.01)):
+        said = verdict(evidence(low, high, share=0.99, in_sample=None), num_trials=None)
+        assert "From 2013-01-02 to 2014-07-15, the strategy" in said
+        assert "This strategy copies buy and hold" in said
+        assert "nobody counted how many were tried before" in said
+        assert not any(word in said.lower() for word in ("sample", "agent", "selected", "deflated"))
+
+
+def test_an_agent_that_nothing_selected_is_one_of_its_trials():
+    said = verdict(evidence(-0.05, 0.02), num_trials=7, selected=False)
+    assert "one of 7 trials." in said and "selected" not in said
+
+
 def test_an_agent_that_never_moved_has_no_sharpe_ratio_in_words():
     said = verdict(evidence(-0.05, 0.02, sharpe=math.nan), num_trials=1)
     assert "never had a return other than 0" in said
@@ -152,6 +175,7 @@ class Fake:
     costs: Costs = Costs(commission=1e-3)
     fill: str = "next_open"
     order: str = "on_change"
+    in_sample: int | None = 0
 
 
 def fake(returns, target, **rules):

@@ -116,6 +116,27 @@ def test_a_job_without_steps_ends_and_closing_twice_is_closing_once(clock):
     assert stream.getvalue().count("\n") == 1
 
 
+def test_a_job_that_was_refused_before_it_began_leaves_the_error_alone(clock, terminal):
+    stream = io.StringIO()
+    for out in (stream, terminal):
+        with pytest.raises(ValueError), progress(1000, "train", out, clock):
+            raise ValueError("refused")
+    assert stream.getvalue() == ""
+    # The bar is wiped: nothing but blanks after the last return to the line's start but one.
+    assert terminal.getvalue().split("\r")[-2].strip() == "" and "\n" not in terminal.getvalue()
+
+
+def test_a_job_that_failed_on_the_way_shows_how_far_it_came(clock):
+    stream = io.StringIO()
+    with pytest.raises(ValueError), progress(1000, "train", stream, clock) as shown:
+        clock.now += 1.0
+        shown.update(10)
+        clock.now += 1.0
+        shown.update(10)
+        raise ValueError("failed")
+    assert stream.getvalue().splitlines()[-1].startswith("train    2%  20 of 1.0k steps")
+
+
 def test_a_terminal_gets_one_line_that_is_drawn_over(clock, terminal):
     run(terminal, clock, reward=0.03125)
     text = terminal.getvalue()
@@ -212,6 +233,9 @@ def test_a_real_terminal_shows_the_bar_even_one_that_reports_no_size(clock, monk
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     with open(writer, "w", encoding="utf-8") as stream:
         run(stream, clock, updates=3)
-        shown = os.read(reader, 100_000).decode()
+        shown = ""
+        # What was written arrives in pieces; the test's own timeout ends a wait for ever.
+        while "30.0k of 30.0k steps" not in shown:
+            shown += os.read(reader, 100_000).decode()
     os.close(reader)
     assert "train 100% |" in shown and "30.0k of 30.0k steps" in shown

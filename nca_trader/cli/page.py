@@ -1,0 +1,121 @@
+"""A backtest's page: the baselines beside it, and what the bars and the run say of themselves.
+
+The demo and `backtest --out FILE.html` share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nca_trader.agents import rules
+from nca_trader.evaluate.backtest import Result, backtest
+from nca_trader.evaluate.report import Report, Span, Trials, weigh
+from nca_trader.runs import trials
+from nca_trader.runs.manifest import Run, commit, now, versions
+from nca_trader.types import Bars
+
+
+def backtest_baselines(
+    bars: Bars, result: Result, start: str | None = None, stop: str | None = None
+) -> dict[str, Result]:
+    """What every result stands beside, by name: on its bars, at its costs, filled as it was."""
+    return {
+        rule.name: backtest(
+            bars, rule, result.costs, result.fill, result.order, start=start, stop=stop
+        )
+        for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
+    }
+
+
+def count_look(run: Run, bars: Bars) -> int:
+    """Notes in the ledger that the run was judged on bars of these that it had not seen.
+
+    Returns:
+      How often that was done, by any run of the ledger, on these bars; this time included.
+    """
+    digest = bars.digest()
+    trials.record(run.root, {"kind": "test", "run": run.name, "data": digest, "time": now()})
+    return trials.count(run.root, "test", digest)
+
+
+def report_on(
+    bars: Bars, result: Result, baselines: Mapping[str, Result], run: Run | None, command: str
+) -> Report:
+    """The page of one backtest, with all that the bars and the run say.
+
+    Args:
+      bars: all that the backtest was given, of which it traded a span.
+      result: of that. baselines: from `backtest_baselines`.
+      run: that acted; None where a strategy did. Its ledger is read, so `count_look` comes first.
+      command: that makes the page again.
+    """
+    return Report(
+        title=f"{run.name if run else result.name} on {', '.join(bars.symbols)}",
+        agent=result,
+        baselines=baselines,
+        evidence=weigh(result, baselines, bars.bars_per_year),
+        spans=_spans(result, run),
+        symbols=bars.symbols,
+        data_source=bars.source,
+        data_note=bars.note,
+        data_digest=bars.digest(),
+        command=command,
+        created=now(),
+        **(_made_here() if run is None else _of_run(run, bars)),
+    )
+
+
+def _made_here() -> dict[str, Any]:
+    return {"versions": versions(), "commit": commit()}
+
+
+def _of_run(run: Run, bars: Bars) -> dict[str, Any]:
+    """The fields of `Report` that only a run has, and what it was trained with."""
+    here, manifest = versions(), run.manifest
+    trained = manifest["versions"]
+    seeds = run.agent_config.num_seeds
+    return {
+        "trials": Trials(
+            # A run folder that was copied came without its ledger, but its own seeds are trials.
+            count=max(trials.count(run.root, "train"), seeds),
+            test_touched=trials.count(run.root, "test", bars.digest()),
+            selected=run.selection.get("selected") == run.selected,
+        ),
+        "seed": run.selected,
+        "training": [row | row.get("seeds", {}) for row in run.metrics()],
+        "features": run.spec.features,
+        "env_toml": (run.path / "env.toml").read_text(encoding="utf-8"),
+        "agent_toml": (run.path / "agent.toml").read_text(encoding="utf-8"),
+        "versions": {name: _both(trained.get(name, "unknown"), here[name]) for name in here},
+        "commit": _both(manifest["commit"], commit()),
+        "device": manifest["device"],
+    }
+
+
+def _both(trained: str, here: str) -> str:
+    """A version; two where the run was trained with another than this page is made with."""
+    return here if trained == here else f"{trained} to train, {here} here"
+
+
+def _spans(result: Result, run: Run | None) -> list[Span]:
+    """What the run saw, and then what was traded."""
+    index = result.equity.index
+    traded = {"first": index[0], "last": index[-1], "rows": len(index)}
+    if run is None:
+        return [_span("backtest", traded)]
+    spans = [_span("training", run.manifest["data"])]
+    if "data" in run.selection:
+        spans.append(_span("selection", run.selection["data"]))
+    return [*spans, _span("backtest" if result.in_sample else "test", traded)]
+
+
+def _span(name: str, record: Mapping[str, Any]) -> Span:
+    """A span as the page states it: dates, and times of day where a bar does not begin at 0:00."""
+    first, last = (
+        str(np.datetime64(str(record[end])[:19], "s")).removesuffix("T00:00:00").replace("T", " ")
+        for end in ("first", "last")
+    )
+    return Span(name=name, start=first, stop=last, bars=record["rows"])

@@ -1,0 +1,38 @@
+import json
+from typing import NamedTuple
+
+import pytest
+
+from nca_trader.cli import main
+
+
+class Said(NamedTuple):
+    """What a command said, and the code that it ended with."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        """The last line of stdout, as a strict reader of JSON has it."""
+
+        def refuse(constant):
+            raise ValueError(f"{constant} is not JSON")
+
+        return json.loads(self.out.splitlines()[-1], parse_constant=refuse)
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs `nca-trader` in this process, with what a shell would give it."""
+
+    def run(*args):
+        capsys.readouterr()
+        try:
+            code = main([str(arg) for arg in args])
+        except SystemExit as exit:  # argparse's way
+            code = exit.code
+        return Said(code, *capsys.readouterr())
+
+    return run

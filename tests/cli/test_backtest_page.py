@@ -1,0 +1,191 @@
+"""`backtest --out FILE.html`: one page for a run or a rule, honest about what it was judged on."""
+
+import html
+import re
+import shlex
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
+
+from nca_trader.agents import rules
+from nca_trader.data.checks import REPAIRS
+from nca_trader.evaluate.backtest import backtest, seen_rows
+from nca_trader.runs import trials
+from nca_trader.runs.manifest import data_record
+from nca_trader.types import Costs
+
+AFTER = NUM_BARS - TRAINING_ROWS
+
+
+def words(path):
+    """The page's text without its style, tags and plots."""
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"<style>.*?</style>|<svg.*?</svg>", " ", text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
+
+
+@pytest.fixture
+def own(tiny, tmp_path):
+    """A tiny run that a test may add to: its ledger above all."""
+    return tiny.copy(tmp_path / "own")
+
+
+def test_a_rule_stands_beside_the_baselines_on_its_own_bars_and_costs(tiny, tmp_path, command):
+    page = tmp_path / "rule.html"
+    options = ("--commission=0.002", "--slippage=0.001", "--fill=close", "--order=rebalance")
+    span = ("--start=2020-03-01", f"--stop={UNTIL}")
+    given = ("--strategy=momentum", f"--data={tiny.data}", *options, *span)
+    said = command("backtest", *given, f"--out={page}", "--json")
+    assert said.code == 0, said.err
+    seen = words(page)
+    expected = {
+        name: backtest(
+            tiny.bars,
+            rule,
+            Costs(commission=2e-3, slippage=1e-3),
+            "close",
+            "rebalance",
+            start="2020-03-01",
+            stop=UNTIL,
+        )
+        for name, rule in {
+            "strategy": rules.momentum(),
+            "buy and hold": rules.buy_and_hold(),
+            "SMA cross 50/200": rules.sma_cross(50, 200),
+            "always flat": rules.always_flat(),
+        }.items()
+    }
+    for name, result in expected.items():
+        assert f" {name} {result.equity.iloc[-1] - 1:z.1%} " in seen, name
+    assert said.json["total_return"] == pytest.approx(expected["strategy"].equity.iloc[-1] - 1)
+    assert said.json["in_sample"] is None and said.json["looks"] is None
+    assert "0.2% of traded notional" in seen and "idealised" in seen
+    assert "nobody counted" in seen and "strategy less buy and hold" in seen
+    assert not re.search("out of sample|in sample|agent|trained|seed|select", seen, re.IGNORECASE)
+    # The command on the page is the one that was given.
+    shown = shlex.split(re.search(r"Command: (nca-trader backtest .*?\.html)", seen)[1])
+    assert set(zip(shown[2::2], shown[3::2], strict=True)) == {
+        tuple(option.split("=", 1)) for option in (*given, f"--out={page}")
+    }
+
+
+def test_a_run_after_its_training_is_out_of_sample_and_the_look_is_counted(own, command):
+    page = own.folder / "run.html"
+    said = command("backtest", "--run", own.path, "--data", own.data, "--out", page, "--json")
+    assert said.code == 0, said.err
+    assert (said.json["in_sample"], said.json["bars"], said.json["looks"]) == (0, AFTER, 1)
+    seen = words(page)
+    assert f"Out of sample, {UNTIL}" in seen and "IN SAMPLE" not in seen
+    assert "Training and test are separate bars" in seen and "evaluated once" in seen
+    assert f"training 2020-01-01 2020-07-18 {TRAINING_ROWS}" in seen
+    assert re.search(rf"test {UNTIL} \d{{4}}-\d\d-\d\d {AFTER}", seen)
+    assert "update" in seen and "Line: seed 0." in seen  # it was trained, and that is shown
+    assert "selected agent" not in seen and "paper replay" not in seen and "Seeds" not in seen
+    again = command("backtest", "--run", own.path, "--data", own.data, "--json")
+    assert again.json["looks"] == 2 and "after training so far: 2," in again.out
+    entry = trials.entries(own.run.root)[-1]
+    assert (entry["kind"], entry["run"], entry["data"]) == ("test", "tiny", own.bars.digest())
+
+
+@pytest.mark.parametrize(
+    ("options", "in_sample", "bars", "looks"),
+    [
+        (("--start=2020-01-01", f"--stop={UNTIL}"), TRAINING_ROWS, TRAINING_ROWS, None),
+        (("--start=2020-07-18",), 1, AFTER + 1, 1),
+    ],
+)
+def test_bars_that_the_run_saw_are_said_loudly(own, command, options, in_sample, bars, looks):
+    page = own.folder / "run.html"
+    given = ("--run", own.path, "--data", own.data, *options, "--out", page, "--json")
+    said = command("backtest", *given)
+    sentence = f"IN SAMPLE: {in_sample} of these {bars} bars"
+    assert said.out.index(sentence) < said.out.index("total_return")
+    assert (said.json["in_sample"], said.json["looks"]) == (in_sample, looks)
+    seen = words(page)
+    assert f"Verdict: IN SAMPLE {sentence}" in seen
+    assert "out of sample" not in seen.lower() and "Deflated" not in seen
+    assert trials.count(own.run.root, "test") == (looks or 0)
+
+
+def test_a_run_over_nothing_but_bars_that_it_saw_is_in_sample_without_being_asked(own, command):
+    pd.read_csv(own.data).iloc[: 2 * TRAINING_ROWS].to_csv(own.folder / "old.csv", index=False)
+    said = command("backtest", "--run", own.path, "--data", own.folder / "old.csv", "--json")
+    assert said.json["in_sample"] == said.json["bars"] == TRAINING_ROWS
+    assert "IN SAMPLE" in said.out and trials.count(own.run.root, "test") == 0
+
+
+def test_bars_that_selected_the_seed_are_as_seen_as_those_that_trained_it(own, command):
+    chosen = own.bars[TRAINING_ROWS : TRAINING_ROWS + 20]
+    own.run.write_json(
+        "selection.json", {"selected": 0, "sharpe": [0.1], "data": data_record(chosen)}
+    )
+    assert seen_rows(own.bars, own.run) == TRAINING_ROWS + 20
+    page = own.folder / "run.html"
+    said = command("backtest", "--run", own.path, "--data", own.data, "--out", page, "--json")
+    assert (said.json["in_sample"], said.json["bars"]) == (0, AFTER - 20)
+    seen = words(page)
+    assert "Training, selection and test are separate bars" in seen and "selected agent" in seen
+    assert f"selection {UNTIL} 2020-08-07 20" in seen
+    asked = command("backtest", "--run", own.path, "--data", own.data, "--start", UNTIL, "--json")
+    assert asked.json["in_sample"] == 20
+
+
+@pytest.mark.parametrize("stop", ["2020-07-20", "2020-07-21", "2020-07-23"])
+def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
+    page = own.folder / "run.html"
+    given = ("--run", own.path, "--data", own.data, "--stop", stop, "--out", page)
+    assert command("backtest", *given).code == 0
+    assert not re.search(r"\bnan\b|\binf\b", words(page), re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--out=there.pdf",), "--out there.pdf: write to a name that ends in .html or .parquet"),
+        (("--out=no/such/page.html",), "there is no folder no/such"),
+        (("--repair=sort",), "--repair is about a bar file; give --data FILE"),
+        (("--timezone=UTC",), "--timezone is about a bar file; give --data FILE"),
+        (("--symbol=DAX",), "no symbol DAX"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(command, options, words):
+    said = command("backtest", "--strategy", "always_flat", *options)
+    assert said.code == 2 and words in said.err and said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_backtest_that_is_refused_is_no_look(own, command):
+    before = own.written()
+    given = ("--run", own.path, "--data", own.data, "--stop", "2019-01-01")
+    assert command("backtest", *given, "--out", own.folder / "x.html").code == 2
+    assert own.written() == before
+
+
+def test_the_result_by_bar_is_still_a_table(tiny, tmp_path, command):
+    for name, read in (("out.csv", pd.read_csv), ("out.parquet", pd.read_parquet)):
+        given = ("--strategy", "buy_and_hold", "--data", tiny.data, "--out", tmp_path / name)
+        assert command("backtest", *given).code == 0
+        expected = backtest(tiny.bars, rules.buy_and_hold()).equity
+        np.testing.assert_array_equal(read(tmp_path / name)["equity"], expected)
+
+
+def test_a_file_that_needs_repair_is_read_where_that_is_asked_for(tiny, tmp_path, command):
+    shuffled = tmp_path / "shuffled.csv"
+    pd.read_csv(tiny.data).iloc[::-1].to_csv(shuffled, index=False)
+    given = ("backtest", "--strategy", "buy_and_hold", "--json", "--data")
+    refused = command(*given, shuffled)
+    assert refused.code == 2 and "D020" in refused.err
+    mended = command(*given, shuffled, "--repair", "sort")
+    assert "Repaired on reading: D020 by sort" in mended.out
+    keys = ("total_return", "sharpe", "turnover")
+    whole = command(*given, tiny.data)
+    for key in keys:  # the assets come in another order, so sums differ in their last digit
+        assert mended.json[key] == pytest.approx(whole.json[key], rel=1e-12), key
+
+
+@pytest.mark.parametrize("name", ["train", "backtest"])
+def test_help_names_every_repair(command, name):
+    said = command(name, "--help").out
+    assert all(repair in said for repair in REPAIRS)

@@ -1,0 +1,235 @@
+"""What cannot be used is one line that says what, where and how to mend it; nothing is written."""
+
+import dataclasses
+
+import pandas as pd
+import pytest
+from tiny import UNTIL
+
+from nca_trader.data.bars import write_bars
+
+
+@pytest.fixture
+def mine(tiny, tmp_path):
+    return tiny.copy(tmp_path / "t")
+
+
+def missing(mine):
+    mine.data.unlink()
+    return "bars.csv: D001 no such file. Check the path."
+
+
+def empty(mine):
+    mine.data.write_text("")
+    return "bars.csv: D002 the file is empty. Give a file with bars."
+
+
+def no_rows(mine):
+    mine.data.write_text("time,symbol,open,high,low,close,volume\n")
+    return "bars.csv: D002 there are no rows."
+
+
+def no_close(mine):
+    pd.read_csv(mine.data).drop(columns="close").to_csv(mine.data, index=False)
+    return "bars.csv: D003 no close column; the columns are time, symbol, open"
+
+
+def nan_price(mine):
+    frame = pd.read_csv(mine.data)
+    frame.loc[30, "close"] = float("nan")
+    frame.to_csv(mine.data, index=False)
+    return "line 32"
+
+
+def too_few(mine):
+    write_bars(mine.bars[:66], mine.data)
+    return "66 bars"
+
+
+def other_symbols(mine):
+    write_bars(dataclasses.replace(mine.bars, symbols=("X", "Y")), mine.data)
+    return "X, Y"
+
+
+def a_folder(mine):
+    mine.data.unlink()
+    mine.data.mkdir()
+    return "bars.csv: D001 can't be read"
+
+
+BAD_DATA = [missing, empty, no_rows, no_close, nan_price, too_few, a_folder]
+
+
+def commands(mine):
+    """The three that read bars, with everything that they would write in `mine.folder`."""
+    run, data = mine.path, mine.data
+    return {
+        "train": mine.train_command(mine.runs / "new"),
+        "backtest": ["backtest", f"--run={run}", f"--data={data}", f"--out={mine.folder}/r.csv"],
+        "paper": [
+            *("paper", f"--run={run}", f"--feed=replay:{data}"),
+            f"--journal={mine.folder}/journal.sqlite",
+        ],
+    }
+
+
+def assert_refused(said, mine, before, *says):
+    assert said.code == 2, said
+    assert len(said.err.splitlines()) == 1 and said.out == "", said
+    for text in says:
+        assert text in said.err, said.err
+    assert mine.written() == before
+
+
+@pytest.mark.parametrize("name", ["train", "backtest", "paper"])
+@pytest.mark.parametrize("spoil", BAD_DATA)
+def test_bars_that_cannot_be_used(command, mine, name, spoil):
+    says, before = spoil(mine), mine.written()
+    assert_refused(command(*commands(mine)[name]), mine, before, f"nca-trader {name}: ", says)
+
+
+@pytest.mark.parametrize("name", ["backtest", "paper"])
+def test_bars_of_other_assets_than_the_runs(command, mine, name):
+    says, before = other_symbols(mine), mine.written()
+    assert_refused(command(*commands(mine)[name]), mine, before, says, "S0")
+
+
+AGENT_EDITS = {"channels": ("channels = 4", "channels = 8"), "leak": ("leak = 0.1", "leak = 0.2")}
+
+
+@pytest.mark.parametrize("name", ["backtest", "paper"])
+@pytest.mark.parametrize("edit", AGENT_EDITS)
+def test_a_run_folder_whose_agent_was_edited(command, mine, name, edit):
+    file = mine.path / "agent.toml"
+    was, now = AGENT_EDITS[edit]
+    assert was in file.read_text()
+    file.write_text(file.read_text().replace(was, now))
+    before = mine.written()
+    says = f"{file}: was changed after the run was made"
+    assert_refused(command(*commands(mine)[name]), mine, before, says, "restore it, or train")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--set=policy.channels=8", "agent.policy.channels was 4 there and is 8 now"),
+        ("--set=env.costs.slippage=0.0", "env.costs.slippage was 0.0002 there and is 0.0 now"),
+        ("--seed=3", "seed was 0 there and is 3 now"),
+        ("--until=2020-07-01", "data rows was 200 there and is 182 now"),
+    ],
+)
+def test_training_on_in_the_folder_of_another_run(command, mine, option, says):
+    before = mine.written()
+    said = command(*mine.train_command(mine.path), option)
+    assert_refused(said, mine, before, f"{mine.path}: a run of something else: ", says, "--run")
+
+
+@pytest.mark.parametrize("name", ["backtest", "paper"])
+def test_a_folder_that_is_no_run(command, mine, name):
+    (mine.path / "run.json").unlink()
+    before = mine.written()
+    assert_refused(command(*commands(mine)[name]), mine, before, "tiny: not a run folder")
+
+
+def test_training_into_a_folder_of_something_else(command, mine):
+    before = mine.written()
+    said = command(*mine.train_command(mine.folder))
+    assert_refused(said, mine, before, f"{mine.folder}: holds files of something else; choose")
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "says"),
+    [
+        ("agent.toml", "[policy]\nchanels = 4", "[policy] chanels is not a known key; did you"),
+        ("agent.toml", "[learner]\ndiscount = 2.0", "[learner] discount=2.0 is outside its range"),
+        ("env.toml", "comission = 1e-3", "comission is not a known key"),
+        ("env.toml", 'features = ["retrun_1"]', "did you mean 'return_1'?"),
+        ("env.toml", "features = [", "not valid TOML"),
+    ],
+)
+def test_a_configuration_with_a_slip_names_it(command, mine, file, key, says):
+    (mine.folder / file).write_text(key + "\n")
+    before = mine.written()
+    said = command(*mine.train_command(mine.runs / "new"))
+    assert_refused(said, mine, before, says)
+    if "retrun" not in key:
+        assert f"{mine.folder / file}: " in said.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"env": "index_dayly"}, "did you mean 'index_daily'?"),
+        ({"agent": "nono"}, "did you mean 'nano'?"),
+        ({"agent": "nowhere.toml"}, "nowhere.toml: cannot be read (No such file or directory)"),
+        ({"steps": 0}, "steps = 0: train at least one environment step"),
+        ({"steps": -5}, "steps = -5: train at least one environment step"),
+        ({"seed": -1}, "seed = -1: give a whole number from 0 to 4294967295"),
+        ({"seed": 2**32}, "seed = 4294967296: give a whole number"),
+        ({"devices": 0}, "devices=0"),
+        ({"devices": 64}, "learner.logical_shards=8 is not a multiple of mesh.devices=64"),
+        ({"until": "soon"}, "'soon' is not a date; give one such as 2013-01-02."),
+        ({"until": "1999-01-01"}, "0 bars, but the features need"),
+        ({"set": "policy.chanels=3"}, "--set: [policy] chanels is not a known key"),
+        ({"set": "nonsense"}, "--set: 'nonsense' is not of the form table.key=value"),
+    ],
+)
+def test_options_of_train_that_mean_nothing(command, mine, changes, says):
+    before = mine.written()
+    said = command(*mine.train_command(mine.runs / "new", **changes))
+    assert_refused(said, mine, before, says)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--out=r.xlsx"], "--out r.xlsx: write to a name that ends in"),
+        (["--out=nowhere/r.csv"], "--out nowhere/r.csv: there is no folder nowhere"),
+        (["--start=whenever"], "'whenever' is not a date"),
+        (["--start=2031-01-01"], "no bar from 2031-01-01 to the last; there are bars from 2020"),
+        ([f"--stop={UNTIL}"], f"no bar from {UNTIL}"),
+        (["--commission=1.5"], "costs.commission = 1.5 is not a fraction in [0, 1)"),
+        (["--slippage=nan"], "costs.slippage = nan is not a fraction"),
+    ],
+)
+def test_options_of_backtest_that_mean_nothing(command, mine, options, says):
+    before = mine.written()
+    said = command("backtest", f"--run={mine.path}", f"--data={mine.data}", *options)
+    assert_refused(said, mine, before, says)
+
+
+def test_a_rule_that_does_not_exist_names_the_nearest(command, mine):
+    said = command("backtest", "--strategy=momentun", f"--data={mine.data}")
+    says = "--strategy momentun: no such rule; did you mean 'momentum'? There are buy_and_hold,"
+    assert_refused(said, mine, mine.written(), says)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--feed=bars.csv", "--feed bars.csv: is not a feed; give replay:FILE"),
+        ("--broker=alpaca", "--broker alpaca: is not in this version"),
+        ("--start=then", "--start then: is not a date"),
+        ("--capital=-1", "capital"),
+        ("--journal=/nowhere/at/all.sqlite", "/nowhere/at: there is no such folder"),
+    ],
+)
+def test_options_of_paper_that_mean_nothing(command, mine, option, says):
+    before = mine.written()
+    assert_refused(command(*commands(mine)["paper"], option), mine, before, says)
+
+
+def test_a_damaged_run_is_exit_4_and_one_line(command, mine):
+    (mine.path / "run.json").write_text("{")
+    for name in ("backtest", "paper"):
+        said = command(*commands(mine)[name])
+        assert said.code == 4 and len(said.err.splitlines()) == 1, said
+        assert "run.json: not JSON" in said.err and "restore it" in said.err
+
+
+def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
+    for file in (mine.path / "checkpoints").glob("*/leaves/manifest.ocdbt"):
+        file.write_bytes(b"damaged")
+    said = command(*commands(mine)["backtest"])
+    assert said.code == 4, said
+    assert "checkpoints: none of the checkpoints [1, 2] verifies" in said.err.splitlines()[-1]

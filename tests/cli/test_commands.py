@@ -1,0 +1,120 @@
+"""`train`, `backtest` and `paper` do their work, say what they did, and take the next command."""
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS
+
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.runs import trials
+
+METRICS = (
+    "update steps loss policy_loss value_loss entropy approx_kl clip_fraction "
+    "explained_variance grad_norm skipped steps_per_s"
+).split()
+
+
+@pytest.fixture(scope="module")
+def mine(tiny, tmp_path_factory):
+    return tiny.copy(tmp_path_factory.mktemp("commands") / "with a space")
+
+
+def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
+    said = command(*mine.train_command(mine.runs / "new", steps=200), "--json")
+    assert said.code == 0
+    assert said.json["run"] == str(mine.runs / "new") and said.json["complete"] is True
+    assert said.json["update"] == 2 and said.json["steps"] == 2 * STEPS_PER_UPDATE
+    rows = (mine.runs / "new" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["update"] for row in rows] == [1, 2]
+    assert all(set(METRICS) <= set(json.loads(row)) for row in rows)
+    assert json.loads(rows[-1]).items() <= said.json.items()
+    assert trials.count(mine.runs, "train") == 2
+    # The command that it names works as it stands.
+    (named,) = re.findall(r"`nca-trader (.*)`", said.out)
+    assert command(*shlex.split(named)).code == 0
+
+
+def test_training_that_was_complete_changes_nothing(command, mine):
+    before = {k: v for k, v in mine.written().items() if not k.endswith(".jsonl")}
+    said = command(*mine.train_command(mine.path), "--json")
+    assert said.code == 0 and said.json["complete"] is True and said.json["update"] == 2
+    assert {k: v for k, v in mine.written().items() if not k.endswith(".jsonl")} == before
+
+
+def test_the_command_line_trains_what_python_trains(command, mine):
+    command(*mine.train_command(mine.runs / "again"))
+    there = json.loads((mine.runs / "again" / "metrics.jsonl").read_text().splitlines()[-1])
+    here = mine.run.metrics()[-1]
+    assert {**there, "steps_per_s": 0} == {**here, "steps_per_s": 0}
+
+
+def test_backtest_of_a_run_trades_after_what_it_trained_on(command, mine, tmp_path):
+    out = tmp_path / "result.parquet"
+    said = command("backtest", "--run", mine.path, "--data", mine.data, "--out", out, "--json")
+    result = backtest(mine.bars, mine.run, start=str(mine.bars.time[TRAINING_ROWS]))
+    assert said.code == 0 and "IN SAMPLE" not in said.out
+    assert said.json["start"] == "2020-07-19" and said.json["in_sample"] == 0
+    for name, value in result.metrics.items():
+        there = said.json[name]
+        assert there == value or (there is None and not np.isfinite(value)), name
+        assert name in said.out
+    pd.testing.assert_frame_equal(pd.read_parquet(out), result.to_frame(), check_exact=True)
+
+
+def test_backtest_says_where_it_is_in_sample(command, mine):
+    said = command(
+        "backtest", "--run", mine.path, "--data", mine.data, "--start", "2020-07-09", "--json"
+    )
+    assert said.code == 0 and said.json["in_sample"] == 10
+    assert "IN SAMPLE: 10 of these 70 bars" in said.out
+
+
+def test_backtest_of_a_rule_pays_the_costs_that_are_given(command, mine, tmp_path):
+    options = ["--strategy", "momentum", "--data", mine.data, "--order", "rebalance", "--json"]
+    free = command("backtest", *options)
+    dear = command("backtest", *options, "--commission", "0.01", "--fill", "close")
+    assert free.code == dear.code == 0 and free.json["in_sample"] is None
+    assert free.json["total_return"] > dear.json["total_return"]
+    assert "fills at close, rebalance" in dear.out
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_backtest_writes_both_kinds_of_table(command, mine, tmp_path, suffix):
+    out = tmp_path / f"r.{suffix}"
+    said = command("backtest", "--strategy", "buy_and_hold", "--data", mine.data, "--out", out)
+    assert said.code == 0
+    read = pd.read_csv if suffix == "csv" else pd.read_parquet
+    assert len(read(out)) == len(mine.bars)
+
+
+def test_paper_lives_what_the_backtest_says(command, mine, tmp_path):
+    journal = tmp_path / "journal.sqlite"
+    options = ["--feed", f"replay:{mine.data}", "--journal", journal, "--start", "2020-07-19"]
+    said = command("paper", "--run", mine.path, *options, "--json")
+    assert said.code == 0 and {"bars", "orders", "fills", "equity", "head"} <= set(said.json)
+    assert said.json["bars"] == len(mine.bars)
+    result = backtest(mine.bars, mine.run, start="2020-07-19")
+    assert said.json["equity"] == result.equity.iloc[-1]
+    checked = command("journal", "verify", journal, "--json")
+    assert checked.code == 0 and checked.json["head"] == said.json["head"]
+    again = command("paper", "--run", mine.path, *options, "--json")
+    assert again.code == 0 and again.json == said.json
+
+
+def test_devices_and_set_change_the_experiment(command, mine):
+    run = mine.runs / "changed"
+    said = command(
+        *mine.train_command(run, steps=1, devices=2),
+        "--set=learner.discount=0.9",
+        "--set=env.costs.commission=0.001",
+    )
+    assert said.code == 0
+    again = type(mine)(mine.folder)
+    again.path = run
+    assert again.run.agent_config.mesh.devices == 2
+    assert again.run.agent_config.learner.discount == 0.9 != AGENT.learner.discount
+    assert again.run.env_config.costs.commission == 0.001

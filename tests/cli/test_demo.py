@@ -1,0 +1,136 @@
+"""The main job, end to end and small: one command from real bars to a page."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+
+TINY = """
+[policy]
+channels = 4
+hidden = 8
+steps = 2
+dilations = [1, 2]
+head_hidden = 4
+
+[learner]
+num_segments = 8
+segment_length = 32
+envs_per_segment = 2
+num_epochs = 1
+num_minibatches = 1
+
+[checkpoint]
+every = 2
+"""
+STEPS = 8 * 32 * 2 * 6
+
+
+def command(*args):
+    return [sys.executable, "-m", "nca_trader", "demo", *map(str, args)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("agents") / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo(tiny, tmp_path_factory, root):
+    """A finished demo: its JSON, its folder and what it printed."""
+    out = tmp_path_factory.mktemp("with a space")
+    args = command("--agent", tiny, "--steps", STEPS, "--out", out, "--json")
+    done = subprocess.run(args, capture_output=True, text=True, cwd=root, timeout=110)
+    assert done.returncode == 0, done.stderr
+    (folder,) = [path for path in out.iterdir() if path.is_dir()]
+    return json.loads(done.stdout.splitlines()[-1]), folder, done
+
+
+def test_demo_ends_with_a_table_and_the_page(demo):
+    result, folder, done = demo
+    assert result["complete"] and result["parity"] is True
+    assert re.match(r"demo-\d{8}-\d{6}", folder.name)
+    assert pathlib.Path(result["page"]) == folder / "report.html"
+    for name in ("buy and hold", "SMA cross 50/200", "always flat"):
+        assert re.search(rf"^{name} .*%", done.stdout, re.M)
+    assert done.stdout.splitlines()[-2].endswith("report.html")
+    # In a pipe progress is plain lines, without a carriage return or an escape.
+    assert "steps/s" in done.stderr + done.stdout
+    assert "\r" not in done.stderr and "\x1b" not in done.stderr
+
+
+def test_page_says_what_was_done(demo):
+    _, folder, _ = demo
+    page = (folder / "report.html").read_text()
+    shown = ("2013-01-02", "2018-12-31", "buy and hold", "next_open", "commission", "not tradable")
+    for text in (*shown, "seed 2", "Turnover", "flat", "long", "jax", "What this shows"):
+        assert text in page, text
+    assert not re.search(r"(src|href)=.https?:|<script", page)
+
+
+def test_test_span_is_touched_once_and_every_seed_is_a_trial(demo):
+    _, folder, _ = demo
+    lines = (folder.parent / "trials.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert [(e["kind"], e.get("trials")) for e in entries] == [("train", 3), ("test", None)]
+
+
+def test_paper_and_backtest_on_disk_cover_the_test_years(demo):
+    result, folder, _ = demo
+    table = pd.read_parquet(folder / "backtest.parquet")
+    assert len(table) == 1510
+    assert str(table["time"].iloc[0].date()) == "2013-01-02"
+    with sqlite3.connect(folder / "journal.sqlite") as journal:
+        (decisions,) = journal.execute("SELECT count(*) FROM event WHERE kind = 'decision'")
+    journal.close()
+    assert decisions == (1510,)
+    assert result["paper"]["equity"] == pytest.approx(table["equity"].iloc[-1], rel=1e-9)
+
+
+def test_selection_never_saw_the_test_years(demo):
+    _, folder, _ = demo
+    selection = json.loads((folder / "selection.json").read_text())
+    scores = [s if s is not None else float("-inf") for s in selection["sharpe"]]
+    assert selection["selected"] == scores.index(max(scores))
+    manifest = json.loads((folder / "run.json").read_text())
+    assert manifest["data"]["last"].startswith("2010-12-31")
+
+
+def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):
+    # Far too many steps to end by itself within the test.
+    args = command("--agent", tiny, "--steps", 10_000_000, "--out", tmp_path)
+    process = subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    )
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        rows = list(tmp_path.glob("demo-*/metrics.jsonl"))
+        if rows and rows[0].read_text().count("\n") >= 3:
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    (folder,) = tmp_path.glob("demo-*")
+    said = out.splitlines()[-1]
+    assert "go on with: nca-trader demo" in said and f"--resume {folder}" in said
+    done = [int(path.name) for path in (folder / "checkpoints").iterdir()]
+    assert max(done) == (folder / "metrics.jsonl").read_text().count("\n")
+
+
+def test_an_unknown_agent_is_refused_with_nothing_written(tmp_path, root):
+    args = command("--agent", "nanoo", "--out", tmp_path / "out")
+    done = subprocess.run(args, capture_output=True, text=True, cwd=root, timeout=60)
+    assert done.returncode == 2
+    assert "nano" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,179 @@
+"""The command line itself: help at once, one line for what it does not know."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+import nca_trader
+from nca_trader.cli import COMMANDS, main, print_json, use_compile_cache
+from nca_trader.errors import (
+    BarError,
+    CheckFailed,
+    ConfigError,
+    HaltError,
+    NcaTraderError,
+    RunError,
+    StateError,
+)
+
+IMPORTS = """
+import sys
+from nca_trader.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 0
+heavy = {"jax", "numpy", "pandas", "orbax", "matplotlib"} & set(sys.modules)
+sys.exit(f"imported {sorted(heavy)}" if heavy else 0)
+"""
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["train", "--help"]])
+def test_help_imports_nothing_that_is_slow(args, root):
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", IMPORTS, *args]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_lists_every_command(command):
+    said = command("--help")
+    assert said.code == 0 and all(name in said.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_takes_json(command, name):
+    said = command(name, "--help")
+    assert said.code == 0 and "--json" in said.out and said.err == ""
+
+
+def test_the_version_is_the_packages(command):
+    assert command("--version").out.strip() == nca_trader.__version__
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "required: COMMAND"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train"], "required: --env, --agent, --run"),
+        (["train", "--env=e", "--agent=a", "--run=r", "--stpes=3"], "arguments: --stpes=3"),
+        (["train", "--env=e", "--agent=a", "--run=r", "--steps=many"], "--steps: invalid int"),
+        (["backtest"], "one of the arguments --run --strategy is required"),
+        (["backtest", "--run=r", "--strategy=momentum"], "not allowed with"),
+        (["backtest", "--run=r", "--fill=vwap"], "--fill: invalid choice: 'vwap'"),
+        (["paper", "--run=r"], "required: --feed, --journal"),
+        (["journal"], "arguments are required"),
+    ],
+)
+def test_what_the_command_line_does_not_know_is_one_line_and_exit_2(command, args, says):
+    said = command(*args)
+    assert said.code == 2 and said.out == ""
+    assert len(said.err.splitlines()) == 1 and says in said.err and "--help`." in said.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckFailed("it does not hold"), 1),
+        (BarError("bad bars"), 2),
+        (ConfigError("bad option"), 2),
+        (RunError("bad run"), 2),
+        (NcaTraderError("bad"), 2),
+        (HaltError("halted"), 3),
+        (StateError("damaged"), 4),
+        (OSError(28, "No space left on device", "run/x"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_kind_of_end_has_its_exit_code_and_its_line(command, monkeypatch, error, code):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr("nca_trader.cli.journal.run", fail)
+    said = command("journal", "verify", "file", "--json")
+    assert said.code == code and said.out == "" and len(said.err.splitlines()) == 1
+    if isinstance(error, NcaTraderError):
+        assert said.err == f"nca-trader journal: {error}\n"
+    if isinstance(error, OSError):
+        assert said.err == "nca-trader journal: run/x: No space left on device\n"
+
+
+def test_a_fault_of_the_program_is_not_hidden(monkeypatch):
+    monkeypatch.setattr("nca_trader.cli.journal.run", lambda args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["journal", "verify", "file"])
+
+
+def test_json_has_null_for_what_is_no_number(capsys):
+    nan, inf = float("nan"), float("inf")
+    print_json({"sharpe": nan, "ratio": -inf, "deep": {"list": [1.0, nan]}, "n": 3})
+    line = '{"sharpe": null, "ratio": null, "deep": {"list": [1.0, null]}, "n": 3}\n'
+    assert capsys.readouterr().out == line
+
+
+def test_a_reader_that_goes_away_is_no_error(root):
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    program = """
+import nca_trader.cli as cli, nca_trader.cli.journal as journal, sys
+def chatter(args):
+    while True:
+        print("and another line", flush=True)
+journal.run = chatter
+sys.exit(cli.main(["journal", "verify", "file"]))
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as talker:
+        talker.stdout.readline()
+        talker.stdout.close()
+        assert talker.stderr.read() == ""
+        assert talker.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/nca_trader/jax"),
+        ({"HOME": "/home/someone"}, "/home/someone/.cache/nca_trader/jax"),
+        ({"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"),
+        ({"NCA_TRADER_NO_CACHE": "1", "HOME": "/home/someone"}, None),
+    ],
+)
+def test_compiled_programs_are_kept_where_the_user_wants_them(monkeypatch, env, folder):
+    for name in ("XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR", "NCA_TRADER_NO_CACHE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    use_compile_cache()
+    assert os.environ.get("JAX_COMPILATION_CACHE_DIR") == folder
+
+
+def test_every_public_name_is_there_for_people_and_for_type_checkers(root):
+    for name in nca_trader.__all__:
+        assert getattr(nca_trader, name) is not None
+    assert callable(nca_trader.train) and callable(nca_trader.backtest)
+    assert nca_trader.rules.sma_cross(2, 3).name == "SMA cross 2/3"
+    assert set(nca_trader.__all__) <= set(dir(nca_trader))
+    tree = ast.parse((root / "nca_trader" / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(nca_trader.__all__)
+    for name, module in seen.items():
+        found = getattr(__import__(module, fromlist=[name]), name)
+        assert getattr(nca_trader, name) is found, name
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'nca_trader' has no attribute 'tain'"):
+        _ = nca_trader.tain

@@ -1,0 +1,337 @@
+"""A backtest of anything, beside a ledger of cash and units, and without a look ahead."""
+
+import dataclasses
+import shutil
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from ledger import random_bars, run_ledger
+from tiny import AGENT, ENV
+
+from nca_trader.agents import rules
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.evaluate import backtest as module
+from nca_trader.evaluate.backtest import backtest, seen_rows, strategy_targets
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.manifest import Run, data_record, open_run
+from nca_trader.types import Costs
+
+COSTS = Costs(commission=1e-3, slippage=5e-4)
+TRAINED = 150  # rows that the run says it trained on, of 240
+RULES = {
+    "buy_and_hold": rules.buy_and_hold,
+    "always_flat": rules.always_flat,
+    "sma_cross": lambda: rules.sma_cross(3, 8),
+    "momentum": lambda: rules.momentum(5),
+}
+
+
+class State(NamedTuple):
+    params: Any
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return random_bars(np.random.default_rng(5), 240, 2, missing=0.03)
+
+
+@pytest.fixture(scope="module")
+def run(bars, tmp_path_factory):
+    """A run whose agent is drawn at random, and large enough to change its mind."""
+    path = tmp_path_factory.mktemp("runs") / "random"
+    run = open_run(TradingEnv(bars[:TRAINED], ENV), AGENT, path, seed=0)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32),
+        run.policy.init(jax.random.key(1)),
+    )
+    with Checkpoints(path / "checkpoints") as checkpoints:
+        checkpoints.save(1, State(params))
+    return Run(path)
+
+
+def random_targets(num_bars, num_assets, seed=0, cap=0.5):
+    """Targets that change now and then, with rows of no order between."""
+    rng = np.random.default_rng(seed)
+    targets = cap * rng.choice([-1.0, 0.0, 0.5, 1.0], (num_bars, num_assets))
+    targets[rng.random((num_bars, num_assets)) < 0.4] = np.nan
+    return targets
+
+
+def assert_same(one, other):
+    pd.testing.assert_frame_equal(one.to_frame(), other.to_frame(), check_exact=True)
+
+
+# What goes in
+
+
+def test_one_asset_takes_a_column_or_a_row_of_targets(bars):
+    one = bars.select("S1")
+    targets = random_targets(len(one), 1)
+    wide, narrow = backtest(one, targets), backtest(one, targets[:, 0])
+    assert_same(wide, narrow)
+    assert_same(wide, backtest(one, pd.Series(targets[:, 0], one.index)))
+    assert wide.turnover.sum() > 1
+
+
+def test_a_frame_with_the_names_of_the_bars_is_its_numbers(bars):
+    targets = random_targets(len(bars), 2)
+    frame = pd.DataFrame(targets, bars.index, list(bars.symbols))
+    assert_same(backtest(bars, frame), backtest(bars, targets))
+
+
+def test_a_frame_with_columns_in_another_order_is_refused(bars):
+    frame = pd.DataFrame(random_targets(len(bars), 2), bars.index, ["S1", "S0"])
+    with pytest.raises(BarError, match=r"columns S1, S0, but the bars are S0, S1"):
+        backtest(bars, frame)
+
+
+def test_a_frame_of_other_days_is_refused(bars):
+    late = bars.index + pd.Timedelta(days=1)
+    frame = pd.DataFrame(random_targets(len(bars), 2), late, list(bars.symbols))
+    with pytest.raises(BarError, match=r"targets row 0 is of 2020-01-02 .* reindex"):
+        backtest(bars, frame)
+
+
+@pytest.mark.parametrize("shape", [(239, 2), (240,), (240, 3), (2, 240), ()])
+def test_targets_of_another_shape_are_refused(bars, shape):
+    with pytest.raises(BarError, match=r"have \[N, A\] = \(240, 2\) \(S0, S1\)"):
+        backtest(bars, np.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(np.inf, "row 7 is infinite"), (-np.inf, "row 7 is infinite"), ("long", "are not numbers")],
+)
+def test_targets_that_are_no_weights_are_refused(bars, value, says):
+    targets = np.zeros((240, 2), object)
+    targets[7, 1] = value
+    with pytest.raises(BarError, match=says):
+        backtest(bars, targets)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"fill": "vwap"}, ConfigError, r"fill = 'vwap' is unknown; there are next_open and close"),
+        ({"order": "daily"}, ConfigError, r"order = 'daily' is unknown; there are on_change and"),
+        ({"start": "2021-01-01"}, BarError, r"no bar from 2021-01-01 to the last; there are bars"),
+        ({"stop": "2020-01-01"}, BarError, r"no bar from the first to 2020-01-01"),
+        ({"start": "2020-03-01", "stop": "2020-02-01"}, BarError, r"no bar from 2020-03-01 to"),
+        ({"start": "yesterweek"}, ConfigError, r"'yesterweek' is not a date; give one such as"),
+        ({"stop": ""}, ConfigError, r"'' is not a date"),
+        ({"max_gross": 0.0}, ConfigError, r"max_gross = 0.0 is not above 0"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_in_one_line(bars, options, error, says):
+    with pytest.raises(error, match=says) as info:
+        backtest(bars, np.zeros((240, 2)), **options)
+    assert "\n" not in str(info.value)
+
+
+def test_no_bars_at_all_are_refused(bars):
+    with pytest.raises(BarError, match="empty"):
+        backtest(bars[:0], np.zeros((0, 2)))
+
+
+# What comes out
+
+
+def test_the_result_has_an_entry_for_each_bar(bars):
+    result = backtest(bars, random_targets(len(bars), 2), COSTS, name="mine")
+    for series in (result.equity, result.turnover, result.cost, result.targets, result.weights):
+        assert (np.asarray(series.index) == np.asarray(bars.index)).all()
+    assert result.equity.iloc[0] == 1.0 and result.name == "mine" and result.logits is None
+    assert (result.costs, result.fill, result.order) == (COSTS, "next_open", "on_change")
+    np.testing.assert_array_equal(np.exp(result.log_equity), result.equity)
+
+
+def test_a_fill_at_the_first_close_pays_its_costs_there():
+    bars = random_bars(np.random.default_rng(0), 5, 1)
+    result = backtest(bars, np.full(5, 0.5), COSTS, fill="close")
+    s, f = COSTS.slippage, COSTS.commission
+    paid = 0.5 * (s + f * (1 + s))
+    np.testing.assert_allclose(result.equity.iloc[0], 1 - paid, rtol=1e-15)
+    np.testing.assert_allclose(result.cost.iloc[0], paid, rtol=1e-15)
+    np.testing.assert_allclose(result.weights.iloc[0, 0], 0.5 / (1 - paid), rtol=1e-15)
+
+
+def test_at_the_next_open_the_last_target_never_fills(bars):
+    targets = np.full((240, 2), np.nan)
+    targets[-1] = 0.5
+    assert backtest(bars, targets).turnover.sum() == 0.0
+    np.testing.assert_allclose(backtest(bars, targets, fill="close").turnover.sum(), 1.0)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("order", ["on_change", "rebalance"])
+def test_a_part_of_the_bars_is_an_account_that_begins_there_flat(bars, fill, order):
+    targets = random_targets(len(bars), 2)
+    first, last = 60, 180
+    result = backtest(
+        bars,
+        targets,
+        COSTS,
+        fill,
+        order,
+        start=str(bars.time[first]),
+        stop=str(bars.time[last]),
+    )
+    inside = targets[first:last].copy()
+    # What was last ordered before the part began is ordered at its first bar.
+    inside[0] = [column[~np.isnan(column)][-1] for column in targets[: first + 1].T]
+    equity, weights = run_ledger(bars[first:last], inside, COSTS, fill, order)
+    assert len(result.equity) == last - first and result.turnover.sum() > 5
+    np.testing.assert_allclose(result.equity, equity, rtol=1e-11)
+    np.testing.assert_allclose(result.weights, weights, rtol=0, atol=1e-11)
+    np.testing.assert_array_equal(result.targets, inside)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_is_its_targets(bars, name):
+    strategy = RULES[name]()
+    result = backtest(bars, strategy, COSTS)
+    assert_same(result, backtest(bars, strategy_targets(bars, strategy), COSTS))
+    assert result.name == strategy.name
+    if name != "always_flat":
+        assert result.turnover.sum() > 0.5
+
+
+def test_a_cap_scales_every_target(bars):
+    targets = np.full((240, 2), 0.8)
+    capped = backtest(bars, targets, max_gross=1.0)
+    assert_same(
+        dataclasses.replace(capped, targets=capped.targets * 0.0),
+        dataclasses.replace(r := backtest(bars, targets * (1 / 1.6)), targets=r.targets * 0.0),
+    )
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_what_is_saved_reads_back_bit_for_bit(bars, run, tmp_path, suffix):
+    result = backtest(bars, run)
+    path = result.save(tmp_path / f"result.{suffix}")
+    read = {"parquet": pd.read_parquet, "csv": pd.read_csv}[suffix](path)
+    expected = result.to_frame()
+    if suffix == "csv":  # text has no types
+        read["time"] = pd.to_datetime(read["time"])
+        read = read.astype(expected.dtypes.to_dict())
+    pd.testing.assert_frame_equal(read, expected, check_exact=True)
+    assert [f"logits:S1:{i}" in read for i in range(4)] == [True, True, True, False]
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_result_that_cannot_be_saved_leaves_nothing(bars, tmp_path):
+    result = backtest(bars, np.zeros((240, 2)))
+    with pytest.raises(StateError, match=r"r.parquet: cannot be written"):
+        result.save(tmp_path / "nowhere" / "r.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+# A trained run
+
+
+def test_a_run_takes_its_own_costs_and_rules(bars, run):
+    result = backtest(bars, run)
+    assert result.costs == ENV.costs and result.name == "random"
+    assert (result.fill, result.order) == (ENV.fill, ENV.order)
+    cheap = backtest(bars, run, Costs(), fill="close", order="rebalance")
+    assert (cheap.costs, cheap.fill, cheap.order) == (Costs(), "close", "rebalance")
+    assert cheap.cost.sum() == 0.0 < result.cost.sum()
+
+
+def test_a_run_decides_nothing_before_its_features_and_receptive_field_are_full(bars, run):
+    result, first = backtest(bars, run), run.policy.first_decision
+    assert first == run.spec.warmup + run.policy.receptive_field - 1 == 66
+    before, after = result.targets.iloc[:first], result.targets.iloc[first:]
+    assert before.isna().all(axis=None) and after.notna().all(axis=None)
+    assert np.isnan(result.logits[:first]).all() and np.isfinite(result.logits[first:]).all()
+    assert (result.weights.iloc[:first] == 0).all(axis=None)
+    assert (result.equity.iloc[:first] == 1.0).all()
+
+
+def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
+    result, first = backtest(bars, run), run.policy.first_decision
+    best = np.asarray(run.spec.targets)[result.logits[first:].argmax(-1)]
+    np.testing.assert_array_equal(result.targets[first:], best)
+    assert all(result.targets[symbol].nunique() > 1 for symbol in bars.symbols)
+    again = backtest(bars, result.targets, result.costs, max_gross=ENV.max_gross)
+    # Another program, so another order of sums: equal but for the last bit.
+    np.testing.assert_allclose(again.log_equity, result.log_equity, rtol=0, atol=1e-14)
+
+
+def test_a_run_that_starts_later_has_seen_the_bars_before(bars, run):
+    whole = backtest(bars, run)
+    late = backtest(bars, run, start=str(bars.time[120]))
+    # The same cells, so the same logits once the account is the same; flat to begin with.
+    assert late.targets.iloc[0].notna().all() and late.equity.iloc[0] == 1.0
+    assert len(late.equity) == 120 and np.isfinite(late.logits).all()
+    agree = (late.targets.to_numpy() == whole.targets.iloc[120:].to_numpy()).mean()
+    assert agree > 0.5
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 239, 240])
+def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkeypatch, chunk):
+    whole = backtest(bars, run)
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    pieces = backtest(bars, run)
+    np.testing.assert_array_equal(pieces.targets, whole.targets)
+    np.testing.assert_array_equal(pieces.log_equity, whole.log_equity)
+    np.testing.assert_allclose(pieces.logits, whole.logits, atol=1e-5)
+
+
+def test_a_run_says_how_many_of_its_bars_it_has_seen(bars, run):
+    def in_sample(start, stop=None):
+        return backtest(bars, run, start=str(bars.time[start]), stop=stop).in_sample
+
+    assert seen_rows(bars, run) == TRAINED
+    assert in_sample(0) == TRAINED
+    assert in_sample(TRAINED - 1) == 1
+    assert in_sample(TRAINED) == 0
+    assert in_sample(100, str(bars.time[120])) == 20
+    assert backtest(bars, np.zeros((240, 2))).in_sample is None
+
+
+def test_bars_that_selected_the_seed_count_as_seen(bars, run, tmp_path):
+    mine = Run(shutil.copytree(run.path, tmp_path / "selected"))
+    mine.write_json("selection.json", {"selected": 0, "data": data_record(bars[TRAINED:200])})
+    assert seen_rows(bars, Run(mine.path)) == 200
+
+
+def test_bars_of_other_assets_than_the_runs_are_refused(bars, run):
+    with pytest.raises(BarError, match=r"symbols S1, S0, but the run random trades S0, S1"):
+        backtest(bars.select("S1", "S0"), run)
+
+
+def test_fewer_bars_than_the_receptive_field_are_refused(bars, run):
+    with pytest.raises(BarError, match=r"66 bars, but the agent decides from bar 67 on"):
+        backtest(bars[:66], run)
+    assert backtest(bars[:67], run).targets.iloc[-1].notna().all()
+
+
+# No look ahead
+
+
+def other_future(bars, row):
+    """The same bars up to `row`, and others after it."""
+    rng = np.random.default_rng(9)
+    factor = np.ones(bars.close.shape)
+    factor[row + 1 :] = np.exp(rng.normal(0, 0.05, factor[row + 1 :].shape))
+    fields = {n: getattr(bars, n) * factor for n in ("open", "high", "low", "close", "volume")}
+    return dataclasses.replace(bars, **fields)
+
+
+@pytest.mark.parametrize("row", [70, 150, 238])
+@pytest.mark.parametrize("name", ["run", *RULES])
+def test_what_comes_after_a_bar_changes_nothing_up_to_it(bars, run, name, row):
+    what = run if name == "run" else RULES[name]()
+    result, other = backtest(bars, what, COSTS), backtest(other_future(bars, row), what, COSTS)
+    before = slice(0, row + 1)
+    pd.testing.assert_frame_equal(
+        other.to_frame()[before], result.to_frame()[before], check_exact=True
+    )
+    if name in ("run", "buy_and_hold"):  # the change is there to be seen
+        assert other.equity.iloc[row + 1] != result.equity.iloc[row + 1]

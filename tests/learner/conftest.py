@@ -1,0 +1,135 @@
+"""One small market, agent and learner for all tests of the learner, so that few compile."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ledger import random_bars
+
+from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
+from nca_trader.learner import rollout, update
+from nca_trader.learner.optimizer import GuardState, make_optimizer
+from nca_trader.presets import LearnerConfig, OptimizerConfig, PolicyConfig
+
+ENV = EnvConfig(
+    features=("bollinger", "rsi"),  # 19 bars of warm-up
+    costs=Costs(commission=5e-4, slippage=2e-4),
+    episode_bars=16,  # two segments
+    ruin_floor=0.05,
+)
+AGENT = AgentConfig(
+    policy=PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2), head_hidden=8),
+    learner=LearnerConfig(
+        num_segments=16,
+        segment_length=8,
+        envs_per_segment=2,
+        num_epochs=2,
+        num_minibatches=2,
+    ),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_updates=2),
+)
+
+
+class Recorded(NamedTuple):
+    """What the optimiser was given, summed, and the real optimiser's state."""
+
+    gradients: Any
+    inner: Any
+
+
+def recording_optimizer(config, total):
+    """The real optimiser, which also keeps the sum of all gradients.
+
+    Their sum is what plain SGD would have moved by: Adam hides a gradient that is N times too big.
+    """
+    real = make_optimizer(config, total)
+
+    def init(params):
+        inner = real.init(params)
+        return GuardState(inner.skipped, Recorded(jax.tree.map(jnp.zeros_like, params), inner))
+
+    def step(gradient, state, params):
+        updates, inner = real.update(gradient, state.inner.inner, params)
+        total = jax.tree.map(jnp.add, state.inner.gradients, gradient)
+        return updates, GuardState(inner.skipped, Recorded(total, inner))
+
+    return type(real)(init, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """The pieces, for tests to reach."""
+
+    env: TradingEnv
+    ruinous: TradingEnv
+    agent: AgentConfig
+
+    @functools.cached_property
+    def policy(self):
+        return make_policy(self.agent, self.env.spec)
+
+    @functools.cached_property
+    def params(self):
+        """No parameter zero: an untrained rule would hide a fault of the lattice."""
+        rng = np.random.default_rng(0)
+        shapes = jax.eval_shape(self.policy.init, jax.random.key(0))
+        return jax.tree.map(
+            lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), jnp.float32), shapes
+        )
+
+    @functools.cache  # noqa: B019  (lives as long as the tests)
+    def learner(self, devices):
+        """A learner on so many devices, whose optimiser records gradients."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(update, "make_optimizer", recording_optimizer)
+            return update.make_learner(self.env, self.policy, self.agent, make_mesh(devices))
+
+    @functools.cached_property
+    def begin(self):
+        """`(segments, keys) -> (segments, fresh)`, compiled."""
+        env, policy, config = self.env, self.policy, self.agent.learner
+        return jax.jit(
+            lambda segments, keys: rollout.begin_segments(
+                env, config, policy.first_decision, segments, keys
+            )
+        )
+
+    @functools.cached_property
+    def collect(self):
+        """`(market, segments, fresh, keys) -> (segments, rollout)`, compiled."""
+        return jax.jit(
+            functools.partial(
+                rollout.collect, self.env, self.policy, self.agent.learner, self.params
+            )
+        )
+
+    def empty_segments(self):
+        """Segments as a learner's `init` makes them: no episode has begun."""
+        none = jnp.zeros(16, jnp.int32)
+        account = jax.vmap(jax.vmap(self.env.begin))(jax.random.split(jax.random.key(0), (16, 2)))
+        return rollout.Segments(none, none, account)
+
+
+def ruinous_bars(bars):
+    """Prices alternate with six times themselves: a short that is not hedged is ruined."""
+    factor = np.where(np.arange(len(bars)) % 2, 6.0, 1.0)[:, None]
+    close = factor * bars.close
+    open_ = np.vstack([close[:1], close[:-1]])  # so that the body moves
+    return dataclasses.replace(
+        bars,
+        open=open_,
+        close=close,
+        high=np.maximum(open_, close),
+        low=np.minimum(open_, close),
+        present=np.ones_like(bars.present),
+    )
+
+
+@pytest.fixture(scope="session")
+def stage():
+    bars = random_bars(np.random.default_rng(0), 200, 2, missing=0.05)
+    return Stage(TradingEnv(bars, ENV), TradingEnv(ruinous_bars(bars), ENV), AGENT)

@@ -1,0 +1,236 @@
+"""Training into a folder: killed and resumed equals straight; and it learns what can be learnt.
+
+The market: the sign of each bar's return is that of the bar before with probability .9, and every
+return is 1 %. Who goes with the last bar earns .8 % a bar, before costs, of which there are none.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from nca_trader import Bars, Run, TradingEnv, backtest, load_agent, load_env, train, write_bars
+from nca_trader.cli import main
+from nca_trader.errors import ConfigError, RunError
+from nca_trader.learner.train import planned_steps, steps_done
+from nca_trader.runs.checkpoint import Checkpoints
+
+BEST = 0.008  # log-return a bar of the best policy
+UPDATES, EVERY, PER_UPDATE = 100, 20, 16 * 8 * 2
+
+ENV = """
+features = ["return_1"]
+random_start = false
+"""
+AGENT = f"""
+[policy]
+channels = 4
+hidden = 8
+steps = 2
+dilations = [1, 2]
+head_hidden = 8
+
+[learner]
+steps = {UPDATES * PER_UPDATE}
+num_segments = 16
+segment_length = 8
+envs_per_segment = 2
+num_epochs = 2
+num_minibatches = 2
+discount = 0.9
+
+[optimizer]
+learning_rate = 1e-2
+warmup_updates = 2
+
+[checkpoint]
+every = {EVERY}
+"""
+
+
+def persistent_bars(seed, length=800):
+    rng = np.random.default_rng(seed)
+    sign = np.cumprod(np.where(rng.random(length) < 0.9, 1.0, -1.0))
+    close = 100.0 * np.exp(np.cumsum(0.01 * sign))[:, None]
+    open_ = np.vstack([[[100.0]], close[:-1]])
+    return Bars(
+        time=np.datetime64("2000-01-01", "ns") + np.arange(length) * np.timedelta64(1, "D"),
+        symbols=("WALK",),
+        open=open_,
+        high=np.maximum(open_, close),
+        low=np.minimum(open_, close),
+        close=close,
+        volume=np.ones_like(close),
+        present=np.ones_like(close, bool),
+        source="made here",
+    )
+
+
+class Place:
+    """A folder with the files of the experiment, and the command that trains in it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "env.toml").write_text(ENV)
+        (folder / "agent.toml").write_text(AGENT)
+        write_bars(persistent_bars(0), folder / "bars.parquet")
+
+    def command(self, run, *more):
+        options = {"env": "env.toml", "agent": "agent.toml", "data": "bars.parquet", "run": run}
+        named = [[f"--{name}", str(self.folder / file)] for name, file in options.items()]
+        return ["train", *sum(named, []), "--symbol", "WALK", "--seed", "3", *more]  # noqa: RUF017
+
+    @property
+    def env(self):
+        return TradingEnv(persistent_bars(0), load_env(self.folder / "env.toml"))
+
+    @property
+    def agent(self):
+        return load_agent(self.folder / "agent.toml")
+
+
+def leaves(run):
+    """Every leaf of the newest checkpoint: parameters, moments, key, cursor, accounts."""
+    with Checkpoints(run.path / "checkpoints") as checkpoints:
+        return checkpoints.newest()
+
+
+def rows(run):
+    """The metrics, but for how long they took."""
+    return [{k: v for k, v in row.items() if k != "steps_per_s"} for row in run.metrics()]
+
+
+def assert_same(run, other):
+    (step, got), (other_step, expected) = leaves(run), leaves(other)
+    assert step == other_step and got.keys() == expected.keys() and len(got) > 30
+    for name, value in expected.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+    assert rows(run) == rows(other)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("experiment"))
+
+
+@pytest.fixture(scope="module")
+def straight(place):
+    assert main(place.command("straight")) == 0
+    return Run(place.folder / "straight")
+
+
+def test_it_learns_to_go_with_a_market_that_persists(straight):
+    reward = [row["reward"] for row in straight.metrics()]
+    assert np.mean(reward[:5]) < 0.3 * BEST
+    assert np.mean(reward[-20:]) > 0.8 * BEST
+    # And acts on it, on bars that it never saw.
+    bars = persistent_bars(1)
+    result = backtest(bars, straight)
+    decided = result.targets.to_numpy()[:-1, 0]
+    sign = np.sign(bars.close - bars.open)[:-1, 0]
+    made = ~np.isnan(decided)
+    assert made.sum() > 700 and (decided == sign)[made].mean() > 0.95
+    assert np.diff(result.log_equity)[made].mean() > 0.6 * BEST
+
+
+def test_metrics_have_a_row_an_update(straight):
+    found = straight.metrics()
+    assert [row["update"] for row in found] == list(range(1, UPDATES + 1))
+    assert [row["steps"] for row in found] == [PER_UPDATE * i for i in range(1, UPDATES + 1)]
+    assert all(row["steps_per_s"] > 0 and "seeds" not in row for row in found)
+    assert steps_done(straight) == planned_steps(straight.agent_config) == UPDATES * PER_UPDATE
+
+
+def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, root):
+    command = [sys.executable, "-m", "nca_trader", *place.command("killed")]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, cwd=root, **quiet)
+    path = place.folder / "killed" / "metrics.jsonl"
+    while process.poll() is None:
+        if path.exists() and path.read_bytes().count(b"\n") > EVERY + 5:
+            process.kill()
+            break
+        time.sleep(0.002)
+    assert process.wait() == -signal.SIGKILL
+    killed = Run(place.folder / "killed")
+    there = path.read_bytes().count(b"\n")
+    step, _ = leaves(killed)
+    assert step % EVERY == 0 and step < there < UPDATES  # rows are there that must be cut
+    assert main(place.command("killed")) == 0
+    assert_same(killed, straight)
+
+
+def test_stopped_on_request_it_is_saved_and_goes_on(place, straight):
+    seen = []
+    run = train(
+        place.env,
+        place.agent,
+        place.folder / "stopped",
+        seed=3,
+        report=seen.append,
+        stop=lambda: len(seen) == 7,
+    )
+    assert len(seen) == 7 and steps_done(run) == 7 * PER_UPDATE
+    assert leaves(run)[0] == 7 and run.metrics() == seen
+    # Rows of updates that no checkpoint has are cut, a torn last line with them.
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(seen[0]) + "\n" + '{"update": 9, "st')
+    again = []
+    train(place.env, place.agent, run.path, seed=3, report=again.append)
+    assert [row["update"] for row in again] == list(range(8, UPDATES + 1))
+    assert_same(run, straight)
+
+
+def test_a_damaged_checkpoint_costs_its_updates_and_no_more(place, straight):
+    seen = []
+    folder = place.folder / "damaged"
+    stop = lambda: len(seen) in (3, 6)  # noqa: E731
+    train(place.env, place.agent, folder, seed=3, report=seen.append, stop=stop)
+    train(place.env, place.agent, folder, seed=3, report=seen.append, stop=stop)
+    assert [row["update"] for row in seen] == [1, 2, 3, 4, 5, 6]
+    for file in (folder / "checkpoints" / "6").rglob("*"):
+        if file.is_file() and file.stat().st_size:
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    train(place.env, place.agent, folder, seed=3, report=seen.append)
+    assert seen[6]["update"] == 4
+    assert_same(Run(folder), straight)
+
+
+def test_a_run_that_is_done_is_left_alone(place, straight):
+    def contents():
+        files = (file for file in straight.path.rglob("*") if file.is_file())
+        return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+    before, seen = contents(), []
+    train(place.env, place.agent, straight.path, seed=3, report=seen.append)
+    assert seen == [] and contents() == before
+
+
+def test_a_run_may_be_asked_to_go_further(place):
+    folder = place.folder / "further"
+    train(place.env, place.agent, folder, seed=3, steps=2 * PER_UPDATE)
+    train(place.env, place.agent, folder, seed=3, steps=3 * PER_UPDATE - 1)
+    assert steps_done(Run(folder)) == 3 * PER_UPDATE  # rounded up to whole updates
+    straight_on = place.folder / "straight_on"
+    train(place.env, place.agent, straight_on, seed=3, steps=3 * PER_UPDATE)
+    assert_same(Run(folder), Run(straight_on))
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(place, straight, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="something else; choose another --run"):
+        train(place.env, place.agent, tmp_path, seed=3)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(RunError, match="seed was 3 there and is 4 now"):
+        train(place.env, place.agent, straight.path, seed=4)
+
+
+@pytest.mark.parametrize("steps", [0, -5])
+def test_no_steps_at_all_are_refused_and_nothing_is_written(place, steps):
+    with pytest.raises(ConfigError, match="steps"):
+        train(place.env, place.agent, place.folder / "none", steps=steps)
+    assert not (place.folder / "none").exists()

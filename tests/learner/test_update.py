@@ -1,0 +1,191 @@
+"""One iteration: the same run on one, two and eight devices; nothing leaves the device; guards."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
+from nca_trader.learner import update
+
+METRICS = {
+    "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
+    "explained_variance", "grad_norm", "skipped",
+}  # fmt: skip
+
+
+@functools.cache
+def run(stage, devices, seed=0, updates=3):
+    """States after each update, on the host, and metrics."""
+    learner = stage.learner(devices)
+    state = learner.init(jax.random.key(seed))
+    states, rows = [], []
+    for _ in range(updates):
+        state, metrics = learner.step(state)
+        states.append(jax.device_get(state._replace(key=jax.random.key_data(state.key))))
+        rows.append({name: float(value) for name, value in metrics.items()})
+    return states, rows
+
+
+def distance(a, b):
+    """Norm of the difference of two trees, relative to the norm of the second."""
+    a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]).astype("f8") for t in (a, b))
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_same_seed_is_the_same_run_on_any_number_of_devices(stage, devices):
+    (states, rows), (expected, expected_rows) = run(stage, devices), run(stage, 1)
+    for got, want in zip(states, expected, strict=True):
+        # The gradients, summed, which plain SGD would follow: Adam hides a factor of N.
+        assert distance(got.opt_state.inner.gradients, want.opt_state.inner.gradients) < 1e-6
+        assert distance(got.params, want.params) < 1e-6
+        np.testing.assert_array_equal(got.segments.index, want.segments.index)
+        assert distance(got.segments.account.weight, want.segments.account.weight) < 1e-6
+    for got, want in zip(rows, expected_rows, strict=True):
+        assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
+
+
+def test_a_seed_is_a_run_bit_for_bit_and_another_seed_is_another(stage):
+    (a, rows), (b, _) = run(stage, 1), run.__wrapped__(stage, 1)
+    jax.tree.map(np.testing.assert_array_equal, a[-1], b[-1])
+    other, _ = run(stage, 1, seed=1, updates=1)
+    assert not np.array_equal(other[0].segments.index, a[0].segments.index)
+    assert not np.array_equal(other[0].params["nca"]["embed"], a[0].params["nca"]["embed"])
+    assert rows[0]["grad_norm"] > 1e-3
+
+
+def test_segments_are_split_over_the_devices_and_the_rest_is_on_each(stage):
+    learner = stage.learner(8)
+    state = learner.init(jax.random.key(0))
+    for _ in range(2):
+        for leaf in jax.tree.leaves(state.segments):
+            shards = leaf.addressable_shards
+            assert len({shard.device for shard in shards}) == 8
+            assert all(shard.data.shape == (2, *leaf.shape[1:]) for shard in shards)
+        for leaf in jax.tree.leaves((state.params, state.opt_state)):
+            assert leaf.is_fully_replicated and len(leaf.sharding.device_set) == 8
+        state, _ = learner.step(state)
+    rows = np.concatenate([s.data for s in state.segments.index.addressable_shards])
+    assert len(set(rows)) > 8  # no device lives through another's segments
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_step_takes_its_state_over_and_compiles_once(stage, devices, caplog):
+    run(stage, devices)  # has compiled what there is to compile
+    learner = stage.learner(devices)
+    state = learner.init(jax.random.key(3))
+    with caplog.at_level("WARNING"), jax.log_compiles():
+        for _ in range(3):
+            before = state
+            with jax.transfer_guard("disallow"):  # nothing comes from the host within a step
+                state, _ = learner.step(state)
+            arrays = (before.params, before.opt_state, before.segments)
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(arrays))
+        assert "XLA compilation" not in caplog.text
+        jax.jit(lambda x: x + devices)(state.update)  # what the log would have said
+        assert "XLA compilation" in caplog.text
+
+
+def test_an_iteration_calls_nothing_on_the_host(stage):
+    learner = stage.learner(1)
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    assert "callback" not in jax.jit(learner.step).lower(state).as_text()
+
+    def calls_back(x):
+        jax.debug.print("{}", x)
+        return x
+
+    assert "callback" in jax.jit(calls_back).lower(1.0).as_text()
+
+
+def test_metrics_are_those_of_the_contract(stage):
+    states, rows = run(stage, 1)
+    for row in rows:
+        assert set(row) >= METRICS and all(np.isfinite(value) for value in row.values())
+        assert 0.0 <= row["clip_fraction"] <= 1.0 and row["approx_kl"] >= -1e-7
+        assert 0.0 < row["entropy"] <= 2 * np.log(3) + 1e-6
+        assert row["explained_variance"] <= 1.0 and row["skipped"] == 0
+        assert 0.0 <= row["action_changes"] <= 1.0
+    assert [int(state.update) for state in states] == [1, 2, 3]
+
+
+def test_every_update_moves_every_parameter(stage):
+    states, _ = run(stage, 1)
+    for before, after in itertools.pairwise(states):
+        moved = jax.tree.map(lambda a, b: bool((a != b).any()), before.params, after.params)
+        assert all(jax.tree.leaves(moved))
+
+
+def test_episodes_of_two_segments_go_on_and_then_begin_anew(stage):
+    states, _ = run(stage, 1)
+    one, two, three = (state.segments for state in states)
+    fits = one.index <= len(stage.env) - 1 - 8
+    assert (one.left == 8).all() and fits.any()
+    np.testing.assert_array_equal(two.index[fits], one.index[fits] + 8)
+    assert (two.left[fits] == 0).all() and (two.left[~fits] == 8).all()
+    assert (three.left[fits] == 8).all()
+    assert (three.index != two.index + 8)[fits].mean() > 0.8
+    # The account goes on too: over two segments its log-equity is no fresh account's.
+    assert (two.account.log_equity[fits] != 0).all()
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_counted(stage):
+    learner = stage.learner(1)
+    state = learner.init(jax.random.key(0))
+    head = state.params["head"] | {
+        "value_bias": jnp.full_like(state.params["head"]["value_bias"], jnp.nan)
+    }
+    poisoned = state._replace(params=state.params | {"head": head})
+    before = jax.device_get(poisoned.params)
+    poisoned = jax.device_put(poisoned, jax.tree.map(lambda leaf: leaf.sharding, state))
+    after, metrics = learner.step(poisoned)
+    assert int(metrics["skipped"]) == 4  # two epochs of two minibatches
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after.params), before)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(after.opt_state.inner.inner.inner))
+    assert int(after.update) == 1
+
+
+def test_the_first_metrics_are_those_of_an_untrained_agent(stage):
+    first = run(stage, 1)[1][0]
+    assert first["explained_variance"] < 0.2
+    assert abs(first["policy_loss"]) < 0.05  # advantages are centred, the ratio is near 1
+    assert first["entropy"] > 2 * np.log(3) - 0.02
+
+
+@pytest.mark.parametrize("short_by", [0, 1])
+def test_bars_for_one_segment_are_enough_and_one_fewer_is_refused(stage, short_by):
+    need = stage.policy.first_decision + 8 + 1
+    env = TradingEnv(stage.env.bars[: need - short_by], stage.env.config)
+    if short_by:
+        with pytest.raises(BarError, match=rf"{need - 1} bars, but training needs {need}: .*give"):
+            make_learner(env, stage.policy, stage.agent)
+    else:
+        make_learner(env, stage.policy, stage.agent)
+
+
+def test_shapes_that_do_not_divide_are_refused(stage):
+    with pytest.raises(ConfigError, match=r"logical_shards = 8 .* 3 devices; .* is 9\.$"):
+        make_learner(stage.env, stage.policy, stage.agent, make_mesh(3))
+    config = dataclasses.replace(stage.env.config, episode_bars=21)
+    env = TradingEnv(stage.env.bars, config)
+    with pytest.raises(ConfigError, match=r"episode_bars = 21 is not a multiple .* take 24\.$"):
+        make_learner(env, stage.policy, stage.agent)
+
+
+def test_values_are_of_order_one_whatever_the_markets_spread(stage):
+    # The scale of rewards is one over the deviation of the market's own log-returns.
+    bars = stage.env.bars
+    log_return = np.diff(np.log(bars.close), axis=0, prepend=np.log(bars.open[:1]))
+    assert update._reward_scale(stage.env) == pytest.approx(1 / log_return.mean(1).std(), rel=1e-4)
+
+
+def test_steps_of_an_update_are_those_of_all_accounts(stage):
+    assert stage.learner(8).steps_per_update == 16 * 8 * 2
+    two = dataclasses.replace(stage.agent, num_seeds=2)
+    policy = make_policy(two, stage.env.spec)
+    assert make_learner(stage.env, policy, two).steps_per_update == 2 * 16 * 8 * 2

@@ -1,0 +1,276 @@
+"""A run folder says what was done, and goes on with nothing else."""
+
+import dataclasses
+import importlib.metadata
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT, ENV
+
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import RunError, StateError
+from nca_trader.learner.train import steps_done, train
+from nca_trader.presets import CheckpointConfig
+from nca_trader.runs import trials
+from nca_trader.runs.checkpoint import Checkpoints, flatten
+from nca_trader.runs.files import write_atomically
+from nca_trader.runs.manifest import Run, open_run
+
+
+@pytest.fixture(scope="module")
+def env(tiny):
+    return tiny.env
+
+
+def learner(**changes):
+    return dataclasses.replace(AGENT, learner=dataclasses.replace(AGENT.learner, **changes))
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_configuration_reads_back_equal(env, tmp_path):
+    made = open_run(env, AGENT, tmp_path / "r", seed=4)
+    again = Run(tmp_path / "r")
+    assert made.env_config == again.env_config == ENV
+    assert made.agent_config == again.agent_config == AGENT
+    assert again.spec == env.spec and again.name == "r" and again.manifest["seed"] == 4
+
+
+def test_the_manifest_says_with_what_it_was_done(tiny):
+    manifest, bars = tiny.run.manifest, tiny.env.bars
+    assert manifest["data"]["sha256"] == bars.digest()
+    assert manifest["data"]["last"] == str(bars.time[-1]) and manifest["data"]["rows"] == 200
+    for name in ("jax", "orbax-checkpoint", "numpy"):
+        assert manifest["versions"][name] == importlib.metadata.version(name)
+
+
+def test_the_same_experiment_opens_again_and_counts_as_one_trial(env, tmp_path):
+    agent = dataclasses.replace(AGENT, num_seeds=3)
+    for _ in range(2):
+        open_run(env, agent, tmp_path / "r", seed=0)
+    assert trials.count(tmp_path, "train", env.bars.digest()) == 3
+    assert len(trials.entries(tmp_path)) == 1
+
+
+OTHER_COSTS = dataclasses.replace(ENV, costs=dataclasses.replace(ENV.costs, commission=1e-3))
+OTHERS = {
+    "agent.policy.channels": lambda bars: (
+        TradingEnv(bars, ENV),
+        dataclasses.replace(AGENT, policy=dataclasses.replace(AGENT.policy, channels=5)),
+        0,
+    ),
+    "agent.learner.discount": lambda bars: (TradingEnv(bars, ENV), learner(discount=0.9), 0),
+    "agent.num_seeds": lambda bars: (
+        TradingEnv(bars, ENV),
+        dataclasses.replace(AGENT, num_seeds=2),
+        0,
+    ),
+    "env.costs.commission": lambda bars: (TradingEnv(bars, OTHER_COSTS), AGENT, 0),
+    "seed": lambda bars: (TradingEnv(bars, ENV), AGENT, 1),
+    "data rows": lambda bars: (TradingEnv(bars[:-1], ENV), AGENT, 0),
+    "data symbols": lambda bars: (
+        TradingEnv(dataclasses.replace(bars, symbols=("S0", "X")), ENV),
+        AGENT,
+        0,
+    ),
+    "data sha256": lambda bars: (
+        TradingEnv(dataclasses.replace(bars, volume=bars.volume + 1), ENV),
+        AGENT,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_experiment_is_refused_by_what_differs(tiny, tmp_path, name):
+    mine = tiny.copy(tmp_path / "t")
+    before = mine.written()
+    env, agent, seed = OTHERS[name](tiny.env.bars)
+    with pytest.raises(RunError, match=rf"something else: {name} was .* there and is .* now"):
+        open_run(env, agent, mine.path, seed)
+    assert mine.written() == before
+
+
+def test_more_steps_and_other_checkpoints_are_the_same_experiment(tiny, tmp_path, env):
+    mine = tiny.copy(tmp_path / "t")
+    agent = dataclasses.replace(AGENT, checkpoint=CheckpointConfig(every=7, keep=1))
+    run = train(env, agent, mine.path, steps=300)
+    assert steps_done(tiny.run) == 256 and steps_done(run) == 384
+    assert run.metrics()[:2] == tiny.run.metrics()
+    assert trials.count(mine.runs, "train") == 1
+
+
+def test_more_steps_are_another_experiment_where_the_schedule_hangs_on_them(env, tmp_path):
+    def falling(agent):
+        optimizer = dataclasses.replace(agent.optimizer, schedule="linear")
+        return dataclasses.replace(agent, optimizer=optimizer)
+
+    open_run(env, falling(AGENT), tmp_path / "r", seed=0)
+    with pytest.raises(RunError, match=r"agent.learner.steps was 256 there and is 999 now"):
+        open_run(env, falling(learner(steps=999)), tmp_path / "r", seed=0)
+
+
+def test_a_folder_of_something_else_is_left_alone(env, tmp_path):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.txt").write_text("years of work")
+    with pytest.raises(RunError, match="thesis: holds files of something else"):
+        open_run(env, AGENT, folder, seed=0)
+    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter.txt"]
+
+
+def test_a_file_in_place_of_the_folder_is_left_alone(env, tmp_path):
+    (tmp_path / "r").write_text("mine")
+    with pytest.raises(RunError, match="holds files of something else"):
+        open_run(env, AGENT, tmp_path / "r", seed=0)
+    assert files(tmp_path) == {tmp_path / "r": b"mine"}
+
+
+def test_an_empty_folder_becomes_the_run(env, tmp_path, monkeypatch):
+    (tmp_path / "r").mkdir()
+    monkeypatch.chdir(tmp_path / "r")
+    run = open_run(env, AGENT, pathlib.Path("."), seed=0)
+    assert run.name == "r" and trials.count(tmp_path, "train") == 1
+
+
+def test_a_folder_that_is_no_run_says_how_to_make_one(tmp_path):
+    with pytest.raises(RunError, match=r"not a run folder .* `nca-trader train`"):
+        Run(tmp_path)
+
+
+def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
+    run = open_run(env, AGENT, tmp_path / "r", seed=0)
+    with pytest.raises(RunError, match="no checkpoint yet; give the command that began it"):
+        run.params()
+    assert files(run.path).keys() == {run.path / n for n in ("run.json", "env.toml", "agent.toml")}
+    assert run.metrics() == [] and run.selection == {} and run.selected == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "says"),
+    [
+        ("run.json", "{", StateError, "run.json: not JSON"),
+        ("run.json", "[]", StateError, "run.json: not a JSON object"),
+        ("run.json", '{"format": 1}', StateError, "run.json: has no 'name'"),
+        ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 1"),
+        ("run.json", b"\xff\xfe", StateError, "run.json: not JSON"),
+        ("selection.json", "nonsense", StateError, "selection.json: not JSON"),
+        ("selection.json", '{"selected": 3}', RunError, "has no agent 3; it trained 1"),
+        ("agent.toml", None, RunError, "agent.toml: is missing"),
+        ("env.toml", "", RunError, "env.toml: was changed after the run was made"),
+    ],
+)
+def test_a_damaged_run_folder_names_the_file(tiny, tmp_path, name, text, error, says):
+    file = tiny.copy(tmp_path / "t").path / name
+    if text is None:
+        file.unlink()
+    else:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(error, match=says) as info:
+        Run(file.parent)
+    assert "\n" not in str(info.value) and str(file.parent) in str(info.value)
+
+
+def test_a_damaged_row_of_metrics_is_named(tiny, tmp_path):
+    run = tiny.copy(tmp_path / "t").run
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write('{"update": 3, "st')
+    with pytest.raises(StateError, match=r"metrics.jsonl line 3: not JSON"):
+        run.metrics()
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "now"),
+    [("agent.toml", "dilations = [1, 2]", "dilations = [2, 1]"), ("env.toml", "5e-4", "0.0")],
+)
+def test_a_configuration_edited_afterwards_is_refused(tiny, tmp_path, file, was, now):
+    # Each of these would fit the parameters, and act as an agent that was never trained.
+    path = tiny.copy(tmp_path / "t").path / file
+    text = path.read_text().replace("0.0005", "5e-4")
+    assert was in text
+    path.write_text(text.replace(was, now))
+    with pytest.raises(RunError, match=rf"{file}: was changed after the run was made"):
+        Run(path.parent)
+
+
+class State(NamedTuple):
+    """What a checkpoint holds of a learner, as far as a policy is concerned."""
+
+    params: Any
+
+
+def save_seeds(env, path, num_seeds):
+    """A run of several agents whose parameters say whose they are."""
+    run = open_run(env, dataclasses.replace(AGENT, num_seeds=num_seeds), path, seed=0)
+    params = run.policy.init(jax.random.key(0))
+    of_all = jax.tree.map(lambda x: np.stack([x + np.float32(i) for i in range(num_seeds)]), params)
+    with Checkpoints(path / "checkpoints") as checkpoints:
+        checkpoints.save(1, State(of_all))
+    return run, params
+
+
+def test_each_seed_has_its_own_parameters(env, tmp_path):
+    run, params = save_seeds(env, tmp_path / "r", 3)
+    for i in range(3):
+        expected = flatten(jax.tree.map(lambda x, i=i: x + np.float32(i), params))
+        found = flatten(Run(run.path, seed=i).params())
+        assert found.keys() == expected.keys()
+        assert all((found[name] == expected[name]).all() for name in found)
+    with pytest.raises(RunError, match="has no agent 3; it trained 3"):
+        Run(run.path, seed=3)
+
+
+def test_the_selected_seed_acts(env, tmp_path):
+    run, params = save_seeds(env, tmp_path / "r", 3)
+    run.write_json("selection.json", {"selected": 2})
+    again = Run(run.path)
+    assert again.selected == 2
+    bias = params["head"]["bias"]
+    assert (again.params()["head"]["bias"] == bias + np.float32(2)).all()
+    assert (Run(run.path, seed=0).params()["head"]["bias"] == bias).all()
+
+
+def test_a_checkpoint_of_another_agent_is_refused_by_the_leaf(env, tiny, tmp_path):
+    wide = dataclasses.replace(AGENT, policy=dataclasses.replace(AGENT.policy, head_hidden=9))
+    run = open_run(env, wide, tmp_path / "wide", seed=0)
+    there = tiny.copy(tmp_path / "t").path / "checkpoints"
+    there.rename(run.path / "checkpoints")
+    with pytest.raises(RunError, match=r"\.params\['head'\]\['account'\] is \[3, 8\] .* \[3, 9\]"):
+        run.params()
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch, call):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "selection.json"
+    write_atomically(file, "before")
+    monkeypatch.setattr(f"os.{call}", full)
+    with pytest.raises(StateError, match=r"selection.json: cannot be written \(No space left"):
+        write_atomically(file, "after " * 1000)
+    assert files(tmp_path) == {file: b"before"}
+
+
+def test_the_bars_of_another_file_are_the_same_data_if_they_are_equal(env, tmp_path):
+    open_run(env, AGENT, tmp_path / "r", seed=0)
+    bars = random_bars(np.random.default_rng(0), 260, 2)[:200]
+    assert bars.source != env.bars.source
+    open_run(TradingEnv(bars, ENV), AGENT, tmp_path / "r", seed=0)
+
+
+def test_the_manifest_is_written_last(env, tmp_path, monkeypatch):
+    def fail(root, entry):
+        raise StateError("no ledger")
+
+    monkeypatch.setattr("nca_trader.runs.trials.record", fail)
+    with pytest.raises(StateError, match="no ledger"):
+        open_run(env, AGENT, tmp_path / "r", seed=0)
+    assert not (tmp_path / "r" / "run.json").exists()
+    assert (tmp_path / "r" / "agent.toml").exists()
