@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from nca_trader.agents.policy import make_policy
     from nca_trader.agents.presets import load_agent
     from nca_trader.agents.rules import Strategy
+    from nca_trader.data import synthetic
     from nca_trader.data.bars import read_bars, write_bars
     from nca_trader.data.samples import sample_bars
     from nca_trader.envs.presets import load_env
@@ -58,6 +59,7 @@ __all__ = [
     "read_bars",
     "rules",
     "sample_bars",
+    "synthetic",
     "train",
     "write_bars",
 ]
@@ -90,6 +92,7 @@ _HOME = {
     "read_bars": "data.bars",
     "rules": "agents.rules",
     "sample_bars": "data.samples",
+    "synthetic": "data.synthetic",
     "train": "learner.train",
     "write_bars": "data.bars",
 }
@@ -100,7 +103,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
-    found = getattr(module, name, module)  # `rules` is the module itself
+    found = getattr(module, name, module)  # `rules`, `synthetic`: the module itself
     globals()[name] = found
     return found
 

@@ -132,7 +132,8 @@ class LearnerConfig:
       logical_shards: groups within which minibatches are drawn, so that a seed means the same
         run on any number of devices; a multiple of the device count.
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
-      discount: gamma. gae_lambda: lambda. clip_epsilon: ratio and value are clipped to 1 +- it.
+      discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
+        1 +- it, the value to its old one +- it, in units of the targets' spread.
       value_coef, entropy_coef: weights in the loss.
     """
 

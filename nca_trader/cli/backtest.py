@@ -150,4 +150,4 @@ def _after_seen(bars: Any, run: Any) -> str | None:
     from nca_trader.evaluate.backtest import seen_rows
 
     row = seen_rows(bars, run)
-    return str(bars.time[row]) if row < len(bars) else None
+    return str(bars.index[row]) if row < len(bars) else None

@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nca_trader.cli.reading import add_reading_arguments, reading_options
+
 HELP = "train an agent into a run folder; the same command goes on where it stopped"
 
 
@@ -35,10 +37,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Trains; returns the run's path and its last metrics."""
     from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.envs.trading import TradingEnv
+    from nca_trader.errors import BarError
     from nca_trader.learner.train import planned_steps, steps_done, train
 
     env_config, agent = load_experiment(args)
-    bars = load_bars(args).between(None, args.until)
+    bars = load_bars(args)
+    if args.until is not None and bars.row(args.until) == 0:
+        raise BarError(
+            f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
+        )
+    bars = bars.between(None, args.until)
     env = TradingEnv(bars, env_config)
     steps = planned_steps(agent, args.steps)
     with stop_on_signal() as stop, shown(steps, "train") as report:
@@ -64,10 +72,14 @@ def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     from nca_trader.watch.progress import progress
 
     with progress(total, label) as bar:
-        seen = 0
+        seen: int | None = None
 
         def report(row: dict[str, Any]) -> None:
             nonlocal seen
+            if seen is None:  # a resumed run begins where it was
+                before = row["steps"] - row["steps"] // row["update"]
+                bar.skip(before)
+                seen = before
             # A figure that is not finite is None.
             known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
             bar.update(row["steps"] - seen, **known)
@@ -94,14 +106,7 @@ def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
 def add_bar_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `load_bars` reads."""
     parser.add_argument("--data", help="a bar file (CSV, Parquet); without it sample bars")
-    parser.add_argument("--symbol", help="of a file that holds several")
-    parser.add_argument("--timezone", help="of times without an offset, e.g. America/New_York")
-    parser.add_argument(
-        "--repair",
-        metavar="NAMES",
-        help="what of the file may be mended, e.g. sort,drop-nan: sort, keep-first, keep-last, "
-        "drop-nan, drop-bad, widen, close-only, no-volume; without it a fault is refused",
-    )
+    add_reading_arguments(parser)
 
 
 def load_bars(args: argparse.Namespace) -> Any:
@@ -116,9 +121,9 @@ def load_bars(args: argparse.Namespace) -> Any:
     from nca_trader.errors import ConfigError
 
     if args.data is not None:
-        return read_bars(args.data, symbol=args.symbol, timezone=args.timezone, repair=args.repair)
-    for name in ("timezone", "repair"):
-        if getattr(args, name) is not None:
+        return read_bars(args.data, **reading_options(args))
+    for name in reading_options(args):
+        if name != "symbol":
             raise ConfigError(f"--{name} is about a bar file; give --data FILE with it.")
     bars = sample_bars("sp500")
     return bars if args.symbol is None else bars.select(args.symbol)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.data.checks import (
-    Fault,
-    order_faults,
-    parse_repair,
-    read_times,
-    refuse,
-    value_faults,
-)
+from nca_trader.data.adjust import FACTORS, adjust, factor_faults
+from nca_trader.data.calendar import expected_times, parse_step
+from nca_trader.data.checks import order_faults, value_faults
+from nca_trader.data.columns import FIELDS, Rows, arrange, parse_columns
+from nca_trader.data.crossed import column_faults, part_reused, series_faults
+from nca_trader.data.faults import Fault, parse_repair, refuse
+from nca_trader.data.tables import load
+from nca_trader.data.times import read_times
 from nca_trader.errors import BarError
 from nca_trader.types import PRICES, Bars
 
-FIELDS = (*PRICES, "volume")
-ALIASES = {
-    **dict.fromkeys(("time", "date", "datetime", "timestamp", "date_time", "open_time"), "time"),
-    **dict.fromkeys(("symbol", "ticker", "asset", "instrument"), "symbol"),
-    **dict.fromkeys(("volume", "vol"), "volume"),
-    **{name: name for name in (*PRICES, "present")},
-}
-
-MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "<NA>")
+DROPS = ("drop-nan", "drop-bad")
+ROW_FAULTS = {"D006", "D007", "D008", "D009", "D010", "D011", "D012", "D022", "D030"}
+FLAT = 0.1  # of the bars: more than that without a range is worth a word
 
 
 def read_bars(
@@ -37,13 +30,25 @@ def read_bars(
     symbol: str | Sequence[str] | None = None,
     timezone: str | None = None,
     repair: str | Iterable[str] | None = None,
+    *,
+    columns: str | Mapping[str, str | int] | None = None,
+    dates: str | None = None,
+    decimal: str | None = None,
+    every: str | None = None,
 ) -> Bars:
     """Bars from a CSV (any delimiter, .gz), Parquet or Feather file, or from a DataFrame.
 
     Columns, in any case and order: time (or date, datetime, timestamp; or a DatetimeIndex), open,
     high, low, close, volume (or vol), and for several assets symbol (or ticker), one row an asset
-    and time. Others are ignored. Where an asset has no row at a time that another has, its bar is
+    and time. Several assets may also stand side by side, in columns such as AAPL_close or
+    close_AAPL, or under a header of two levels; an asset whose cells are all empty has no bar.
+    Others are ignored. Where an asset has no row at a time that another has, its bar is
     missing. `present`, which `write_bars` adds where it must, is False for a missing bar's row.
+
+    Prices are taken as they stand, unless `columns` names factors: a split factor multiplies open,
+    high, low and close and divides volume, a dividend factor multiplies the four prices alone.
+    Both are taken relative to the symbol's first bar, so that a bar depends on no later event:
+    the first bar has the prices of its day, and returns are those of the adjusted prices.
 
     Args:
       source: the file or the frame.
@@ -51,46 +56,60 @@ def read_bars(
         the asset (default: the file's name without its suffix).
       timezone: IANA zone of times without UTC offset, e.g. "America/New_York". Not needed for
         dates, which are read as 00:00 UTC. Times are the bars' opens.
-      repair: what may be mended, of `checks.REPAIRS`, e.g. "sort,drop-nan"; all else is refused.
+      repair: what may be mended, of `faults.REPAIRS`, e.g. "sort,drop-nan"; all else is refused.
         `Bars.note` then says what was.
+      columns: which column is what, where the names don't say it, by name or number from 1:
+        "time=datadate,close=prccd". A time may be two, "time=1+2"; "close=*" takes each column
+        but the time as an asset's close. "split" and "dividend" name factors, which may be
+        quotients: "split=1/ajexdi", "dividend=Adj Close/Close".
+      dates: "dmy" or "mdy" for dates such as 01/02/2018, where no date of the file proves it.
+      decimal: "," or "." of a CSV, where its numbers don't show it.
+      every: the bars' length, e.g. "1min", "1h", "1d": times of the file's own trading hours (see
+        `calendar.expected_times`) at which no asset has a bar are then missing bars as well,
+        in place of no rows at all.
 
     Raises:
       BarError: every problem at once, each with its code, row and remedy.
     """
-    repairs = parse_repair(repair)
-    raw, name, unit = _load(source)
-    raw, faults = _columns(raw, repairs)
-    refuse(name, (fault for fault in faults if not fault.mended_by(repairs)))
-    raw, wanted = _symbols(raw, name, symbol)
-    frame = raw[["symbol", *FIELDS, "present"]].copy()
-    for field in FIELDS:
-        frame[field] = pd.to_numeric(frame[field], errors="coerce").astype(np.float64)
-    frame["time"], time_faults = read_times(raw["time"], timezone)
-    faults += [*time_faults, *value_faults(frame, raw)]
+    repairs, given, step = parse_repair(repair), parse_columns(columns), parse_step(every)
+    if decimal not in (None, ".", ","):
+        raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
+    numbered = any(part.isdigit() for text in given.values() for part in text.split("+"))
+    table = load(source, [given[r] for r in ("symbol",) if r in given], numbered, decimal)
+    rows = arrange(table, given, repairs)
+    if not {"time", "close"} <= set(rows.frame):
+        refuse(table.name, rows.faults)
+    raw, others, wanted = _symbols(rows, table.name, symbol, repairs)
+    frame = _numbers(raw, table.decimal)
+    frame["time"], time_faults = read_times(raw["time"], timezone, dates)
+    faults = [*rows.faults, *time_faults, *value_faults(frame, raw), *factor_faults(frame)]
+    short = raw.index.isin(table.short)
+    if short.any():
+        say = "fewer fields than the other lines"
+        faults.append(Fault("D022", say, "Complete or remove the line", short, ("drop-bad",)))
     unnamed = (frame["symbol"].isna() | (frame["symbol"] == "")).to_numpy()
     if unnamed.any():
-        faults.append(Fault("D024", "the symbol is empty", "Write it there", unnamed))
-    kept, faults = _mend(frame, faults, repairs)
+        faults.append(
+            Fault("D024", "the symbol is empty", "Write it there", unnamed, ("drop-bad",))
+        )
+    kept, more = _mend(frame, others, faults, repairs)
+    faults += more
     refuse(
-        name,
+        table.name,
         (fault for fault in faults if not fault.mended_by(repairs)),
-        lambda row: f"{unit} {raw.index[row]}",
+        lambda row: f"{table.unit} {raw.index[row]}" + f", {raw['symbol'].iloc[row]}" * rows.wide,
     )
     if kept.empty:
-        raise BarError(f"{name}: D002 no row is left after the repairs. Correct the rows.")
-    done = [
-        f"{fault.code} by {fault.mended_by(repairs)}"
-        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
-        for fault in faults
-    ]
-    bars = _assemble(kept, name, f"Repaired on reading: {', '.join(done)}." if done else "")
+        raise BarError(f"{table.name}: D002 no row is left after the repairs. Correct the rows.")
+    bars = _assemble(kept, step, timezone, table.name, _note(kept, faults, repairs))
     return bars.select(*wanted) if wanted else bars
 
 
 def write_bars(bars: Bars, path: str | Path) -> None:
     """Writes bars as .parquet, .feather, .csv or .csv.gz; `read_bars` gets them back equal.
 
-    The digest is equal too, missing bars included; `source` and `note` are not written.
+    The digest is equal too, missing bars included; `source` and `note` are not written. Bars that
+    needed keep-jumps or keep-gaps need it again.
 
     Raises:
       BarError: the suffix is another, or the file can't be written.
@@ -116,147 +135,109 @@ def write_bars(bars: Bars, path: str | Path) -> None:
         raise BarError(f"{path}: can't be written ({error.strerror or error}).") from error
 
 
-def _canonical(column: object) -> str:
-    return ALIASES.get(str(column).strip().strip("<>").lower(), "")
-
-
-def _load(source: str | Path | pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
-    """The rows as they are, what to call the source, and what its readers count: line or row.
-
-    The frame's index is that count: lines from 1, the header's; rows from 0.
-    """
-    if isinstance(source, pd.DataFrame):
-        frame, name, unit = source, "DataFrame", "row"
-    else:
-        (frame, unit), name = _load_file(Path(source)), str(source)
-    if unit == "row":
-        index = frame.index
-        if isinstance(index, pd.DatetimeIndex) and index.name is None:
-            frame = frame.rename_axis("time")
-        frame = frame.reset_index(drop=not any(map(_canonical, frame.index.names)))
-    if frame.empty:
-        raise BarError(f"{name}: D002 there are no rows. Give a file with bars.")
-    return frame, name, unit
-
-
-def _load_file(path: Path) -> tuple[pd.DataFrame, str]:
-    """The file's rows, and what its readers count: line or row."""
-    try:
-        if path.stat().st_size == 0:
-            raise BarError(f"{path}: D002 the file is empty. Give a file with bars.")
-        if path.suffix in (".parquet", ".pq"):
-            return pd.read_parquet(path), "row"
-        if path.suffix in (".feather", ".arrow"):
-            return pd.read_feather(path), "row"
-        return _load_csv(path), "line"
-    except FileNotFoundError as error:
-        raise BarError(f"{path}: D001 no such file. Check the path.") from error
-    except BarError:
-        raise
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
-        what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-        remedy = "Give a CSV, Parquet or Feather file"
-        raise BarError(f"{path}: D001 can't be read ({what.rstrip('.')}). {remedy}.") from error
-
-
-def _load_csv(path: Path) -> pd.DataFrame:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-        header = file.readline()
-    delimiter = max(",;\t|", key=header.count)
-    names = next(csv.reader([header], delimiter=delimiter), [])
-    symbols = [name for name in names if _canonical(name) == "symbol"]
-    frame = pd.read_csv(
-        path,
-        sep=delimiter,
-        encoding="utf-8-sig",
-        low_memory=False,  # else a column's type depends on where the chunks end
-        skip_blank_lines=False,  # keeps the line numbers true
-        # A symbol is its text: pandas alone reads NA as missing and 007 as 7.
-        dtype=dict.fromkeys(symbols, "str"),
-        keep_default_na=False,
-        na_values={name: MISSING for name in names if name not in symbols},
-    )
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise BarError(
-            f"{path}: D022 the rows have more fields than the header's {len(names)} names, so "
-            "every column would shift. Name every field."
-        )
-    frame.index += 2
-    return frame[frame.drop(columns=symbols).notna().any(axis=1)]  # without blank lines
-
-
-def _columns(raw: pd.DataFrame, repairs: frozenset[str]) -> tuple[pd.DataFrame, list[Fault]]:
-    """The columns that matter under their canonical names, and what is wrong with their set."""
-    faults, found = [], {}
-    for column in raw.columns:
-        name = _canonical(column)
-        if name in found:
-            say = f"columns {found[name]!r} and {column!r} both mean {name}"
-            faults.append(Fault("D005", say, "Rename or remove one"))
-        elif name:
-            found[name] = column
-    frame = pd.DataFrame({name: raw[column] for name, column in found.items()})
-    names = ", ".join(map(str, raw.columns))
-    for name in ("time", *FIELDS):
-        if name in found:
-            continue
-        code = {"time": "D004", "close": "D003"}.get(name, "D005")
-        option = {"time": (), "close": (), "volume": ("no-volume",)}.get(name, ("close-only",))
-        say = f"no {name} column; the columns are {names}"
-        faults.append(Fault(code, say, f"Name the column of the {name} {name!r}", None, option))
-        if "close" in frame and repairs.intersection(option):
-            frame[name] = 0.0 if name == "volume" else frame["close"]
-    if "present" not in found:
-        frame["present"] = True
-    elif frame["present"].dtype != bool:
-        say = "column present holds other values than True and False"
-        faults.append(Fault("D005", say, "Correct or rename the column"))
-    return frame, faults
-
-
 def _symbols(
-    raw: pd.DataFrame, name: str, symbol: str | Sequence[str] | None
-) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of the symbols asked for, each with its `symbol`, and those symbols."""
+    rows: Rows, name: str, symbol: str | Sequence[str] | None, repairs: frozenset[str]
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """The rows of the symbols asked for, with their `symbol`, their others, and those symbols."""
     wanted = [symbol] if isinstance(symbol, str) else list(symbol or ())
+    raw = rows.frame
     if "symbol" not in raw:
         if len(wanted) > 1:
             raise BarError(f"{name}: D024 no symbol column. Ask for one symbol, or add a column.")
         default = "asset" if name == "DataFrame" else Path(name).name.split(".")[0]
-        return raw.assign(symbol=wanted[0] if wanted else default), wanted
+        return raw.assign(symbol=wanted[0] if wanted else default), rows.others, wanted
+    if not wanted:
+        return raw, rows.others, wanted
     known = [str(each) for each in raw["symbol"].dropna().unique()]
-    unknown = [each for each in wanted if each not in known]
+    base = {each: each for each in wanted}
+    if "part-reuse" in repairs:  # FB-2012 is a span of FB
+        base = {w: w if w in known else re.sub(r"-\d{4}$", "", w) for w in wanted}
+    unknown = [each for each in wanted if base[each] not in known]
     if unknown:
         raise BarError(f"{name}: D024 no symbol {unknown[0]!r}. Choose from {', '.join(known)}.")
-    return (raw[raw["symbol"].isin(wanted)] if wanted else raw), wanted
+    mask = raw["symbol"].isin(list(base.values())).to_numpy()
+    return raw[mask], rows.others[mask], wanted
+
+
+def _numbers(raw: pd.DataFrame, decimal: str) -> pd.DataFrame:
+    """The columns of bars, fields and factors as float64, NaN where they are no numbers."""
+    given = [name for name in (*FIELDS, *FACTORS) if name in raw]
+    frame = raw[["symbol", "present"]].copy()
+    for name in given:
+        column = raw[name]
+        if decimal == "," and not pd.api.types.is_numeric_dtype(column.dtype):
+            # A column of which one cell is no number came as text; a point is no decimal there.
+            text = column.astype("str").str.replace(".", "?", regex=False)
+            column = text.str.replace(",", ".", regex=False)
+        frame[name] = pd.to_numeric(column, errors="coerce").astype(np.float64)
+    return frame
 
 
 def _mend(
-    frame: pd.DataFrame, faults: list[Fault], repairs: frozenset[str]
+    frame: pd.DataFrame, others: pd.DataFrame, faults: list[Fault], repairs: frozenset[str]
 ) -> tuple[pd.DataFrame, list[Fault]]:
-    """The rows after the repairs asked for, and all faults with those of their order."""
-    stays = frame["time"].notna().to_numpy()
+    """The rows after the repairs asked for, and what is wrong between rows and columns."""
+    more = list(column_faults(frame, others, repairs))
+    sound = stays = frame["time"].notna().to_numpy()
     for fault in faults:
-        if fault.mask is not None and fault.mended_by(repairs) in ("drop-nan", "drop-bad"):
-            stays = stays & ~fault.mask
-    kept = frame[stays].copy()
-    for fault in order_faults(kept):
+        if fault.mask is not None:
+            if fault.mended_by(repairs) in DROPS:
+                stays = stays & ~fault.mask
+            if fault.code in ROW_FAULTS:
+                sound = sound & ~fault.mask
+
+    def found(fault: Fault, rows: np.ndarray) -> None:
         mask = np.zeros(len(frame), dtype=bool)
-        mask[stays] = fault.mask
-        faults = [*faults, fault._replace(mask=mask)]
+        mask[rows] = fault.mask
+        more.append(fault._replace(mask=mask))
+
+    kept, rows = frame[stays], np.flatnonzero(stays)
+    for fault in order_faults(kept):
+        found(fault, rows)
+    keep = "last" if "keep-last" in repairs else "first"
+    once = ~kept.duplicated(["symbol", "time"], keep=keep).to_numpy()
+    kept, rows = kept[once].copy(), rows[once]
     if "widen" in repairs:
         kept["high"] = kept[list(PRICES)].max(axis=1)
         kept["low"] = kept[list(PRICES)].min(axis=1)
     if "no-volume" in repairs:
         kept["volume"] = kept["volume"].fillna(0.0)
-    keep = "last" if "keep-last" in repairs else "first"
-    return kept.drop_duplicates(["symbol", "time"], keep=keep), faults
+    symbol = kept["symbol"]
+    if "part-reuse" in repairs:
+        kept["symbol"] = part_reused(kept)
+    kept = adjust(kept)
+    # What a row's own fault makes of its neighbours is not told again.
+    for fault in series_faults(kept.assign(symbol=symbol)[sound[rows]]):
+        found(fault, rows[sound[rows]])
+    return kept, more
 
 
-def _assemble(rows: pd.DataFrame, source: str, note: str) -> Bars:
+def _note(kept: pd.DataFrame, faults: list[Fault], repairs: frozenset[str]) -> str:
+    """What a report must say of the bars: what was mended, adjusted, and what is only closes."""
+    done = [
+        f"{fault.code} by {fault.mended_by(repairs)}"
+        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
+        for fault in faults
+    ]
+    notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
+    factors = [name for name in FACTORS if name in kept]
+    if factors:
+        notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
+    bars = kept[kept["present"]]
+    flat = (bars["high"] == bars["low"]).to_numpy() & (bars["open"] == bars["close"]).to_numpy()
+    if flat.mean() > FLAT and "close-only" not in repairs:
+        notes.append(f"{flat.sum():,} of {len(flat):,} bars have open = high = low = close.")
+    return " ".join(notes)
+
+
+def _assemble(
+    rows: pd.DataFrame, step: np.timedelta64 | None, timezone: str | None, source: str, note: str
+) -> Bars:
     """Bars from rows of which no two share symbol and time, in any order."""
     time, at = np.unique(rows["time"].to_numpy(), return_inverse=True)
+    if step is not None:
+        own, time = time, np.union1d(time, expected_times(time, step, timezone))
+        at = np.searchsorted(time, own)[at]
     code, symbols = pd.factorize(rows["symbol"])
     shape = (len(time), len(symbols))
 

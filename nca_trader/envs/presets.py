@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
+from nca_trader.data.features import feature_set
+from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
 from nca_trader.toml import read_preset
 
@@ -17,6 +19,11 @@ def load_env(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) ->
       overrides: "table.key=value" strings, e.g. "costs.commission=1e-3".
 
     Raises:
-      ConfigError: unknown name, unreadable file, or a line for each thing wrong in it.
+      ConfigError: unknown name or feature, unreadable file, or a line for each thing wrong in it.
     """
-    return read_preset(EnvConfig, name_or_path, "envs", overrides)
+    config = read_preset(EnvConfig, name_or_path, "envs", overrides)
+    try:
+        feature_set(config.features)
+    except ConfigError as error:
+        raise ConfigError(f"{name_or_path}: features: {error}") from None
+    return config

@@ -175,7 +175,11 @@ def backtest(
     if first >= last:
         raise BarError(
             f"{bars.source or 'bars'}: no bar from {start or 'the first'} to {stop or 'the last'}; "
-            + (f"there are bars from {bars.time[0]} to {bars.time[-1]}." if len(bars) else "empty.")
+            + (
+                f"there are bars from {bars.index[0]} to {bars.index[-1]}."
+                if len(bars)
+                else "empty."
+            )
         )
     if max_gross is not None and not max_gross > 0.0:
         raise ConfigError(f"max_gross = {max_gross} is not above 0; None is no cap.")

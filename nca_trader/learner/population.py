@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh
 
 
 def over_seeds(
-    step: Callable[..., Any], init: Callable[[Array], Any], num_seeds: int
+    step: Callable[..., Any], init: Callable[[Array], Any], num_seeds: int, mesh: Mesh
 ) -> tuple[Callable[..., Any], Callable[[Array], Any]]:
     """Maps a learner's step and init over `num_seeds` agents; state and metrics gain an axis.
 
@@ -23,7 +24,7 @@ def over_seeds(
 
     # The CPU has no parallelism to gain from a batch of small matrix products, and is twice as
     # fast one agent after the other; it is one program all the same.
-    together = None if jax.default_backend() == "cpu" else num_seeds
+    together = None if mesh.devices.flat[0].platform == "cpu" else num_seeds
 
     def step_all(state: Any, market: Any) -> Any:
         return jax.lax.map(lambda s: step(s, market), state, batch_size=together)

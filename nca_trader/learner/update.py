@@ -75,7 +75,7 @@ def make_learner(
     steps_per_update = learn.num_segments * learn.segment_length * learn.envs_per_segment
     total = -(-learn.steps // steps_per_update) * learn.num_epochs * learn.num_minibatches
     optimizer = make_optimizer(config.optimizer, total)
-    iterate = functools.partial(_iterate, env, policy, learn, optimizer, _reward_scale(env))
+    iterate = functools.partial(_iterate, env, policy, learn, optimizer, _reward_scale(env, learn))
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA)])
     sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
     market = jax.device_put(env.market, replicated(mesh))
@@ -94,7 +94,7 @@ def make_learner(
     whole, parts = replicated(mesh), split(mesh)
     begin: Callable[[Array], LearnerState] = fresh
     if config.num_seeds > 1:
-        sharded, begin = over_seeds(sharded, fresh, config.num_seeds)
+        sharded, begin = over_seeds(sharded, fresh, config.num_seeds, mesh)
         parts = NamedSharding(mesh, P(None, DATA))
     init = jax.jit(begin, out_shardings=LearnerState._make([whole] * 4 + [parts]))
     step = jax.jit(sharded, donate_argnums=0)
@@ -126,12 +126,21 @@ def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -
         )
 
 
-def _reward_scale(env: TradingEnv) -> float:
-    """One over the spread of the market's own returns, so that values are of order one."""
+def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
+    """Scales rewards so that the values' targets spread by about one, whatever the market.
+
+    Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
+    targets would let the error of the values drown the policy's gradient in the norm clip, and
+    fall outside the band that the value clip allows.
+    """
     legs = env.market.legs
     growth = np.asarray((1.0 + legs.gap) * (1.0 + legs.body), np.float64)
-    spread = np.log(np.maximum(growth, 1e-6)).mean(axis=1).std()
-    return float(1.0 / max(spread, 1e-8))
+    spread = float(np.log(np.maximum(growth, 1e-6)).mean(axis=1).std())
+    if spread == 0.0:
+        return 1.0  # prices that never move: costs are all there is
+    left = 1.0 - config.discount**2
+    horizon = min(1.0 / left, config.segment_length) if left > 0.0 else config.segment_length
+    return 1.0 / (spread * horizon**0.5)
 
 
 def _iterate(

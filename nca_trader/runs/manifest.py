@@ -97,6 +97,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The folder's name when the run was made."""
         return self.manifest["name"]
 
     @property
@@ -229,7 +230,7 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
 
     Raises:
       RunError: the folder holds something else, or a run of other bars, agent, environment or
-        seed. Only `learner.steps` (how far to go) and `[checkpoint]` may differ.
+        seed. Only `learner.steps` (how far to go), `[checkpoint]` and `[mesh]` may differ.
     """
     if (path / "run.json").exists():
         run = Run(path)
@@ -279,7 +280,7 @@ def _check_same(run: Run, env: TradingEnv, agent: AgentConfig, seed: int) -> Non
     pairs += [
         pair
         for pair in _fields("agent", run.agent_config, agent)
-        if not pair[0].startswith("agent.checkpoint")
+        if not pair[0].startswith(("agent.checkpoint", "agent.mesh"))
         and not (pair[0] == "agent.learner.steps" and constant)
     ]
     for name, was, asked in pairs:

@@ -49,7 +49,7 @@ class Progress:
 
     def __init__(self, total_steps: int, label: str, stream: TextIO, clock: Callable[[], float]):
         self._total, self._label, self._stream, self._clock = total_steps, label, stream, clock
-        self._steps = 0
+        self._steps = self._skipped = 0
         self._began = clock()
         self._shown_at: float | None = None
         self._shown_steps = -1
@@ -71,6 +71,11 @@ class Progress:
             bar_format=f"{self._label} {{percentage:3.0f}}% |{{bar}}| {{desc}}",
             leave=True,
         )
+
+    def skip(self, steps: int) -> None:
+        """Count `steps` that were done before: they are progress, and say nothing of speed."""
+        self._steps += steps
+        self._skipped += steps
 
     def update(self, steps: int, **metrics: SupportsFloat) -> None:
         """Count `steps` more; show `metrics`, the first three of them.
@@ -114,8 +119,7 @@ class Progress:
 
     def _rate(self, now: float, last: bool) -> float:
         """Steps a second: over the latest updates while under way, over everything at the end."""
-        then, steps = self._began, 0
-        # The first update holds the compilation; it says nothing of the speed to come.
+        then, steps = self._began, self._skipped
         if len(self._marks) > 1 and not last:
             then, steps = self._marks[0]
         return (self._steps - steps) / (now - then) if now > then else 0.0
@@ -124,11 +128,15 @@ class Progress:
         self._shown_at, self._shown_steps = now, self._steps
         last = last or self._steps >= self._total
         rate = self._rate(now, last)
-        parts = [f"{human(self._steps)} of {human(self._total)} steps", f"{human(rate)} steps/s"]
+        parts = [f"{human(self._steps)} of {human(self._total)} steps"]
         if last:
-            parts.append(f"in {duration(now - self._began)}")
+            parts += [f"{human(rate)} steps/s", f"in {duration(now - self._began)}"]
+        elif len(self._marks) < 2:
+            # The first update holds the compilation; it says nothing of the speed to come.
+            parts.append(f"compiled in {duration(now - self._began)}")
         elif rate > 0:
-            parts.append(f"{duration((self._total - self._steps) / rate)} left")
+            left = duration((self._total - self._steps) / rate)
+            parts += [f"{human(rate)} steps/s", f"{left} left"]
         shown = list(self._metrics.items())[:3]
         parts += [f"{name} {float(value):.3g}" for name, value in shown]
         if self._bar is None:

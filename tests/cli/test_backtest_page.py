@@ -10,7 +10,7 @@ import pytest
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
 from nca_trader.agents import rules
-from nca_trader.data.checks import REPAIRS
+from nca_trader.data.faults import REPAIRS
 from nca_trader.evaluate.backtest import backtest, seen_rows
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import data_record

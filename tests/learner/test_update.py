@@ -178,10 +178,15 @@ def test_shapes_that_do_not_divide_are_refused(stage):
 
 
 def test_values_are_of_order_one_whatever_the_markets_spread(stage):
-    # The scale of rewards is one over the deviation of the market's own log-returns.
+    # Independent rewards of deviation s sum, discounted, to s / sqrt(1 - gamma^2), and to no
+    # more than a segment holds of them.
     bars = stage.env.bars
     log_return = np.diff(np.log(bars.close), axis=0, prepend=np.log(bars.open[:1]))
-    assert update._reward_scale(stage.env) == pytest.approx(1 / log_return.mean(1).std(), rel=1e-4)
+    spread = log_return.mean(1).std()
+    learn = dataclasses.replace(stage.agent.learner, segment_length=8)
+    for discount, horizon in ((0.5, 1 / 0.75), (0.9, 1 / 0.19), (0.99, 8), (1.0, 8)):
+        scale = update._reward_scale(stage.env, dataclasses.replace(learn, discount=discount))
+        assert scale == pytest.approx(1 / (spread * horizon**0.5), rel=1e-4)
 
 
 def test_steps_of_an_update_are_those_of_all_accounts(stage):

@@ -14,7 +14,7 @@ from tiny import AGENT, ENV
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.learner.train import steps_done, train
-from nca_trader.presets import CheckpointConfig
+from nca_trader.presets import CheckpointConfig, MeshConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.files import write_atomically
@@ -99,7 +99,7 @@ def test_another_experiment_is_refused_by_what_differs(tiny, tmp_path, name):
 
 def test_more_steps_and_other_checkpoints_are_the_same_experiment(tiny, tmp_path, env):
     mine = tiny.copy(tmp_path / "t")
-    agent = dataclasses.replace(AGENT, checkpoint=CheckpointConfig(every=7, keep=1))
+    agent = dataclasses.replace(AGENT, checkpoint=CheckpointConfig(every=7, keep=1), mesh=MeshConfig(devices=2))
     run = train(env, agent, mine.path, steps=300)
     assert steps_done(tiny.run) == 256 and steps_done(run) == 384
     assert run.metrics()[:2] == tiny.run.metrics()

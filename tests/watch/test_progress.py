@@ -67,7 +67,8 @@ def test_no_line_is_wider_than_80_columns_and_metrics_go_first(clock):
     run(stream, clock, explained_variance=0.123456, approximate_kl=1e-9, a_long_name=-1.0)
     lines = stream.getvalue().splitlines()
     assert max(len(line) for line in lines) <= 80
-    assert all("steps/s" in line for line in lines)
+    assert "compiled in" in lines[0] and "left" not in lines[0]
+    assert all("steps/s" in line for line in lines[1:])
 
 
 def test_only_three_metrics_are_shown(clock):
@@ -239,3 +240,15 @@ def test_a_real_terminal_shows_the_bar_even_one_that_reports_no_size(clock, monk
             shown += os.read(reader, 100_000).decode()
     os.close(reader)
     assert "train 100% |" in shown and "30.0k of 30.0k steps" in shown
+
+
+def test_steps_done_before_are_progress_but_no_speed(clock):
+    stream = io.StringIO()
+    with progress(1000, "train", stream, clock) as bar:
+        bar.skip(500)
+        for _ in range(5):
+            clock.now += 10.0
+            bar.update(100)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].split()[1] == "60%"
+    assert "10 steps/s  in 0:50" in lines[-1]

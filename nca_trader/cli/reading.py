@@ -1,0 +1,38 @@
+"""The options of `read_bars`, the same for every command that reads a bar file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+OPTIONS = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every")
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--symbol", help="of a file that holds several")
+    parser.add_argument("--timezone", help="of times without an offset, e.g. America/New_York")
+    parser.add_argument(
+        "--repair",
+        metavar="NAMES",
+        help="what of the file may be mended, e.g. sort,drop-nan: sort, keep-first, keep-last, "
+        "drop-nan, drop-bad, widen, close-only, no-volume, swap-volume, part-reuse, keep-gaps, "
+        "keep-jumps, unadjusted; without it a fault is refused",
+    )
+    parser.add_argument(
+        "--columns",
+        metavar="ROLE=COLUMN,...",
+        help="which column is what, by name or number from 1, e.g. time=1+2,close=prccd; roles: "
+        "time, symbol, open, high, low, close, volume, split, dividend",
+    )
+    parser.add_argument("--dates", choices=("dmy", "mdy"), help="the order in 01/02/2018")
+    parser.add_argument("--decimal", choices=(".", ","), help="the decimal sign of a CSV")
+    parser.add_argument(
+        "--every", metavar="LENGTH", help="e.g. 1min, 1h, 1d: gaps of trading are missing bars"
+    )
+
+
+def reading_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What of them was given, as `read_bars` takes it."""
+    given = {name: getattr(args, name) for name in OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}

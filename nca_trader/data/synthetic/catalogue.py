@@ -1,0 +1,63 @@
+"""Synthetic markets by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from nca_trader.data.synthetic import growth, linear, stress
+from nca_trader.data.synthetic.market import Market, Task, draw
+from nca_trader.errors import ConfigError
+from nca_trader.ranges import nearest
+
+MARKETS = {
+    build.__name__: build
+    for build in (
+        linear.ou,
+        linear.ar1,
+        linear.markov_drift,
+        growth.garleanu_pedersen,
+        linear.sine,
+        linear.martingale,
+        growth.kelly,
+        growth.merton,
+        linear.ring,
+        stress.regime_switching,
+        stress.jump,
+        stress.garch,
+    )
+}
+
+
+def market(name: str, **parameters: Any) -> Market:
+    """The market called `name`, solved but not drawn; `MARKETS[name]` documents its parameters.
+
+    Raises:
+      ConfigError: no such market or parameter, or a parameter out of range.
+    """
+    if name not in MARKETS:
+        raise ConfigError(
+            f"no synthetic market '{name}'; {nearest(str(name), MARKETS)}There are "
+            f"{', '.join(MARKETS)}."
+        )
+    known = inspect.signature(MARKETS[name]).parameters
+    for unknown in parameters.keys() - known.keys():
+        raise ConfigError(
+            f"the market '{name}' has no parameter '{unknown}'; {nearest(unknown, known)}It has "
+            f"{', '.join(known)}."
+        )
+    return MARKETS[name](**parameters)
+
+
+def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any) -> Task:
+    """A synthetic market and `num_bars` bars of it: `make("ou", phi=0.95, cost=0.002)`.
+
+    Returns:
+      A `Task`: `.bars`, `.costs`, `.optimum` (the best average reward a step), `.optimal_policy`,
+      and what else `Market` lists. Of the stress markets regime_switching, jump and garch,
+      `.optimum` and `.optimal_policy` are None.
+
+    Raises:
+      ConfigError: no such market or parameter, or a value out of range.
+    """
+    return draw(market(name, **parameters), num_bars, seed)

@@ -1,0 +1,215 @@
+"""What a synthetic market is: how it is drawn, what it pays, and what is best there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.errors import ConfigError
+from nca_trader.ranges import between, refuse, whole
+from nca_trader.types import Bars, Costs, Tensor
+
+PRICE = 100.0  # before the first bar, where the market sets no other
+BAR = np.timedelta64(60, "s")
+BEGINNING = np.datetime64("2000-01-01", "ns")
+
+Policy = Callable[[Tensor, Tensor], Tensor]
+Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Path(NamedTuple):
+    """What a market's generator draws, of JAX's default float type.
+
+    states: `[N, S]` what is known at each bar's close; S may be 0.
+    returns: `[N, A]` of each bar, from the close before it to its own: log or simple ones.
+    start: `[A]` log of the price before the first bar, over `PRICE`.
+    """
+
+    states: Array
+    returns: Array
+    start: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Market:
+    """A market of `A` assets whose optimum is known; its functions are pure and jittable.
+
+    The convention everywhere: at the close of bar t an agent sees the state, sets its position
+    `a_t`, a weight in each asset, and earns `pay(a_{t-1}, a_t, r_{t+1})`. For most markets that
+    is `sum_i a_i r_i - c sum_i |a_i - a_{t-1,i}|`, c being `costs.commission`.
+
+    Attributes:
+      name: as `make` knows it. parameters: all of them, with defaults filled in.
+      num_assets: A. state_names: S names. bounds: of each asset's position, which may be inf.
+      costs: what turnover costs in an environment.
+      reward: "log" or "simple": the kind of return r that `pay` takes.
+      generate: `generate(key, num_bars) -> Path`; compiled once per `num_bars`.
+      pay: `pay(previous [..., A], position [..., A], r [..., A]) -> [...]`.
+      score: what the mean of `pay` is worth, in the unit of `optimum`; mostly the mean itself.
+      optimum: the best long-run average reward a step, or None where it is not known.
+      optimal_policy: `optimal_policy(state [..., S], position [..., A]) -> [..., A]` attains it,
+        for numpy arrays as for jax's; the position is the one held.
+      expected_return: `expected_return(state [..., S]) -> [..., A]`, E[r of the next bar]. Where
+        `pay` is linear in r, paying it instead of r takes the noise out of an evaluation.
+      details: what else the solution knows, e.g. the cuts of a threshold rule.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    reward: str
+    generate: Callable[[Array, int], Path]
+    pay: Pay
+    score: Callable[[float], float] = float
+    num_assets: int = 1
+    state_names: tuple[str, ...] = ()
+    bounds: tuple[float, float] = (-1.0, 1.0)
+    costs: Costs = Costs()
+    optimum: float | None = None
+    optimal_policy: Policy | None = None
+    expected_return: Callable[[Tensor], Tensor] | None = None
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        return f"{type(self).__name__}({self.name}: {given}; optimum={self.optimum})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Task(Market):
+    """A market and one draw of it.
+
+    Attributes:
+      bars: `N` bars of one minute; `open` is the close before, so both fills agree.
+      states: `[N, S]` float64. returns: `[N, A]` float64, as in `Path`. seed: of the draw.
+    """
+
+    bars: Bars
+    states: np.ndarray
+    returns: np.ndarray
+    seed: int
+
+    def rewards(self, positions: np.ndarray) -> np.ndarray:
+        """`[N - 1]` what positions `[N, A]`, set at each close from flat, earn on the next bar.
+
+        Raises:
+          ConfigError: the positions have another shape.
+        """
+        if positions.shape != self.returns.shape:
+            raise ConfigError(
+                f"positions have shape {positions.shape} where [N, A] = {self.returns.shape} is "
+                "expected; give one position a bar and asset."
+            )
+        previous = np.concatenate([np.zeros_like(positions[:1]), positions[:-2]])
+        return np.asarray(self.pay(previous, positions[:-1], self.returns[1:]))
+
+
+def draw(market: Market, num_bars: int, seed: int) -> Task:
+    """Draws `num_bars` bars of a market, in float64.
+
+    Raises:
+      ConfigError: the prices leave what a float holds, or too few bars are asked for.
+    """
+    check({"num_bars": num_bars, "seed": seed}, whole_numbers={"num_bars": 2, "seed": 0})
+    with jax.enable_x64(True):
+        path = market.generate(jax.random.key(seed), num_bars)
+        states, returns, start = (np.asarray(part, np.float64) for part in path)
+    given = {field.name: getattr(market, field.name) for field in dataclasses.fields(Market)}
+    bars = bars_of(market, returns, start, seed)
+    return Task(**given, bars=bars, states=states, returns=returns, seed=seed)
+
+
+def bars_of(market: Market, returns: np.ndarray, start: np.ndarray, seed: int) -> Bars:
+    """Bars of returns `[N, A]`: each opens at the close before, and moves straight to its own."""
+    if market.reward == "simple":
+        if not (returns > -1.0).all():
+            raise ConfigError(
+                f"{market!r}: a return of {returns.min():.3g} takes the price to zero or below; "
+                "give a smaller sigma."
+            )
+        returns = np.log1p(returns)
+    level = np.cumsum(np.concatenate([np.log(PRICE) + start[None, :], returns]), axis=0)
+    if not np.abs(level).max() < 690.0:  # exp(709) is the largest float64
+        raise ConfigError(
+            f"{market!r}: after {len(returns):,} bars the price is exp({level[-1].min():.0f}), "
+            "more than a float holds; give fewer bars or smaller moves."
+        )
+    price = np.exp(level)
+    before, after = price[:-1], price[1:]
+    length, width = returns.shape
+    return Bars(
+        time=BEGINNING + np.arange(length) * BAR,
+        symbols=tuple(f"{market.name.upper()}{i}" for i in range(width))
+        if width > 1
+        else (market.name.upper(),),
+        open=before,
+        high=np.maximum(before, after),
+        low=np.minimum(before, after),
+        close=after,
+        volume=np.ones((length, width)),
+        present=np.ones((length, width), bool),
+        source=f"synthetic {market.name}, seed {seed}",
+        note=f"A synthetic market: {market.name}.",
+    )
+
+
+def check(
+    given: Mapping[str, Any],
+    whole_numbers: Mapping[str, int] | None = None,
+    **ranges: str,
+) -> None:
+    """Refuses parameters out of range: `ranges` by name, `whole_numbers` by least value."""
+    values = SimpleNamespace(**given)
+
+    def problems() -> Iterator[str]:
+        for name, least in (whole_numbers or {}).items():
+            yield from whole(values, least, name)
+        for name, interval in ranges.items():
+            yield from between(values, interval, name)
+
+    refuse(problems())
+
+
+def compiled(generate: Callable[[Array, int], Path]) -> Callable[[Array, int], Path]:
+    """A generator, compiled for each number of bars."""
+    return functools.partial(jax.jit, static_argnums=1)(generate)
+
+
+def recur(step: Callable[[Any, Array], tuple[Any, Any]], first: Any, noise: Any) -> Any:
+    """What `step(state, noise_t) -> state, out` gives out along the noise."""
+    return jax.lax.scan(step, first, noise)[1]
+
+
+def arrays(x: Tensor) -> ModuleType:
+    """The module of array functions that x belongs to."""
+    return jnp if isinstance(x, jax.Array) else np
+
+
+def linear_pay(cost: float) -> Pay:
+    """`sum_i a_i r_i - c sum_i |a_i - a_prev_i|`."""
+
+    def pay(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
+        turnover = abs(position - previous)
+        return (position * r).sum(axis=-1) - cost * turnover.sum(axis=-1)
+
+    return pay
+
+
+def threshold_policy(cuts: np.ndarray, signals: np.ndarray) -> Policy:
+    """Holds what the range of the first state variable says: -1, 1, or, where 0, what is held."""
+
+    def policy(state: Tensor, position: Tensor) -> Tensor:
+        xp = arrays(state)
+        dtype = position.dtype
+        rank = xp.searchsorted(xp.asarray(cuts, dtype=state.dtype), state[..., :1])
+        signal = xp.asarray(signals, dtype=dtype)[rank]
+        return xp.where(signal == 0, position, signal)
+
+    return policy

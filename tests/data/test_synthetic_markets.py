@@ -1,0 +1,290 @@
+"""Synthetic markets as drawn: bars that agree with states, and policies that earn the optimum."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nca_trader as nca
+from nca_trader.data import synthetic
+from nca_trader.data.checks import validate
+from nca_trader.errors import ConfigError
+
+STRESS = ("regime_switching", "jump", "garch")
+SOLVED = [name for name in synthetic.MARKETS if name not in STRESS]
+CASES = [
+    ("ou", {}),
+    ("ou", {"cost": 0.001}),
+    ("ou", {"cost": 0.005}),
+    ("ou", {"phi": -0.4, "cost": 0.003}),
+    ("ou", {"phi": 0.9, "sigma": 0.03, "reward": "simple"}),
+    ("ar1", {}),
+    ("ar1", {"phi": -0.6, "cost": 0.004}),
+    ("markov_drift", {}),
+    ("markov_drift", {"hidden": True}),
+    ("markov_drift", {"hidden": True, "stay": 0.1, "mu": -0.006}),
+    ("garleanu_pedersen", {}),
+    ("garleanu_pedersen", {"lambda_cost": 0.0}),
+    ("sine", {}),
+    ("sine", {"reward": "simple"}),
+    ("martingale", {}),
+    ("kelly", {}),
+    ("kelly", {"p": 0.4, "move": 0.5}),
+    ("merton", {}),
+    ("merton", {"gamma": 3.0, "dt": 0.25}),
+    ("ring", {"hop": 1}),
+    ("ring", {"hop": 3, "assets": 5, "beta": -0.5}),
+]  # fmt: skip
+BARS, SETTLING = 2_000, 207  # 1,792 rewards a path: 28 periods of the sine
+
+
+@functools.lru_cache(maxsize=12)
+def drawn(name, parameters):
+    """A market, states [P, N, S] and returns [P, N, A] of P paths, drawn in float32."""
+    market = synthetic.market(name, **dict(parameters))
+    paths = 512 if market.num_assets == 1 else 64
+    keys = jax.random.split(jax.random.key(0), paths)
+    path = jax.vmap(lambda key: market.generate(key, BARS))(keys)
+    return market, np.asarray(path.states), np.asarray(path.returns)
+
+
+def draws(name, parameters):
+    market, states, returns = drawn(name, tuple(sorted(parameters.items())))
+    return market, states.astype(np.float64), returns.astype(np.float64)
+
+
+def earned(market, states, returns, policy):
+    """What `policy` earns a step, and the standard error of that, from independent paths."""
+    paths = len(returns)
+    position = np.zeros((paths, market.num_assets))
+    pays = np.zeros((BARS - 1, paths))
+    for t in range(BARS - 1):
+        previous, position = position, policy(states[:, t], position)
+        pays[t] = market.pay(previous, position, returns[:, t + 1])
+    means = pays[SETTLING:].mean(axis=0)
+    mean, error = means.mean(), means.std(ddof=1) / math.sqrt(paths)
+    slope = (market.score(mean * (1 + 1e-6)) - market.score(mean)) / (mean * 1e-6) if mean else 1
+    return market.score(mean), abs(slope) * error
+
+
+def test_every_market_with_an_optimum_is_simulated():
+    assert {name for name, _ in CASES} == set(SOLVED)
+
+
+@pytest.mark.parametrize(("name", "parameters"), CASES)
+def test_the_optimal_policy_earns_the_optimum(name, parameters):
+    market, states, returns = draws(name, parameters)
+    # float32 returns are off by a millionth; it is all that the sine's deterministic path has.
+    rounding = 1e-6 * abs(market.optimum)
+    mean, error = earned(market, states, returns, market.optimal_policy)
+    assert abs(mean - market.optimum) <= 3 * error + rounding
+    assert error <= 0.04 * abs(market.optimum) + 1e-6  # or the line above says nothing
+    if name in ("kelly", "merton"):  # whose pay is not linear in the return
+        return
+    expected = np.zeros_like(returns)
+    expected[:, 1:] = market.expected_return(states[:, :-1])
+    mean, error = earned(market, states, expected, market.optimal_policy)
+    assert abs(mean - market.optimum) <= 3 * error + rounding
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "naive", "fraction"),
+    [
+        ("ou", {}, lambda x, a: -np.sign(x), 0.8034),
+        ("ou", {"cost": 0.005}, lambda x, a: -np.sign(x), 0.2880),
+        ("ar1", {}, lambda r, a: np.sign(r), 0.9373),
+        ("markov_drift", {"hidden": True}, lambda b, a: np.sign(b - 0.5), 0.9953),
+        ("garleanu_pedersen", {}, lambda f, x: 2_000.0 * f, 0.2673),
+        ("ring", {}, lambda r, a: np.sign(r) / 16, 0.0),
+        ("ring", {}, lambda r, a: np.sign(np.roll(r, -1, axis=-1)) / 16, 0.0),
+        ("ring", {}, lambda r, a: np.sign(r.mean(-1, keepdims=True)) / 16 + 0 * r, 0.25),
+        ("kelly", {}, lambda _, a: np.full_like(a, 0.25), 0.7493),
+    ],
+)  # fmt: skip
+def test_naive_policies_earn_their_published_fraction(name, parameters, naive, fraction):
+    market, states, returns = draws(name, parameters)
+    mean, error = earned(market, states, returns, naive)
+    assert abs(mean - fraction * market.optimum) <= 3 * error + 1e-3 * market.optimum
+
+
+@pytest.mark.parametrize("name", synthetic.MARKETS)
+def test_bars_are_valid_and_open_at_the_close_before(name):
+    task = synthetic.make(name, num_bars=500, seed=3)
+    bars = task.bars
+    validate(bars)
+    assert len(bars) == 500 and bars.num_assets == task.num_assets == task.returns.shape[1]
+    assert task.states.shape == (500, len(task.state_names))
+    np.testing.assert_array_equal(bars.open[1:], bars.close[:-1])
+    np.testing.assert_array_equal(bars.high, np.maximum(bars.open, bars.close))
+    np.testing.assert_array_equal(bars.low, np.minimum(bars.open, bars.close))
+    assert bars.present.all() and (bars.volume == 1).all()
+    ratio = bars.close / bars.open
+    moved = np.log(ratio) if task.reward == "log" else ratio - 1
+    np.testing.assert_allclose(moved, task.returns, atol=1e-12)
+    assert synthetic.make(name, num_bars=500, seed=3).bars.digest() == bars.digest()
+    same = synthetic.make(name, num_bars=500, seed=4).bars.digest() == bars.digest()
+    assert same == (name == "sine")  # in which nothing is random
+
+
+def test_rewards_kinds_are_the_published_ones():
+    kinds = {name: synthetic.market(name).reward for name in SOLVED}
+    logs = {"ou", "ar1", "markov_drift", "sine", "garleanu_pedersen"}
+    assert {name for name, kind in kinds.items() if kind == "log"} == logs
+    assert {name for name, kind in kinds.items() if kind == "simple"} == set(SOLVED) - logs
+
+
+@pytest.mark.parametrize("name", synthetic.MARKETS)
+def test_policy_and_generator_run_under_jit_and_agree_with_numpy(name):
+    market = synthetic.market(name)
+    path = jax.jit(lambda key: market.generate(key, 64))(jax.random.key(5))
+    assert path.returns.shape == (64, market.num_assets)
+    assert path.states.shape == (64, len(market.state_names))
+    assert path.returns.dtype == path.states.dtype == jnp.float32
+    if market.optimal_policy is None:
+        assert market.optimum is None and name in STRESS
+        return
+    held = jnp.zeros((64, market.num_assets))
+    position = jax.jit(market.optimal_policy)(path.states, held)
+    plain = market.optimal_policy(np.asarray(path.states), np.asarray(held))
+    np.testing.assert_allclose(position, plain, rtol=1e-6)
+    low, high = market.bounds
+    assert position.shape == held.shape and bool(((position >= low) & (position <= high)).all())
+    pay = jax.jit(market.pay)(held, position, path.returns)
+    np.testing.assert_allclose(
+        pay, market.pay(np.asarray(held), plain, np.asarray(path.returns)), rtol=1e-4, atol=1e-8
+    )
+    expected = jax.jit(market.expected_return)(path.states)
+    assert expected.shape == path.returns.shape
+
+
+def test_a_tasks_rewards_are_the_sum_written_out():
+    task = synthetic.make("ou", num_bars=40, seed=1, cost=0.003)
+    positions = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], (40, 1))
+    held, wanted = 0.0, []
+    for t in range(39):
+        a = positions[t, 0]
+        wanted.append(a * task.returns[t + 1, 0] - 0.003 * abs(a - held))
+        held = a
+    np.testing.assert_allclose(task.rewards(positions), wanted, rtol=1e-12)
+    with pytest.raises(ConfigError, match=r"shape \(40,\) where \[N, A\] = \(40, 1\)"):
+        task.rewards(positions[:, 0])
+    ring = synthetic.make("ring", num_bars=20, assets=4)
+    positions = np.sign(np.roll(ring.states, 1, axis=1)) / 4
+    wanted = (positions[:-1] * 4 * ring.returns[1:]).mean(axis=1)
+    np.testing.assert_allclose(ring.rewards(positions), wanted, rtol=1e-12)
+
+
+def test_an_ou_price_is_the_exponential_of_its_state():
+    task = synthetic.make("ou", num_bars=300)
+    np.testing.assert_allclose(task.bars.close, 100 * np.exp(task.states), rtol=1e-10)
+
+
+def test_a_sine_price_is_the_sine_of_its_state():
+    task = synthetic.make("sine", num_bars=200, amp=0.1, period=20)
+    t = np.arange(200)[:, None]
+    wave = 100 * (1 + 0.1 * np.sin(2 * np.pi * t / 20))
+    np.testing.assert_allclose(task.bars.close, wave, rtol=1e-12)
+    np.testing.assert_array_equal(task.states, t % 20)
+    np.testing.assert_allclose(task.expected_return(task.states)[:-1], task.returns[1:], atol=1e-12)
+
+
+def test_the_belief_is_bayes_rule_on_all_returns():
+    task = synthetic.make("markov_drift", num_bars=200, hidden=True, stay=0.9)
+    belief = 0.5
+    for t in range(200):
+        r = task.returns[t, 0]
+        up = belief * math.exp(-0.5 * ((r - 0.005) / 0.01) ** 2)
+        down = (1 - belief) * math.exp(-0.5 * ((r + 0.005) / 0.01) ** 2)
+        post = up / (up + down)
+        belief = 0.9 * post + 0.1 * (1 - post)
+        assert task.states[t, 0] == pytest.approx(belief, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ou", "ar1", "markov_drift", "garleanu_pedersen", "ring"])
+def test_the_next_return_less_its_expectation_is_noise(name):
+    market, states, returns = draws(name, {})
+    noise = returns[:, 1:] - market.expected_return(states[:, :-1])
+    assert abs(noise.mean()) <= 4 * noise.std() / math.sqrt(noise.size)
+    assert noise.std() == pytest.approx(0.01, rel=0.01)
+    for column in range(min(states.shape[-1], 2)):
+        seen = states[:, :-1, column].ravel()
+        # One correlation of about a million pairs has a standard error of 1e-3 or less.
+        assert abs(np.corrcoef(seen, noise[:, :, 0].ravel())[0, 1]) <= 4e-3
+
+
+def test_regimes_have_their_means_deviations_and_lengths():
+    given = {"calm_mu": 0.001, "wild_mu": -0.002, "stay": 0.95}
+    _, states, returns = draws("regime_switching", given)
+    before, r = states[:, :-1, 0] == 1, returns[:, 1:, 0]
+    assert r[~before].mean() == pytest.approx(0.001, abs=1e-4)
+    assert r[before].mean() == pytest.approx(-0.002, abs=3e-4)
+    assert r[~before].std() == pytest.approx(0.006, rel=0.01)
+    assert r[before].std() == pytest.approx(0.025, rel=0.01)
+    assert (states[:, 1:] == states[:, :-1]).mean() == pytest.approx(0.95, abs=2e-3)
+
+
+def test_jumps_have_the_moments_of_a_compound_poisson_sum():
+    mu, sigma, rate, jump_mu, jump_sigma = 0.0002, 0.008, 0.2, -0.02, 0.03
+    r = draws("jump", {"rate": rate})[2].ravel()
+    # The cumulants of a compound Poisson sum are rate times the moments of a jump.
+    squares = jump_mu**2 + jump_sigma**2
+    cubes = jump_mu**3 + 3 * jump_mu * jump_sigma**2
+    assert r.mean() == pytest.approx(mu + rate * jump_mu, abs=1e-4)
+    assert r.var() == pytest.approx(sigma**2 + rate * squares, rel=0.02)
+    assert ((r - r.mean()) ** 3).mean() == pytest.approx(rate * cubes, rel=0.05)
+    assert synthetic.make("jump", num_bars=500, rate=0.0).returns.std() < 0.01
+
+
+def test_garch_has_its_variance_kurtosis_and_memory():
+    alpha, beta = 0.1, 0.8
+    _, states, returns = draws("garch", {"alpha": alpha, "beta": beta, "mu": 0.0})
+    r = returns[:, SETTLING:, 0]
+    assert r.std() == pytest.approx(0.01, rel=0.02)
+    persistence = alpha + beta
+    kurtosis = 3 * (1 - persistence**2) / (1 - persistence**2 - 2 * alpha**2)
+    assert (r**4).mean() / (r**2).mean() ** 2 == pytest.approx(kurtosis, rel=0.1)
+    squares = r**2 - (r**2).mean()
+    lag = (squares[:, 1:] * squares[:, :-1]).mean() / (squares**2).mean()
+    wanted = alpha * (1 - beta * persistence) / (1 - 2 * alpha * beta - beta**2)
+    assert lag == pytest.approx(wanted, abs=0.03)
+    standard = returns[:, 1:] / states[:, :-1]
+    assert standard.std() == pytest.approx(1.0, rel=0.01)
+
+
+def test_the_public_name_makes_tasks():
+    task = nca.synthetic.make("ou", phi=0.95, sigma=0.01, cost=0.002, num_bars=1_000, seed=0)
+    assert task.costs == nca.Costs(commission=0.002)
+    assert task.optimum == pytest.approx(0.00108747, rel=3.5e-4)
+    assert "ou: phi=0.95" in repr(task) and "optimum=0.00108" in repr(task)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("oo", {}, "no synthetic market 'oo'; did you mean 'ou'"),
+        ("ou", {"ph": 0.5}, "the market 'ou' has no parameter 'ph'; did you mean 'phi'"),
+        ("ou", {"phi": 1.0}, r"phi=1.0 is outside its range; give a number in \[-0.999, 0.999\]"),
+        ("ou", {"sigma": 0, "cost": -1}, r"sigma=0 is .*\ncost=-1 is "),
+        ("ou", {"reward": "lag"}, "reward='lag' is not known; did you mean 'log'"),
+        ("ou", {"num_bars": 1}, "num_bars=1 is below its least value; give at least 2"),
+        ("ou", {"seed": 0.5}, "seed=0.5 is not a whole number"),
+        ("ar1", {"phi": -1.2}, "phi=-1.2 is outside its range"),
+        ("sine", {"period": 1}, "period=1 is below its least value"),
+        ("sine", {"amp": 1.0}, "amp=1.0 is outside its range"),
+        ("kelly", {"move": 1.0}, r"move=1.0 is outside its range; give a number in \(0, 1\)"),
+        ("kelly", {"p": 0.9, "num_bars": 9_000}, "more than a float holds; give fewer bars"),
+        ("merton", {"gamma": 0.0}, "gamma=0.0 is outside its range"),
+        ("ring", {"hop": 16}, "hop=16 is once around 16 assets; give at most 15"),
+        ("ring", {"sigma": 1.0, "num_bars": 50}, "to zero or below; give a smaller sigma"),
+        ("garch", {"alpha": 0.2}, r"add up to 1.1: .* give a beta below 0.8"),
+        ("markov_drift", {"hidden": True, "mu": 1e-5}, "mu=1e-05 is too small for sigma=0.01"),
+        ("markov_drift", {"stay": 1.0}, "stay=1.0 is outside its range"),
+        ("garleanu_pedersen", {"phi_mr": 0.0}, "phi_mr=0.0 is outside its range"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_remedy(name, parameters, message):
+    with pytest.raises(ConfigError, match=message):
+        synthetic.make(name, **parameters)
