@@ -77,7 +77,13 @@ def load(
         index = frame.index
         if isinstance(index, pd.DatetimeIndex) and index.name is None:
             frame = frame.rename_axis("time")
-        frame = frame.reset_index(drop=not any(map(canonical, frame.index.names)))
+        named = [level for level in frame.index.names if canonical(level)]
+        twice = next((level for level in named if level in frame.columns), None)
+        if twice is not None:
+            raise BarError(
+                f"{name}: D005 the index and a column are both called {twice!r}. Drop one of them."
+            )
+        frame = frame.reset_index(drop=not named)
     if frame.empty:
         raise BarError(f"{name}: D002 there are no rows. Give a file with bars.")
     return table._replace(frame=frame)

@@ -50,7 +50,7 @@ def wide_of(long, name):
         for field in FIELDS:
             columns[name(symbol, field)] = rows.set_index("time")[field]
     wide = pd.DataFrame(columns, index=times)
-    return wide.assign(time=[f"{t:%Y-%m-%d}" for t in times])
+    return wide.assign(time=[f"{t:%Y-%m-%d}" for t in times]).reset_index(drop=True)
 
 
 @pytest.mark.parametrize("name", [
@@ -74,7 +74,7 @@ def test_headers_of_two_levels_are_the_long_file(read, long, tmp_path):
         for names in ((None, None), ("Price", "Ticker")):
             frame = wide.copy()
             frame.columns = pd.MultiIndex.from_tuples(order, names=names)
-            frame.index = pd.DatetimeIndex(frame.index, name="Date")
+            frame.index = pd.DatetimeIndex(sorted(long["time"].unique()), name="Date")
             assert read_bars(frame).digest() == want
             text = frame.tz_localize(None).to_csv()
             assert text.splitlines()[2].startswith("Date")
@@ -88,6 +88,12 @@ def test_headers_of_two_levels_are_the_long_file(read, long, tmp_path):
     rows = rows[["time", *[c for c in rows.columns if c != "time"]]]
     body = rows.to_csv(index=False).partition("\n")[2]
     assert read(f"{upper}\n{lower}\n{body}").digest() == want
+
+
+def test_a_time_in_the_index_and_in_a_column_is_refused(long):
+    for name in ("time", None):
+        with pytest.raises(BarError, match="D005 the index and a column are both called 'time'"):
+            read_bars(long.set_index("time", drop=False).rename_axis(name))
 
 
 def test_a_fault_of_a_wide_file_names_line_and_asset(read, long):
