@@ -78,7 +78,7 @@ def order_faults(frame: pd.DataFrame) -> Iterator[Fault]:
     code = pd.factorize(symbol[rows])[0]
     order = np.argsort(code, kind="stable")
     inside = np.diff(code[order]) == 0
-    back = inside & (np.diff(time[rows[order]]) < np.timedelta64(0))
+    back = inside & (np.diff(time[rows[order]]) < np.timedelta64(0, "ns"))
     if back.any():
         mask = np.zeros(len(frame), dtype=bool)
         mask[rows[order][1:][back]] = True
