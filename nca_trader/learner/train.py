@@ -65,6 +65,7 @@ def train(
     # Nothing is written before everything that can be refused has been.
     run = open_run(env, agent, pathlib.Path(run_dir), seed)
     updates = planned_steps(agent) // learner.steps_per_update
+    config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
     with Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints:
         state = _restore(learner, checkpoints, seed)
         done = _updates_done(state)
@@ -82,7 +83,7 @@ def train(
                 report(row)
                 stopped = stop()
                 if stopped or done == updates or done % agent.checkpoint.every == 0:
-                    checkpoints.save(done, state)
+                    checkpoints.save(done, state, config)
                 if stopped:
                     break
     return run

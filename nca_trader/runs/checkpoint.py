@@ -125,8 +125,13 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self._manager.close()
 
-    def save(self, update: int, tree: Any) -> None:
+    def save(self, update: int, tree: Any, config: dict[str, str] | None = None) -> None:
         """Saves every leaf of `tree`; returns once it is on disk.
+
+        Args:
+          update: number of updates done. tree: what training carries.
+          config: files of the configuration by name, so that a checkpoint says by itself what
+            it is one of; the run's own files are the ones that are read.
 
         Raises:
           StateError: the disk is full, or the folder not writable.
@@ -142,7 +147,9 @@ class Checkpoints:
                 update,
                 args=ocp.args.Composite(
                     leaves=ocp.args.StandardSave(leaves),
-                    sums=ocp.args.JsonSave({"format": FORMAT, "sha256": sums}),
+                    sums=ocp.args.JsonSave(
+                        {"format": FORMAT, "sha256": sums, "config": config or {}}
+                    ),
                 ),
             )
             self._manager.wait_until_finished()

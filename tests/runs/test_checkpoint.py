@@ -1,5 +1,6 @@
 """A checkpoint comes back bit for bit, or not at all."""
 
+import json
 import shutil
 import time
 
@@ -262,3 +263,10 @@ def test_a_full_disk_is_said_in_one_line_and_the_older_checkpoint_stays(folder, 
         with pytest.raises(StateError, match=r"cannot be written .*No space left"):
             checkpoints.save(3, make_tree(3))
     assert newest(folder)[0] == 2
+
+
+def test_a_checkpoint_of_a_run_holds_the_runs_configuration(tiny):
+    newest = max((tiny.path / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    assert json.loads((newest / "sums" / "metadata").read_text())["config"] == {
+        name: (tiny.path / name).read_text() for name in ("env.toml", "agent.toml")
+    }
