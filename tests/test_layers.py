@@ -4,6 +4,7 @@ import ast
 import pathlib
 
 import pytest
+from sources import parsed
 
 PACKAGE = "nca_trader"
 FOUNDATION = {"errors", "types", "numerics", "ranges", "toml", "presets"}
@@ -81,7 +82,7 @@ def violations(root):
         here, own_package = module_of(path, root)
         if not here or here == ["__main__"]:
             continue
-        for there in imported_modules(ast.parse(path.read_text()), own_package):
+        for there in imported_modules(parsed(path), own_package):
             # `from nca_trader import __version__` takes a name of the package, not a module.
             if there and not there[0].startswith("__") and not allowed(here, there):
                 module = ".".join(there[:2])
@@ -90,7 +91,7 @@ def violations(root):
 
 def unsafe(root):
     for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             found = set()
             if isinstance(node, ast.Import):
                 found = {alias.name.split(".")[0] for alias in node.names} & UNSAFE

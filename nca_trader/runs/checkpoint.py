@@ -8,6 +8,7 @@ are looked at first: a damaged file that Orbax reads leaves threads behind that 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import logging
@@ -97,6 +98,20 @@ def _as_state_error(path: pathlib.Path, what: str) -> Iterator[None]:
         ) from error
 
 
+def _forget_failed_reads() -> None:
+    """Collects what a failed restore left behind, now and without a word.
+
+    Orbax gives up at the first file that fails; the tasks that read the others fail with nobody
+    to hear it, and whenever they are collected asyncio prints a traceback for each.
+    """
+    logger = logging.getLogger("asyncio")
+    was, logger.disabled = logger.disabled, True
+    try:
+        gc.collect()
+    finally:
+        logger.disabled = was
+
+
 def _checksum(value: np.ndarray) -> str:
     head = f"{value.dtype}{value.shape}".encode()
     return hashlib.sha256(head + np.ascontiguousarray(value).tobytes()).hexdigest()
@@ -174,6 +189,7 @@ class Checkpoints:
             except Exception as error:
                 what = str(error).partition(" [tensorstore_spec")[0][:200]
                 log.warning("%s: checkpoint %d is damaged (%s)", self.path, step, what)
+            _forget_failed_reads()
         if steps:
             raise StateError(
                 f"{self.path}: none of the checkpoints {steps} verifies; restore the folder from "

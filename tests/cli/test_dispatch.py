@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from sources import parsed
 
 import nca_trader
 from nca_trader.cli import COMMANDS, main, print_json, use_compile_cache
@@ -160,7 +161,7 @@ def test_every_public_name_is_there_for_people_and_for_type_checkers(root):
     assert callable(nca_trader.train) and callable(nca_trader.backtest)
     assert nca_trader.rules.sma_cross(2, 3).name == "SMA cross 2/3"
     assert set(nca_trader.__all__) <= set(dir(nca_trader))
-    tree = ast.parse((root / "nca_trader" / "__init__.py").read_text())
+    tree = parsed(root / "nca_trader" / "__init__.py")
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.name: node.module

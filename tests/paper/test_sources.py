@@ -4,6 +4,7 @@ import ast
 import pathlib
 
 import pytest
+from sources import tree_of
 
 import nca_trader.paper
 
@@ -19,7 +20,7 @@ BANNED = {
 def names(source: str) -> set[str]:
     """Modules imported, attributes read, and plain names called in `source`."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
