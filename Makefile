@@ -8,8 +8,12 @@ PY := .venv/bin/python
 # The first of these that is a usable Python 3.11 or 3.12; `make PYTHON=/path/to/python demo` decides.
 PYTHON ?= python3.11 python3.12 python3 python
 PYTEST_ARGS ?=
+# A file stays in one process, so that what it compiled is found again.
+TEST_PROCESSES ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?= all
+# Where torch without CUDA is found.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # Another active environment, or pip settings meant for it, must not leak into ours.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONSTARTUP PIP_USER PIP_TARGET PIP_PREFIX
@@ -19,13 +23,18 @@ USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[
 # A .venv whose interpreter is gone (moved, upgraded) counts as not installed.
 DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test test-slow lint format bench lock wheel clean FORCE
+DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FORCE)
+DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
+
+.PHONY: help setup demo test test-slow test-oracles lint format bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  mend style"
-	@echo "make bench      measure            make lock    renew the lock file  make wheel   build"
-	@echo "make clean      remove .venv and caches (runs/ stays)"
+	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
+	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py"
+	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments"
+	@echo "make clean      remove the environments and caches (runs/ stays)"
 
 setup: .venv/.installed
 FORCE:
@@ -52,10 +61,39 @@ demo: .venv/.installed
 	@$(PY) -m nca_trader demo $(DEMO_ARGS)
 
 test: .venv/.installed
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 test-slow: .venv/.installed
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+# The engines have a venv of their own, which sees the packages of .venv behind its own: pip takes
+# those for installed and fetches 400 MB, not 1.4 GB. The path is relative: a checkout may move.
+PURELIB := import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purelib")))
+.venv-oracles/.installed: requirements-oracles.lock $(DEAD_ORACLES) | .venv/.installed
+	@echo "installing the engines that tests compare with into .venv-oracles (about a minute)"
+	@$(PY) -m venv --clear .venv-oracles
+	@own="$$(.venv-oracles/bin/python -c '$(PURELIB)')" && \
+	  echo "../../../../$$($(PY) -c '$(PURELIB)')" > "$$own/project.pth"
+	@.venv-oracles/bin/python -m pip install --quiet --no-compile --require-hashes \
+	  --requirement requirements-oracles.lock
+	@touch $@
+
+test-oracles: .venv-oracles/.installed
+	@.venv-oracles/bin/python -m pytest tests/oracles $(PYTEST_ARGS)
+
+# No hashes here: torch without CUDA has another file on every index. It comes first and alone, so
+# that nothing after it asks the registry for the build with CUDA.
+.venv-peers/.installed: requirements-peers.lock $(DEAD_PEERS) | .venv/.installed
+	@echo "installing the environments to measure beside into .venv-peers (two minutes, 2 GB)"
+	@$(PY) -m venv --clear .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet --no-compile \
+	  --extra-index-url $(TORCH_INDEX) "$$(grep '^torch==' requirements-peers.lock)"
+	@.venv-peers/bin/python -m pip install --quiet --no-compile --requirement requirements-peers.lock
+	@.venv-peers/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+bench-peers: .venv-peers/.installed
+	@$(PY) -m nca_trader bench env --peers .venv-peers/bin/python
 
 lint: .venv/.installed
 	@$(PY) -m ruff check .
@@ -74,9 +112,16 @@ lock: .venv/.installed
 	@$(PY) -m pip install --quiet uv
 	@$(PY) -m uv pip compile pyproject.toml --group dev --universal --generate-hashes --upgrade \
 	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements.lock
+	@$(PY) -m uv pip compile pyproject.toml --group oracles --universal --generate-hashes --upgrade \
+	  --constraint requirements.lock \
+	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements-oracles.lock
+	@$(PY) -m uv pip compile pyproject.toml --group peers --torch-backend cpu --upgrade \
+	  --constraint requirements.lock \
+	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements-peers.lock
+	@sed -i.old 's/^\(torch==[0-9.]*\)+cpu$$/\1/' requirements-peers.lock && rm requirements-peers.lock.old
 
 wheel: .venv/.installed
 	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oracles .venv-peers build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,10 @@
 """Backtest, train and paper-trade with neural cellular automata in JAX."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from nca_trader.envs.registration import register
 
 if TYPE_CHECKING:
     from nca_trader.agents import rules
@@ -10,7 +13,11 @@ if TYPE_CHECKING:
     from nca_trader.agents.rules import Strategy
     from nca_trader.data import synthetic
     from nca_trader.data.bars import read_bars, write_bars
+    from nca_trader.data.calendar import Sessions, flat_at_close, session_ends
+    from nca_trader.data.holidays import new_york
+    from nca_trader.data.resampling import align, resample
     from nca_trader.data.samples import sample_bars
+    from nca_trader.envs.check import check_env
     from nca_trader.envs.presets import load_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import (
@@ -22,7 +29,9 @@ if TYPE_CHECKING:
         RunError,
         StateError,
     )
-    from nca_trader.evaluate.backtest import Result, backtest
+    from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.leakcheck import leakcheck
+    from nca_trader.evaluate.result import Result
     from nca_trader.learner.train import train
     from nca_trader.learner.update import make_learner
     from nca_trader.mesh import make_mesh
@@ -47,18 +56,26 @@ __all__ = [
     "Result",
     "Run",
     "RunError",
+    "Sessions",
     "StateError",
     "Strategy",
     "TradingEnv",
+    "align",
     "backtest",
+    "check_env",
+    "flat_at_close",
+    "leakcheck",
     "load_agent",
     "load_env",
     "make_learner",
     "make_mesh",
     "make_policy",
+    "new_york",
     "read_bars",
+    "resample",
     "rules",
     "sample_bars",
+    "session_ends",
     "synthetic",
     "train",
     "write_bars",
@@ -77,21 +94,29 @@ _HOME = {
     "EnvSpec": "types",
     "HaltError": "errors",
     "NcaTraderError": "errors",
-    "Result": "evaluate.backtest",
+    "Result": "evaluate.result",
     "Run": "runs.manifest",
     "RunError": "errors",
+    "Sessions": "data.calendar",
     "StateError": "errors",
     "Strategy": "agents.rules",
     "TradingEnv": "envs.trading",
+    "check_env": "envs.check",
+    "align": "data.resampling",
     "backtest": "evaluate.backtest",
+    "flat_at_close": "data.calendar",
+    "leakcheck": "evaluate.leakcheck",
     "load_agent": "agents.presets",
     "load_env": "envs.presets",
     "make_learner": "learner.update",
     "make_mesh": "mesh",
     "make_policy": "agents.policy",
+    "new_york": "data.holidays",
     "read_bars": "data.bars",
+    "resample": "data.resampling",
     "rules": "agents.rules",
     "sample_bars": "data.samples",
+    "session_ends": "data.calendar",
     "synthetic": "data.synthetic",
     "train": "learner.train",
     "write_bars": "data.bars",
@@ -104,8 +129,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     found = getattr(module, name, module)  # `rules`, `synthetic`: the module itself
+    if "jax" in sys.modules:  # what was asked for is no light name: gymnasium costs little beside
+        register()
     globals()[name] = found
     return found
+
+
+if "gymnasium" in sys.modules:
+    register()
 
 
 def __dir__() -> list[str]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pandas as pd
 from jax import Array
 
+from nca_trader import annual
 from nca_trader.errors import BarError, ConfigError
 
 # Numpy on the host, in float64; jax within a traced function, where `vmap` and `scan` take it.
 Tensor = Array | np.ndarray
 SECONDS_PER_YEAR = 365.2425 * 86_400
 PRICES = ("open", "high", "low", "close")
+EXTRAS = ("half_spread", "dividend", "funding")
 
 
 class Bar(NamedTuple):
@@ -26,6 +27,7 @@ class Bar(NamedTuple):
     time: `[]` int64 seconds since 1970-01-01 UTC of the bar's open.
     open, high, low, close: `[]` float64 prices. volume: `[]` float64, in the file's own unit.
     present: `[]` bool, False where the asset has no bar at this time.
+    half_spread, dividend, funding: `[]` float64 as in `Bars`, or None.
     """
 
     time: Tensor
@@ -35,6 +37,9 @@ class Bar(NamedTuple):
     close: Tensor
     volume: Tensor
     present: Tensor
+    half_spread: Tensor | None = None
+    dividend: Tensor | None = None
+    funding: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,6 +54,12 @@ class Bars:
       symbols: `A` names.
       open, high, low, close, volume: `[N, A]` float64.
       present: `[N, A]` bool.
+      half_spread: `[N, A]` half the quoted spread in this bar, as a fraction of the mid price; or
+        None where the file quotes none.
+      dividend: `[N, A]` cash a unit pays to who holds it over the gap before this bar's open, in
+        the price's currency; prices are then not adjusted for it. None where there is none.
+      funding: `[N, A]` what a long position pays at this bar's close, as a fraction of its value
+        (perpetual futures); shorts receive it. None where there is none.
       source: where the bars came from, for reports and error messages.
       note: what a report must say about these bars, e.g. that an index is not tradable; or "".
     """
@@ -61,28 +72,29 @@ class Bars:
     close: np.ndarray
     volume: np.ndarray
     present: np.ndarray
+    half_spread: np.ndarray | None = None
+    dividend: np.ndarray | None = None
+    funding: np.ndarray | None = None
     source: str = ""
     note: str = ""
 
     def __post_init__(self):
         shape = (len(self.time), len(self.symbols))
-        for name in (*PRICES, "volume", "present"):
-            array = np.array(getattr(self, name), dtype=bool if name == "present" else np.float64)
+        for name in self.fields:
+            array = _frozen(getattr(self, name), bool if name == "present" else np.float64)
             if array.shape != shape:
                 raise BarError(
                     f"{self.source or 'bars'}: {name} has shape {array.shape} where "
                     f"[N, A] = {shape} is expected; give every field one column a symbol."
                 )
-            array.setflags(write=False)
             object.__setattr__(self, name, array)
-        time = np.array(self.time, dtype="datetime64[ns]")
+        time = _frozen(self.time, "datetime64[ns]")
         if len(time) > 1 and not (np.diff(time) > np.timedelta64(0, "ns")).all():
             row = int(np.argmin(np.diff(time) > np.timedelta64(0, "ns"))) + 1
             raise BarError(
                 f"{self.source or 'bars'}: time at row {row} ({time[row]}) is not after the row "
                 "before it; sort the bars and remove duplicates."
             )
-        time.setflags(write=False)
         object.__setattr__(self, "time", time)
 
     def __len__(self) -> int:
@@ -91,6 +103,12 @@ class Bars:
     def __repr__(self) -> str:
         span = f"{self.time[0]} to {self.time[-1]}" if len(self) else "empty"
         return f"Bars({len(self)} bars of {', '.join(self.symbols)}, {span})"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the arrays `[N, A]` that these bars have."""
+        extras = (name for name in EXTRAS if getattr(self, name) is not None)
+        return (*PRICES, "volume", "present", *extras)
 
     @property
     def num_assets(self) -> int:
@@ -105,16 +123,13 @@ class Bars:
     @property
     def bars_per_year(self) -> float:
         """Bars in a year of these bars' own calendar: 252 or so for daily equities."""
-        if len(self) < 2:
-            return float("nan")
-        seconds = (self.time[-1] - self.time[0]) / np.timedelta64(1, "s")
-        return (len(self) - 1) * SECONDS_PER_YEAR / seconds
+        return annual.bars_per_year(self.time)
 
     def __getitem__(self, rows: slice) -> Bars:
         """The bars of a contiguous range of rows."""
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("Bars takes a contiguous slice of rows, e.g. bars[100:200].")
-        fields = ("time", *PRICES, "volume", "present")
+        fields = ("time", *self.fields)
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in fields})
 
     def select(self, *symbols: str) -> Bars:
@@ -126,8 +141,7 @@ class Bars:
                 f"there are {', '.join(self.symbols)}."
             )
         columns = [self.symbols.index(s) for s in symbols]
-        fields = (*PRICES, "volume", "present")
-        arrays = {name: getattr(self, name)[:, columns] for name in fields}
+        arrays = {name: getattr(self, name)[:, columns] for name in self.fields}
         return dataclasses.replace(self, symbols=tuple(symbols), **arrays)
 
     def row(self, date: str | np.datetime64 | pd.Timestamp) -> int:
@@ -155,7 +169,8 @@ class Bars:
         """SHA-256 over times, symbols and every value: the same bars give the same digest."""
         digest = hashlib.sha256(repr(self.symbols).encode())
         digest.update(self.time.astype("int64").tobytes())
-        for name in (*PRICES, "volume", "present"):
+        for name in self.fields:
+            digest.update(name.encode() if name in EXTRAS else b"")
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
         return digest.hexdigest()
 
@@ -163,34 +178,93 @@ class Bars:
         """The bars as one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
         seconds = self.time.astype("datetime64[s]").astype(np.int64)
         time = np.broadcast_to(seconds[:, None], self.close.shape)
-        return Bar(time, self.open, self.high, self.low, self.close, self.volume, self.present)
+        return Bar(time, **{name: getattr(self, name) for name in self.fields})
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("commission", "slippage"),
-    meta_fields=(),
-)
+def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The array in `dtype`, which nobody can write to: a copy, unless it is that already."""
+    if isinstance(array, np.ndarray) and array.dtype == dtype:
+        owner = array if array.base is None else array.base
+        if isinstance(owner, np.ndarray) and not (array.flags.writeable or owner.flags.writeable):
+            return array
+    array = np.array(array, dtype=dtype)
+    array.setflags(write=False)
+    return array
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What trading costs; a pytree, so that a compiled backtest takes any costs.
+    """What trading and holding cost; a pytree, so that a compiled backtest takes any costs.
+
+    A fill's price is worse than the bar's by slippage + half_spread + the bars' own half_spread +
+    impact. What is paid a year is paid at each close, by the time since the close before.
 
     Attributes:
       commission: fraction of traded notional, e.g. 5e-4 for 5 bp.
       slippage: fraction of price by which a fill is worse than the bar's price, e.g. 2e-4.
+      half_spread: half the bid-ask spread as a fraction of price, beside what the bars quote.
+      impact: square-root impact: the price worsens by `impact * sqrt(units / volume of the bar)`,
+        a fraction of price; needs `capital`.
+      fixed_fee: money a fill, whatever its size; needs `capital`.
+      borrow_fee: a year, fraction of the value that is sold short.
+      interest_lend, interest_borrow: a year, on cash that is held, and on cash that is owed.
+      funding: a year, fraction of the position's value that a long pays and a short receives.
+      liquidation_fee: fraction of notional that a forced liquidation pays on top.
     """
 
     commission: float = 0.0
     slippage: float = 0.0
+    half_spread: float = 0.0
+    impact: float = 0.0
+    fixed_fee: float = 0.0
+    borrow_fee: float = 0.0
+    interest_lend: float = 0.0
+    interest_borrow: float = 0.0
+    funding: float = 0.0
+    liquidation_fee: float = 0.0
 
     def __post_init__(self):
-        for name in ("commission", "slippage"):
-            value = getattr(self, name)
-            # Under a trace it is an array, of a value that was checked before.
-            if isinstance(value, int | float) and not 0.0 <= value < 1.0:
+        # Under a trace the fields are arrays, of values that were checked before.
+        given = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if isinstance(getattr(self, field.name), int | float)
+        }
+        for name, value in given.items():
+            if name in FRACTIONS and not 0.0 <= value < 1.0:
                 raise ConfigError(
                     f"costs.{name} = {value} is not a fraction in [0, 1); 5 bp is 5e-4."
                 )
+            if name in AMOUNTS and not 0.0 <= value < float("inf"):
+                raise ConfigError(f"costs.{name} = {value} is not a number in [0, inf).")
+            if not -10.0 < value < 10.0 and name not in (*FRACTIONS, *AMOUNTS):
+                raise ConfigError(
+                    f"costs.{name} = {value} is not a rate a year; 3% a year is 0.03."
+                )
+
+    @property
+    def carries(self) -> bool:
+        """Whether holding costs or earns anything at a rate a year."""
+        rates = (self.borrow_fee, self.interest_lend, self.interest_borrow, self.funding)
+        return any(rate != 0.0 for rate in rates)
+
+    @property
+    def needs_capital(self) -> bool:
+        """Whether a cost is not proportional, so that the size of the account matters."""
+        return self.fixed_fee != 0.0 or self.impact != 0.0
+
+    def scaled(self, factor: Tensor | float) -> Costs:
+        """What trading and borrowing cost, times `factor`; interest earned and funding stay."""
+        names = (field.name for field in dataclasses.fields(self))
+        kept = ("interest_lend", "funding")
+        return dataclasses.replace(
+            self, **{name: factor * getattr(self, name) for name in names if name not in kept}
+        )
+
+
+FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
+AMOUNTS = ("impact", "fixed_fee")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,14 +273,18 @@ class EnvSpec:
 
     Attributes:
       symbols: the assets, in order. features: the features, in order.
-      targets: the target weight that each discrete action means, e.g. (-0.5, 0.0, 0.5).
+      targets: the weights that an asset may be ordered to, rising, e.g. (-0.5, 0.0, 0.5); with
+        actions "weights" their lowest and highest are the bounds.
       warmup: bars before every feature is defined.
+      actions: "direction": an action is an index into `targets`; "orders": 0 sells, 1 holds, 2
+        buys, which moves the last ordered target one step; "weights": an action is a target.
     """
 
     symbols: tuple[str, ...]
     features: tuple[str, ...]
     targets: tuple[float, ...]
     warmup: int
+    actions: str = "direction"
 
     @property
     def num_assets(self) -> int:
@@ -220,5 +298,10 @@ class EnvSpec:
 
     @property
     def num_actions(self) -> int:
-        """The number n of discrete actions of each asset."""
-        return len(self.targets)
+        """The number n of discrete actions of each asset; 0 where they are not discrete."""
+        return {"direction": len(self.targets), "orders": 3, "weights": 0}[self.actions]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest weight that an asset may be ordered to."""
+        return self.targets[0], self.targets[-1]

@@ -7,14 +7,15 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "numerics", "ranges", "toml", "presets"}
+FOUNDATION = {"errors", "types", "annual", "numerics", "ranges", "toml", "presets"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"runs", "mesh", "learner"}
 EVALUATE = (LEARNER | {"evaluate"}) - {"learner"}
 MAY_IMPORT = {
     "errors": set(),
-    "types": {"errors"},
+    "annual": set(),
+    "types": {"errors", "annual"},
     "numerics": {"errors", "types"},
     "ranges": {"errors"},
     "toml": {"errors", "ranges"},

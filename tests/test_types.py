@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -128,9 +129,21 @@ def test_bars_per_year_of_a_calendar_and_of_business_days():
 
 def test_as_bar_gives_seconds_and_arrays_of_all_assets():
     bar = make_bars().as_bar()
-    assert all(np.shape(field) == (6, 2) for field in bar)
+    assert all(np.shape(field) == (6, 2) for field in jax.tree.leaves(bar))
+    assert bar.half_spread is None and bar.dividend is None and bar.funding is None
     assert bar.time[1, 0] == bar.time[1, 1] == pd.Timestamp("2020-01-02").timestamp()
     np.testing.assert_array_equal(bar.close, make_bars().close)
+
+
+def test_optional_columns_travel_with_slices_selections_and_the_digest():
+    extra = np.arange(12.0).reshape(6, 2) / 100
+    bars = make_bars(dividend=extra)
+    assert bars.fields[-1] == "dividend" and make_bars().dividend is None
+    np.testing.assert_array_equal(bars[2:4].dividend, extra[2:4])
+    np.testing.assert_array_equal(bars.select("two").dividend, extra[:, 1:])
+    np.testing.assert_array_equal(bars.as_bar().dividend, extra)
+    digests = {b.digest() for b in (make_bars(), bars, make_bars(funding=extra))}
+    assert len(digests) == 3
 
 
 def test_the_index_is_utc():

@@ -1,4 +1,8 @@
-"""From a cell and an account to a decision: the readout, and its categorical distribution."""
+"""From a cell and an account to a decision: the readout, and what its logits mean."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +10,7 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.envs.account import Account
+from nca_trader.envs.actions import to_target
 from nca_trader.types import EnvSpec
 
 ACCOUNT_FEATURES = 3
@@ -35,7 +40,7 @@ class Head(nnx.Module):
         self.cell = nnx.Param(normal(rngs.params(), (channels, hidden)))
         self.account = nnx.Param(normal(rngs.params(), (ACCOUNT_FEATURES, hidden)))
         self.bias = nnx.Param(jnp.zeros(hidden))
-        self.logits = nnx.Param(small(rngs.params(), (hidden, spec.num_actions)))
+        self.logits = nnx.Param(small(rngs.params(), (hidden, distribution(spec).outputs(spec))))
         self.value = nnx.Param(small(rngs.params(), (hidden,)))
         self.value_bias = nnx.Param(jnp.zeros(()))
 
@@ -56,14 +61,32 @@ class Head(nnx.Module):
         return hidden @ self.logits[...], value
 
 
+class Distribution(NamedTuple):
+    """What logits `[..., A, n]` mean; assets decide independently, so logs sum over them.
+
+    outputs: `(spec) -> n`. noise: `(key, shape [..., A, n]) -> noise` for one draw.
+    sample: `(logits, noise) -> action [..., A]`. mode: `(logits) -> action`, the most probable.
+    log_prob: `(logits, action) -> [...]`. entropy: `(logits) -> [...]`, in nats.
+    order: `(spec, action) -> [..., A]` what the environment takes.
+    """
+
+    outputs: Callable[[EnvSpec], int]
+    noise: Callable[[Array, tuple[int, ...]], Array]
+    sample: Callable[[Array, Array], Array]
+    mode: Callable[[Array], Array]
+    log_prob: Callable[[Array, Array], Array]
+    entropy: Callable[[Array], Array]
+    order: Callable[[EnvSpec, Array], Array]
+
+
 def log_prob(logits: Array, action: Array) -> Array:
-    """`[...]` log-probability of `action` `[..., A]`: assets decide independently, so a sum."""
+    """`[...]` log-probability of the categorical actions `[..., A]`."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0].sum(-1)
 
 
 def entropy(logits: Array) -> Array:
-    """`[...]` entropy in nats, summed over assets."""
+    """`[...]` entropy of the categorical in nats, summed over assets."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return -(jnp.exp(log_probs) * log_probs).sum((-1, -2))
 
@@ -71,3 +94,74 @@ def entropy(logits: Array) -> Array:
 def sample(logits: Array, gumbel: Array) -> Array:
     """`[..., A]` int32 a draw from the categorical, from Gumbel noise of the logits' shape."""
     return jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)
+
+
+def greedy(logits: Array) -> Array:
+    """`[..., A]` int32 the most probable action of each asset."""
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+CATEGORICAL = Distribution(
+    outputs=lambda spec: spec.num_actions,
+    noise=lambda key, shape: jax.random.gumbel(key, shape),
+    sample=sample,
+    mode=greedy,
+    log_prob=log_prob,
+    entropy=entropy,
+    order=lambda spec, action: action,
+)
+
+LEAST_LOG_STD, MOST_LOG_STD = -4.0, 1.0
+
+
+def _moments(logits: Array) -> tuple[Array, Array]:
+    """Mean and log of the standard deviation, `[..., A]`, before the squashing."""
+    logits = logits.astype(jnp.float32)
+    return logits[..., 0], jnp.clip(logits[..., 1], LEAST_LOG_STD, MOST_LOG_STD)
+
+
+def _sample_gaussian(logits: Array, normal: Array) -> Array:
+    mean, log_std = _moments(logits)
+    return mean + jnp.exp(log_std) * normal[..., 0]
+
+
+def _log_prob_gaussian(logits: Array, action: Array) -> Array:
+    """Of the action before squashing: the squashing's Jacobian leaves every ratio as it is."""
+    mean, log_std = _moments(logits)
+    z = (action - mean) * jnp.exp(-log_std)
+    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def _entropy_gaussian(logits: Array) -> Array:
+    """Of the action before squashing: that of the squashed one has no closed form."""
+    return (_moments(logits)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+def _squashed(spec: EnvSpec, action: Array) -> Array:
+    low, high = spec.bounds
+    return low + (high - low) * 0.5 * (1.0 + jnp.tanh(action))
+
+
+SQUASHED_GAUSSIAN = Distribution(
+    outputs=lambda spec: 2,
+    noise=lambda key, shape: jax.random.normal(key, shape),
+    sample=_sample_gaussian,
+    mode=lambda logits: _moments(logits)[0],
+    log_prob=_log_prob_gaussian,
+    entropy=_entropy_gaussian,
+    order=_squashed,
+)
+
+
+def distribution(spec: EnvSpec) -> Distribution:
+    """How decisions are drawn in environments that look like `spec`.
+
+    Source of the squashed Gaussian: Haarnoja et al., Soft Actor-Critic (2018), appendix C.
+    """
+    return SQUASHED_GAUSSIAN if spec.actions == "weights" else CATEGORICAL
+
+
+def best_target(spec: EnvSpec, logits: Array, ordered: Array) -> Array:
+    """`[A]` the target weights of the most probable action; `ordered` `[A]` as in the account."""
+    chosen = distribution(spec)
+    return to_target(spec, chosen.order(spec, chosen.mode(logits)), ordered)

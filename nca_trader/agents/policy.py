@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.heads import Head, account_features
+from nca_trader.agents.heads import Distribution, Head, account_features, distribution
 from nca_trader.agents.nca import NCA, receptive_field
 from nca_trader.envs.account import Account
 from nca_trader.errors import ConfigError
@@ -43,6 +42,11 @@ class Policy(NamedTuple):
     def size(self) -> float:
         """The weight that a full position means in each asset."""
         return max(abs(target) for target in self.spec.targets)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What the logits mean."""
+        return distribution(self.spec)
 
     @property
     def first_decision(self) -> int:
@@ -98,11 +102,6 @@ def decide(
     cells = policy.encode(params, window[None], present[None])[0, -1]
     logits, _ = policy.act(params, cells, account_features(account, policy.size))
     return logits
-
-
-def greedy(logits: Array) -> Array:
-    """`[..., A]` int32 the most probable action of each asset."""
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 def num_parameters(policy: Policy) -> int:

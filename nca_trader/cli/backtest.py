@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import shlex
 from typing import Any
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bar_arguments(parser)
     parser.add_argument("--start", help="trade from this date; with --run, after the bars it saw")
     parser.add_argument("--stop", help="trade before this date")
+    parser.add_argument("--env", help="with --strategy: an environment's costs and limits")
     parser.add_argument("--commission", type=float, help="fraction of notional (default the run's)")
     parser.add_argument("--slippage", type=float, help="fraction of price (default the run's)")
     parser.add_argument("--fill", choices=("next_open", "close"))
@@ -44,22 +46,28 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Backtests; returns its figures."""
     from nca_trader.agents import rules
     from nca_trader.cli.page import count_look
+    from nca_trader.envs.orders import rules_of
+    from nca_trader.errors import ConfigError
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.manifest import Run
-    from nca_trader.types import Costs
 
     out = _checked(args.out)
     run = Run(args.run_dir) if args.run_dir else None
     target: Any = run or getattr(rules, _known_rule(args.strategy))()
+    if args.env and run:
+        raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     bars = load_bars(args)
-    costs, start = run.env_config.costs if run else Costs(), args.start
+    env, start = run.env_config if run else _environment(args.env), args.start
     if run and start is None:
         start = _after_seen(bars, run)
-    costs = Costs(
-        commission=costs.commission if args.commission is None else args.commission,
-        slippage=costs.slippage if args.slippage is None else args.slippage,
+    given = {name: getattr(args, name) for name in ("commission", "slippage")}
+    costs = dataclasses.replace(
+        env.costs, **{name: value for name, value in given.items() if value is not None}
     )
-    result = backtest(bars, target, costs, args.fill, args.order, start=start, stop=args.stop)
+    limits = rules_of(env)._asdict() if args.env else {}
+    fill, order = (limits.pop(name, None) for name in ("fill", "order"))
+    fill, order = args.fill or fill, args.order or order
+    result = backtest(bars, target, costs, fill, order, start=start, stop=args.stop, **limits)
     looks = None
     # Counted before a figure is shown, and only where there is one to show.
     if run and result.in_sample != len(result.equity):
@@ -86,10 +94,15 @@ def show(result: Any) -> dict[str, Any]:
         print(f"  {in_sample_sentence(result.in_sample, len(result.equity))}")
     for name, value in result.metrics.items():
         print(f"  {name:<18} {value:,.4f}" if value == value else f"  {name:<18} n/a")
+    print("  where equity went, as a fraction of the capital:")
+    for item, amount in result.costs["amount"].items():
+        if amount or item == "total":
+            print(f"    {item:<16} {amount:+,.4f}")
     if result.note:
         print(f"  note: {result.note}")
     figures = {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
-    return figures | {"in_sample": result.in_sample}
+    went = {"costs": result.costs["amount"].to_dict()}
+    return figures | {"in_sample": result.in_sample} | went
 
 
 def _write_page(
@@ -112,7 +125,7 @@ def _command(args: argparse.Namespace) -> str:
     """The command that makes the page again."""
     names = ("run_dir", "strategy", "data", "symbol", "timezone", "repair", "start", "stop")
     words = ["nca-trader", "backtest"]
-    for name in (*names, "commission", "slippage", "fill", "order", "out"):
+    for name in (*names, "env", "commission", "slippage", "fill", "order", "out"):
         if getattr(args, name) is not None:
             words += ["--" + name.removesuffix("_dir"), str(getattr(args, name))]
     return shlex.join(words)
@@ -143,6 +156,14 @@ def _known_rule(name: str) -> str:
             f"There are {', '.join(STRATEGIES)}."
         )
     return name
+
+
+def _environment(name: str | None) -> Any:
+    """The environment of `--env`; without it one that costs nothing and limits nothing."""
+    from nca_trader.envs.presets import load_env
+    from nca_trader.presets import EnvConfig
+
+    return EnvConfig(max_gross=None) if name is None else load_env(name)
 
 
 def _after_seen(bars: Any, run: Any) -> str | None:

@@ -16,6 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("what", nargs="?", default="all", choices=("env", "policy", "ppo", "all"))
     parser.add_argument("--agent", default="small", help="agent preset (default %(default)s)")
+    parser.add_argument(
+        "--peers",
+        metavar="PYTHON",
+        help="an interpreter that has the peers, see `make bench-peers`; `env` is measured beside "
+        "them, in a checkout",
+    )
     parser.add_argument("--envs", type=int, default=4096, help="of `env` (default %(default)s)")
 
 
@@ -27,6 +33,8 @@ def run(args: argparse.Namespace) -> None:
 
     # A program found in the cache would make compile_s a lie.
     jax.config.update("jax_enable_compilation_cache", False)
+    from nca_trader.cli.bench_env import bench_env
+
     benches = {"env": bench_env, "policy": bench_policy, "ppo": bench_ppo}
     chosen = benches if args.what == "all" else {args.what: benches[args.what]}
     for name, bench in chosen.items():
@@ -34,9 +42,10 @@ def run(args: argparse.Namespace) -> None:
             if args.json:
                 print_json({"bench": name} | row)
             else:
+                beside = f"   {row['ratio']:.2f} x {row['peer']}" if row["peer"] else ""
                 print(
-                    f"{name:<7} {row['name']:<34} {row['steps_per_s']:>14,.0f} steps/s   "
-                    f"compile {row['compile_s']:.1f} s"
+                    f"{name:<7} {row['name']:<44} {row['steps_per_s']:>14,.0f} steps/s   "
+                    f"compile {row['compile_s']:.1f} s{beside}"
                 )
 
 
@@ -97,42 +106,6 @@ def _env(bars: int = 5031) -> Any:
     from nca_trader.envs.trading import TradingEnv
 
     return TradingEnv(sample_bars("sp500")[:bars], load_env("index_daily"))
-
-
-def bench_env(args: argparse.Namespace, length: int = 128) -> list[dict[str, Any]]:
-    """Accounts that live through bars under random actions, index observations."""
-    import jax
-    import jax.numpy as jnp
-
-    from nca_trader.envs.account import open_account
-    from nca_trader.envs.trading import transition
-
-    env = _env()
-    targets = jnp.asarray(env.targets)
-    rows = jnp.arange(length + 1) + env.spec.warmup
-    legs = jax.tree.map(lambda leg: leg[rows], env.market.legs)
-    now, following = (jax.tree.map(lambda a, s=s: a[s], legs) for s in (slice(-1), slice(1, None)))
-    shape = (args.envs, env.spec.num_assets)
-    move = jax.vmap(
-        lambda account, target, a, b: transition(account, target, a, b, env.costs, env.rules),
-        in_axes=(0, 0, None, None),
-    )
-
-    def step(account: Any, xs: Any) -> Any:
-        number, a, b = xs
-        # A hash of counters: a random generator would cost more than the account.
-        cells = jnp.arange(shape[0] * shape[1], dtype=jnp.uint32)
-        mixed = number * jnp.uint32(2654435761) + cells * jnp.uint32(2246822519)
-        action = ((mixed ^ (mixed >> 15)) * jnp.uint32(2246822519) >> 16) % len(env.targets)
-        account, reward = move(account, targets[action.reshape(shape)], a, b)
-        return account, reward.sum()
-
-    def many(carry: Any) -> Any:
-        return jax.lax.scan(step, carry, (jnp.arange(length, dtype=jnp.uint32), now, following))[0]
-
-    accounts = jax.vmap(open_account)(jnp.zeros(shape))
-    name = f"random actions, {env.spec.num_assets} assets"
-    return [measure(name, jax.jit(many), accounts, args.envs * length, envs=args.envs)]
 
 
 def bench_policy(

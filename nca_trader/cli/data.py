@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 from nca_trader.cli.reading import add_reading_arguments, reading_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
     from nca_trader.types import Bars
 
 HELP = "check a bar file: every problem with its line and remedy, or a summary"
@@ -37,9 +41,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print(f"  symbols  {len(bars.symbols)}: {', '.join(bars.symbols)}")
     print(f"  gaps     {summary['gaps']:,} steps longer than the usual {summary['step']}{longest}")
     print(f"  missing  {summary['missing']:,} bars of an asset at a time of the others")
+    for line in _extra_lines(summary):
+        print(line)
     if bars.note:
         print(f"  note     {bars.note}")
     return summary
+
+
+def _extra_lines(summary: dict[str, Any]) -> list[str]:
+    """What the file says beside prices and volume, a line each."""
+    lines = []
+    if summary["half_spread_median"] is not None:
+        lines.append(f"  spread   half of it {1e4 * summary['half_spread_median']:.3g} bp (median)")
+    if summary["dividends"] is not None:
+        lines.append(f"  income   {summary['dividends']:,} dividends in cash")
+    if summary["funding_mean"] is not None:
+        lines.append(f"  funding  {1e4 * summary['funding_mean']:.3g} bp a bar (mean), longs pay")
+    return lines
 
 
 def summarise(bars: Bars) -> dict[str, Any]:
@@ -62,5 +80,14 @@ def summarise(bars: Bars) -> dict[str, Any]:
         "missing": int(missing.sum()),
         "missing_by_symbol": dict(zip(bars.symbols, map(int, missing), strict=True)),
         "bars_per_year": bars.bars_per_year,
+        "half_spread_median": _of_present(bars, "half_spread", np.median),
+        "dividends": None if bars.dividend is None else int((bars.dividend != 0.0).sum()),
+        "funding_mean": _of_present(bars, "funding", np.mean),
         "note": bars.note,
     }
+
+
+def _of_present(bars: Bars, name: str, figure: Callable[[np.ndarray], Any]) -> float | None:
+    """A figure of one of the optional arrays, over present bars; None without it."""
+    values = getattr(bars, name)
+    return None if values is None else float(figure(values[bars.present]))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from nca_trader.agents import rules
-from nca_trader.evaluate.backtest import Result, backtest
+from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.report import Report, Span, Trials, weigh
+from nca_trader.evaluate.result import Result
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.types import Bars
@@ -24,7 +25,7 @@ def backtest_baselines(
     """What every result stands beside, by name: on its bars, at its costs, filled as it was."""
     return {
         rule.name: backtest(
-            bars, rule, result.costs, result.fill, result.order, start=start, stop=stop
+            bars, rule, result.charged, start=start, stop=stop, **result.rules._asdict()
         )
         for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
     }

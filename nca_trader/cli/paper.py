@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from nca_trader.cli.reading import add_reading_arguments, reading_options
+
 HELP = "paper-trade a run's agent, every step in a journal"
 
 
@@ -20,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capital", type=float, default=100_000.0, metavar="MONEY", help="default %(default)s"
     )
+    add_reading_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -36,6 +39,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             start=args.start,
             capital=args.capital,
             stop=stop,
+            reading=reading_options(args),
         )
         if stop():
             print(f"stopped; all is in {args.journal}, and the same command goes on from there.")

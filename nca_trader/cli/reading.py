@@ -23,7 +23,8 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="ROLE=COLUMN,...",
         help="which column is what, by name or number from 1, e.g. time=1+2,close=prccd; roles: "
-        "time, symbol, open, high, low, close, volume, split, dividend",
+        "time, symbol, open, high, low, close, volume; factors of prices: split, dividend; cash "
+        "and quotes: cash_dividend, funding, bid, ask, spread, half_spread; ROLE=- takes none",
     )
     parser.add_argument("--dates", choices=("dmy", "mdy"), help="the order in 01/02/2018")
     parser.add_argument("--decimal", choices=(".", ","), help="the decimal sign of a CSV")

@@ -41,13 +41,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.learner.train import planned_steps, steps_done, train
 
     env_config, agent = load_experiment(args)
-    bars = load_bars(args)
-    if args.until is not None and bars.row(args.until) == 0:
-        raise BarError(
-            f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
-        )
-    bars = bars.between(None, args.until)
-    env = TradingEnv(bars, env_config)
+    if env_config.market and args.data is None:  # draws its own bars
+        env = TradingEnv(None, env_config)
+    else:
+        bars = load_bars(args)
+        if args.until is not None and bars.row(args.until) == 0:
+            raise BarError(
+                f"{bars.source}: no bar before --until {args.until}; "
+                f"the first is of {bars.index[0]}."
+            )
+        env = TradingEnv(bars.between(None, args.until), env_config)
     steps = planned_steps(agent, args.steps)
     with stop_on_signal() as stop, shown(steps, "train") as report:
         trained = train(

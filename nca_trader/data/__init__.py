@@ -1,22 +1,33 @@
-"""Bars in, features out: reading and checking bars, samples, spans by date, online features."""
+"""Bars in, features out: reading and checking, samples, calendars, spans, online features."""
 
 from nca_trader.data.bars import read_bars, write_bars
+from nca_trader.data.calendar import EVERY_DAY, FX_WEEK, Sessions, flat_at_close, session_ends
 from nca_trader.data.checks import validate
 from nca_trader.data.faults import REPAIRS
 from nca_trader.data.features import FEATURES, Feature, FeatureSet, feature_set
+from nca_trader.data.holidays import new_york
+from nca_trader.data.resampling import align, resample
 from nca_trader.data.samples import sample_bars
 from nca_trader.data.splits import Span, Splits, split
 
 __all__ = [
+    "EVERY_DAY",
     "FEATURES",
+    "FX_WEEK",
     "REPAIRS",
     "Feature",
     "FeatureSet",
+    "Sessions",
     "Span",
     "Splits",
+    "align",
     "feature_set",
+    "flat_at_close",
+    "new_york",
     "read_bars",
+    "resample",
     "sample_bars",
+    "session_ends",
     "split",
     "validate",
     "write_bars",

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.data.faults import Fault
+from nca_trader.data.records import Records
 from nca_trader.types import PRICES
 
 FACTORS = ("split", "dividend")
@@ -26,29 +27,31 @@ def factor_faults(frame: pd.DataFrame) -> Iterator[Fault]:
                 yield Fault("D030", say, "Correct or remove the row", mask & present, (repair,))
 
 
-def adjust(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows with adjusted prices: f_t / f_first times open, high, low and close.
+def adjust(records: Records) -> None:
+    """Adjusts the prices, in place: f_t / f_first times open, high, low and close.
 
     f is split times dividend, f_first that of the symbol's first present row; volume is divided by
-    split_t / split_first, dividends leave it. What vendors divide by, the last factor, is not known
-    at t: relative to the first one, a later split changes no earlier bar.
+    split_t / split_first, dividends leave it. Cash that a unit pays is split as its price is. What
+    vendors divide by, the last factor, is not known at t: relative to the first one, a later split
+    changes no earlier bar.
     """
-    given = [name for name in FACTORS if name in frame]
+    given = [name for name in FACTORS if name in records]
     if not given:
-        return frame
-    rows = np.flatnonzero(frame["present"].to_numpy())
-    rows = rows[np.argsort(frame["time"].to_numpy()[rows], kind="stable")]
-    code, names = pd.factorize(frame["symbol"])
-    first = np.full(len(names), -1)
+        return
+    code, rows = records["symbol"], np.flatnonzero(records["present"])
+    rows = rows[np.argsort(records["time"][rows], kind="stable")]
+    first = np.full(len(records.symbols), -1)
     first[code[rows[::-1]]] = rows[::-1]  # the last assignment stays: the first row in time
     factor = {}
     with np.errstate(all="ignore"):  # a factor that is 0 is told by `factor_faults`
         for name in given:
-            value = frame[name].to_numpy()
+            value = records[name]
             # A symbol without a present row has no factor; its prices are NaN or carried.
             factor[name] = value / np.where(first >= 0, value[first], 1.0)[code]
         total = np.prod(list(factor.values()), axis=0)
-        out = frame.assign(**{name: frame[name].to_numpy() * total for name in PRICES})
+        for name in PRICES:
+            records[name] = records[name] * total
         if "split" in factor:
-            out["volume"] = out["volume"].to_numpy() / factor["split"]
-    return out
+            records["volume"] = records["volume"] / factor["split"]
+            if "cash_dividend" in records:
+                records["cash_dividend"] = records["cash_dividend"] * factor["split"]

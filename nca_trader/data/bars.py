@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.data.adjust import FACTORS, adjust, factor_faults
+from nca_trader.data.adjust import FACTORS, adjust
 from nca_trader.data.calendar import expected_times, parse_step
-from nca_trader.data.checks import order_faults, value_faults
-from nca_trader.data.columns import FIELDS, Rows, arrange, parse_columns
+from nca_trader.data.checks import order_faults
+from nca_trader.data.columns import parse_columns
 from nca_trader.data.crossed import column_faults, part_reused, series_faults
 from nca_trader.data.faults import Fault, parse_repair, refuse
-from nca_trader.data.tables import load
-from nca_trader.data.times import read_times
+from nca_trader.data.files import load
+from nca_trader.data.gather import gather
+from nca_trader.data.records import Records
+from nca_trader.data.times import TimeReader
 from nca_trader.errors import BarError
 from nca_trader.types import PRICES, Bars
 
 DROPS = ("drop-nan", "drop-bad")
-ROW_FAULTS = {"D006", "D007", "D008", "D009", "D010", "D011", "D012", "D022", "D030"}
+ROW_FAULTS = {
+    "D006",
+    "D007",
+    "D008",
+    "D009",
+    "D010",
+    "D011",
+    "D012",
+    "D022",
+    "D030",
+    "D031",
+    "D033",
+}
+EXTRA_COLUMNS = (  # of the bars, and of the records
+    ("half_spread", "half_spread"), ("dividend", "cash_dividend"), ("funding", "funding")
+)  # fmt: skip
 FLAT = 0.1  # of the bars: more than that without a range is worth a word
 
 
@@ -45,6 +61,13 @@ def read_bars(
     Others are ignored. Where an asset has no row at a time that another has, its bar is
     missing. `present`, which `write_bars` adds where it must, is False for a missing bar's row.
 
+    A file may also say how wide the market is, by bid and ask (or half_spread), what a unit pays
+    in cash, by dividend (or dividends) on the day from which it is traded without, and what a long
+    position pays, by funding (or funding_rate): see `Bars`.
+
+    A file is read in chunks: beside the bars themselves memory is bounded, but for 8 bytes a row
+    of each further column of numbers.
+
     Prices are taken as they stand, unless `columns` names factors: a split factor multiplies open,
     high, low and close and divides volume, a dividend factor multiplies the four prices alone.
     Both are taken relative to the symbol's first bar, so that a bar depends on no later event:
@@ -60,8 +83,9 @@ def read_bars(
         `Bars.note` then says what was.
       columns: which column is what, where the names don't say it, by name or number from 1:
         "time=datadate,close=prccd". A time may be two, "time=1+2"; "close=*" takes each column
-        but the time as an asset's close. "split" and "dividend" name factors, which may be
-        quotients: "split=1/ajexdi", "dividend=Adj Close/Close".
+        but the time as an asset's close; "funding=-" takes none. "split" and "dividend" name
+        factors, which may be quotients: "split=1/ajexdi", "dividend=Adj Close/Close".
+        "cash_dividend" is cash, "spread" a spread in the price's unit.
       dates: "dmy" or "mdy" for dates such as 01/02/2018, where no date of the file proves it.
       decimal: "," or "." of a CSV, where its numbers don't show it.
       every: the bars' length, e.g. "1min", "1h", "1d": times of the file's own trading hours (see
@@ -74,35 +98,23 @@ def read_bars(
     repairs, given, step = parse_repair(repair), parse_columns(columns), parse_step(every)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
+    times = TimeReader(timezone, dates)
     numbered = any(part.isdigit() for text in given.values() for part in text.split("+"))
-    table = load(source, [given[r] for r in ("symbol",) if r in given], numbered, decimal)
-    rows = arrange(table, given, repairs)
-    if not {"time", "close"} <= set(rows.frame):
-        refuse(table.name, rows.faults)
-    raw, others, wanted = _symbols(rows, table.name, symbol, repairs)
-    frame = _numbers(raw, table.decimal)
-    frame["time"], time_faults = read_times(raw["time"], timezone, dates)
-    faults = [*rows.faults, *time_faults, *value_faults(frame, raw), *factor_faults(frame)]
-    short = raw.index.isin(table.short)
-    if short.any():
-        say = "fewer fields than the other lines"
-        faults.append(Fault("D022", say, "Complete or remove the line", short, ("drop-bad",)))
-    unnamed = (frame["symbol"].isna() | (frame["symbol"] == "")).to_numpy()
-    if unnamed.any():
-        faults.append(
-            Fault("D024", "the symbol is empty", "Write it there", unnamed, ("drop-bad",))
-        )
-    kept, more = _mend(frame, others, faults, repairs)
+    tables = load(source, [given[r] for r in ("symbol",) if r in given], numbered, decimal)
+    rows = gather(tables, given, repairs, times, symbol)
+    faults = [*rows.faults, *column_faults(rows.records, rows.others, repairs)]
+    rows.others.clear()
+    kept, more = _mend(rows.records, faults, repairs)
     faults += more
-    refuse(
-        table.name,
-        (fault for fault in faults if not fault.mended_by(repairs)),
-        lambda row: f"{table.unit} {raw.index[row]}" + f", {raw['symbol'].iloc[row]}" * rows.wide,
-    )
-    if kept.empty:
-        raise BarError(f"{table.name}: D002 no row is left after the repairs. Correct the rows.")
-    bars = _assemble(kept, step, timezone, table.name, _note(kept, faults, repairs))
-    return bars.select(*wanted) if wanted else bars
+    unmended = [fault for fault in faults if not fault.mended_by(repairs)]
+    refuse(rows.name, unmended, rows.where)
+    if not len(kept):
+        raise BarError(f"{rows.name}: D002 no row is left after the repairs. Correct the rows.")
+    note = _note(kept, faults, repairs)
+    name, wanted = rows.name, rows.wanted
+    del rows  # its arrays are not needed beside the bars' own
+    bars = _assemble(kept, step, timezone, name, note)
+    return bars.select(*wanted) if wanted and tuple(wanted) != bars.symbols else bars
 
 
 def write_bars(bars: Bars, path: str | Path) -> None:
@@ -116,8 +128,9 @@ def write_bars(bars: Bars, path: str | Path) -> None:
     """
     width = bars.num_assets
     frame = pd.DataFrame({"time": bars.index.repeat(width), "symbol": bars.symbols * len(bars)})
-    for field in FIELDS:
-        frame[field] = getattr(bars, field).ravel()
+    for field in bars.fields:
+        if field != "present":
+            frame[field] = getattr(bars, field).ravel()
     if not bars.present.all():
         frame["present"] = bars.present.ravel()
     writers: dict[str, Callable[[], object]] = {
@@ -135,50 +148,12 @@ def write_bars(bars: Bars, path: str | Path) -> None:
         raise BarError(f"{path}: can't be written ({error.strerror or error}).") from error
 
 
-def _symbols(
-    rows: Rows, name: str, symbol: str | Sequence[str] | None, repairs: frozenset[str]
-) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
-    """The rows of the symbols asked for, with their `symbol`, their others, and those symbols."""
-    wanted = [symbol] if isinstance(symbol, str) else list(symbol or ())
-    raw = rows.frame
-    if "symbol" not in raw:
-        if len(wanted) > 1:
-            raise BarError(f"{name}: D024 no symbol column. Ask for one symbol, or add a column.")
-        default = "asset" if name == "DataFrame" else Path(name).name.split(".")[0]
-        return raw.assign(symbol=wanted[0] if wanted else default), rows.others, wanted
-    if not wanted:
-        return raw, rows.others, wanted
-    known = [str(each) for each in raw["symbol"].dropna().unique()]
-    base = {each: each for each in wanted}
-    if "part-reuse" in repairs:  # FB-2012 is a span of FB
-        base = {w: w if w in known else re.sub(r"-\d{4}$", "", w) for w in wanted}
-    unknown = [each for each in wanted if base[each] not in known]
-    if unknown:
-        raise BarError(f"{name}: D024 no symbol {unknown[0]!r}. Choose from {', '.join(known)}.")
-    mask = raw["symbol"].isin(list(base.values())).to_numpy()
-    return raw[mask], rows.others[mask], wanted
-
-
-def _numbers(raw: pd.DataFrame, decimal: str) -> pd.DataFrame:
-    """The columns of bars, fields and factors as float64, NaN where they are no numbers."""
-    given = [name for name in (*FIELDS, *FACTORS) if name in raw]
-    frame = raw[["symbol", "present"]].copy()
-    for name in given:
-        column = raw[name]
-        if decimal == "," and not pd.api.types.is_numeric_dtype(column.dtype):
-            # A column of which one cell is no number came as text; a point is no decimal there.
-            text = column.astype("str").str.replace(".", "?", regex=False)
-            column = text.str.replace(",", ".", regex=False)
-        frame[name] = pd.to_numeric(column, errors="coerce").astype(np.float64)
-    return frame
-
-
 def _mend(
-    frame: pd.DataFrame, others: pd.DataFrame, faults: list[Fault], repairs: frozenset[str]
-) -> tuple[pd.DataFrame, list[Fault]]:
-    """The rows after the repairs asked for, and what is wrong between rows and columns."""
-    more = list(column_faults(frame, others, repairs))
-    sound = stays = frame["time"].notna().to_numpy()
+    records: Records, faults: list[Fault], repairs: frozenset[str]
+) -> tuple[Records, list[Fault]]:
+    """The rows after the repairs asked for, and what is wrong between rows."""
+    more: list[Fault] = []
+    sound = stays = ~np.isnat(records["time"])
     for fault in faults:
         if fault.mask is not None:
             if fault.mended_by(repairs) in DROPS:
@@ -186,33 +161,36 @@ def _mend(
             if fault.code in ROW_FAULTS:
                 sound = sound & ~fault.mask
 
-    def found(fault: Fault, rows: np.ndarray) -> None:
-        mask = np.zeros(len(frame), dtype=bool)
+    def found(fault: Fault, rows: np.ndarray | slice) -> None:
+        mask = np.zeros(len(records), dtype=bool)
         mask[rows] = fault.mask
         more.append(fault._replace(mask=mask))
 
-    kept, rows = frame[stays], np.flatnonzero(stays)
-    for fault in order_faults(kept):
-        found(fault, rows)
-    keep = "last" if "keep-last" in repairs else "first"
-    once = ~kept.duplicated(["symbol", "time"], keep=keep).to_numpy()
-    kept, rows = kept[once].copy(), rows[once]
+    kept = records.take(stays)
+    between = list(order_faults(kept))
+    for fault in between:
+        found(fault, stays)
+    if any(fault.code == "D021" for fault in between):
+        kept, stays = _once(kept, stays, "last" if "keep-last" in repairs else "first")
     if "widen" in repairs:
-        kept["high"] = kept[list(PRICES)].max(axis=1)
-        kept["low"] = kept[list(PRICES)].min(axis=1)
+        prices = [kept[name] for name in PRICES]
+        kept["high"], kept["low"] = np.maximum.reduce(prices), np.minimum.reduce(prices)
     if "no-volume" in repairs:
-        kept["volume"] = kept["volume"].fillna(0.0)
-    symbol = kept["symbol"]
+        kept["volume"] = np.nan_to_num(kept["volume"], posinf=np.inf, neginf=-np.inf)
+    unparted = dict(kept.columns), kept.symbols
     if "part-reuse" in repairs:
-        kept["symbol"] = part_reused(kept)
-    kept = adjust(kept)
+        part_reused(kept)
+    adjust(kept)
+    checked = Records(kept.columns | {"symbol": unparted[0]["symbol"]}, unparted[1])
     # What a row's own fault makes of its neighbours is not told again.
-    for fault in series_faults(kept.assign(symbol=symbol)[sound[rows]]):
-        found(fault, rows[sound[rows]])
+    of_kept = sound[stays]
+    where = np.flatnonzero(stays)[of_kept] if not (stays.all() and of_kept.all()) else slice(None)
+    for fault in series_faults(checked.take(of_kept)):
+        found(fault, where)
     return kept, more
 
 
-def _note(kept: pd.DataFrame, faults: list[Fault], repairs: frozenset[str]) -> str:
+def _note(kept: Records, faults: list[Fault], repairs: frozenset[str]) -> str:
     """What a report must say of the bars: what was mended, adjusted, and what is only closes."""
     done = [
         f"{fault.code} by {fault.mended_by(repairs)}"
@@ -223,38 +201,71 @@ def _note(kept: pd.DataFrame, faults: list[Fault], repairs: frozenset[str]) -> s
     factors = [name for name in FACTORS if name in kept]
     if factors:
         notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
-    bars = kept[kept["present"]]
-    flat = (bars["high"] == bars["low"]).to_numpy() & (bars["open"] == bars["close"]).to_numpy()
-    if flat.mean() > FLAT and "close-only" not in repairs:
-        notes.append(f"{flat.sum():,} of {len(flat):,} bars have open = high = low = close.")
+    flat = (kept["high"] == kept["low"]) & (kept["open"] == kept["close"]) & kept["present"]
+    count = int(kept["present"].sum())
+    if flat.sum() > FLAT * count and "close-only" not in repairs:
+        notes.append(f"{flat.sum():,} of {count:,} bars have open = high = low = close.")
     return " ".join(notes)
 
 
 def _assemble(
-    rows: pd.DataFrame, step: np.timedelta64 | None, timezone: str | None, source: str, note: str
+    kept: Records, step: np.timedelta64 | None, timezone: str | None, source: str, note: str
 ) -> Bars:
-    """Bars from rows of which no two share symbol and time, in any order."""
-    time, at = np.unique(rows["time"].to_numpy(), return_inverse=True)
+    """Bars from rows of which no two share symbol and time, in any order; empties `kept`."""
+    columns, own = kept.columns, kept["time"]
+    del columns["time"]
+    code, symbols = _used(columns.pop("symbol"), kept.symbols)
+    if len(symbols) == 1 and (own[1:] > own[:-1]).all():
+        time, at = own, slice(None)
+    else:
+        time, at = np.unique(own, return_inverse=True)
     if step is not None:
-        own, time = time, np.union1d(time, expected_times(time, step, timezone))
-        at = np.searchsorted(time, own)[at]
-    code, symbols = pd.factorize(rows["symbol"])
+        grown = np.union1d(time, expected_times(time, step, timezone))
+        at = np.searchsorted(grown, time)[at]
+        time = grown
     shape = (len(time), len(symbols))
+    whole = len(own) == len(time) * len(symbols)
 
-    def grid(values: object, fill: float | bool) -> np.ndarray:
-        out = np.full(shape, fill)
+    def grid(values: np.ndarray, fill: float | bool) -> np.ndarray:
+        if isinstance(at, slice):
+            return values[:, None]
+        out = np.full(shape, fill, dtype=values.dtype)
         out[at, code] = values
         return out
 
-    given = grid(True, False)
-    fields = {name: grid(rows[name].to_numpy(), np.nan) for name in PRICES}
-    carried = pd.DataFrame(fields["close"]).ffill().to_numpy()
-    return Bars(
-        time=time,
-        symbols=tuple(symbols),
-        volume=grid(rows["volume"].to_numpy(), 0.0),
-        present=grid(rows["present"].to_numpy(), False),
-        source=source,
-        note=note,
-        **{name: np.where(given, field, carried) for name, field in fields.items()},
-    )
+    close = grid(columns.pop("close"), np.nan)
+    fields, given = {"close": close}, None
+    if not whole:
+        given = grid(np.ones(len(own), dtype=bool), False)
+        fields["close"] = pd.DataFrame(close).ffill().to_numpy()
+    for name in PRICES[:3]:
+        fields[name] = grid(columns.pop(name), np.nan)
+        if given is not None:
+            np.copyto(fields[name], fields["close"], where=~given)
+    for name, column in (("volume", "volume"), ("present", "present"), *EXTRA_COLUMNS):
+        if column in columns:
+            values = columns.pop(column)
+            fields[name] = grid(values, values.dtype.type(0))
+    for array in (time, *fields.values()):  # ours alone: frozen, they need not be copied
+        for part in (array, array.base):
+            if isinstance(part, np.ndarray):
+                part.setflags(write=False)
+    return Bars(time=time, symbols=tuple(symbols), source=source, note=note, **fields)
+
+
+def _used(code: np.ndarray, symbols: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Codes of those symbols alone that have a row."""
+    used = np.bincount(code, minlength=len(symbols)) > 0
+    if used.all():
+        return code, symbols
+    place = np.cumsum(used) - 1
+    return place[code], [name for name, has in zip(symbols, used, strict=True) if has]
+
+
+def _once(kept: Records, stays: np.ndarray, keep: str) -> tuple[Records, np.ndarray]:
+    """One row of each symbol and time, the first or the last; and which of all rows these are."""
+    keys = pd.DataFrame({name: kept[name] for name in ("symbol", "time")}, copy=False)
+    once = ~keys.duplicated(keep=keep).to_numpy()  # pyright: ignore[reportArgumentType]
+    left = stays.copy()
+    left[stays] = once
+    return kept.take(once), left

@@ -1,16 +1,22 @@
-"""When a market trades, as its own bars show it: what makes a gap missing bars."""
+"""When a market trades: as a calendar says, known before it happens, or as its own bars show."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import zoneinfo
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.types import Bars
 
 HOUR = 3_600_000_000_000  # nanoseconds
 WEEK_HOURS = 7 * 24
+DAY = np.timedelta64(1, "D")
+FILLS = ("next_open", "close")
 REGULAR = 0.2  # of the weeks: an hour that trades more seldom is an exception
 
 
@@ -65,3 +71,158 @@ def _clock(time: np.ndarray, timezone: str | None) -> np.ndarray:
     if timezone is not None:
         local = local.tz_localize("UTC").tz_convert(timezone).tz_localize(None)
     return local.to_numpy("datetime64[ns]").astype(np.int64) + 3 * 24 * HOUR
+
+
+def _local(day: int, clock: str) -> np.timedelta64:
+    """Since the Monday's midnight of the clock on the wall."""
+    if not re.fullmatch(r"[0-2]?\d:[0-5]\d", clock):
+        raise ConfigError(f"sessions: {clock!r} is no time of day; write it as 09:30.")
+    hours, minutes = map(int, clock.split(":"))
+    return np.timedelta64(day * 24 * 60 + hours * 60 + minutes, "m").astype("timedelta64[ns]")
+
+
+def _dates(dates: frozenset[str]) -> np.ndarray:
+    return np.array(sorted(dates), dtype="datetime64[D]")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """When a market opens and closes, week by week, by the clock of its own zone.
+
+    It is known beforehand: whether a bar is the last of its session follows from the bar's own
+    time, never from the next bar, which nobody has seen yet. Presets: `EVERY_DAY` (24/7, a market
+    without a close), `FX_WEEK`, `holidays.new_york`.
+
+    Attributes:
+      zone: IANA zone, e.g. "America/New_York"; its changes of the clock are followed.
+      weekly: sessions as (day, open, day, close), days from Monday = 0 of the week in which the
+        session opens, so that the Friday after a Sunday is 11; clocks as "09:30".
+      half_days: the close of a session that ends early, by the local date of its close.
+      holidays: local dates without trading.
+    """
+
+    zone: str
+    weekly: tuple[tuple[int, str, int, str], ...]
+    half_days: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    holidays: frozenset[str] = frozenset()
+
+    def __post_init__(self):
+        if self.zone not in zoneinfo.available_timezones():
+            raise ConfigError(f"sessions.zone = {self.zone!r} is no time zone; give e.g. UTC.")
+        for day, opens, last, closes in self.weekly:
+            if not _local(day, opens) < _local(last, closes):
+                raise ConfigError(
+                    f"sessions.weekly: day {day} {opens} to day {last} {closes} does not end after "
+                    "it begins; days count from Monday = 0 on, and 11 is the Friday after Sunday."
+                )
+        dates = [*self.half_days, *self.holidays]
+        wrong = [date for date in dates if not re.fullmatch(r"\d{4}-\d\d-\d\d", str(date))]
+        if wrong:
+            raise ConfigError(f"sessions: {wrong[0]!r} is no date; write it as 2024-07-03.")
+        for closes in self.half_days.values():
+            _local(0, closes)
+
+    def spans(self, time: np.ndarray, length: np.timedelta64) -> tuple[np.ndarray, np.ndarray]:
+        """Open and close `[N]`, datetime64[ns] UTC, of the session of each bar; NaT outside.
+
+        Args:
+          time: `[N]` datetime64[ns] UTC, the bars' opens. length: that of a bar; a bar that
+            begins before a session and ends within it belongs to it.
+        """
+        index = pd.DatetimeIndex(time, tz="UTC").tz_convert(self.zone).tz_localize(None)
+        local = index.to_numpy("datetime64[ns]")
+        opened = np.full(len(local), np.datetime64("NaT"), "datetime64[ns]")
+        closed = opened.copy()
+        monday = local.astype("datetime64[D]") - (index.day_of_week.to_numpy() * DAY)
+        off = _dates(self.holidays)
+        for day, opens, last, closes in self.weekly:
+            for week in (monday, monday - 7 * DAY):
+                begin, end = week + _local(day, opens), week + _local(last, closes)
+                end = self._early(end)
+                inside = (local + length > begin) & (local < end)
+                inside &= ~np.isin(np.maximum(local, begin).astype("datetime64[D]"), off)
+                opened[inside], closed[inside] = begin[inside], end[inside]
+        return self._utc(opened), self._utc(closed)
+
+    def _early(self, end: np.ndarray) -> np.ndarray:
+        """The closes, local, with those of half days."""
+        if not self.half_days:
+            return end
+        known = sorted(self.half_days)
+        days = np.array(known, dtype="datetime64[D]")
+        early = days + np.array([_local(0, self.half_days[day]) for day in known])
+        dates = end.astype("datetime64[D]")
+        at = np.minimum(np.searchsorted(days, dates), len(days) - 1)
+        return np.where(days[at] == dates, early[at], end)
+
+    def _utc(self, local: np.ndarray) -> np.ndarray:
+        zoned = pd.DatetimeIndex(local).tz_localize(
+            self.zone, ambiguous="NaT", nonexistent="shift_forward"
+        )
+        return zoned.tz_convert(None).to_numpy("datetime64[ns]")
+
+
+EVERY_DAY = Sessions(zone="UTC", weekly=())
+FX_WEEK = Sessions(zone="America/New_York", weekly=((6, "17:00", 11, "17:00"),))
+
+
+def bar_length(time: np.ndarray) -> np.timedelta64:
+    """The bars' length: the most frequent step between their times `[N]`; NaT of fewer than 2."""
+    if len(time) < 2:
+        return np.timedelta64("NaT", "ns")
+    steps, counts = np.unique(np.diff(time), return_counts=True)
+    return steps[np.argmax(counts)]
+
+
+def session_ends(bars: Bars, sessions: Sessions) -> np.ndarray:
+    """`[N]` bool, whether a bar is the last of its session, from the calendar and its own time.
+
+    A bar of a day or more is always one; one outside every session never is.
+    """
+    return _last(bars, sessions, ahead=0)
+
+
+def flat_at_close(
+    targets: np.ndarray, bars: Bars, sessions: Sessions, fill: str = "next_open"
+) -> np.ndarray:
+    """`targets` with 0 at the decision whose fill is the last before the session ends.
+
+    With fill "close" that is the decision at the last bar, which fills at its close. With
+    "next_open" it is the one at the bar before, which fills at the last bar's open; what is decided
+    at the last bar fills at the next session's open, and stays as it is. Where the last bar of a
+    session is missing from the data, the order waits for the next one.
+
+    Args:
+      targets: `[N]` or `[N, A]` weights, NaN for no order. bars: N bars. sessions: when they trade.
+      fill: "next_open" or "close", as `backtest` is told.
+
+    Returns:
+      A new array of the shape of `targets`, float64.
+
+    Raises:
+      ConfigError: an unknown fill, or bars of a day, which have no time of day to be flat at.
+      BarError: targets of another length than the bars.
+    """
+    if fill not in FILLS:
+        raise ConfigError(f"fill = {fill!r} is unknown; there are {' and '.join(FILLS)}.")
+    out = np.array(targets, dtype=np.float64)
+    if len(out) != len(bars):
+        raise BarError(
+            f"targets have {len(out)} rows, but there are {len(bars)} bars; give one each."
+        )
+    if len(bars) > 1 and bar_length(bars.time) >= DAY:
+        raise ConfigError("bars of a day have no close within it to be flat at; give shorter bars.")
+    out[_last(bars, sessions, ahead=0 if fill == "close" else 1)] = 0.0
+    return out
+
+
+def _last(bars: Bars, sessions: Sessions, ahead: int) -> np.ndarray:
+    """`[N]` bool: the bar `ahead` bars later is the last of the same session."""
+    length = bar_length(bars.time)
+    if len(bars) < 2 or not sessions.weekly:
+        return np.zeros(len(bars), dtype=bool)
+    if length >= DAY:
+        return np.full(len(bars), ahead == 0)
+    _, closed = sessions.spans(bars.time, length)
+    start = bars.time + ahead * length
+    return (start < closed) & (start + length >= closed)

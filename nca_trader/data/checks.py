@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 
+from nca_trader.data.extras import add_extras
 from nca_trader.data.faults import Fault, refuse
+from nca_trader.data.records import Records
 from nca_trader.types import PRICES, Bars
 
 SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
+NOT_POSITIVE = (
+    "Correct or remove the row; a back-adjusted future is to be adjusted by ratios in place of "
+    "differences, or an offset added to all its prices, whose returns are then of that sum"
+)
 
 
 def value_faults(frame: pd.DataFrame, raw: pd.DataFrame | None = None) -> Iterator[Fault]:
@@ -21,25 +27,25 @@ def value_faults(frame: pd.DataFrame, raw: pd.DataFrame | None = None) -> Iterat
     at, and a row counts in the first check that it fails.
     """
     unchecked = frame["present"].to_numpy().copy()
-    remedy = "Correct or remove the row"
+    about = ""
 
     def fault(code: str, mask: np.ndarray, say: Callable[[int], str], *repairs: str):
         mask = mask & unchecked
+        remedy = NOT_POSITIVE if code == "D008" else "Correct or remove the row"
         if mask.any():
             if repairs[0] != "no-volume":  # such a row stays, so the other checks are due
                 unchecked[mask] = False
-            yield Fault(code, say(int(np.flatnonzero(mask)[0])), remedy, mask, repairs)
+            yield Fault(code, say(int(np.argmax(mask))), remedy, mask, repairs, about)
 
     for name in ("close", "open", "high", "low", "volume"):  # the others may stand in for a close
-        value = frame[name].to_numpy()
-        shown = frame[name] if raw is None else raw[name]
+        value, about = frame[name].to_numpy(), name
         missing, volume = np.isnan(value), name == "volume"
 
-        def say(row: int, name: str = name, shown: pd.Series = shown) -> str:
-            return f"{name} = {shown.iloc[row]}"
+        def say(row: int, name: str = name, value: np.ndarray = value) -> str:
+            return f"{name} = {value[row]}"
 
-        def text(row: int, say: Callable[[int], str] = say) -> str:
-            return f"{say(row)} is not a number"
+        def text(row: int, name: str = name) -> str:
+            return f"{name} = {'' if raw is None else raw[name].iloc[row]} is not a number"
 
         if raw is not None and missing.any():
             yield from fault("D009", missing & raw[name].notna().to_numpy(), text, "drop-bad")
@@ -50,6 +56,7 @@ def value_faults(frame: pd.DataFrame, raw: pd.DataFrame | None = None) -> Iterat
             yield from fault("D012", value < 0, say, "drop-bad")
         else:
             yield from fault("D008", value <= 0, say, "drop-bad")
+    about = ""
     o, h, low, c = (frame[name].to_numpy() for name in PRICES)
 
     def bar(row: int) -> str:
@@ -63,29 +70,42 @@ def value_faults(frame: pd.DataFrame, raw: pd.DataFrame | None = None) -> Iterat
     )
 
 
-def order_faults(frame: pd.DataFrame) -> Iterator[Fault]:
+def order_faults(records: Records) -> Iterator[Fault]:
     """Rows that repeat a time of their `symbol`, or whose time is before that of the row above."""
-    time, symbol, close = (frame[name].to_numpy() for name in ("time", "symbol", "close"))
-    again = frame.duplicated(["symbol", "time"]).to_numpy()
+    time, symbol, close = (records[name] for name in ("time", "symbol", "close"))
+    order, inside, forward = _steps(time, symbol)
+    if (forward | ~inside).all():
+        return
+    again = pd.DataFrame({"time": time, "symbol": symbol}, copy=False).duplicated().to_numpy()
     if again.any():
-        row = int(np.flatnonzero(again)[0])
-        first = int(np.flatnonzero((time == time[row]) & (symbol == symbol[row]))[0])
+        row = int(np.argmax(again))
+        first = int(np.argmax((time == time[row]) & (symbol == symbol[row])))
         same = "the same close" if close[first] == close[row] else "different close"
         stamp = np.datetime_as_string(time[row], unit="s")
         say = f"duplicate time {stamp}Z with {same} ({close[first]} and {close[row]})"
         yield Fault("D021", say, "Remove one", again, ("keep-first", "keep-last"))
-    rows = np.flatnonzero(~again)
-    code = pd.factorize(symbol[rows])[0]
-    order = np.argsort(code, kind="stable")
-    inside = np.diff(code[order]) == 0
-    back = inside & (np.diff(time[rows[order]]) < np.timedelta64(0, "ns"))
+        rows = np.flatnonzero(~again)
+        order, inside, forward = _steps(time[rows], symbol[rows])
+        order = rows[order]
+    back = inside & ~forward
     if back.any():
-        mask = np.zeros(len(frame), dtype=bool)
-        mask[rows[order][1:][back]] = True
+        mask = np.zeros(len(time), dtype=bool)
+        mask[(np.arange(len(time)) if isinstance(order, slice) else order)[1:][back]] = True
         newest_first = back.sum() == inside.sum()
         say = "the time is before that of the row above"
         say = "times run backwards, newest first" if newest_first else say
         yield Fault("D020", say, "Sort the rows by time", mask, ("sort",))
+
+
+def _steps(
+    time: np.ndarray, symbol: np.ndarray
+) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
+    """The rows by symbol, as they stand; from each to the next: the same symbol, a later time."""
+    order = slice(None)
+    if (symbol[1:] < symbol[:-1]).any():
+        order = np.argsort(symbol, kind="stable")
+        time, symbol = time[order], symbol[order]
+    return order, symbol[1:] == symbol[:-1], time[1:] > time[:-1]
 
 
 def validate(bars: Bars) -> None:
@@ -94,9 +114,11 @@ def validate(bars: Bars) -> None:
     Raises:
       BarError: every problem at once, with code, row, symbol and remedy.
     """
-    fields = (*PRICES, "volume", "present")
-    frame = pd.DataFrame({name: getattr(bars, name).ravel() for name in fields})
+    frame = pd.DataFrame({name: getattr(bars, name).ravel() for name in bars.fields})
+    found = [*value_faults(frame)]
+    frame = frame.rename(columns={"dividend": "cash_dividend"})
+    found += add_extras(frame, frame, empty_is_none=False)
     # Arrays in memory have no --repair; their owner mends them.
-    faults = [fault._replace(repairs=()) for fault in value_faults(frame)]
+    faults = [fault._replace(repairs=()) for fault in found]
     width, names = bars.num_assets, bars.symbols
     refuse(bars.source or "bars", faults, lambda i: f"row {i // width}, {names[i % width]}")

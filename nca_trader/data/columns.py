@@ -15,9 +15,13 @@ from nca_trader.errors import BarError
 from nca_trader.types import PRICES
 
 FIELDS = (*PRICES, "volume")
-ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend")
+SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
+INCOME = ("cash_dividend", "funding")
+ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
+NONE = "-"  # in place of a column: of this role take none
 WIDE = re.compile(
-    r"(?P<symbol>.+?)[ _.:/|-](?P<field>open|high|low|close|volume|vol)"
+    r"(?P<symbol>.+?)[ _.:/|-](?P<field>open|high|low|close|volume|vol|half_spread|bid|ask"
+    r"|dividends?|cash_dividend|funding|funding_rate)"
     r"|(?P<field2>open|high|low|close|volume|vol)[ _.:/|-](?P<symbol2>.+)",
     re.IGNORECASE,
 )
@@ -32,14 +36,15 @@ ADJUSTMENTS = {
 class Rows(NamedTuple):
     """A table under the canonical names, one row an asset and time.
 
-    `frame`: time, open, high, low, close, volume, present; symbol, split and dividend where the
-    table has them. `others`: its other columns, of the same rows. `wide`: from a wide table.
+    `frame`: time, open, high, low, close, volume, present; the others of `ROLES` where the table
+    has them. `others`: its other columns, of the same rows. `wide`: from a wide table.
     """
 
     frame: pd.DataFrame
     others: pd.DataFrame
     faults: list[Fault]
     wide: bool
+    symbols: tuple[str, ...] = ()
 
 
 def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, str]:
@@ -69,13 +74,19 @@ def arrange(table: Table, given: Mapping[str, str], repairs: frozenset[str]) -> 
     """
     wide = None if "close" in given and given["close"] != "*" else _wide(table, given)
     if wide is not None:
-        return _complete(table, *wide, repairs=repairs, wide=True)
+        frame, others, faults, symbols = wide
+        rows = _complete(table, frame, others, faults, repairs=repairs, wide=True)
+        return rows._replace(symbols=symbols)
     raw, found, used, faults = table.frame, {}, set(), []
     for role, text in given.items():
+        if text == NONE:
+            continue
         found[role] = _expression(table, role, text, used)
     for at, column in enumerate(raw.columns):
         role = canonical(column)
-        if not role or role in given:
+        # A dividend that is named as a factor is no cash.
+        factor = role == "cash_dividend" and at in used
+        if not role or role in given or factor:
             continue
         if role in found:
             say = f"columns {found[role].name!r} and {column!r} both mean {role}"
@@ -133,7 +144,7 @@ def _expression(table: Table, role: str, text: str, used: set[int]) -> pd.Series
 
 def _wide(
     table: Table, given: Mapping[str, str]
-) -> tuple[pd.DataFrame, pd.DataFrame, list[Fault]] | None:
+) -> tuple[pd.DataFrame, pd.DataFrame, list[Fault], tuple[str, ...]] | None:
     """The long form of a table with a column for each symbol and field; None if it is none."""
     raw = table.frame
     roles = given.keys() | {canonical(column) for column in raw.columns}
@@ -157,12 +168,14 @@ def _wide(
         fields[field] = i
     for symbol, fields in positions.items():
         part = pd.DataFrame({field: raw.iloc[:, i] for field, i in fields.items()})
-        part = part[part.notna().any(axis=1)]  # else the asset has no bar there
+        # Else the asset has no bar there; what is paid to its holders is told even so.
+        paid = part[[name for name in INCOME if name in part]].fillna(0.0).ne(0.0).any(axis=1)
+        part = part[part[[name for name in FIELDS if name in part]].notna().any(axis=1) | paid]
         part.insert(0, "symbol", symbol)
         part.insert(0, "time", raw.iloc[:, at][part.index])
         parts.append(part)
     frame = pd.concat(parts)
-    return frame, pd.DataFrame(index=frame.index), faults
+    return frame, pd.DataFrame(index=frame.index), faults, tuple(positions)
 
 
 def _first(column: Any) -> Any:
@@ -173,10 +186,11 @@ def _first(column: Any) -> Any:
 
 
 def _pair(column: Any) -> tuple[str, str] | None:
-    """Symbol and field of a wide table's column."""
+    """Symbol and field of a wide table's column, such as AAPL_close or AAPL_dividend."""
     if isinstance(column, tuple) and len(column) == 2:
         parts = [str(part).strip() for part in column]
-        fields = [part if part in FIELDS else "" for part in map(canonical, parts)]
+        known = (*FIELDS, *INCOME, *SPREADS)
+        fields = [part if part in known else "" for part in map(canonical, parts)]
         if bool(fields[0]) == bool(fields[1]):
             return None
         return (parts[1], fields[0]) if fields[0] else (parts[0], fields[1])

@@ -9,23 +9,24 @@ import pandas as pd
 
 from nca_trader.data.columns import ADJUSTMENTS
 from nca_trader.data.faults import Fault
+from nca_trader.data.jumps import is_jump, split_ratio
+from nca_trader.data.records import Records
 
 REUSE = np.timedelta64(180, "D")  # without bars, at least
-JUMP = np.log(1.8)  # at least, and
-JUMP_MOVES = 25  # times the symbol's median move: what is wild already jumps higher
 WINDOW = 100  # bars whose opens and closes are looked at together
 CHANGES = 1e-3  # relative: adjusted closes are rounded
+BLOCK = 1 << 16  # rows looked at together, so that what is computed of them is small
 
 
-def series_faults(frame: pd.DataFrame) -> Iterator[Fault]:
-    """Faults between bars of one symbol, in order of time; `frame` as `checks.order_faults`'."""
-    rows, code, names, time = _in_order(frame)
-    segment = np.cumsum(np.concatenate(([0], np.diff(code) != 0)))
-    parted = _parts(time, code, frame["present"].to_numpy()[rows])
+def series_faults(records: Records) -> Iterator[Fault]:
+    """Faults between bars of one symbol, in order of time."""
+    rows, code, time = _in_order(records)
+    present = records["present"][rows]
+    parted = _parts(time, code, present)
 
     def fault(name: str, at: np.ndarray, say: str, remedy: str, *repairs: str) -> Fault:
-        mask = np.zeros(len(frame), dtype=bool)
-        mask[rows[at]] = True
+        mask = np.zeros(len(records), dtype=bool)
+        mask[at if isinstance(rows, slice) else rows[at]] = True
         return Fault(name, say, remedy, mask, repairs)
 
     def day(row: int) -> str:
@@ -35,37 +36,41 @@ def series_faults(frame: pd.DataFrame) -> Iterator[Fault]:
         row = int(parted[0])
         own = np.flatnonzero(code == code[row])
         until = next((int(r) for r in parted[1:] if code[r] == code[row]), int(own[-1]) + 1) - 1
-        say = f"{names[code[row]]} has bars from {day(own[0])} to {day(row - 1)} and again from "
+        name = records.symbols[code[row]]
+        say = f"{name} has bars from {day(own[0])} to {day(row - 1)} and again from "
         say += f"{day(row)} to {day(until)}: a ticker used again, or a gap"
         yield fault("D025", parted, say, "Give each its own symbol", "part-reuse", "keep-gaps")
-    checked = np.flatnonzero((frame["present"].to_numpy() & (frame["close"] > 0).to_numpy())[rows])
-    rows, code, time, segment = (x[checked] for x in (rows, code, time, segment))
-    inside = (np.diff(segment) == 0) & (np.diff(time) <= REUSE)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        o, c = (np.log(frame[name].to_numpy()[rows]) for name in ("open", "close"))
-    at = _jumps(o, c, inside, code)
+    checked = present & (records["close"][rows] > 0)
+    if not checked.all():  # others stand between no two bars
+        rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]
+        code, time = code[checked], time[checked]
+    inside = (code[1:] == code[:-1]) & (np.diff(time) <= REUSE)
+    at = is_jump(records, rows, inside, code)
     if len(at):
         row = int(at[0])
-        before, after = np.exp(c[row - 1]), np.exp(o[row])
-        say = f"{names[code[row]]} jumps from close {before:.6g} to open {after:.6g}, "
-        say += f"{after / before:.4g} times"
+        place = rows[row - 1 : row + 1] if isinstance(rows, np.ndarray) else [row - 1, row]
+        before, after = records["close"][place[0]], records["open"][place[1]]
+        say = f"{records.symbols[code[row]]} jumps from close {before:.6g} to open {after:.6g}, "
+        say += f"{after / before:.4g} times{split_ratio(after / before)}"
         remedy = "Correct the prices, or adjust splits, e.g. --columns split=COLUMN"
         yield fault("D026", at, say, remedy, "keep-jumps")
-    at = _open_close_swapped(o, c, inside)
+    at = _open_close_swapped(records["open"], records["close"], rows, inside)
     if len(at):
         say = f"open and close look swapped from about here, for {len(at):,} bars: the closes, "
         yield fault("D029", at, f"{say}not the opens, go on from the bar before", "Swap them there")
 
 
-def _in_order(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, pd.Index, np.ndarray]:
-    """The rows by symbol and time: their places, their symbols' codes, those symbols, times."""
-    code, names = pd.factorize(frame["symbol"])
-    time = frame["time"].to_numpy()
+def _in_order(records: Records) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
+    """The rows by symbol and time: their places, their symbols' codes, their times."""
+    code, time = records["symbol"], records["time"]
+    step = code[1:].astype(np.int64) - code[:-1] if len(records.symbols) > 1 else 0
+    if ((step > 0) | ((step == 0) & (time[1:] >= time[:-1]))).all():
+        return slice(None), code, time
     rows = np.lexsort((time, code))
-    return rows, code[rows], pd.Index(names), time[rows]
+    return rows, code[rows], time[rows]
 
 
-def _typical(value: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndarray:
+def typical(value: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndarray:
     """`[n - 1]` the median of `value` `[n - 1]` within each row's symbol."""
     series = pd.Series(np.where(inside, value, np.nan))
     return series.groupby(code[1:]).transform("median").to_numpy()
@@ -76,37 +81,33 @@ def _parts(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarra
 
     Beside a row that says itself that the bar is missing there is none.
     """
-    step = np.diff(time) / np.timedelta64(1, "D")
-    inside = (np.diff(code) == 0) & present[1:] & present[:-1]
-    long = inside & (step > REUSE / np.timedelta64(1, "D"))
+    long = (np.diff(time) > REUSE) & (code[1:] == code[:-1]) & present[1:] & present[:-1]
     if not long.any():
         return np.zeros(0, dtype=int)
+    inside = (code[1:] == code[:-1]) & present[1:] & present[:-1]
+    step = np.diff(time) / np.timedelta64(1, "D")
     # Bars of a quarter or a year are always as far apart as that.
-    return np.flatnonzero(long & (step > 20 * _typical(step, inside, code))) + 1
+    return np.flatnonzero(long & (step > 20 * typical(step, inside, code))) + 1
 
 
-def _jumps(o: np.ndarray, c: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Places whose open is far from the close before, both as logarithms."""
-    jump = np.abs(o[1:] - c[:-1])
-    high = inside & (jump > JUMP)
-    if not high.any():
-        return np.zeros(0, dtype=int)
-    typical = _typical(np.abs(np.diff(c)), inside, code)
-    return np.flatnonzero(high & (jump > JUMP_MOVES * typical)) + 1
+def part_reused(records: Records) -> None:
+    """Gives every later span of a symbol the year of its first bar: FB, FB-2012; in place."""
+    rows, code, time = _in_order(records)
+    names, out = list(records.symbols), records["symbol"].copy()
+    places = np.arange(len(records)) if isinstance(rows, slice) else rows
+    for place in _parts(time, code, records["present"][rows]):
+        later = places[place:][code[place:] == code[place]]
+        names.append(f"{records.symbols[code[place]]}-{str(time[place])[:4]}")
+        out[later] = len(names) - 1
+    # The assets in the order of their first rows.
+    new, order = pd.factorize(out)
+    records["symbol"], records.symbols = new.astype(np.int32), [names[i] for i in order]
 
 
-def part_reused(frame: pd.DataFrame) -> pd.Series:
-    """The symbols, those of every later span with the year of its first bar: FB, FB-2012."""
-    rows, code, names, time = _in_order(frame)
-    out = frame["symbol"].astype(object).to_numpy().copy()
-    for place in _parts(time, code, frame["present"].to_numpy()[rows]):
-        later = rows[place:][code[place:] == code[place]]
-        out[later] = f"{names[code[place]]}-{str(time[place])[:4]}"
-    return pd.Series(out, index=frame.index)
-
-
-def _open_close_swapped(o: np.ndarray, c: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Rows, of logarithms in order of time, whose close goes on from the open before it.
+def _open_close_swapped(
+    opens: np.ndarray, closes: np.ndarray, rows: slice | np.ndarray, inside: np.ndarray
+) -> np.ndarray:
+    """Places, in order of symbol and time, whose close goes on from the open before it.
 
     An open is nearer to the close before it than that bar's open is to this bar's close, over any
     window of bars; where columns are swapped it is the other way round.
@@ -114,84 +115,95 @@ def _open_close_swapped(o: np.ndarray, c: np.ndarray, inside: np.ndarray) -> np.
     width = min(WINDOW, len(inside))
     if width < 30:
         return np.zeros(0, dtype=int)
-    near = np.where(inside, np.abs(o[1:] - c[:-1]), 0.0)
-    far = np.where(inside, np.abs(c[1:] - o[:-1]), 0.0)
-    excess = np.nan_to_num(near - 2.0 * far, nan=0.0)
-    total = np.concatenate(([0.0], np.cumsum(excess)))
-    if not (total[width:] - total[:-width] > 1e-9).any():
+
+    def excess(begin: int, end: int, weight: float) -> np.ndarray:
+        part = slice(begin, end + 1) if isinstance(rows, slice) else rows[begin : end + 1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            o, c = np.log(opens[part]), np.log(closes[part])
+            more = np.abs(o[1:] - c[:-1]) - weight * np.abs(c[1:] - o[:-1])
+        return np.where(inside[begin:end], np.nan_to_num(more, nan=0.0), 0.0)
+
+    def suspect(begin: int) -> bool:
+        part = excess(begin, min(begin + BLOCK + width, len(inside)), 2.0)
+        total = np.concatenate(([0.0], np.cumsum(part)))
+        return bool((total[width:] - total[:-width] > 1e-9).any())
+
+    if not any(map(suspect, range(0, max(len(inside) - width + 1, 1), BLOCK))):
         return np.zeros(0, dtype=int)
     # The span in which swapped columns explain most: from the lowest to the highest of the sum.
-    total = np.concatenate(([0.0], np.cumsum(np.nan_to_num(near - far, nan=0.0))))
+    total = np.concatenate(([0.0], np.cumsum(excess(0, len(inside), 1.0))))
     last = int(np.argmax(total - np.minimum.accumulate(total)))
     return np.arange(int(np.argmin(total[: last + 1])) + 1, last + 1)
 
 
 def column_faults(
-    frame: pd.DataFrame, others: pd.DataFrame, repairs: frozenset[str]
+    records: Records, others: list[tuple[str, np.ndarray]], repairs: frozenset[str]
 ) -> Iterator[Fault]:
     """Adjustments that are not applied, and columns that changed places with volume.
 
-    Where the repair swap-volume is asked for, the volume of `frame` is mended in place.
+    Where the repair swap-volume is asked for, the volume of `records` is mended in place.
     """
-    for at in range(others.shape[1]):
-        column, name = others.iloc[:, at], str(others.columns[at]).strip()
-        if not pd.api.types.is_numeric_dtype(column.dtype):
+    for name, value in others:
+        if name.lower().replace(" ", "_") in ADJUSTMENTS and "split" not in records:
+            if "dividend" not in records:
+                yield from _unadjusted(records, value, name)
             continue
-        value = column.to_numpy(np.float64, na_value=np.nan)
-        if name.lower().replace(" ", "_") in ADJUSTMENTS and "split" not in frame:
-            if "dividend" not in frame:
-                yield from _unadjusted(frame, value, name)
-            continue
-        for fault in _volume_swapped(frame, value, name):
+        for fault in _volume_swapped(records, value, name):
             if fault.mask is not None and fault.mended_by(repairs):
-                frame["volume"] = np.where(fault.mask, value, frame["volume"])
+                records["volume"] = np.where(fault.mask, value, records["volume"])
             yield fault
 
 
-def _unadjusted(frame: pd.DataFrame, value: np.ndarray, name: str) -> Iterator[Fault]:
+def _unadjusted(records: Records, value: np.ndarray, name: str) -> Iterator[Fault]:
     kind = name.lower().replace(" ", "_")
     ratio = kind in ("adj_close", "adjclose", "adjusted_close")
     with np.errstate(divide="ignore", invalid="ignore"):
-        factor = value / frame["close"].to_numpy() if ratio else value
+        factor = value / records["close"] if ratio else value
         moved = np.abs(factor[1:] / factor[:-1] - 1.0) > CHANGES
-    symbol = frame["symbol"].to_numpy()
+    symbol = records["symbol"]
     mask = np.concatenate(([False], moved & (symbol[1:] == symbol[:-1])))
     if mask.any():
-        row = int(np.flatnonzero(mask)[0])
+        row = int(np.argmax(mask))
         say = f"{name} = {value[row]:.6g} adjusts the prices, which are taken as they stand"
         use = "split=1/ajexdi" if kind == "ajexdi" else f"dividend={name}{'/close' * ratio}"
         use = f"split={name}" if kind == "split_factor" else use
         yield Fault("D027", say, f"Pass --columns {use}", mask, ("unadjusted",))
 
 
-def _volume_swapped(frame: pd.DataFrame, value: np.ndarray, name: str) -> Iterator[Fault]:
+def _volume_swapped(records: Records, value: np.ndarray, name: str) -> Iterator[Fault]:
     """Rows whose volume is traded value and the other way round; else where two columns cross."""
-    volume, close = frame["volume"].to_numpy(), frame["close"].to_numpy()
-    known = (volume > 0) & (value > 0) & (close > 0) & frame["present"].to_numpy()
+    volume = records["volume"]
+    known = (volume > 0) & (value > 0) & (records["close"] > 0) & records["present"]
     if known.sum() < 2:
         return
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        more = np.where(known, np.log(value) - np.log(volume), 0.0)
-        price = np.where(known, np.log(close), 0.0)
-        edge = np.where(known, np.log(frame["high"] / frame["low"]), 0.0) + 0.02
-    straight = known & (np.abs(more - price) <= edge)
-    swapped = known & (np.abs(-more - price) <= edge)
-    if (straight | swapped).sum() >= 0.8 * known.sum():
+    rows = np.flatnonzero(known) if not known.all() else slice(None)
+    more = np.empty(int(known.sum()))
+    told, mask = 0, np.zeros(len(known), dtype=bool)
+    for begin in range(0, len(more), BLOCK):
+        part = slice(begin, min(begin + BLOCK, len(more)))
+        at = part if isinstance(rows, slice) else rows[part]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            more[part] = np.log(value[at]) - np.log(volume[at])
+            price = np.log(records["close"][at])
+            edge = np.log(records["high"][at] / records["low"][at]) + 0.02
+        straight, swapped = np.abs(more[part] - price), np.abs(-more[part] - price)
+        told += int(((straight <= edge) | (swapped <= edge)).sum())
+        mask[at] = swapped + 0.5 < straight
+    if told >= 0.8 * len(more):
         # The column is traded value, volume times price: what of a row is nearer is what it is.
-        mask = known & (np.abs(-more - price) + 0.5 < np.abs(more - price))
         if mask.any():
-            row = int(np.flatnonzero(mask)[0])
+            row = int(np.argmax(mask))
             say = f"volume {volume[row]:.8g} and {name} {value[row]:.8g} are swapped: the second "
             say += "times the price is the first"
             yield Fault("D028", say, "Swap them there", mask, ("swap-volume",))
         return
-    sign = np.sign(more[known]) * (np.abs(more[known]) > np.log(10.0))
+    sign = np.sign(more).astype(np.int8) * (np.abs(more) > np.log(10.0))
     flips = np.flatnonzero(sign[1:] != sign[:-1])
     ups, downs = (sign > 0).mean(), (sign < 0).mean()
     if 0 < len(flips) <= 5 and min(ups, downs) > 0.02 and ups + downs == 1.0:
-        size = np.abs(more[known])
+        size = np.abs(more)
         if abs(np.median(size[sign > 0]) - np.median(size[sign < 0])) < 1.0:
-            mask = np.zeros(len(frame), dtype=bool)
+            mask = np.zeros(len(known), dtype=bool)
             mask[np.flatnonzero(known)[flips + 1]] = True
             say = f"volume and {name} change places here"
             yield Fault("D028", say, "Swap them on one side of it", mask)

@@ -4,13 +4,15 @@ Each kind of fault has a code that does not change:
 
 D001 unreadable, D002 no rows, D003 no close, D004 no time, D005 other column missing or ambiguous,
 D006 value missing, D007 infinite, D008 price not positive, D009 not a number, D010 high below low,
-D011 open or close outside low to high, D012 negative volume, D013 time unreadable, D014 times with
+D011 open or close outside low to high, D012 negative volume,
+spread or dividend, D013 time unreadable, D014 times with
 and without UTC offset, D015 no time zone, D016 time that the zone's clock skips or repeats,
 D017 day and month not told apart, D018 comma that may be a decimal one, D020 not increasing,
 D021 duplicate, D022 more or fewer fields than names, D023 no header, D024 symbol missing or
 unknown, D025 years between two spans of a symbol, D026 jump between bars, D027 adjustment in the
 file but not applied, D028 volume swapped with another column, D029 open and close swapped,
-D030 adjustment factor not usable.
+D030 adjustment factor not usable, D031 crossed quotes, D032 dividends given twice, D033 half spread
+or funding rate that is no fraction.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Fault(NamedTuple):
     """One kind of fault: `say` tells it of the first faulty row.
 
     `mask` `[rows]` says where, None means the table as a whole; `repairs` are the options of
-    `REPAIRS` that mend it, of which the first that was asked for is applied.
+    `REPAIRS` that mend it, of which the first that was asked for is applied. `about` is the column.
     """
 
     code: str
@@ -53,6 +55,7 @@ class Fault(NamedTuple):
     remedy: str
     mask: np.ndarray | None = None
     repairs: tuple[str, ...] = ()
+    about: str = ""
 
     def mended_by(self, repairs: frozenset[str]) -> str | None:
         """Which of the repairs asked for mends it, if any."""

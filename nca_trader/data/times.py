@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import zoneinfo
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.data.faults import Fault
+from nca_trader.data.records import Growing
 from nca_trader.errors import BarError
 
 DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
@@ -19,80 +22,242 @@ OFFSET = r"(?:[T ]\d.*[+-]\d\d(?::?\d\d)?|Z|UTC)$"
 EARLIEST, LATEST = np.datetime64("1800-01-01"), np.datetime64("2200-01-01")
 DAY_AND_MONTH = r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})$"
 DIGITS = r"\d{8}[ T]?\d{6}(?:\d{3}|\d{6})?"
+DAY = np.timedelta64(1, "D")
 
 
-def read_times(
-    column: pd.Series, timezone: str | None, dates: str | None = None
-) -> tuple[pd.Series, list[Fault]]:
-    """Times in UTC as datetime64[ns] without zone, NaT where they are at fault, and the faults.
+class Days(NamedTuple):
+    """Dates whose day and month are not told apart yet, with the clock of each row.
+
+    clock: `[n]` datetime64[ns] of 1970-01-01, NaT where there is none. code: `[n]` which day of
+    the file's, -1 where there is none. aware: `[n]` whether the clock has a UTC offset.
+    """
+
+    clock: np.ndarray
+    code: np.ndarray
+    aware: np.ndarray
+
+
+class TimeReader:
+    """Reads the times of a file chunk by chunk, in the one form that most of the first have.
 
     Text is ISO 8601 (2018-12-31, 2018-12-31T14:30:00Z, ...), which no one reads as another day;
     or digits (20181231 143000); or a date in the order `dates`, of `DATES`. Without `dates` that
-    order must be proved: a number above 12 is no month.
+    order must be proved by the file: a number above 12 is no month.
+
+    Raises:
+      BarError: there is no such zone, or no such order of dates.
     """
-    _known(timezone, dates)
-    faults = []
-    aware = np.full(len(column), getattr(column.dtype, "tz", None) is not None)
-    if pd.api.types.is_datetime64_any_dtype(column.dtype):
-        times = column
-    elif pd.api.types.is_numeric_dtype(column.dtype):
-        times, aware[:] = _of_numbers(column)
-    else:
-        times, aware, faults = _of_text(column.astype("str").str.strip(), dates)
-    times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
-    wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
-    times = times.mask(wild).astype("datetime64[ns]")
-    told = [fault.mask for fault in faults if fault.mask is not None]
-    unread = wild & ~np.logical_or.reduce(told) if told else wild
-    if unread.any():
-        say = f"time {str(column[unread].iloc[0])!r} can't be read"
-        remedy = "Write it as 2018-12-31 or 2018-12-31T14:30:00Z"
-        faults.append(Fault("D013", say, remedy, unread, ("drop-bad",)))
-    return times, faults + _localise(times, column, ~aware & ~wild, aware, timezone)
 
+    def __init__(self, timezone: str | None, dates: str | None = None):
+        if timezone is not None and timezone not in zoneinfo.available_timezones():
+            near = difflib.get_close_matches(timezone, zoneinfo.available_timezones(), 1, 0.0)[0]
+            raise BarError(f"unknown time zone {timezone!r}; did you mean {near!r}?")
+        if dates is not None and dates not in DATES:
+            known = " or ".join(f"{name} ({example})" for name, example in DATES.items())
+            raise BarError(f"unknown order of dates {dates!r}; give {known}.")
+        self._timezone, self._dates = timezone, dates
+        self._form, self._size = "", float("nan")
+        self._days: dict[str, int] = {}
+        self._examples: list[str] = []  # of each day, the text of the first row of it
+        self._clocks: list[Any] = []  # and its clock
+        self._parts: list[Days] = []
+        self._times = Growing(np.dtype("datetime64[ns]"))
+        self._masks = {name: Growing(np.dtype(bool)) for name in ("unread", "naive", "skipped")}
+        self._texts: dict[str, str] = {}  # of the first row of each of these masks
+        self._num_aware, self._clocked = 0, False
 
-def _known(timezone: str | None, dates: str | None) -> None:
-    if timezone is not None and timezone not in zoneinfo.available_timezones():
-        near = difflib.get_close_matches(timezone, zoneinfo.available_timezones(), 1, 0.0)[0]
-        raise BarError(f"unknown time zone {timezone!r}; did you mean {near!r}?")
-    if dates is not None and dates not in DATES:
-        known = " or ".join(f"{name} ({example})" for name, example in DATES.items())
-        raise BarError(f"unknown order of dates {dates!r}; give {known}.")
+    def add(self, column: pd.Series) -> None:
+        """Takes the next rows of the file."""
+        if pd.api.types.is_datetime64_any_dtype(column.dtype):
+            zone = getattr(column.dtype, "tz", None)
+            times, aware = column, np.full(len(column), zone is not None)
+        elif pd.api.types.is_numeric_dtype(column.dtype) and self._form in ("", "number"):
+            times, aware = self._numbers(column)
+        else:
+            text = _texts(column)
+            self._form = self._form or self._form_of(text)
+            if self._form == "day":
+                self._parts.append(self._day_parts(text))
+                return
+            times, aware = self._read(text)
+        times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
+        wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
+        utc = times.mask(wild).to_numpy("datetime64[ns]").copy()
+        self._settle(utc, aware, lambda row: str(column.iloc[row]))
 
+    def finish(self) -> tuple[np.ndarray, list[Fault]]:
+        """`[rows]` datetime64[ns] in UTC, NaT where they are at fault, and the faults."""
+        faults = self._resolve_days() if self._days else []
+        times = self._times.whole
+        masks = {name: each.whole for name, each in self._masks.items()}
+        unread, naive, skipped = masks["unread"], masks["naive"], masks["skipped"]
+        if unread.any() and not faults:
+            say = f"time {self._texts['unread']!r} can't be read"
+            remedy = "Write it as 2018-12-31 or 2018-12-31T14:30:00Z"
+            faults.append(Fault("D013", say, remedy, unread, ("drop-bad",)))
+        if skipped.any():
+            say = f"time {self._texts['skipped']!r} is skipped or repeated by the clock of"
+            remedy = "Add a UTC offset to the time"
+            faults.append(Fault("D016", f"{say} {self._timezone}", remedy, skipped, ("drop-bad",)))
+        if naive.any() and self._timezone is None:
+            first = f"time {self._texts['naive']!r} has no"
+            if self._num_aware:
+                say = f"{first} UTC offset but {self._num_aware:,} others do"
+                remedy = "Add an offset or pass --timezone, e.g. America/New_York"
+                faults.append(Fault("D014", say, remedy, naive))
+            elif self._clocked:
+                remedy = "Add a UTC offset or pass --timezone, e.g. UTC or America/New_York"
+                faults.append(Fault("D015", f"{first} time zone", remedy, naive))
+        return times, faults
 
-def _localise(
-    times: pd.Series,
-    column: pd.Series,
-    naive: np.ndarray,
-    aware: np.ndarray,
-    timezone: str | None,
-) -> list[Fault]:
-    """Takes the `naive` of `times` from `timezone` to UTC, in place; what is wrong with that."""
-    if not naive.any():
-        return []
-    if timezone is not None:
-        local = times[naive].dt.tz_localize(timezone, ambiguous="NaT", nonexistent="NaT")
-        times[naive] = local.dt.tz_convert(None)
-        skipped = naive & times.isna().to_numpy()
-        if not skipped.any():
+    def _settle(self, utc: np.ndarray, aware: np.ndarray, text: Callable[[int], str]) -> None:
+        """Takes naive times of `utc` from the zone to UTC, in place; counts what is wrong."""
+        unread = np.isnat(utc)
+        naive, skipped = ~aware & ~unread, np.zeros(len(utc), dtype=bool)
+        if naive.any():
+            days = utc[naive].astype("datetime64[D]").astype("datetime64[ns]")
+            self._clocked = self._clocked or bool((utc[naive] != days).any())
+        if self._timezone is not None and naive.any():
+            local = pd.DatetimeIndex(utc[naive])
+            local = local.tz_localize(self._timezone, ambiguous="NaT", nonexistent="NaT")
+            utc[naive] = local.tz_convert(None).to_numpy("datetime64[ns]")
+            skipped = naive & np.isnat(utc)
+        self._num_aware += int(aware.sum())
+        for name, mask in (("unread", unread), ("naive", naive), ("skipped", skipped)):
+            self._masks[name].add(mask)
+            if name not in self._texts and mask.any():
+                self._texts[name] = text(int(np.argmax(mask)))
+        self._times.add(utc)
+
+    def _numbers(self, column: pd.Series) -> tuple[pd.Series, np.ndarray]:
+        """Times of whole numbers, and whether they are moments (epochs) and not dates."""
+        if column.notna().any():
+            self._form = self._form or "number"
+        if np.isnan(self._size):
+            self._size = float(column.abs().median())
+        times, moments = _of_numbers(column, self._size)
+        return times, np.full(len(column), moments)
+
+    def _form_of(self, text: pd.Series) -> str:
+        iso = _iso(text).notna().mean()
+        if iso > 0.5:
+            return "iso"
+        numbers = pd.to_numeric(text, errors="coerce")
+        if numbers.notna().mean() > 0.5 and numbers.abs().median() < EPOCHS[0][0] * 100:
+            size = float(numbers.abs().median())
+            if _of_numbers(numbers, size)[0].notna().mean() > 0.5:
+                return "number"
+        if text.str.fullmatch(DIGITS).mean() > 0.5:
+            return "digits"
+        known = text.str.replace("[ T].*$", "", regex=True).str.match(DAY_AND_MONTH)
+        return "day" if known.mean() > iso else "iso"
+
+    def _read(self, text: pd.Series) -> tuple[pd.Series, np.ndarray]:
+        """Times and which have an offset, of texts in the form found."""
+        if self._form == "number":
+            return self._numbers(pd.to_numeric(text, errors="coerce"))
+        if self._form == "digits":
+            return _of_digits(text), np.zeros(len(text), dtype=bool)
+        aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
+        return _iso(text), aware
+
+    def _day_parts(self, text: pd.Series) -> Days:
+        """The rows' days by code, so that few texts are looked at for many rows."""
+        aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
+        code, days = pd.factorize(text.str.replace("[ T].*$", "", regex=True))
+        clock = text.str.replace("^[^ T]*[ T]*", "", regex=True).replace("", "00:00")
+        times = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
+        utc = times.dt.tz_convert(None).to_numpy("datetime64[ns]")
+        first = np.full(len(days), -1)
+        first[code[::-1]] = np.arange(len(code))[::-1]  # the last assignment stays: the first row
+        known = np.full(len(days) + 1, -1, dtype=np.int32)  # the last is that of no text
+        for i, day in enumerate(days):
+            if day not in self._days:
+                self._days[day] = len(self._days)
+                self._examples.append(str(text.iloc[first[i]]))
+                self._clocks.append(utc[first[i]])
+            known[i] = self._days[day]
+        return Days(utc, known[code], aware)
+
+    def _resolve_days(self) -> list[Fault]:
+        """Puts times in the place of `Days`; the fault, if the order of day and month is none."""
+        names = pd.Series(list(self._days), dtype="str")
+        parts = names.str.extract(DAY_AND_MONTH)
+        a, b = (pd.to_numeric(parts[name]).to_numpy(np.float64, na_value=0) for name in "ab")
+        known, day_first, month_first = parts["a"].notna().to_numpy(), a > 12, b > 12
+        faults = self._order_fault(known, day_first, month_first)
+        order = "ba" if self._dates == "dmy" or (self._dates is None and day_first.any()) else "ab"
+        month, day = (parts[name].str.zfill(2) for name in order)
+        iso = pd.to_datetime(
+            parts["year"] + "-" + month + "-" + day, format="ISO8601", errors="coerce"
+        )
+        iso = iso.where((iso >= EARLIEST) & (iso <= LATEST))
+        none = np.array(["NaT"], "datetime64[ns]")
+        dates = np.concatenate((iso.to_numpy("datetime64[ns]"), none))
+        if faults:
+            dates[:] = np.datetime64("NaT")
+        for part in self._parts:
+            utc = dates[part.code] + (part.clock - np.datetime64(0, "ns"))
+            self._settle(utc, part.aware, lambda row, part=part: self._text(part, row))
+        return faults
+
+    def _order_fault(
+        self, known: np.ndarray, day_first: np.ndarray, month_first: np.ndarray
+    ) -> list[Fault]:
+        if self._dates is not None or (day_first.any() != month_first.any()):
             return []
-        say = f"time {str(column[skipped].iloc[0])!r} is skipped or repeated by the clock of"
-        remedy = "Add a UTC offset to the time"
-        return [Fault("D016", f"{say} {timezone}", remedy, skipped, ("drop-bad",))]
-    if aware.any():
-        say = f"time {str(column[naive].iloc[0])!r} has no UTC offset but {aware.sum():,} others do"
-        remedy = "Add an offset or pass --timezone, e.g. America/New_York"
-        return [Fault("D014", say, remedy, naive)]
-    if (times[naive] != times[naive].dt.normalize()).any():
-        say = f"time {str(column[naive].iloc[0])!r} has no time zone"
-        remedy = "Add a UTC offset or pass --timezone, e.g. UTC or America/New_York"
-        return [Fault("D015", say, remedy, naive)]
-    return []
+
+        def rows(days: np.ndarray) -> np.ndarray:
+            days = np.append(days, False)  # of rows that have none
+            return np.concatenate([days[part.code] for part in self._parts])
+
+        def example(mask: np.ndarray) -> str:
+            return repr(self._examples[int(np.argmax(mask))])
+
+        if day_first.any():
+            few, most = sorted((day_first, month_first), key=lambda d: np.count_nonzero(rows(d)))
+            say = f"time {example(few)} has day and month in another order than {example(most)}"
+            return [Fault("D017", say, "Write them alike", rows(few))]
+        say = f"time {example(known)}: no date shows which is the day, which the month"
+        ways = " or ".join(f"--dates {name}" for name in DATES)
+        return [Fault("D017", say, f"Pass {ways}", rows(known))]
+
+    def _text(self, part: Days, row: int) -> str:
+        """As nearly as it is kept: the text itself where it is the first of its day."""
+        if part.code[row] < 0:
+            return "nan"
+        clock, example = part.clock[row], self._examples[part.code[row]]
+        day, _, written = example.partition(" ")
+        if np.isnat(clock) or not written or clock == self._clocks[part.code[row]]:
+            return example
+        return f"{day} {str(clock)[11:19]}"
 
 
-def _of_numbers(column: pd.Series) -> tuple[pd.Series, bool]:
-    """Times of whole numbers, and whether they are moments (epochs) and not dates."""
-    size = column.abs().median()
+def _texts(column: pd.Series) -> pd.Series:
+    """As texts; whole numbers without the point that pandas gives them beside missing ones."""
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        column = column.where(column % 1 == 0).astype("Int64")
+    return column.astype("str").str.strip()
+
+
+def _iso(text: pd.Series) -> pd.Series:
+    times = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
+    return times.mask((text.str.len() < len("2018-1-2")).to_numpy())  # "2018" is not a day
+
+
+def _of_digits(text: pd.Series) -> pd.Series:
+    """Times of 20181231 143000, with or without the blank, and further digits."""
+    digits = text.str.replace("[ T]", "", regex=True)
+    cuts = (4, "-"), (6, "-"), (8, " "), (10, ":"), (12, ":"), (14, ".")
+    iso, begin = digits.str.slice(0, 0), 0
+    for end, sign in cuts:
+        iso, begin = iso + digits.str.slice(begin, end) + sign, end
+    iso = iso + digits.str.slice(14).replace("", "0")
+    return pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
+
+
+def _of_numbers(column: pd.Series, size: float) -> tuple[pd.Series, bool]:
+    """Times of whole numbers of about this `size`; whether they are moments and not dates."""
     unit = next((unit for least, unit in EPOCHS if size >= least), None)
     stamps = STAMPS[0] <= size < STAMPS[1]
     if unit is None or stamps:
@@ -101,58 +266,3 @@ def _of_numbers(column: pd.Series) -> tuple[pd.Series, bool]:
         return pd.to_datetime(whole, format=form, errors="coerce"), False
     inside = column.where(column.abs() < 2**63 // unit)  # else the product would wrap around
     return pd.to_datetime(inside * unit, unit="ns", errors="coerce"), True
-
-
-def _of_text(text: pd.Series, dates: str | None) -> tuple[pd.Series, np.ndarray, list[Fault]]:
-    """Times of texts, all in the one form that most of them have; which have an offset; faults."""
-    aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
-    times = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
-    times = times.mask((text.str.len() < len("2018-1-2")).to_numpy())  # "2018" is not a day
-    if times.notna().mean() > 0.5:
-        return times, aware, []
-    numbers = pd.to_numeric(text, errors="coerce")
-    if numbers.notna().mean() > 0.5 and numbers.abs().median() < EPOCHS[0][0] * 100:
-        times, moments = _of_numbers(numbers)
-        if times.notna().mean() > 0.5:
-            return times, np.full(len(text), moments), []
-    if text.str.fullmatch(DIGITS).mean() > 0.5:
-        digits = text.str.replace("[ T]", "", regex=True)
-        cuts = (4, "-"), (6, "-"), (8, " "), (10, ":"), (12, ":"), (14, ".")
-        iso, begin = digits.str.slice(0, 0), 0
-        for end, sign in cuts:
-            iso, begin = iso + digits.str.slice(begin, end) + sign, end
-        iso = iso + digits.str.slice(14).replace("", "0")
-        times = pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
-        return times, np.zeros(len(text), dtype=bool), []
-    # Few texts for many rows: the days.
-    code, days = pd.factorize(text.str.replace("[ T].*$", "", regex=True))
-    parts = pd.Series(days, dtype="str").str.extract(DAY_AND_MONTH)
-    known = parts["a"].notna().to_numpy()
-    if known[code].mean() <= times.notna().mean():
-        return times, aware, []
-    mask, iso, faults = _in_order(text, code, parts, dates)
-    if faults:
-        return pd.Series(pd.NaT, text.index, dtype="datetime64[ns, UTC]"), aware, faults
-    clock = text.str.replace("^[^ T]*[ T]*", "", regex=True).where(mask, "").replace("", "00:00")
-    full = pd.Series(iso.take(code).to_numpy(), text.index, dtype="str") + " " + clock
-    return pd.to_datetime(full, format="ISO8601", errors="coerce", utc=True), aware, []
-
-
-def _in_order(
-    text: pd.Series, code: np.ndarray, parts: pd.DataFrame, dates: str | None
-) -> tuple[np.ndarray, pd.Series, list[Fault]]:
-    """Which rows have a date of `parts`, its ISO texts, and the fault if no order is proved."""
-    a, b = (pd.to_numeric(parts[name]).to_numpy(np.float64, na_value=0) for name in "ab")
-    mask, day_first, month_first = parts["a"].notna().to_numpy()[code], a > 12, b > 12
-    faults = []
-    if dates is None and day_first.any() and month_first.any():
-        few, most = sorted((day_first[code], month_first[code]), key=np.count_nonzero)
-        say = f"time {text[few].iloc[0]!r} has day and month in another order than "
-        faults.append(Fault("D017", say + repr(text[most].iloc[0]), "Write them alike", few))
-    elif dates is None and not day_first.any() and not month_first.any():
-        say = f"time {text[mask].iloc[0]!r}: no date shows which is the day, which the month"
-        ways = " or ".join(f"--dates {name}" for name in DATES)
-        faults.append(Fault("D017", say, f"Pass {ways}", mask))
-    order = "ba" if dates == "dmy" or (dates is None and day_first.any()) else "ab"
-    month, day = (parts[name].str.zfill(2) for name in order)
-    return mask, parts["year"] + "-" + month + "-" + day, faults

@@ -2,7 +2,8 @@
 
 Training `vmap`s these functions, a backtest `scan`s them, paper trading calls them once a bar;
 there is no other accounting in the package. All terms are fractions of equity at the prices of
-the moment, so no initial cash is needed and reward is a difference of log-equity.
+the moment, so no initial cash is needed and reward is a difference of log-equity. Only lots,
+fixed fees, impact and the like need to know how much money that is: `Rules.capital`.
 
 One bar is two calls. `on_bar` marks the gap to the bar's open, fills there what is pending, and
 marks the body to its close. Then, with the close seen, `place` orders a target, which fills at
@@ -15,16 +16,20 @@ multiplicative random walk, and in float32 alone it drifts by 2e-5 over 100,000 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import chex
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from nca_trader.envs import costs as cost_of
+from nca_trader.envs.legs import Legs, Quote
+from nca_trader.envs.orders import Rules
 from nca_trader.numerics import pair_add
-from nca_trader.types import Bars, Costs, Tensor
+from nca_trader.types import Costs, Tensor
 
 FILLED, WHOLE, REST = 0, 1, 2
 # A buy that was cut by less has filled: whether targets that sum to 1 leave a rest that waits
@@ -54,54 +59,40 @@ class Account(NamedTuple):
     ruined: Array
 
 
-class Rules(NamedTuple):
-    """How orders become trades; static under jit.
+class Flows(NamedTuple):
+    """Where equity went: `[]` each, in units of the start's equity; gains are positive.
 
-    fill: "next_open" or "close". order: "on_change" or "rebalance".
-    max_gross: cap on sum |target|, the whole target is scaled to it; None is no cap.
-    borrow: False cuts all buys by one factor where cash does not pay for them.
-    floor: equity at or below which the account is ruined, as a fraction of the start's.
+    market: what prices did to the weights held. dividends: paid and received. delisting: the
+    haircut of positions that were closed because their asset is gone. commission, fixed_fee,
+    slippage (ticks included), spread, impact: of trades. liquidation: the fee of forced ones.
+    interest, borrow_fee, funding: of holding. ruin: what was forgiven below the floor.
     """
 
-    fill: str = "next_open"
-    order: str = "on_change"
-    max_gross: float | None = None
-    borrow: bool = False
-    floor: float = 1e-9
-
-
-class Legs(NamedTuple):
-    """Simple returns of the two parts of a bar, `[A]` (or `[N, A]` for many bars).
-
-    gap: open / previous close - 1. body: close / open - 1. present: the bar exists, so that
-    orders can fill in it. A missing bar has both returns 0.
-    """
-
-    gap: Tensor
-    body: Tensor
-    present: Tensor
+    market: Tensor
+    dividends: Tensor
+    delisting: Tensor
+    commission: Tensor
+    fixed_fee: Tensor
+    slippage: Tensor
+    spread: Tensor
+    impact: Tensor
+    liquidation: Tensor
+    interest: Tensor
+    borrow_fee: Tensor
+    funding: Tensor
+    ruin: Tensor
 
 
 class Fill(NamedTuple):
-    """What a trade did, as fractions of equity before it.
+    """What a bar or an order did.
 
-    traded: `[A]` signed notional at the bar's price. cost: `[]` commission and slippage.
+    traded: `[A]` signed notional at the bar's price, as a fraction of equity before it.
+    cost: `[]` what trading cost, likewise. flows: everything, in units of the start's equity.
     """
 
     traded: Array
     cost: Array
-
-
-def legs_of(bars: Bars) -> Legs:
-    """The legs of all bars, `[N, A]` float64 on the host: where the digits of a price are.
-
-    The first bar has no close before it, and a gap of 0.
-    """
-    previous = np.vstack([bars.open[:1], bars.close[:-1]])
-    with np.errstate(invalid="ignore"):
-        gap = np.where(bars.present, bars.open / previous - 1.0, 0.0)
-        body = np.where(bars.present, bars.close / bars.open - 1.0, 0.0)
-    return Legs(np.nan_to_num(gap), np.nan_to_num(body), bars.present)
+    flows: Flows
 
 
 def open_account(weight: ArrayLike) -> Account:
@@ -124,71 +115,42 @@ def log_return(before: Account, after: Account) -> Array:
     return high + (after.log_equity_low - before.log_equity_low)
 
 
-def mark(account: Account, return_: Tensor, rules: Rules) -> Account:
-    """Moves the account through simple returns `[A]` without trading.
-
-    `g = sum_i x_i r_i; L += log1p(g); x_i += x_i (r_i - g) / (1 + g)`.
-    """
-    chex.assert_equal_shape([account.weight, return_])
-    held = account.weight + account.weight_low
-    growth = (held * return_).sum()
-    solvent = growth > -1.0
-    growth = jnp.where(solvent, growth, 0.0)
-    drift = jnp.where(solvent, held * (return_ - growth) / (1.0 + growth), 0.0)
-    return _settle(account, jnp.log1p(growth), drift, solvent, rules)
-
-
-def trade(account: Account, present: Tensor, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
-    """Fills what is pending at the price of the moment, in assets that are `present` `[A]`.
-
-    With `s` slippage and `f` commission, sells bring `S = sum |d_i| (1 - s)(1 - f)` and buys
-    need `B = sum d_i (1 + s)(1 + f)`; where cash and `S` do not pay for `B`, every buy is cut by
-    one factor `theta`. The cost `c` leaves equity, so `x <- (x + d) / (1 - c)`.
-    """
-    chex.assert_equal_shape([account.weight, present])
-    s, f = costs.slippage, costs.commission
-    active = (account.pending != FILLED) & present & ~account.ruined
-    d = (_capped(account.ordered, rules.max_gross) - account.weight) - account.weight_low
-    d = jnp.where(active, d, 0.0)
-    d = jnp.where(account.pending == REST, jnp.maximum(d, 0.0), d)
-    sell, buy = jnp.maximum(-d, 0.0), jnp.maximum(d, 0.0)
-    theta = jnp.ones((), d.dtype)
-    if not rules.borrow:
-        cash = (1.0 - account.weight.sum()) - account.weight_low.sum()
-        cash = jnp.maximum(cash + sell.sum() * ((1 - s) * (1 - f)), 0.0)
-        need = buy.sum() * ((1 + s) * (1 + f))
-        theta = jnp.where(need > cash, cash / jnp.where(need > cash, need, 1.0), theta)
-    d = jnp.where(d > 0.0, theta * d, d)
-    cost = sell.sum() * (s + f * (1 - s)) + theta * buy.sum() * (s + f * (1 + s))
-    solvent = cost < 1.0
-    cost = jnp.where(solvent, cost, 0.0)
-    held = account.weight + account.weight_low + d
-    shift = jnp.where(solvent, held * (cost / (1.0 - cost)), 0.0)
-    cut = (buy > 0.0) & (theta < 1.0 - CUT_OF_ROUNDING)
-    pending = jnp.where(active, jnp.where(cut, REST, FILLED), account.pending)
-    weight, low = pair_add(account.weight, account.weight_low, d)
-    account = account._replace(weight=weight, weight_low=low, pending=pending.astype(jnp.int8))
-    return _settle(account, jnp.log1p(-cost), shift, solvent, rules), Fill(d, cost)
-
-
 def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
-    """Moves the account from one close to the next, filling what is pending at the open."""
-    account = mark(account, legs.gap, rules)
-    fill = _no_fill(account)
+    """Moves the account from one close to the next, filling what is pending at the open.
+
+    In this order: the gap (with dividends, and the closing of what was delisted), a margin call
+    at the open, the fill, the body, what holding costs, a margin call at the close.
+    """
+    fills = []
+    account, fill = mark(account, legs.gap, rules, legs.dividend, legs.delisted)
+    fills.append(fill)
+    opened = legs.at_open
+    if rules.maintenance_margin is not None:
+        account, fill = liquidate(account, opened, costs, rules)
+        fills.append(fill)
     if rules.fill == "next_open":
-        account, fill = trade(account, legs.present, costs, rules)
-    return mark(account, legs.body, rules), fill
+        account, fill = trade(account, opened, costs, rules)
+        fills.append(fill)
+    account, fill = mark(account, legs.body, rules)
+    fills.append(fill)
+    if legs.years is not None or legs.funding is not None:
+        account, fill = carry(account, legs, costs, rules)
+        fills.append(fill)
+    if rules.maintenance_margin is not None:
+        account, fill = liquidate(account, legs.at_close, costs, rules)
+        fills.append(fill)
+    return account, _sum(fills)
 
 
 def place(
-    account: Account, target: Tensor, present: Tensor, costs: Costs, rules: Rules
+    account: Account, target: Tensor, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Account, Fill]:
     """Orders `target` `[A]` weights, NaN where there is no order, with this bar's close seen.
 
     "on_change" orders where the target differs from the last one ordered; "rebalance" orders
-    every target that is given. `present` `[A]` says where this bar can fill an order at its close.
+    every target that is given. `quote` is what an order can fill at, at this close.
     """
-    chex.assert_equal_shape([account.weight, target, present])
+    chex.assert_equal_shape([account.weight, target])
     new = ~jnp.isnan(target) & ~account.ruined
     if rules.order == "on_change":
         new &= target != account.ordered
@@ -197,20 +159,253 @@ def place(
         pending=jnp.where(new, WHOLE, account.pending).astype(jnp.int8),
     )
     if rules.fill == "close":
-        return trade(account, present, costs, rules)
-    return account, _no_fill(account)
+        return trade(account, quote, costs, rules)
+    return account, _nothing(account)
 
 
-def _capped(target: Array, max_gross: float | None) -> Array:
-    """Scales the whole target down to `max_gross`; its direction stays."""
-    if max_gross is None:
-        return target
-    gross = jnp.abs(target).sum()
-    return target * jnp.where(gross > max_gross, max_gross / jnp.maximum(gross, 1e-30), 1.0)
+def mark(
+    account: Account,
+    return_: Tensor,
+    rules: Rules,
+    dividend: Tensor | None = None,
+    delisted: Tensor | None = None,
+) -> tuple[Account, Fill]:
+    """Moves the account through simple returns `[A]` without trading.
+
+    `g = sum_i x_i (r_i + y_i); L += log1p(g); x_i += x_i (r_i - g) / (1 + g)`.
+
+    Args:
+      dividend: `[A]` y, cash paid as a fraction of the price before. delisted: `[A]` bool, the
+        asset is gone: at this return, what is held of it becomes cash, free of cost.
+    """
+    chex.assert_equal_shape([account.weight, return_])
+    held = account.weight + account.weight_low
+    gain = held * return_
+    items = {"market": gain.sum()}
+    if dividend is not None:
+        items["dividends"] = (held * dividend).sum()
+    if delisted is not None:
+        items["delisting"] = jnp.where(delisted, gain, 0.0).sum()
+        items["market"] = jnp.where(delisted, 0.0, gain).sum()
+    growth = jnp.asarray(sum(items.values()))
+    solvent = growth > -1.0
+    growth = jnp.where(solvent, growth, 0.0)
+    drift = jnp.where(solvent, held * (return_ - growth) / (1.0 + growth), 0.0)
+    after = _settle(account, jnp.log1p(growth), drift, solvent, rules)
+    if delisted is not None:
+        after = _without(after, delisted)
+    return after, _fill(account, after, items)
 
 
-def _no_fill(account: Account) -> Fill:
-    return Fill(jnp.zeros_like(account.weight), jnp.zeros_like(account.log_equity))
+def trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+    """Fills what is pending at the price of the moment, in assets that are present.
+
+    With `s` the fraction by which a fill is worse than the price, and `f` the commission, sells
+    bring `S = sum |d_i| (1 - s_i)(1 - f)` and buys need `B = sum d_i (1 + s_i)(1 + f)`; where
+    cash and `S` do not pay for `B`, every buy is cut by one factor `theta`. The cost `c` leaves
+    equity, so `x <- (x + d) / (1 - c)`. Impact is that of the size before the cut.
+    """
+    active = (account.pending != FILLED) & quote.present & ~account.ruined
+    d = (capped(account.ordered, rules) - account.weight) - account.weight_low
+    d = jnp.where(active, d, 0.0)
+    wanted = jnp.where(account.pending == REST, jnp.maximum(d, 0.0), d)
+    d, waits = _constrained(wanted, account, quote, rules)
+    s, parts = _worsening(d, account, quote, costs, rules)
+    theta = _affordable(d, s, account, costs, rules)
+    buys, whole = d > 0.0, d
+    cut = buys & (theta < 1.0 - CUT_OF_ROUNDING)
+    d = jnp.where(buys, theta * d, d)
+    if rules.sized:  # what the cut left must be whole lots again, and worth an order
+        d = jnp.where(buys & (theta < 1.0), _constrained(d, account, quote, rules)[0], d)
+        cut &= _constrained(whole - d, account, quote, rules)[0] > 0.0  # and so must the rest be
+    left = jnp.where(cut, REST, FILLED)
+    if waits is not None:
+        left = jnp.where(waits, account.pending, left)
+    pending = jnp.where(active, left, account.pending)
+    after, fill = _execute(account, d, s, parts, costs, rules)
+    return after._replace(pending=jnp.where(after.ruined, FILLED, pending).astype(jnp.int8)), fill
+
+
+def liquidate(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+    """Closes every position that can be, where the maintenance margin is no longer met.
+
+    It pays what trading costs, and `liquidation_fee`; lots and volume do not stop it. Orders
+    are withdrawn, and a target that is ordered again is a new order.
+    """
+    margin = rules.maintenance_margin
+    called = cost_of.margin_called(account.weight + account.weight_low, margin or 0.0)
+    closes = called & quote.present & ~account.ruined
+    d = jnp.where(closes, -account.weight - account.weight_low, 0.0)
+    s, parts = _worsening(d, account, quote, costs, rules)
+    after, fill = _execute(account, d, s, parts, costs, rules, costs.liquidation_fee)
+    gone = called & ~account.ruined
+    exact = jnp.where(closes, 0.0, 1.0)
+    return after._replace(
+        weight=after.weight * exact,
+        weight_low=after.weight_low * exact,
+        ordered=jnp.where(gone, 0.0, after.ordered),
+        pending=jnp.where(gone, FILLED, after.pending).astype(jnp.int8),
+    ), fill
+
+
+def carry(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+    """What holding the account up to this close earns and costs; see `Costs`.
+
+    `h = years (i_lend max(0, 1 - sum x) - i_borrow max(0, sum x - 1) - fee sum max(0, -x))
+    - funding . x;  L += log1p(h);  x <- x / (1 + h)`.
+    """
+    held = account.weight + account.weight_low
+    years = 0.0 if legs.years is None else legs.years
+    items = {
+        "interest": cost_of.interest(held.sum(), costs, years),
+        "borrow_fee": -cost_of.borrow_fee(held, costs, years),
+        "funding": -cost_of.funding(held, costs, years, legs.funding),
+    }
+    growth = jnp.asarray(sum(items.values()))
+    solvent = growth > -1.0
+    growth = jnp.where(solvent, growth, 0.0)
+    drift = jnp.where(solvent, -held * (growth / (1.0 + growth)), 0.0)
+    after = _settle(account, jnp.log1p(growth), drift, solvent, rules)
+    return after, _fill(account, after, items)
+
+
+def capped(target: Array, rules: Rules) -> Array:
+    """Scales the whole target down to `max_gross` and `max_net`; its direction stays."""
+    scale = None
+    for cap, size in ((rules.max_gross, jnp.abs(target).sum()), (rules.max_net, target.sum())):
+        if cap is not None:
+            size = jnp.abs(size)
+            by = jnp.where(size > cap, cap / jnp.maximum(size, 1e-30), 1.0)
+            scale = by if scale is None else jnp.minimum(scale, by)
+    return target if scale is None else target * scale
+
+
+def _units_a_weight(account: Account, quote: Any, rules: Any) -> Array:
+    """`[A]` units that a weight of 1 means at the price of the moment; needs a capital."""
+    return rules.capital * equity(account) / quote.price
+
+
+def _constrained(
+    d: Array, account: Account, quote: Any, rules: Rules
+) -> tuple[Array, Array | None]:
+    """`[A]` trades that a venue takes, and which of them wait for more volume (None: none can)."""
+    if not rules.sized:
+        return d, None
+    scale = _units_a_weight(account, quote, rules)
+    units = d * scale
+    allowed = cost_of.within_volume(units, quote.volume, rules.max_participation)
+    waits = jnp.abs(allowed) < jnp.abs(units)
+    allowed = cost_of.whole_lots(allowed, rules.lot)
+    allowed = cost_of.worth_sending(allowed, quote.price, rules.min_notional)
+    return jnp.where(allowed == units, d, allowed / scale), waits
+
+
+def _worsening(
+    d: Array, account: Account, quote: Any, costs: Costs, rules: Rules
+) -> tuple[Array, tuple[Array, Array]]:
+    """`[A]` how much worse than the price a fill is, and of it (spread, impact)."""
+    impacted = jnp.zeros((), d.dtype)
+    if rules.capital is not None:
+        units = d * _units_a_weight(account, quote, rules)
+        impacted = cost_of.impact(costs.impact, units, quote.volume)
+    s, spread = cost_of.worsening(costs, quote.half_spread, impacted)
+    if rules.tick:
+        s = cost_of.on_tick(quote.price, s, jnp.sign(d), rules.tick)
+    s, spread, impacted = (jnp.broadcast_to(x, d.shape) for x in (s, spread, impacted))
+    # No price falls below zero, whatever its parts add up to.
+    return jnp.where(d < 0.0, jnp.minimum(s, 1.0), s), (spread, impacted)
+
+
+def _fixed_fee(account: Account, costs: Costs, rules: Rules) -> Array | float:
+    """A fill's fixed fee as a fraction of equity."""
+    return 0.0 if rules.capital is None else costs.fixed_fee / (rules.capital * equity(account))
+
+
+def _affordable(d: Array, s: Array, account: Account, costs: Costs, rules: Rules) -> Array:
+    """`[]` the factor by which every buy must be cut for cash to pay for all of them."""
+    one = jnp.ones((), d.dtype)
+    if rules.borrow:
+        return one
+    f, fee = costs.commission, _fixed_fee(account, costs, rules)
+    cash = (1.0 - account.weight.sum()) - account.weight_low.sum()
+    cash = cash + (jnp.maximum(-d, 0.0) * (1.0 - s)).sum() * (1.0 - f)
+    if rules.capital is not None:
+        cash = cash - fee * (d != 0.0).sum()
+    cash = jnp.maximum(cash, 0.0)
+    need = (jnp.maximum(d, 0.0) * (1.0 + s)).sum() * (1.0 + f)
+    return jnp.where(need > cash, cash / jnp.where(need > cash, need, 1.0), one)
+
+
+def _execute(
+    account: Account,
+    d: Array,
+    s: Array,
+    parts: tuple[Array, Array],
+    costs: Costs,
+    rules: Rules,
+    liquidation_fee: float = 0.0,
+) -> tuple[Account, Fill]:
+    """Trades `d` `[A]` at prices worse by `s` `[A]`, and pays for it out of equity."""
+    size, (spread, impacted) = jnp.abs(d), parts
+    paid = size * (1.0 + jnp.sign(d) * s)
+    fee = _fixed_fee(account, costs, rules)
+    items = {
+        "commission": -costs.commission * paid.sum(),
+        "slippage": -(size * (s - spread - impacted)).sum(),
+        "spread": -(size * spread).sum(),
+        "impact": -(size * impacted).sum(),
+        "fixed_fee": -fee * (d != 0.0).sum(),
+        "liquidation": -liquidation_fee * size.sum(),
+    }
+    cost = (size * s).sum() + costs.commission * paid.sum()
+    if rules.capital is not None:
+        cost = cost - items["fixed_fee"]
+    cost = cost - items["liquidation"]
+    solvent = cost < 1.0
+    safe = jnp.where(solvent, cost, 0.0)
+    held = account.weight + account.weight_low + d
+    shift = jnp.where(solvent, held * (safe / (1.0 - safe)), 0.0)
+    weight, low = pair_add(account.weight, account.weight_low, d)
+    after = account._replace(weight=weight, weight_low=low)
+    after = _settle(after, jnp.log1p(-safe), shift, solvent, rules)
+    return after, _fill(account, after, items, d, safe)
+
+
+def _fill(
+    before: Account,
+    after: Account,
+    items: Mapping[str, Tensor],
+    traded: Array | None = None,
+    cost: Array | None = None,
+) -> Fill:
+    """The fill of `items`, fractions of equity `before`; ruin is what they do not explain."""
+    at, none = equity(before), jnp.zeros_like(before.log_equity)
+    flows = {name: at * amount + none for name, amount in items.items()}
+    total = jnp.asarray(sum(flows.values()))
+    flows["ruin"] = jnp.where(after.ruined, equity(after) - at - total, 0.0)
+    return Fill(
+        jnp.zeros_like(before.weight) if traded is None else traded,
+        none if cost is None else cost,
+        Flows(**{name: flows.get(name, none) for name in Flows._fields}),
+    )
+
+
+def _nothing(account: Account) -> Fill:
+    return _fill(account, account._replace(ruined=jnp.zeros((), bool)), {})
+
+
+def _sum(fills: list[Fill]) -> Fill:
+    return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *fills)
+
+
+def _without(account: Account, gone: Tensor) -> Account:
+    """The account after what it held of assets that are `gone` `[A]` became cash."""
+    return account._replace(
+        weight=jnp.where(gone, 0.0, account.weight),
+        weight_low=jnp.where(gone, 0.0, account.weight_low),
+        ordered=jnp.where(gone, 0.0, account.ordered),
+        pending=jnp.where(gone, FILLED, account.pending).astype(jnp.int8),
+    )
 
 
 def _settle(account: Account, growth: Array, drift: Array, solvent: Array, rules: Rules) -> Account:

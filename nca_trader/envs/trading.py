@@ -7,7 +7,7 @@ What an agent does never changes the bars, so an observation is the bar's index 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,15 @@ import numpy as np
 from jax import Array
 
 from nca_trader.data.features import feature_set
-from nca_trader.envs.account import Account, Legs, Rules, legs_of, log_return, on_bar, open_account
+from nca_trader.data.synthetic import Task, task_of
+from nca_trader.envs import rewards
+from nca_trader.envs.account import Account, log_return, on_bar, open_account
 from nca_trader.envs.account import place as place_order
-from nca_trader.errors import BarError
+from nca_trader.envs.actions import targets_of, to_target
+from nca_trader.envs.legs import Legs, legs_of
+from nca_trader.envs.orders import Rules, rules_of
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.numerics import hash_uniform
 from nca_trader.presets import EnvConfig
 from nca_trader.types import Bars, Costs, EnvSpec
 
@@ -25,7 +31,7 @@ from nca_trader.types import Bars, Costs, EnvSpec
 class Market(NamedTuple):
     """The bars as the device holds them, float32; an argument of every jitted function.
 
-    features: `[N, A, F]`. legs: returns and presence, each `[N, A]`.
+    features: `[N, A, F]`. legs: what an account lives through, each `[N, A]` or None.
     """
 
     features: Array
@@ -33,16 +39,21 @@ class Market(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """index: `[]` int32, the bar whose close was just seen. account: as it stands there."""
+    """What an agent sees.
+
+    index: `[]` int32, the bar whose close was just seen. account: as it stands there.
+    drop: `[]` uint32 that says which bars of this episode are dropped; None where none can be.
+    """
 
     index: Array
     account: Account
+    drop: Array | None = None
 
 
 class TimeStep(NamedTuple):
     """What a step gives back.
 
-    observation: after the step. reward: `[]` log-return of equity. discount: `[]` 0 at ruin,
+    observation: after the step. reward: `[]`, see `EnvConfig.reward`. discount: `[]` 0 at ruin,
     else 1. truncated: `[]` bool, the data or the episode ran out: bootstrap, do not stop.
     """
 
@@ -52,52 +63,87 @@ class TimeStep(NamedTuple):
     truncated: Array
 
 
+class Episode(NamedTuple):
+    """One account and what belongs to its episode.
+
+    memory: what the reward remembers, see `rewards`. cost_scale: `[]` factor on the costs of
+    this episode; None where they are not drawn.
+    """
+
+    account: Account
+    memory: rewards.Memory = ()
+    cost_scale: Array | None = None
+
+
 class EnvState(NamedTuple):
-    """key: for the next episode. observation: now. last: `[]` int32 row of the episode's end."""
+    """key: for the next episode. index, drop: as in `Observation`. episode: of the account.
+
+    last: `[]` int32 row of the episode's end.
+    """
 
     key: Array
-    observation: Observation
+    index: Array
+    drop: Array | None
+    episode: Episode
     last: Array
 
+    @property
+    def observation(self) -> Observation:
+        """What an agent sees here."""
+        return Observation(self.index, self.episode.account, self.drop)
 
-def spec_of(config: EnvConfig, symbols: tuple[str, ...]) -> EnvSpec:
-    """What a policy sees of the environment that `config` makes of these symbols."""
-    size = 1.0 / len(symbols) if config.size is None else config.size
+
+def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...] = ()) -> EnvSpec:
+    """What a policy sees of the environment that `config` makes of these symbols.
+
+    Args:
+      states: names of the market's own state, which is observed after the features.
+    """
     return EnvSpec(
         symbols=symbols,
-        features=config.features,
-        targets=(-size, 0.0, size) if config.short else (0.0, size),
+        features=(*config.features, *states),
+        targets=targets_of(config, len(symbols)),
         warmup=feature_set(config.features).warmup,
+        actions=config.actions,
     )
 
 
-def rules_of(config: EnvConfig) -> Rules:
-    """The account's rules in the environment that `config` makes."""
-    return Rules(
-        fill=config.fill, order=config.order, max_gross=config.max_gross, floor=config.ruin_floor
-    )
+def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
+    """`[..., A]` bool, the bars at `row` `[...]` that episodes of seeds `drop` do not drop."""
+    shape = (*jnp.shape(row), num_assets)
+    drop, row = (jnp.broadcast_to(jnp.asarray(x), shape[:-1])[..., None] for x in (drop, row))
+    words = (jnp.broadcast_to(x, shape) for x in (drop, row, jnp.arange(num_assets)))
+    return hash_uniform(*words) >= rate
 
 
 def transition(
-    account: Account,
-    target: Array,
+    config: EnvConfig,
+    spec: EnvSpec,
+    rules: Rules,
+    episode: Episode,
+    action: Array,
     now: Legs,
     following: Legs,
-    costs: Costs,
-    rules: Rules,
-) -> tuple[Account, Array]:
-    """One step of one account: order `target` `[A]` at this close, then live through a bar.
+) -> tuple[Episode, Array]:
+    """One step of one account: order what `action` `[A]` means, then live through a bar.
 
     Args:
-      account: at the close of bar t. now: legs of bar t; only `present` matters, and only where
-        orders fill at the close. following: legs of bar t + 1.
+      config, spec, rules: of the environment, static. episode: at the close of bar t.
+      now: legs of bar t; it matters only where orders fill at the close.
+      following: legs of bar t + 1.
 
     Returns:
-      The account at the close of bar t + 1, and its log-return since before the order.
+      The episode at the close of bar t + 1, and the step's reward `[]`.
     """
-    after, _ = place_order(account, target, now.present, costs, rules)
-    after, _ = on_bar(after, following, costs, rules)
-    return after, log_return(account, after)
+    costs, before = config.costs, episode.account
+    if episode.cost_scale is not None:
+        costs = costs.scaled(episode.cost_scale)
+    target = to_target(spec, action, before.ordered)
+    placed, _ = place_order(before, target, now.at_close, costs, rules)
+    after, _ = on_bar(placed, following, costs, rules)
+    step = rewards.Step(log_return(before, after), before.ordered, placed.ordered, following, costs)
+    memory, reward = rewards.reward_of(config, episode.memory, step)
+    return episode._replace(account=after, memory=memory), reward
 
 
 class TradingEnv:
@@ -105,42 +151,75 @@ class TradingEnv:
 
     Attributes:
       bars: host bars. spec: what a policy needs to know. market: device arrays.
-      costs, rules: static. targets: `[n]` the weight that each action means.
+      features: `[N, A, F]` float32 on the host. costs, rules: static.
     """
 
-    def __init__(self, bars: Bars, config: EnvConfig = EnvConfig()):
-        """Computes the features of all bars once, by scanning their online updates."""
-        self.bars, self.config = bars, config
-        self.spec = spec_of(config, bars.symbols)
+    def __init__(self, bars: Bars | Task | None = None, config: EnvConfig | None = None):
+        """Computes the features of all bars once, by scanning their online updates.
+
+        Args:
+          bars: real bars; or a synthetic task, whose state is observed beside the features; or
+            None, which draws the market that `config` names.
+          config: None is the default, or the task's own.
+
+        Raises:
+          BarError: too few bars. ConfigError: neither bars nor a market; an unknown feature.
+        """
+        if config is None:
+            config = bars.config if isinstance(bars, Task) else EnvConfig()
+        if bars is None:
+            bars = task_of(config)
+        states = observed_states(bars, config)
+        self.bars = bars.bars if isinstance(bars, Task) else bars
+        self.task = bars if isinstance(bars, Task) else None
+        self.config = config
+        names = tuple(f"state:{name}" for name in states[0])
+        self.spec = spec_of(config, self.bars.symbols, names)
         self.costs, self.rules = config.costs, rules_of(config)
-        self.targets = np.asarray(self.spec.targets, np.float32)
-        if len(bars) < self.spec.warmup + 2:
+        if len(self.bars) < self.spec.warmup + 2:
             raise BarError(
-                f"{bars.source or 'bars'}: {len(bars)} bars, but the features need "
+                f"{self.bars.source or 'bars'}: {len(self.bars)} bars, but the features need "
                 f"{self.spec.warmup} bars to warm up and 2 to trade; give more bars or choose "
                 "features with a shorter memory."
             )
-        self.features = feature_set(config.features).batch(bars)
-        gap, body, present = legs_of(bars)
-        legs = Legs(gap.astype(np.float32), body.astype(np.float32), present)
-        self.market = Market(jnp.asarray(self.features), jax.tree.map(jnp.asarray, legs))
+        self.features = features_of(self.bars, config, states[1])
+        legs = jax.tree.map(_on_device, legs_of(self.bars, self.costs, self.rules))
+        self.market = Market(jnp.asarray(self.features), legs)
 
     def __len__(self) -> int:
         return len(self.bars)
 
-    def begin(self, key: Array) -> Account:
+    def begin(self, key: Array) -> Episode:
         """A new account, flat or at a random position that an order could have reached.
 
         The order is filled by the account's own rules, free of charge: assets that are long
-        together may want more than `max_gross` or than cash pays for.
+        together may want more than `max_gross` or than cash pays for. Costs are drawn as well,
+        where the config says so.
         """
-        flat = open_account(jnp.zeros(self.spec.num_assets))
-        if not self.config.random_start:
-            return flat
-        action = jax.random.randint(key, (self.spec.num_assets,), 0, self.spec.num_actions)
-        target, there = jnp.asarray(self.targets)[action], jnp.ones(action.shape, bool)
-        rules = self.rules._replace(fill="close")
-        return place_order(flat, target, there, Costs(), rules)[0]
+        config, scale = self.config, None
+        account = open_account(jnp.zeros(self.spec.num_assets))
+        if config.random_costs is not None:
+            low, high = np.log(config.random_costs)
+            cost_key, key = jax.random.split(key)
+            scale = jnp.exp(jax.random.uniform(cost_key, (), minval=low, maxval=high))
+        if config.random_start:
+            shape = account.weight.shape
+            if config.actions == "weights":
+                low, high = self.spec.bounds
+                target = jax.random.uniform(key, shape, minval=low, maxval=high)
+            else:
+                target = jnp.asarray(self.spec.targets, jnp.float32)[
+                    jax.random.randint(key, shape, 0, len(self.spec.targets))
+                ]
+            free = Rules(fill="close", max_gross=config.max_gross, max_net=config.max_net)
+            free = free._replace(borrow=config.borrow)
+            there = Legs(target, target, jnp.ones(shape, bool)).at_close
+            account = place_order(account, target, there, Costs(), free)[0]
+        return Episode(account, rewards.begin(config), scale)
+
+    def begin_drops(self, key: Array) -> Array | None:
+        """`[]` uint32, which bars an episode drops; None where the config drops none."""
+        return jax.random.bits(key, (), jnp.uint32) if self.config.drop_bars else None
 
     def reset(self, key: Array) -> tuple[EnvState, TimeStep]:
         """Starts an episode at a random bar after the features' warm-up."""
@@ -148,34 +227,76 @@ class TradingEnv:
         length = self.config.episode_bars or len(self) - 1 - self.spec.warmup
         length = min(length, len(self) - 1 - self.spec.warmup)
         first = jax.random.randint(start_key, (), self.spec.warmup, len(self) - length)
-        observation = Observation(first, self.begin(account_key))
-        state = EnvState(key, observation, first + length)
+        drop = self.begin_drops(jax.random.fold_in(start_key, 1))
+        state = EnvState(key, first, drop, self.begin(account_key), first + length)
         zero = jnp.zeros(())
-        return state, TimeStep(observation, zero, zero + 1.0, jnp.zeros((), bool))
+        return state, TimeStep(state.observation, zero, zero + 1.0, jnp.zeros((), bool))
 
     def step(self, state: EnvState, action: Array) -> tuple[EnvState, TimeStep]:
-        """Orders what `action` `[A]` int32 means, and moves one bar on.
+        """Orders what `action` `[A]` means (see `EnvSpec.actions`), and moves one bar on.
 
         The episode has ended where the time step's discount is 0 or `truncated` is True; call
         `reset` then. Its observation is the final one, which a bootstrap needs.
         """
-        index, account = state.observation
-        now, following = _row(self.market.legs, index), _row(self.market.legs, index + 1)
-        target = jnp.asarray(self.targets)[action]
-        account, reward = transition(account, target, now, following, self.costs, self.rules)
-        observation = Observation(index + 1, account)
-        discount = 1.0 - account.ruined.astype(jnp.float32)
-        truncated = ~account.ruined & (index + 1 >= state.last)
-        step = TimeStep(observation, reward, discount, truncated)
-        return state._replace(observation=observation), step
+        index = state.index
+        now, following = self.legs_at(index, state.drop), self.legs_at(index + 1, state.drop)
+        episode, reward = transition(
+            self.config, self.spec, self.rules, state.episode, action, now, following
+        )
+        ruined = episode.account.ruined
+        truncated = ~ruined & (index + 1 >= state.last)
+        state = state._replace(index=index + 1, episode=episode)
+        discount = 1.0 - ruined.astype(jnp.float32)
+        return state, TimeStep(state.observation, reward, discount, truncated)
+
+    def legs_at(self, index: Array, drop: Array | None = None) -> Legs:
+        """The legs of the bars at `index` `[...]`; nothing fills in those that are dropped."""
+        return take_legs(self.config, self.market, index, drop)
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def window(self, observation: Observation, length: int) -> Array:
         """`[T, A, F]` features of the `length` bars up to the observation's; 0 before the first."""
         rows = observation.index - length + 1 + jnp.arange(length)
         seen = self.market.features[jnp.maximum(rows, 0)]
-        return jnp.where((rows >= 0)[:, None, None], seen, 0.0)
+        there = (rows >= 0)[:, None]
+        if observation.drop is not None:
+            rate, assets = self.config.drop_bars, self.spec.num_assets
+            there = there & kept(rate, observation.drop, rows, assets)
+        return jnp.where(there[..., None], seen, 0.0)
 
 
-def _row(legs: Legs, index: Array) -> Legs:
-    return jax.tree.map(lambda leg: leg[index], legs)
+def take_legs(config: EnvConfig, market: Market, index: Array, drop: Array | None) -> Legs:
+    """The legs of the bars at `index` `[...]`; nothing fills in those that `drop` drops."""
+    legs = jax.tree.map(lambda leg: leg[index], market.legs)
+    if drop is None:
+        return legs
+    there = kept(config.drop_bars, drop, index, legs.present.shape[-1])
+    return legs._replace(present=legs.present & there)
+
+
+def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names, and `[N, A, S]` float32 values, of the market's own state that agents observe.
+
+    Raises:
+      ConfigError: the config observes a state that bars alone do not have.
+    """
+    if isinstance(source, Task) and config.market_state:
+        return source.signal_names, source.signals.astype(np.float32)
+    bars = source.bars if isinstance(source, Task) else source
+    if config.market and config.market_state:
+        raise ConfigError(
+            f"{bars.source or 'bars'}: the environment observes the state of the market "
+            f"{config.market}, which bars do not hold; give no bars, or set market_state = false."
+        )
+    return (), np.zeros((*bars.close.shape, 0), np.float32)
+
+
+def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray:
+    """`[N, A, F]` float32: the features of `config`, then the market's own `states`."""
+    if not config.features:
+        return states
+    return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
+
+
+def _on_device(leg: Any) -> Array:
+    return jnp.asarray(leg if leg.dtype == bool else leg.astype(np.float32))

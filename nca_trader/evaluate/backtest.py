@@ -6,13 +6,9 @@ it. Nothing else happens here but choosing what is ordered at each close.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
-import os
-import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,123 +16,27 @@ import numpy as np
 import pandas as pd
 from jax import Array
 
-from nca_trader.agents.heads import account_features
-from nca_trader.agents.policy import Params, Policy, greedy
+from nca_trader.agents.heads import account_features, best_target
+from nca_trader.agents.policy import Params, Policy
 from nca_trader.agents.rules import Strategy
-from nca_trader.data.features import feature_set
-from nca_trader.envs.account import (
-    Account,
-    Legs,
-    Rules,
-    legs_of,
-    on_bar,
-    open_account,
-    place,
-)
-from nca_trader.envs.trading import rules_of
-from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.evaluate import metrics
+from nca_trader.data.synthetic import Task
+from nca_trader.envs.account import Account, on_bar, open_account, place
+from nca_trader.envs.legs import Legs, legs_of
+from nca_trader.envs.orders import Rules, rules_of
+from nca_trader.envs.trading import features_of, observed_states
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.evaluate.result import Result, Trace
+from nca_trader.evaluate.targets import as_targets, in_force
+from nca_trader.presets import capital_problems, limit_problems
+from nca_trader.ranges import nearest, one_of, refuse
 from nca_trader.runs.manifest import Run
-from nca_trader.types import Bar, Bars, Costs, Tensor
+from nca_trader.types import Bars, Costs
 
 CHUNK = 2048  # bars encoded at once: bounds memory whatever the history's length
 
 
-class Trace(NamedTuple):
-    """What the account did at each bar, `[N]` or `[N, A]` float64, as of the close of the bar.
-
-    log_equity, weight: high parts plus low parts. target: as decided, NaN is no order. traded:
-    signed notional as a fraction of equity. cost: likewise.
-    """
-
-    log_equity: Tensor
-    weight: Tensor
-    target: Tensor
-    traded: Tensor
-    cost: Tensor
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a backtest found, by bar; a bar's entry is as of its close, after a fill there.
-
-    Attributes:
-      name: of the strategy. equity: `[N]`, capital before the first bar is 1.0.
-      log_equity: `[N]` its logarithm, with the digits that a large equity loses.
-      targets: `[N, A]` weights decided, NaN is no order. weights: `[N, A]` held.
-      turnover: `[N]` sum of absolute traded notional over equity. cost: `[N]` commission and
-        slippage as a fraction of equity.
-      logits: `[N, A, n]` float32 of an agent, NaN where it did not decide; None of a strategy.
-      costs, fill, order: as given. bars_per_year: of the bars. note: what a report must say.
-      in_sample: how many of these bars are no later than the last that trained the agent or
-        selected it, see `seen_rows`; None where no run is behind the targets, so that nobody
-        knows what they were chosen on.
-    """
-
-    name: str
-    equity: pd.Series
-    log_equity: np.ndarray
-    targets: pd.DataFrame
-    weights: pd.DataFrame
-    turnover: pd.Series
-    cost: pd.Series
-    logits: np.ndarray | None
-    costs: Costs
-    fill: str
-    order: str
-    bars_per_year: float
-    note: str = ""
-    in_sample: int | None = None
-
-    @functools.cached_property
-    def metrics(self) -> dict[str, float]:
-        """The figures of `metrics.summary`, of this result."""
-        return metrics.summary(self.equity, self.weights, self.turnover, self.bars_per_year)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row a bar: time, equity, log_equity, turnover, cost, `target:SYM`, `weight:SYM`.
-
-        An agent's logits are `logits:SYM:i` for action i.
-        """
-        columns: dict[str, Any] = {
-            "time": self.equity.index,
-            "equity": self.equity.to_numpy(),
-            "log_equity": self.log_equity,
-            "turnover": self.turnover.to_numpy(),
-            "cost": self.cost.to_numpy(),
-        }
-        for i, symbol in enumerate(self.targets.columns):
-            columns[f"target:{symbol}"] = self.targets[symbol].to_numpy()
-            columns[f"weight:{symbol}"] = self.weights[symbol].to_numpy()
-            if self.logits is not None:
-                for action in range(self.logits.shape[-1]):
-                    columns[f"logits:{symbol}:{action}"] = self.logits[:, i, action]
-        return pd.DataFrame(columns)
-
-    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Writes `to_frame()`, every digit kept, as Parquet or, to a name in .csv, as CSV.
-
-        Raises:
-          StateError: it cannot be written; then nothing is.
-        """
-        path = pathlib.Path(path)
-        part = path.with_name(path.name + ".part")
-        try:
-            if path.suffix == ".csv":
-                self.to_frame().to_csv(part, index=False)
-            else:
-                self.to_frame().to_parquet(part, index=False)
-            os.replace(part, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            what = error.strerror or str(error)
-            raise StateError(f"{path}: cannot be written ({what}); mend that.") from None
-        return path
-
-
 def backtest(
-    bars: Bars,
+    bars: Bars | Task,
     targets: Any,
     costs: Costs | None = None,
     fill: str | None = None,
@@ -144,13 +44,13 @@ def backtest(
     *,
     start: str | None = None,
     stop: str | None = None,
-    max_gross: float | None = None,
     name: str | None = None,
+    **limits: Any,
 ) -> Result:
     """Runs `targets` over `bars` and accounts for every bar in float64.
 
     Args:
-      bars: N bars of A assets.
+      bars: N bars of A assets; or a synthetic task, whose state a run may have been given.
       targets: `[N]` (one asset) or `[N, A]` target weights, NaN for no order; or a `Strategy`;
         or a `Run`, whose selected agent takes its most probable action.
       costs, fill, order: None is what the run trained with, or no costs, "next_open" and
@@ -158,8 +58,10 @@ def backtest(
         never fills; "close" at the close that was seen, which is idealised.
       start, stop: trade from the first bar at or after `start` to the last before `stop`; bars
         before are history for warm-up, and the account begins flat with equity 1.
-      max_gross: cap on the sum of absolute targets; None is the run's, or no cap.
       name: for reports.
+      limits: fields of `nca_trader.envs.orders.Rules` by name, e.g. `max_gross=1.0`, or
+        `capital=1e5, lot=1.0, min_notional=10.0, max_participation=0.1`; what is not given is the
+        run's, or no limit.
 
     Returns:
       The result over the traded bars.
@@ -167,40 +69,25 @@ def backtest(
     Raises:
       BarError: targets that do not fit the bars; no bars between start and stop; bars of other
         symbols than the run's, or too few for it to decide.
-      ConfigError: an unknown `fill` or `order`, a cap that is not above 0, a date that is none.
+      ConfigError: an unknown `fill`, `order` or limit, one out of its range, or one that needs
+        `capital`; a date that is none.
       RunError, StateError: the run's parameters can't be had; see `Run.params`.
     """
-    first = 0 if start is None else bars.row(start)
-    last = len(bars) if stop is None else bars.row(stop)
-    if first >= last:
-        raise BarError(
-            f"{bars.source or 'bars'}: no bar from {start or 'the first'} to {stop or 'the last'}; "
-            + (
-                f"there are bars from {bars.index[0]} to {bars.index[-1]}."
-                if len(bars)
-                else "empty."
-            )
-        )
-    if max_gross is not None and not max_gross > 0.0:
-        raise ConfigError(f"max_gross = {max_gross} is not above 0; None is no cap.")
+    task, bars = bars, bars.bars if isinstance(bars, Task) else bars
+    first, last = _rows(bars, start, stop)
     run = targets if isinstance(targets, Run) else None
-    base = rules_of(run.env_config) if run else Rules()
-    rules = base._replace(
-        fill=_known("fill", fill or base.fill, ("next_open", "close")),
-        order=_known("order", order or base.order, ("on_change", "rebalance")),
-        max_gross=base.max_gross if max_gross is None else max_gross,
-    )
     costs = costs or (run.env_config.costs if run else Costs())
+    rules = _rules(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
     logits, in_sample = None, None
     if run:
-        trace, logits = _run_agent(bars, run, costs, rules, first, last)
+        trace, logits = _run_agent(task, run, costs, rules, first, last)
         in_sample = max(min(seen_rows(bars, run), last) - first, 0)
     else:
         if isinstance(targets, Strategy):
             name = name or targets.name
             targets = strategy_targets(bars, targets)
         trace = _run_targets(
-            bars, _in_force(_as_targets(targets, bars), first), costs, rules, first, last
+            bars, in_force(as_targets(targets, bars), first), costs, rules, first, last
         )
     index, symbols = bars.index[first:last], list(bars.symbols)
     return Result(
@@ -211,10 +98,10 @@ def backtest(
         weights=pd.DataFrame(trace.weight, index, symbols),
         turnover=pd.Series(np.abs(trace.traded).sum(1), index, name="turnover"),
         cost=pd.Series(trace.cost, index, name="cost"),
+        flows=pd.DataFrame(trace.flows._asdict(), index),
         logits=logits,
-        costs=costs,
-        fill=rules.fill,
-        order=rules.order,
+        charged=costs,
+        rules=rules,
         bars_per_year=bars.bars_per_year,
         note=bars.note,
         in_sample=in_sample,
@@ -225,16 +112,46 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
     """`[N, A]` float64 targets of a strategy: the scan of its update over all bars."""
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         state = strategy.init(bars.num_assets)
-        bar = Bar(*(jnp.asarray(field) for field in bars.as_bar()))
+        bar = jax.tree.map(jnp.asarray, bars.as_bar())
         # A state that changes its type under the update is the user's slip, not ours to mend.
         _, targets = jax.jit(lambda s, b: jax.lax.scan(strategy.update, s, b))(state, bar)
         return np.asarray(targets, np.float64)
 
 
-def _known(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ConfigError(f"{name} = {value!r} is unknown; there are {' and '.join(allowed)}.")
-    return value
+def _rows(bars: Bars, start: str | None, stop: str | None) -> tuple[int, int]:
+    """The first row to trade and the row after the last."""
+    first = 0 if start is None else bars.row(start)
+    last = len(bars) if stop is None else bars.row(stop)
+    if first >= last:
+        there = (
+            f"there are bars from {bars.index[0]} to {bars.index[-1]}." if len(bars) else "empty."
+        )
+        raise BarError(
+            f"{bars.source or 'bars'}: no bar from {start or 'the first'} to {stop or 'the last'}; "
+            + there
+        )
+    return first, last
+
+
+def _rules(
+    base: Rules, fill: str | None, order: str | None, costs: Costs, limits: dict[str, Any]
+) -> Rules:
+    """The rules of a backtest: `base` with what is given in its place."""
+    for name in limits.keys() - set(Rules._fields):
+        raise ConfigError(
+            f"unknown limit {name!r}; {nearest(name, Rules._fields)}"
+            f"There are {', '.join(Rules._fields)}."
+        )
+    given = {"fill": fill, "order": order}
+    given = {name: value for name, value in given.items() if value is not None}
+    rules = base._replace(**given, **limits)
+    refuse(
+        one_of(rules, "fill", ("next_open", "close")),
+        one_of(rules, "order", ("on_change", "rebalance")),
+        limit_problems(rules),
+        capital_problems(rules, costs),
+    )
+    return rules
 
 
 def seen_rows(bars: Bars, run: Run) -> int:
@@ -244,73 +161,31 @@ def seen_rows(bars: Bars, run: Run) -> int:
     return int(np.searchsorted(bars.time, last, "right"))
 
 
-def _as_targets(targets: Any, bars: Bars) -> np.ndarray:
-    """Targets as `[N, A]` float64; refuses what does not fit or is infinite."""
-    _refuse_other_labels(targets, bars)
-    try:
-        array = np.asarray(targets, np.float64)
-    except (TypeError, ValueError) as error:
-        raise BarError(
-            f"targets are not numbers ({error}); give weights, NaN for no order."
-        ) from None
-    if array.ndim == 1 and bars.num_assets == 1:
-        array = array[:, None]
-    expected = (len(bars), bars.num_assets)
-    if array.shape != expected:
-        one = "; for one asset of them, pass bars.select(SYMBOL)" if array.ndim == 1 else ""
-        raise BarError(
-            f"targets have shape {np.shape(targets)}, but the bars have [N, A] = {expected} "
-            f"({', '.join(bars.symbols)}){one}."
-        )
-    if np.isinf(array).any():
-        row = int(np.argwhere(np.isinf(array))[0, 0])
-        raise BarError(f"targets row {row} is infinite; a weight is a finite fraction of equity.")
-    return array
+def _span(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
+    """Legs of the rows first .. last - 1. The account is flat until then: the gap does not act.
 
-
-def _refuse_other_labels(targets: Any, bars: Bars) -> None:
-    """Refuses a frame or series whose rows or columns are named, and not as those of the bars."""
-    if isinstance(targets, pd.DataFrame) and not isinstance(targets.columns, pd.RangeIndex):
-        if tuple(targets.columns) != bars.symbols:
-            raise BarError(
-                f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
-                f"are {', '.join(bars.symbols)}; give the columns in this order."
-            )
-    index = targets.index if isinstance(targets, pd.DataFrame | pd.Series) else None
-    if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
-        there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
-        if (there != bars.index).any():
-            row = int(np.argmax(there != bars.index))
-            raise BarError(
-                f"targets row {row} is of {index[row]}, but the bar there of {bars.time[row]}; "
-                "reindex the targets by bars.index."
-            )
-
-
-def _in_force(targets: np.ndarray, first: int) -> np.ndarray:
-    """Puts what was last ordered before row `first` at it: a span begins in that position."""
-    if first == 0:
-        return targets
-    held = pd.DataFrame(targets[: first + 1]).ffill().to_numpy()[-1]
-    return np.vstack([targets[:first], held[None], targets[first + 1 :]])
-
-
-def _span(bars: Bars, first: int, last: int) -> Legs:
-    """Legs of the rows first .. last - 1. The account is flat until then: the gap does not act."""
-    return Legs(*(leg[first:last] for leg in legs_of(bars)))
+    Nor does time before the first of them: cash earns interest from its close on.
+    """
+    legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, costs, rules))
+    if legs.years is not None:
+        years = legs.years.copy()
+        years[0] = 0.0
+        legs = legs._replace(years=years)
+    return legs
 
 
 def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules):
     """One bar of a backtest: live through it, decide at its close, order."""
     account, opened = on_bar(account, legs, costs, rules)
     target, seen = decide(account)
-    account, closed = place(account, target, legs.present, costs, rules)
+    account, closed = place(account, target, legs.at_close, costs, rules)
     trace = Trace(
         log_equity=account.log_equity + account.log_equity_low,
         weight=account.weight + account.weight_low,
         target=target,
         traded=opened.traded + closed.traded,
         cost=opened.cost + closed.cost,
+        flows=jax.tree.map(jnp.add, opened.flows, closed.flows),
     )
     return account, (trace, seen)
 
@@ -329,7 +204,8 @@ def _run_targets(
     bars: Bars, targets: np.ndarray, costs: Costs, rules: Rules, first: int, last: int
 ) -> Trace:
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        trace = _scan_targets(_span(bars, first, last), targets[first:last], costs, rules)
+        legs = _span(bars, costs, rules, first, last)
+        trace = _scan_targets(legs, targets[first:last], costs, rules)
         return jax.tree.map(np.asarray, trace)
 
 
@@ -350,9 +226,10 @@ def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarra
 
 
 def _run_agent(
-    bars: Bars, run: Run, costs: Costs, rules: Rules, first: int, last: int
+    source: Bars | Task, run: Run, costs: Costs, rules: Rules, first: int, last: int
 ) -> tuple[Trace, np.ndarray]:
     """The run's selected agent over rows first .. last - 1, in the order training knows them."""
+    bars = source.bars if isinstance(source, Task) else source
     check_symbols(run, bars)
     policy, params = run.policy, run.params()
     if last <= policy.first_decision:
@@ -361,11 +238,12 @@ def _run_agent(
             f"{policy.first_decision + 1} on ({policy.spec.warmup} of feature warm-up and a "
             f"receptive field of {policy.receptive_field}); give more bars before the span."
         )
-    features = feature_set(run.env_config.features).batch(bars[:last])
+    states = observed_states(source, run.env_config)[1]
+    features = features_of(bars[:last], run.env_config, states[:last])
     cells = encode(policy, params, features, bars.present[:last])[first:last]
     ready = np.arange(first, last) >= policy.first_decision
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        legs = _span(bars, first, last)
+        legs = _span(bars, costs, rules, first, last)
         trace, logits = _scan_agent(params, legs, cells, ready, policy, costs, rules)
         return jax.tree.map(np.asarray, trace), np.asarray(logits)
 
@@ -381,14 +259,14 @@ def _scan_agent(
     rules: Rules,
 ) -> tuple[Trace, Array]:
     """Decides greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account."""
-    weights = jnp.asarray(policy.spec.targets, jnp.float64)
 
     def step(account: Account, xs):
         legs_t, cells_t, ready_t = xs
 
         def decide(account: Account) -> tuple[Array, Array]:
             logits, _ = policy.act(params, cells_t, account_features(account, policy.size))
-            target = jnp.where(ready_t, weights[greedy(logits)], jnp.nan)
+            target = best_target(policy.spec, logits, account.ordered)
+            target = jnp.where(ready_t, target, jnp.nan)
             return target, jnp.where(ready_t, logits, jnp.nan)
 
         return _step(account, legs_t, decide, costs, rules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from nca_trader.evaluate import statistics
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def data_and_rules(report: Report) -> Html:
     """Which bars, at what costs, filled how."""
-    agent, costs = report.agent, report.agent.costs
+    agent, costs = report.agent, report.agent.charged
     spans = [[s.name, s.start, s.stop, f"{s.bars:,}"] for s in report.spans]
     fill = "at the next bar's open"
     if report.idealised:
@@ -30,6 +31,11 @@ def data_and_rules(report: Report) -> Html:
         "Assets": ", ".join(report.symbols),
         "Commission": f"{100 * costs.commission:g}% of traded notional",
         "Slippage": f"{100 * costs.slippage:g}% of price",
+        **{
+            field.name.replace("_", " ").capitalize(): f"{getattr(costs, field.name):g}"
+            for field in dataclasses.fields(costs)
+            if getattr(costs, field.name) and field.name not in ("commission", "slippage")
+        },
         "Orders fill": fill,
         "Orders are placed": order,
     }
@@ -39,7 +45,21 @@ def data_and_rules(report: Report) -> Html:
         "Data and trading rules",
         table("Spans of the data", ["Span", "First bar", "Last bar", "Bars"], spans),
         facts(told),
+        _where_equity_went(report),
     )
+
+
+def _where_equity_went(report: Report) -> Html:
+    """A row an item of `Result.costs` that is not zero, and their sum."""
+    went = report.agent.costs
+    rows = [
+        [item.replace("_", " "), f"{100 * amount:+.3f}%", f"{100 * a_year:+.3f}%"]
+        for item, amount, a_year in went.itertuples()
+        if amount or item == "total"
+    ]
+    headers = ["Item", "Of the capital", "A year"]
+    caption = f"Where the equity of {report.label} went"
+    return table(caption, headers, rows, marked=[len(rows) - 1])
 
 
 def how_to_repeat(report: Report) -> Html:

@@ -39,6 +39,15 @@ TRAINING = {
 }
 
 
+# What a reader may take for modelled and is not, where the cost is zero.
+NOT_CHARGED = {
+    "half_spread": "a spread beside the slippage and the bars' own quotes",
+    "impact": "market impact",
+    "borrow_fee": "borrowing fees",
+    "interest_lend": "interest on cash",
+}
+
+
 def all_sections(report: Report) -> list[Html]:
     """The page's body; a section with nothing to say is not in it."""
     return [
@@ -131,9 +140,8 @@ def _scope(report: Report) -> Html:
             f"Anything on fresh {report.unit} from here on: the test {report.unit} have now been "
             f"evaluated {times(report.trials.test_touched)}."
         )
-    silent.append(
-        "Market impact, taxes, borrowing fees, dividends and interest: they are not modelled."
-    )
+    absent = [text for name, text in NOT_CHARGED.items() if not getattr(report.agent.charged, name)]
+    silent.append(f"What was not charged here: {', '.join([*absent, 'taxes'])}.")
     if evidence.in_sample:
         silent.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
     elif report.trials is not None:

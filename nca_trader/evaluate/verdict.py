@@ -36,7 +36,9 @@ class Backtested(Protocol):
     @property
     def cost(self) -> pd.Series: ...  # noqa: D102
     @property
-    def costs(self) -> Costs: ...  # noqa: D102
+    def costs(self) -> pd.DataFrame: ...  # noqa: D102
+    @property
+    def charged(self) -> Costs: ...  # noqa: D102
     @property
     def fill(self) -> str: ...  # noqa: D102
     @property
@@ -173,7 +175,7 @@ def weigh(
     ours = score(agent, bars_per_year, seed)
     differences = {}
     for name, result in baselines.items():
-        same_rules = (result.costs, result.fill) == (agent.costs, agent.fill)
+        same_rules = (result.charged, result.fill) == (agent.charged, agent.fill)
         if not (same_rules and result.equity.index.equals(agent.equity.index)):
             raise ConfigError(
                 f"baseline {name} was run on other bars, costs or fills than the agent; "

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.agents import heads
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market
 from nca_trader.learner.rollout import Rollout, gather_segment
@@ -31,6 +30,7 @@ def ppo_loss(
     rollout: Rollout,
     advantage: Array,
     value_target: Array,
+    drop_rate: float = 0.0,
 ) -> Loss:
     """Clipped surrogate, clipped value loss and entropy, over whole segments encoded anew.
 
@@ -40,12 +40,13 @@ def ppo_loss(
 
     Args:
       rollout: of M segments. advantage: `[M, L, E]`, normalised. value_target: `[M, L, E]`.
+      drop_rate: chance that a bar is dropped, as in `EnvConfig.drop_bars`.
     """
     length, halo = config.segment_length, policy.receptive_field - 1
-    x, present = gather_segment(market, rollout.index, halo, length)
+    x, present = gather_segment(market, rollout.index, halo, length, rollout.drop, drop_rate)
     cells = policy.encode(params, x, present)[:, halo:]
     logits, value = policy.act(params, cells[:, :, None], rollout.seen)
-    log_ratio = heads.log_prob(logits, rollout.action) - rollout.log_prob
+    log_ratio = policy.distribution.log_prob(logits, rollout.action) - rollout.log_prob
     ratio = jnp.exp(log_ratio)
     eps = config.clip_epsilon
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
@@ -53,7 +54,7 @@ def ppo_loss(
     near = rollout.value + jnp.clip(value - rollout.value, -eps, eps)
     error = jnp.maximum((value - value_target) ** 2, (near - value_target) ** 2)
     value_loss = 0.5 * error.mean()
-    entropy = heads.entropy(logits).mean()
+    entropy = policy.distribution.entropy(logits).mean()
     total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     return Loss(
         loss=total,

@@ -10,10 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.agents.heads import account_features, log_prob, sample
+from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs.account import Account
-from nca_trader.envs.trading import Market, TradingEnv, transition
+from nca_trader.envs.trading import (
+    Episode,
+    Market,
+    TradingEnv,
+    kept,
+    take_legs,
+    transition,
+)
 from nca_trader.presets import LearnerConfig
 
 
@@ -21,23 +27,26 @@ class Segments(NamedTuple):
     """Where the environments stand between updates: S segments with E accounts on each.
 
     index: `[S]` int32 bar of the next decision. left: `[S]` int32 decisions left of the episode.
-    account: `[S, E, ...]`.
+    drop: `[S]` which bars are dropped, or None. episode: `[S, E, ...]`.
     """
 
     index: Array
     left: Array
-    account: Account
+    drop: Array | None
+    episode: Episode
 
 
 class Rollout(NamedTuple):
     """What an update learns from; windows are gathered again from `index` when needed.
 
-    index: `[S]` int32 bar of the first decision. seen: `[S, L, E, A, 3]` account features.
-    action: `[S, L, E, A]` int32. log_prob, value, reward, discount: `[S, L, E]`.
-    bootstrap: `[S, E]` value of the observation after the last step.
+    index: `[S]` int32 bar of the first decision. drop: `[S]`, as in `Segments`.
+    seen: `[S, L, E, A, 3]` account features. action: `[S, L, E, A]`.
+    log_prob, value, reward, discount: `[S, L, E]`. bootstrap: `[S, E]` value of the observation
+      after the last step.
     """
 
     index: Array
+    drop: Array | None
     seen: Array
     action: Array
     log_prob: Array
@@ -47,15 +56,30 @@ class Rollout(NamedTuple):
     bootstrap: Array
 
 
-def gather_segment(market: Market, index: Array, halo: int, length: int) -> tuple[Array, Array]:
-    """Features `[S, halo + length, A, F]` and presence of the bars from `index - halo` on."""
+def gather_segment(
+    market: Market,
+    index: Array,
+    halo: int,
+    length: int,
+    drop: Array | None = None,
+    drop_rate: float = 0.0,
+) -> tuple[Array, Array]:
+    """Features `[S, halo + length, A, F]` and presence of the bars from `index - halo` on.
+
+    Args:
+      drop: `[S]` seeds of the bars that are dropped; their features and presence are 0.
+    """
     rows = index[:, None] - halo + jnp.arange(halo + length)[None]
-    return market.features[rows], market.legs.present[rows]
+    x, present = market.features[rows], market.legs.present[rows]
+    if drop is None:
+        return x, present
+    there = kept(drop_rate, drop[:, None], rows, present.shape[-1])
+    return jnp.where(there[..., None], x, 0.0), present & there
 
 
 def begin_segments(
     env: TradingEnv, config: LearnerConfig, first: int, segments: Segments, keys: Array
-) -> tuple[Segments, Account]:
+) -> tuple[Segments, Episode]:
     """Draws a new start and new accounts where an episode is over.
 
     Args:
@@ -63,26 +87,28 @@ def begin_segments(
       keys: `[S]` one key a segment.
 
     Returns:
-      The segments, and fresh accounts `[S, E]` that take the place of ruined ones.
+      The segments, and fresh episodes `[S, E]` that take the place of ruined ones.
     """
     length = config.segment_length
     episode = env.config.episode_bars or length
     last = len(env) - 1 - length
 
-    def draw(key: Array) -> tuple[Array, Account]:
+    def draw(key: Array) -> tuple[Array, Array | None, Episode]:
         start_key, account_key = jax.random.split(key)
         start = jax.random.randint(start_key, (), first, last + 1)
-        return start, jax.vmap(env.begin)(jax.random.split(account_key, config.envs_per_segment))
+        each = jax.random.split(account_key, config.envs_per_segment)
+        return start, env.begin_drops(jax.random.fold_in(start_key, 1)), jax.vmap(env.begin)(each)
 
-    start, fresh = jax.vmap(draw)(keys)
+    start, drop, fresh = jax.vmap(draw)(keys)
     over = (segments.left < length) | (segments.index > last)
     index = jnp.where(over, start, segments.index)
     left = jnp.where(over, episode, segments.left)
-    account = select(over[:, None], fresh, segments.account)
-    return Segments(index, left, account), fresh
+    if drop is not None and segments.drop is not None:
+        drop = jnp.where(over, drop, segments.drop)
+    return Segments(index, left, drop, select(over[:, None], fresh, segments.episode)), fresh
 
 
-def select(condition: Array, yes: Account, no: Account) -> Account:
+def select(condition: Array, yes: Episode, no: Episode) -> Episode:
     """`yes` where `condition` holds, its axes being the leading axes of every leaf."""
 
     def leaf(a: Array, b: Array) -> Array:
@@ -99,39 +125,44 @@ def collect(
     params: Params,
     market: Market,
     segments: Segments,
-    fresh: Account,
+    fresh: Episode,
     keys: Array,
 ) -> tuple[Segments, Rollout]:
     """Lives through `segment_length` bars on every segment; `keys` `[S]` draw the actions."""
     length, halo = config.segment_length, policy.receptive_field - 1
-    x, present = gather_segment(market, segments.index, halo, length + 1)
+    drop, spec = segments.drop, policy.spec
+    x, present = gather_segment(
+        market, segments.index, halo, length + 1, drop, env.config.drop_bars
+    )
     cells = jnp.moveaxis(policy.encode(params, x, present)[:, halo:], 1, 0)
-    shape = (length, config.envs_per_segment, policy.spec.num_assets, policy.spec.num_actions)
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, shape), out_axes=1)(keys)
+    decide = policy.distribution
+    shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
+    noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(keys)
     rows = segments.index[None] + jnp.arange(length + 1)[:, None]
-    legs = jax.tree.map(lambda a: a[rows], market.legs)
+    legs = take_legs(env.config, market, rows, drop)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
-    see = jax.vmap(jax.vmap(lambda account: account_features(account, policy.size)))
-    targets = jnp.asarray(env.targets)
+    see = jax.vmap(jax.vmap(lambda episode: account_features(episode.account, policy.size)))
 
-    def move(account, target, now, following):
-        return transition(account, target, now, following, env.costs, env.rules)
+    def move(episode, action, now, following):
+        return transition(env.config, spec, env.rules, episode, action, now, following)
 
     move = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None)))
 
-    def step(account: Account, xs):
+    def step(episode: Episode, xs):
         cells_t, noise_t, now_t, following_t = xs
-        seen = see(account)
+        seen = see(episode)
         logits, value = policy.act(params, cells_t[:, None], seen)
-        action = sample(logits, noise_t)
-        account, reward = move(account, targets[action], now_t, following_t)
-        discount = config.discount * (1.0 - account.ruined)
-        account = select(account.ruined, fresh, account)
-        return account, (seen, action, log_prob(logits, action), value, reward, discount)
+        action = decide.sample(logits, noise_t)
+        episode, reward = move(episode, decide.order(spec, action), now_t, following_t)
+        ruined = episode.account.ruined
+        discount = config.discount * (1.0 - ruined)
+        episode = select(ruined, fresh, episode)
+        return episode, (seen, action, decide.log_prob(logits, action), value, reward, discount)
 
-    account, steps = jax.lax.scan(step, segments.account, (cells[:-1], noise, now, following))
-    _, bootstrap = policy.act(params, cells[-1][:, None], see(account))
+    episode, steps = jax.lax.scan(step, segments.episode, (cells[:-1], noise, now, following))
+    _, bootstrap = policy.act(params, cells[-1][:, None], see(episode))
     steps = [jnp.moveaxis(leaf, 0, 1) for leaf in steps]
     index, left = segments.index + length, segments.left - length
-    return Segments(index, left, account), Rollout._make([segments.index, *steps, bootstrap])
+    rollout = Rollout._make([segments.index, drop, *steps, bootstrap])
+    return Segments(index, left, drop, episode), rollout

@@ -86,8 +86,9 @@ def make_learner(
         none = jnp.zeros(learn.num_segments, jnp.int32)
         each = (learn.num_segments, learn.envs_per_segment)
         # Placeholders: `left` is 0, so the first update draws every segment anew.
-        account = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
-        segments = Segments(none, none, account)
+        episode = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
+        drop = jax.vmap(env.begin_drops)(jnp.broadcast_to(run_key, each[:1]))
+        segments = Segments(none, none, drop, episode)
         update = jnp.zeros((), jnp.int32)
         return LearnerState(params, optimizer.init(params), run_key, update, segments)
 
@@ -136,6 +137,10 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
     legs = env.market.legs
     growth = np.asarray((1.0 + legs.gap) * (1.0 + legs.body), np.float64)
     spread = float(np.log(np.maximum(growth, 1e-6)).mean(axis=1).std())
+    # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
+    spread *= env.spec.num_assets * env.spec.bounds[1]
+    if env.config.reward == "differential_sharpe":
+        spread = 1.0
     if spread == 0.0:
         return 1.0  # prices that never move: costs are all there is
     left = 1.0 - config.discount**2
@@ -165,8 +170,18 @@ def _iterate(
         env, policy, config, state.params, market, segments, fresh, fold(action_key, number)
     )
     advantage, value_target = estimate(config, rollout, reward_scale)
+    drop_rate = env.config.drop_bars
     params, opt_state, losses = _learn(
-        policy, config, optimizer, market, state, rollout, advantage, value_target, shuffle_key
+        policy,
+        config,
+        drop_rate,
+        optimizer,
+        market,
+        state,
+        rollout,
+        advantage,
+        value_target,
+        shuffle_key,
     )
     metrics = losses | _rollout_metrics(rollout, value_target)
     metrics["skipped"] = opt_state.skipped
@@ -190,6 +205,7 @@ def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tu
 def _learn(
     policy: Policy,
     config: LearnerConfig,
+    drop_rate: float,
     optimizer: optax.GradientTransformation,
     market: Market,
     state: LearnerState,
@@ -199,6 +215,7 @@ def _learn(
     key: Array,
 ) -> tuple[Params, Any, Metrics]:
     """Epochs of minibatches over whole segments; returns the losses' mean over all of them."""
+    lose = functools.partial(ppo_loss, drop_rate=drop_rate)
     local = config.logical_shards // jax.lax.axis_size(DATA)
     shard = jax.lax.axis_index(DATA) * local + jnp.arange(local)
     each = rollout.index.shape[0] // local
@@ -214,7 +231,7 @@ def _learn(
         )
 
         def objective(params: Params) -> tuple[Array, Loss]:
-            loss = jax.lax.pmean(ppo_loss(params, policy, config, market, *batch), DATA)
+            loss = jax.lax.pmean(lose(params, policy, config, market, *batch), DATA)
             return loss.loss, loss
 
         # The mean over devices stands inside the gradient: outside, it would be N times too big.

@@ -14,10 +14,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from nca_trader.envs import costs as cost_of
+from nca_trader.envs.legs import Legs, Quote
+from nca_trader.envs.orders import Rules
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs
 
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
+SECOND = 1_000_000_000  # in nanoseconds
 DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and makes no fill
 
 
@@ -38,7 +42,7 @@ class Fill(NamedTuple):
     """One execution.
 
     units: signed, bought above 0. price: what was paid a unit, slippage within it.
-    commission: in money. ts: nanoseconds since 1970 UTC of the bar that filled it.
+    commission: in money, every fee within it. ts: nanoseconds since 1970 UTC of the bar.
     """
 
     client_id: str
@@ -74,8 +78,16 @@ class Broker(Protocol):
         """
         ...
 
-    def advance(self, price: np.ndarray, present: np.ndarray, ts: int) -> list[Fill]:
-        """The executions up to this moment, at which the market's price `[A]` is `price`."""
+    def open(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
+        """The executions up to a bar's open, at which the market's price `[A]` is `price`."""
+        ...
+
+    def close(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
+        """The executions up to a bar's close but for orders that were sent on seeing it."""
+        ...
+
+    def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
+        """The executions of the working orders at a price `[A]` of now."""
         ...
 
     def position(self) -> Position:
@@ -84,36 +96,29 @@ class Broker(Protocol):
 
 
 class SimulatedBroker:
-    """Fills market orders at the price it is told, less slippage and commission.
+    """Fills market orders at the price it is told, less what a venue takes.
 
     Sells fill first. Where cash does not pay for the buys, every buy is cut by one factor. An
-    asset whose bar is missing fills nothing. Cash is never negative unless `borrow`.
+    asset whose bar is missing fills nothing. Cash is never negative unless `rules.borrow`.
+    Between fills it pays and charges what holding costs, and closes what margin does not carry.
 
     Args:
       capital: cash at the start, in money.
-      costs: fractions, as everywhere. symbols: `A` names, the order of every array.
-      lot: units are rounded towards zero to a multiple of this; 0 is no rounding.
-      borrow: True lets buys exceed cash.
+      costs: as everywhere. symbols: `A` names, the order of every array.
+      rules: of the account: lots, ticks, margin and the like; `capital` stands for theirs.
     """
 
     remembers = False
 
     def __init__(
-        self,
-        capital: float,
-        costs: Costs,
-        symbols: Sequence[str],
-        lot: float = 0.0,
-        borrow: bool = False,
+        self, capital: float, costs: Costs, symbols: Sequence[str], rules: Rules = Rules()
     ):
         if not (np.isfinite(capital) and capital > 0.0):
             raise ConfigError(f"capital = {capital} is not a sum of money above 0; give more.")
-        if not (np.isfinite(lot) and lot >= 0.0):
-            raise ConfigError(f"lot = {lot} is not a number of units; 0 trades any fraction.")
-        self._costs, self._symbols = costs, tuple(symbols)
-        self._lot, self._borrow = lot, borrow
+        self._costs, self._symbols, self._rules = costs, tuple(symbols), rules
         self._cash = float(capital)
         self._units = np.zeros(len(self._symbols))
+        self._last = np.zeros(len(self._symbols))  # the last prices that anything was worth
         self._working: dict[str, Order] = {}
 
     def work(self, orders: Sequence[Order]) -> list[str]:
@@ -129,52 +134,151 @@ class SimulatedBroker:
         self._working = wanted
         return [order.client_id for order in orders if order.client_id not in known]
 
-    def advance(self, price: np.ndarray, present: np.ndarray, ts: int) -> list[Fill]:
-        """Fills the working orders of assets that are `present` `[A]` at `price` `[A]`."""
-        active = np.array([s in self._working for s in self._symbols]) & present
+    def open(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
+        """Dividends and delistings of the night, a margin call, and the orders that wait."""
+        fills = []
+        if legs.dividend is not None:
+            self._cash += float((self._units * self._last * legs.dividend).sum())
+        if legs.delisted is not None:
+            haircut = 1.0 - self._rules.delist_haircut
+            gone = np.flatnonzero(np.asarray(legs.delisted) & (self._units != 0.0))
+            fills += [self._write_off(i, haircut, ts) for i in gone.tolist()]
+            self._units[np.asarray(legs.delisted)] = 0.0
+        fills += self._margin_call(price, legs.at_open, ts, "open")
+        if self._rules.fill == "next_open":
+            fills += self.advance(price, legs.at_open, ts)
+        return fills
+
+    def close(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
+        """What holding costs up to the close, and a margin call there."""
+        self._last = np.where(self._units != 0.0, price, np.nan_to_num(price))
+        value = self._units * self._last
+        if legs.years is not None:
+            costs, cash = self._costs, self._cash
+            owed = costs.interest_borrow * max(-cash, 0.0)
+            owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
+            earned = costs.interest_lend * max(cash, 0.0)
+            self._cash += float(legs.years * (earned - owed))
+        if legs.funding is not None:
+            self._cash -= float((legs.funding * value).sum())
+        return self._margin_call(price, legs.at_close, ts, "close")
+
+    def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
+        """Fills the working orders of assets that are present, at `price` `[A]`."""
+        active = np.array([s in self._working for s in self._symbols]) & quote.present
         if not active.any():
             return []
-        units = self._sizes(np.where(np.isnan(price), 0.0, price), active)
+        units, worse = self._sizes(np.where(np.isnan(price), 1.0, price), active, quote)
         # Sells come first, so that their cash is there when the buys are paid.
-        sells_first = np.argsort(units > 0.0, kind="stable").tolist()
-        sizes, prices = units.tolist(), price.tolist()
-        return [self._book(i, sizes[i], prices[i], ts) for i in sells_first if sizes[i] != 0.0]
+        order = np.argsort(units > 0.0, kind="stable").tolist()
+        fills = []
+        for i in order:
+            if units[i] != 0.0:
+                name = self._working[self._symbols[i]].client_id
+                fills.append(self._book(i, units.item(i), price.item(i), worse.item(i), name, ts))
+        return fills
 
     def position(self) -> Position:
         """Cash and units now."""
         return Position(self._cash, self._units.copy())
 
-    def _sizes(self, price: np.ndarray, active: np.ndarray) -> np.ndarray:
-        """`[A]` signed units to trade at `price` before slippage."""
-        s, f = self._costs.slippage, self._costs.commission
-        equity = self._cash + float((self._units * price).sum())
+    def _equity(self, price: np.ndarray) -> float:
+        return self._cash + float(np.where(self._units == 0.0, 0.0, self._units * price).sum())
+
+    def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
+        """`[A]` how much worse than `price` these trades fill, as a fraction of it."""
+        impacted = 0.0
+        if quote.volume is not None:
+            impacted = cost_of.impact(self._costs.impact, units, quote.volume)
+        worse, _ = cost_of.worsening(self._costs, quote.half_spread, impacted)
+        worse = np.broadcast_to(np.asarray(worse, np.float64), price.shape)
+        if self._rules.tick:
+            worse = cost_of.on_tick(price, worse, np.sign(units), self._rules.tick)
+        return np.where(units < 0.0, np.minimum(worse, 1.0), worse)
+
+    def _taken(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
+        """`[A]` units that this venue takes: within the volume, in lots, worth an order."""
+        rules = self._rules
+        if quote.volume is not None:
+            allowed = cost_of.within_volume(units, quote.volume, rules.max_participation)
+            units = np.asarray(allowed)
+        units = np.asarray(cost_of.whole_lots(units, rules.lot))
+        return np.asarray(cost_of.worth_sending(units, price, rules.min_notional))
+
+    def _sizes(
+        self, price: np.ndarray, active: np.ndarray, quote: Quote
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`[A]` signed units to trade at `price`, and how much worse than it they fill."""
+        f, fee = self._costs.commission, self._costs.fixed_fee
+        equity = self._equity(price)
         orders = [self._working.get(symbol) for symbol in self._symbols]
         target = np.array([order.weight if order else 0.0 for order in orders])
         buy_only = np.array([bool(order and order.buy_only) for order in orders])
         notional = np.where(active, target * equity - self._units * price, 0.0)
         notional[buy_only & (notional < 0.0)] = 0.0
-        buys = np.maximum(notional, 0.0)
-        cost = buys.sum() * (1 + s) * (1 + f)
-        cash = self._cash - np.minimum(notional, 0.0).sum() * (1 - s) * (1 - f)
-        if not self._borrow and cost > cash:
-            # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
-            cut = max(cash, 0.0) / cost * (1.0 - 4e-16 * (4 + len(buys)))
-            notional = np.where(notional > 0.0, cut * notional, notional)
         notional[np.abs(notional) < DUST * abs(equity)] = 0.0
-        units = np.divide(notional, price, out=np.zeros_like(price), where=notional != 0.0)
-        return np.trunc(units / self._lot) * self._lot if self._lot else units
+        units = self._taken(notional / price, price, quote)
+        worse = self._worse(units, price, quote)
+        bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
+        need = (bought * price * (1 + worse)).sum() * (1 + f)
+        cash = self._cash + (sold * price * (1 - worse)).sum() * (1 - f)
+        cash = max(cash - fee * np.count_nonzero(units), 0.0)
+        if not self._rules.borrow and need > cash:
+            # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
+            cut = cash / need * (1.0 - 4e-16 * (4 + len(bought)))
+            units = np.where(units > 0.0, self._taken(cut * units, price, quote), units)
+        return units, worse
 
-    def _book(self, index: int, units: float, price: float, ts: int) -> Fill:
-        """Enters one execution of signed `units` into the books."""
-        s, f = self._costs.slippage, self._costs.commission
-        paid = price * (1 + s) if units > 0.0 else price * (1 - s)
-        commission = abs(units) * paid * f
+    def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
+        """Closes all that can be closed, where equity is too small for the gross position."""
+        margin = self._rules.maintenance_margin
+        gross = float(np.where(self._units == 0.0, 0.0, np.abs(self._units * price)).sum())
+        if margin is None or gross * margin <= self._equity(price):
+            return []
+        closing = np.where(np.asarray(quote.present), -self._units, 0.0)
+        worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)
+        fee = self._costs.liquidation_fee
+        self._working = {}
+        return [
+            self._book(
+                i,
+                closing.item(i),
+                price.item(i),
+                worse.item(i),
+                f"margin-{moment}-{self._symbols[i]}",
+                ts,
+                fee,
+            )
+            for i in np.flatnonzero(closing).tolist()
+        ]
+
+    def _write_off(self, index: int, haircut: float, ts: int) -> Fill:
+        """Pays out what is left of an asset that is gone."""
+        units, paid = -float(self._units[index]), float(self._last[index]) * haircut
+        self._cash -= units * paid
+        self._units[index] = 0.0
+        symbol = self._symbols[index]
+        return Fill("delisted", f"delisted-{symbol}@{ts // SECOND}", symbol, units, paid, 0.0, ts)
+
+    def _book(
+        self,
+        index: int,
+        units: float,
+        price: float,
+        worse: float,
+        client: str,
+        ts: int,
+        extra: float = 0.0,
+    ) -> Fill:
+        """Enters one execution of signed `units` into the books; `extra` is a fee on notional."""
+        paid = price * (1 + worse) if units > 0.0 else price * (1 - worse)
+        commission = abs(units) * (paid * self._costs.commission + price * extra)
+        commission += self._costs.fixed_fee
         self._cash -= units * paid + commission
         self._units[index] += units
         symbol = self._symbols[index]
-        order = self._working[symbol]
-        execution_id = f"{order.client_id}@{ts // 1_000_000_000}"
-        return Fill(order.client_id, execution_id, symbol, units, paid, commission, ts)
+        execution = f"{client}@{ts // SECOND}"
+        return Fill(client, execution, symbol, units, paid, commission, ts)
 
 
 def client_id(run: str, seconds: int, symbol: str, leg: int = 0) -> str:

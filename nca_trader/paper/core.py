@@ -14,27 +14,32 @@ import jax
 import numpy as np
 from jax import Array
 
+from nca_trader.agents.heads import best_target, distribution
 from nca_trader.envs import account as accounts
-from nca_trader.envs.account import FILLED, REST, WHOLE, Account, Legs, Rules
+from nca_trader.envs.account import FILLED, REST, WHOLE, Account, capped
+from nca_trader.envs.legs import Legs, Quote, next_legs
+from nca_trader.envs.orders import Rules
 from nca_trader.paper.broker import Order, client_id
-from nca_trader.types import Bar, Costs
+from nca_trader.types import Bar, Costs, EnvSpec
 
 on_bar = jax.jit(accounts.on_bar, static_argnums=(2, 3))
 trade = jax.jit(accounts.trade, static_argnums=(2, 3))
+_target = jax.jit(best_target, static_argnums=0)
+_capped = jax.jit(capped, static_argnums=1)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def place(
-    account: Account, target: Array, present: Array, costs: Costs, rules: Rules
+    account: Account, target: Array, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Account, Any]:
     """Orders without filling, at the close as well: what is pending then is what is sent."""
-    return accounts.place(account, target, present, costs, rules._replace(fill="next_open"))
+    return accounts.place(account, target, quote, costs, rules._replace(fill="next_open"))
 
 
 class Agent(NamedTuple):
     """What a session needs to know of what it trades with.
 
-    symbols: `A` names. targets: `n` weights, what each action means.
+    symbols: `A` names. targets, actions: as in `EnvSpec`.
     features: a `FeatureSet`: `names`, `init(num_assets) -> state` and
       `step(state, bar) -> state, [A, F] float32`.
     decide: `(window [RF, A, F] float32, present [RF, A], account) -> logits [A, n]`.
@@ -51,19 +56,22 @@ class Agent(NamedTuple):
     costs: Costs
     rules: Rules
     identity: dict[str, Any]
+    actions: str = "direction"
 
 
 class State(NamedTuple):
     """All that one bar hands to the next; its size does not grow.
 
     rows: bars seen. last: seconds of the last bar's open. close: `[A]` last closes, NaN before
-    the first. features: the feature set's own. window `[RF, A, F]`, present `[RF, A]`: the last
-    rows. account: None before trading starts. working: the orders that wait, by symbol.
+    the first. missing: `[A]` bars missing in a row. features: the feature set's own.
+    window `[RF, A, F]`, present `[RF, A]`: the last rows. account: None before trading starts.
+    working: the orders that wait, by symbol.
     """
 
     rows: int
     last: int | None
     close: np.ndarray
+    missing: np.ndarray
     features: Any
     window: np.ndarray
     present: np.ndarray
@@ -107,6 +115,14 @@ class Core:
 
     def __init__(self, agent: Agent, run: str, start: int | None = None):
         self.agent, self._run = agent, run
+        names = tuple(agent.features.names)
+        self._spec = EnvSpec(
+            symbols=agent.symbols,
+            features=names,
+            targets=agent.targets,
+            warmup=0,
+            actions=agent.actions,
+        )
         self._start = -(2**62) if start is None else start
 
     def begin(self) -> State:
@@ -116,6 +132,7 @@ class Core:
             rows=0,
             last=None,
             close=np.full(num_assets, np.nan),
+            missing=np.zeros(num_assets, int),
             features=self.agent.features.init(num_assets),
             window=np.zeros((length, num_assets, len(self.agent.features.names)), np.float32),
             present=np.zeros((length, num_assets), bool),
@@ -123,8 +140,26 @@ class Core:
             working={},
         )
 
-    def step(self, state: State, bar: Bar) -> tuple[State, Outcome]:
-        """Lives through `bar` (fields `[A]`, past the gate) and decides at its close."""
+    def legs(self, state: State, bar: Bar) -> Legs:
+        """What `bar` means for an account after `state`, in float64 numpy.
+
+        A first bar, for want of a close before it, has returns 0.
+        """
+        seconds = 0 if state.last is None else int(bar.time[0]) - state.last
+        missing = self._missing(state, bar)
+        return next_legs(state.close, bar, seconds, missing, self.agent.costs, self.agent.rules)
+
+    def _missing(self, state: State, bar: Bar) -> np.ndarray:
+        """`[A]` bars missing in a row, `bar` included; 0 before an asset's first."""
+        gone = ~np.asarray(bar.present) & np.isfinite(state.close)
+        return np.where(gone, state.missing + 1, 0)
+
+    def step(self, state: State, bar: Bar, legs: Legs) -> tuple[State, Outcome]:
+        """Lives through `bar` (fields `[A]`, past the gate) and decides at its close.
+
+        Args:
+          legs: of this bar, from `self.legs(state, bar)`.
+        """
         present = np.asarray(bar.present)
         features, row = self.agent.features.step(state.features, bar)
         seconds = int(bar.time[0])
@@ -132,6 +167,7 @@ class Core:
             rows=state.rows + 1,
             last=seconds,
             close=np.where(present, bar.close, state.close),
+            missing=self._missing(state, bar),
             features=features,
             window=np.concatenate([state.window[1:], row[None]]),
             present=np.concatenate([state.present[1:], present[None]]),
@@ -142,15 +178,15 @@ class Core:
             with jax.enable_x64(True):
                 account = accounts.open_account(np.zeros(len(present)))
         else:
-            account = self._run_account(on_bar, state.account, legs(state.close, bar))
+            account = self._run_account(on_bar, state.account, legs)
         decision = self._decide(after, account)
-        return self._place(after, account, decision, present)
+        return self._place(after, account, decision, legs.at_close)
 
     def _decide(self, state: State, account: Account) -> Decision:
         """The most probable action of each asset; no order where a number is not finite."""
         num_assets = len(self.agent.symbols)
         held = Decision(
-            np.full((num_assets, len(self.agent.targets)), np.nan),
+            np.full((num_assets, distribution(self._spec).outputs(self._spec)), np.nan),
             np.zeros(num_assets, int),
             np.full(num_assets, np.nan),
         )
@@ -160,15 +196,16 @@ class Core:
         # argmax takes a NaN for the largest number: it must never see one.
         if logits.shape != held.logits.shape or not np.isfinite(logits).all():
             return held
-        action = logits.argmax(-1)
-        return Decision(logits, action, np.asarray(self.agent.targets, np.float64)[action])
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            target = np.asarray(_target(self._spec, logits, account.ordered))
+        return Decision(logits, logits.argmax(-1), target)
 
     def _place(
-        self, state: State, account: Account, decision: Decision, present: np.ndarray
+        self, state: State, account: Account, decision: Decision, quote: Quote
     ) -> tuple[State, Outcome]:
         """Orders the decision; fills it in the account where it fills at this close."""
         rules = self.agent.rules
-        placed = self._run_account(place, account, decision.target, present)
+        placed = self._run_account(place, account, decision.target, quote)
         whole = np.asarray(placed.pending) == WHOLE
         if rules.order == "on_change":
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
@@ -183,15 +220,14 @@ class Core:
             if order.client_id not in kept
         )
         if rules.fill == "close":
-            placed = self._run_account(trade, placed, present)
+            placed = self._run_account(trade, placed, quote)
         state = state._replace(account=placed, working=working)
         return state, Outcome(decision, tuple(working.values()), sent, closed)
 
     def _working(self, state: State, placed: Account, new: np.ndarray) -> dict[str, Order]:
         """What should be at the broker: every order that the account has pending."""
-        ordered = np.asarray(placed.ordered)
-        gross, cap = np.abs(ordered).sum(), self.agent.rules.max_gross
-        weights = ordered * (cap / gross) if cap is not None and gross > cap else ordered
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            weights = np.asarray(_capped(placed.ordered, self.agent.rules))
         working = {}
         for i, symbol in enumerate(self.agent.symbols):
             if placed.pending[i] == FILLED:
@@ -209,16 +245,3 @@ class Core:
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
             account, _ = function(*args, self.agent.costs, self.agent.rules)
             return jax.tree.map(np.asarray, account)
-
-
-def legs(close: np.ndarray, bar: Bar) -> Legs:
-    """The returns of `bar` after a bar that closed at `close` `[A]`, in float64 numpy.
-
-    A missing bar, and a first bar for want of a close before it, has returns 0.
-    """
-    present = np.asarray(bar.present)
-    with np.errstate(invalid="ignore"):
-        gap = np.where(present, bar.open / close - 1.0, 0.0)
-        body = np.where(present, bar.close / bar.open - 1.0, 0.0)
-    fields: list[Any] = [np.nan_to_num(gap), np.nan_to_num(body), present]
-    return Legs(*fields)

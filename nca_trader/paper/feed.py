@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from nca_trader.data.bars import read_bars
@@ -57,14 +58,19 @@ class ReplayFeed:
         """Every bar from the first, fields `[A]`."""
         rows = self._bars.as_bar()
         for row in range(len(self._bars)):
-            fields: list[Any] = [np.array(field[row]) for field in rows]
-            bar = Bar(*fields)
+            bar = jax.tree.map(lambda field, row=row: np.array(field[row]), rows)
             self._now = int(bar.time[0]) * NANOSECONDS
             yield bar
 
 
-def parse_feed(text: str, symbols: tuple[str, ...] | None = None) -> ReplayFeed:
+def parse_feed(
+    text: str,
+    symbols: tuple[str, ...] | None = None,
+    reading: Mapping[str, Any] | None = None,
+) -> ReplayFeed:
     """The feed that `text` names, with `symbols` in that order (all of them where None).
+
+    `reading` are options of `read_bars`, e.g. {"timezone": "UTC", "repair": "sort"}.
 
     Raises:
       ConfigError: not a feed of this version. BarError: the file can't be used.
@@ -74,7 +80,7 @@ def parse_feed(text: str, symbols: tuple[str, ...] | None = None) -> ReplayFeed:
         raise ConfigError(f"--feed {text}: {kind} is not in this version; replay:FILE is.")
     if kind != "replay" or not rest:
         raise ConfigError(f"--feed {text}: is not a feed; give replay:FILE, FILE a bar file.")
-    bars = read_bars(rest)
+    bars = read_bars(rest, **(reading or {}))
     if symbols is not None and bars.symbols != symbols:
         bars = bars.select(*symbols)
     return ReplayFeed(bars)

@@ -24,7 +24,7 @@ from nca_trader.errors import ConfigError, StateError
 
 KINDS = frozenset(
     "run_started bar bar_rejected decision risk order_intent order_sent order_ack order_ambiguous "
-    "fill order_terminal recon halt resume snapshot run_ended".split()
+    "fill cash order_terminal recon halt resume snapshot run_ended".split()
 )
 GENESIS = "0" * 64
 DEFERRED_EVENTS = 256  # most events that a kill may take back; none of them led to an order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pandas as pd
 from nca_trader.agents.policy import Params, decide
 from nca_trader.data.features import feature_set
 from nca_trader.envs.account import Account
-from nca_trader.envs.trading import rules_of
+from nca_trader.envs.orders import rules_of
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Agent
@@ -29,6 +29,11 @@ DEFAULT_CAPITAL = 100_000.0  # money
 
 def agent_of(run: Run) -> Agent:
     """What a session needs of `run`: its selected seed, its costs, its rules."""
+    if run.env_config.market and run.env_config.market_state:
+        raise ConfigError(
+            f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
+            "which no feed has; paper-trade one that was trained on bars alone."
+        )
     policy, params = run.policy, run.params()
     digest = params_digest(params)
     cpu = jax.devices("cpu")[0]
@@ -42,7 +47,8 @@ def agent_of(run: Run) -> Agent:
     return Agent(
         symbols=run.spec.symbols,
         targets=run.spec.targets,
-        features=feature_set(run.spec.features),
+        actions=run.spec.actions,
+        features=feature_set(run.env_config.features),
         decide=logits,
         receptive_field=policy.receptive_field,
         first_decision=policy.first_decision,
@@ -92,6 +98,7 @@ def paper_trade(
     start: str | None = None,
     capital: float = DEFAULT_CAPITAL,
     stop: Callable[[], bool] = lambda: False,
+    reading: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Paper-trades the agent of a run folder; bad input is refused before anything is written.
 
@@ -99,6 +106,7 @@ def paper_trade(
       run: the run folder. feed: `replay:FILE`. journal: SQLite file, made if it is not there.
       broker: "simulated". start: date before which nothing is decided. capital: money.
       stop: asked after each bar; True ends the session there, to be gone on with later.
+      reading: options of `read_bars` for the feed's file.
 
     Returns:
       `Session.result()`.
@@ -107,9 +115,11 @@ def paper_trade(
         raise ConfigError(f"--broker {broker}: is not in this version; simulated is.")
     first = seconds_of(start)
     agent = agent_of(Run(run))
-    source = parse_feed(feed, agent.symbols)
+    source = parse_feed(feed, agent.symbols, reading)
     _refuse_too_few(source, agent, start, first)
-    books = SimulatedBroker(capital, agent.costs, agent.symbols, borrow=agent.rules.borrow)
+    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
+        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
+    books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     with contextlib.closing(Journal(journal, clock=source.now)) as opened:
         return Session(agent, books, opened, capital, first).trade(source, stop)
 

@@ -140,11 +140,14 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float
 
 
 def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
-    """Equity at every bar from fills and closes alone: cash and units, as a bank would count."""
+    """Equity at every bar from fills, payments and closes alone, as a bank would count."""
     fills: dict[int, list[dict[str, Any]]] = {}
+    paid: dict[int, float] = {}
     for event in events:
         if event.kind == "fill":
             fills.setdefault(event.ts_event, []).append(event.body)
+        elif event.kind == "cash":
+            paid[event.ts_event] = event.body["amount"]
     cash, equity = capital, {}
     units: dict[str, float] = {}
     close: dict[str, float] = {}
@@ -154,6 +157,7 @@ def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
         for fill in fills.get(event.ts_event, ()):
             cash -= fill["units"] * fill["price"] + fill["commission"]
             units[fill["symbol"]] = units.get(fill["symbol"], 0.0) + fill["units"]
+        cash += paid.get(event.ts_event, 0.0)
         close |= {s: row[3] for s, row in event.body.items() if row is not None}
         value = cash + sum(held * close[symbol] for symbol, held in units.items())
         equity[event.ts_event] = value / capital

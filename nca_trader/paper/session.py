@@ -6,6 +6,7 @@ holds must come out the same, and is not written twice; then it goes on.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -85,21 +86,30 @@ class Session:
             return self._reject(bar, reason, ts)
         self._bad_bars = 0
         at_close = self._agent.rules.fill == "close"
-        present = np.asarray(bar.present)
+        present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
         opened = np.where(present, bar.open, self._state.close)
-        fills = [] if at_close else self._broker.advance(opened, present, ts)
-        self._state, outcome = self._core.step(self._state, bar)
+        fills, paid = [], 0.0
+        if self._state.account is not None:
+            before = self._broker.position().cash
+            fills = self._broker.open(opened, legs, ts)
+            closed = np.where(present, bar.close, self._state.close)
+            fills += self._broker.close(closed, legs, ts)
+            spent = sum(fill.units * fill.price + fill.commission for fill in fills)
+            paid = self._broker.position().cash - before + spent if legs.pays else 0.0
+        self._state, outcome = self._core.step(self._state, bar, legs)
         settled = not (at_close or outcome.sent)
         halt = None
         with self._journal.transaction(durable=outcome.decision is not None):
             self._record_bar(bar, fills, outcome, ts)
+            if paid:
+                self._record("cash", str(ts // NANOSECONDS), {"amount": paid}, ts)
             if settled:
                 halt = self._settle(outcome, ts)
         # What is not on disk was not decided: the broker hears of nothing before this line.
         accepted = self._broker.work(outcome.working)
         if not settled:
             closed = self._state.close
-            fills = self._broker.advance(closed, present, ts) if at_close else []
+            fills = self._broker.advance(closed, legs.at_close, ts) if at_close else []
             with self._journal.transaction(durable=self._broker.remembers):
                 for name in accepted:
                     self._record("order_ack", name, {}, ts)
@@ -240,7 +250,8 @@ def started(agent: Agent, capital: float, start: int | None) -> dict[str, Any]:
         "targets": list(agent.targets),
         "receptive_field": agent.receptive_field,
         "first_decision": agent.first_decision,
-        "costs": {"commission": agent.costs.commission, "slippage": agent.costs.slippage},
+        "costs": dataclasses.asdict(agent.costs),
+        "actions": agent.actions,
         "rules": agent.rules._asdict(),
         "capital": float(capital),
         "start": start,

@@ -9,7 +9,8 @@ import scipy.stats
 from scipy.special import log_softmax
 
 from nca_trader.agents import heads
-from nca_trader.agents.policy import greedy, make_policy
+from nca_trader.agents.heads import greedy
+from nca_trader.agents.policy import make_policy
 from nca_trader.envs.account import open_account
 from nca_trader.presets import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec

@@ -70,3 +70,17 @@ def test_help_names_every_repair_and_option(check, monkeypatch):
     code, out, _ = check(CLEAN, "--help")
     assert code == 0
     assert all(repair in out for repair in REPAIRS) and all(f"--{name}" in out for name in OPTIONS)
+
+
+def test_spread_dividends_and_funding_are_shown(check):
+    rows = CLEAN.splitlines()
+    more = [f"{row},0.0002,{0.5 if i == 2 else 0},0.0001" for i, row in enumerate(rows[1:])]
+    text = "\n".join([f"{rows[0]},half_spread,dividend,funding", *more])
+    code, out, _ = check(text, "--json")
+    said = json.loads(out.splitlines()[-1])
+    assert code == 0 and said["dividends"] == 1
+    assert said["half_spread_median"] == 0.0002 and said["funding_mean"] == pytest.approx(1e-4)
+    assert "half of it 2 bp (median)" in out and "1 dividends in cash" in out
+    assert "1 bp a bar (mean), longs pay" in out
+    said = json.loads(check(CLEAN, "--json")[1].splitlines()[-1])
+    assert said["dividends"] is None and said["half_spread_median"] is None

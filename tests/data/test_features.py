@@ -12,7 +12,7 @@ from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.data.samples import sample_bars
 from nca_trader.errors import ConfigError
 from nca_trader.presets import DEFAULT_FEATURES
-from nca_trader.types import PRICES, Bar, Bars
+from nca_trader.types import PRICES, Bars
 
 ALL = tuple(FEATURES)
 CALENDAR = tuple(name for name in ALL if "_of_" in name)
@@ -129,6 +129,10 @@ def test_a_feature_equals_its_definition_in_pandas(name):
         )
 
 
+def row_of(columns, row):
+    return jax.tree.map(lambda field: field[row], columns)
+
+
 def test_batch_is_the_update_called_bar_by_bar_bit_for_bit():
     bars = sample_bars("sp500")
     present = np.random.default_rng(1).random(bars.close.shape) >= 0.1
@@ -139,7 +143,7 @@ def test_batch_is_the_update_called_bar_by_bar_bit_for_bit():
         final, _ = features._jitted_scan(features.init(2), bars.as_bar())
     state, values, columns = features.init(2), [], bars.as_bar()
     for row in range(len(bars)):
-        state, value = features.step(state, Bar(*(field[row] for field in columns)))
+        state, value = features.step(state, row_of(columns, row))
         values.append(value)
     np.testing.assert_array_equal(features.batch(bars), np.stack(values))
     for a, b in zip(jax.tree.leaves(final), jax.tree.leaves(state), strict=True):
@@ -152,7 +156,7 @@ def test_the_default_features_alone_are_bit_equal_too():
     features, columns = feature_set(DEFAULT_FEATURES), bars.as_bar()
     state, values = features.init(2), []
     for row in range(len(bars)):
-        state, value = features.step(state, Bar(*(field[row] for field in columns)))
+        state, value = features.step(state, row_of(columns, row))
         values.append(value)
     np.testing.assert_array_equal(features.batch(bars), np.stack(values))
     every = feature_set(ALL).batch(bars)[..., [ALL.index(n) for n in DEFAULT_FEATURES]]
@@ -266,12 +270,12 @@ def test_state_is_a_plain_tree_of_arrays_that_can_be_put_back():
     state, columns = features.init(2), bars.as_bar()
     assert all(type(x) is np.ndarray and x.shape[0] == 2 for x in jax.tree.leaves(state))
     for row in range(100):
-        state, _ = features.step(state, Bar(*(field[row] for field in columns)))
+        state, _ = features.step(state, row_of(columns, row))
     leaves, tree = jax.tree.flatten(state)
     stored = [np.asarray(leaf).tobytes() for leaf in leaves]
     pairs = zip(stored, leaves, strict=True)
     restored = [np.frombuffer(raw, leaf.dtype).reshape(leaf.shape) for raw, leaf in pairs]
-    _, value = features.step(tree.unflatten(restored), Bar(*(field[100] for field in columns)))
+    _, value = features.step(tree.unflatten(restored), row_of(columns, 100))
     np.testing.assert_array_equal(value, features.batch(bars)[100])
 
 

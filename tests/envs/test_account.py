@@ -14,7 +14,8 @@ from ledger import random_bars, run_ledger
 
 from nca_trader import backtest
 from nca_trader.envs import account as accounts
-from nca_trader.envs.account import Legs, Rules
+from nca_trader.envs.legs import Legs, Quote
+from nca_trader.envs.orders import Rules
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
@@ -75,7 +76,7 @@ def scan(returns, weight, order, dtype):
     def step(account, r):
         account, _ = accounts.on_bar(account, Legs(0.0 * r, r, present), COSTS, rules)
         target = jnp.full(1, weight, r.dtype)
-        account, _ = accounts.place(account, target, present, COSTS, rules)
+        account, _ = accounts.place(account, target, Quote(present), COSTS, rules)
         return account, (account.log_equity, account.log_equity_low)
 
     with jax.enable_x64(True):
@@ -109,7 +110,7 @@ def test_one_trade_by_hand():
     account = accounts.open_account(jnp.zeros(1))
     account = account._replace(ordered=jnp.full(1, 0.5), pending=jnp.ones(1, jnp.int8))
     costs = Costs(commission=0.01, slippage=0.02)
-    account, fill = accounts.trade(account, jnp.ones(1, bool), costs, Rules())
+    account, fill = accounts.trade(account, Quote(jnp.ones(1, bool)), costs, Rules())
     np.testing.assert_allclose(accounts.equity(account), 0.9849, rtol=1e-6)
     np.testing.assert_allclose(account.weight, [50 / 98.49], rtol=1e-6)
     np.testing.assert_allclose([fill.traded[0], fill.cost], [0.5, 0.0151], rtol=1e-6)

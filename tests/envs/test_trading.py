@@ -11,7 +11,7 @@ from ledger import random_bars
 
 from nca_trader import BarError, Costs, EnvConfig, TradingEnv, backtest
 from nca_trader.envs.account import equity, log_return, open_account
-from nca_trader.envs.trading import EnvState, Observation
+from nca_trader.envs.trading import EnvState, Episode, Observation
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 FEATURES = ("bollinger", "rsi")  # 19 bars of warm-up
@@ -25,9 +25,9 @@ def make_env(bars=None, **changes):
 
 def state_at(env, index, last=None):
     """An episode that begins flat at row `index`."""
-    observation = Observation(jnp.asarray(index), open_account(jnp.zeros(env.spec.num_assets)))
+    episode = Episode(open_account(jnp.zeros(env.spec.num_assets)))
     last = len(env) - 1 if last is None else last
-    return EnvState(jax.random.key(0), observation, jnp.asarray(last))
+    return EnvState(jax.random.key(0), jnp.asarray(index), None, episode, jnp.asarray(last))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_an_episode_longer_than_the_data_is_all_of_it(env):
 @pytest.mark.parametrize("short", [True, False])
 def test_a_random_start_is_a_position_that_an_order_could_have_reached(size, max_gross, short):
     env = make_env(size=size, max_gross=max_gross, short=short)
-    accounts = jax.vmap(env.begin)(jax.random.split(jax.random.key(0), 100))
+    accounts = jax.vmap(env.begin)(jax.random.split(jax.random.key(0), 100)).account
     weights, ordered = np.asarray(accounts.weight), np.asarray(accounts.ordered)
     targets = np.float32(env.spec.targets)
     assert np.isin(ordered, targets).all() and len(np.unique(ordered, axis=0)) == len(targets) ** 2
@@ -150,7 +150,7 @@ def test_a_random_start_is_a_position_that_an_order_could_have_reached(size, max
 
 def test_a_start_may_be_flat():
     env = make_env(random_start=False)
-    accounts = jax.vmap(env.begin)(jax.random.split(jax.random.key(0), 20))
+    accounts = jax.vmap(env.begin)(jax.random.split(jax.random.key(0), 20)).account
     assert (accounts.weight == 0).all() and (accounts.ordered == 0).all()
 
 

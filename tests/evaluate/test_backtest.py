@@ -117,14 +117,17 @@ def test_targets_that_are_no_weights_are_refused(bars, value, says):
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"fill": "vwap"}, ConfigError, r"fill = 'vwap' is unknown; there are next_open and close"),
-        ({"order": "daily"}, ConfigError, r"order = 'daily' is unknown; there are on_change and"),
+        ({"fill": "vwap"}, ConfigError, r"fill='vwap' is not known; It may be 'next_open', 'clo"),
+        ({"order": "daily"}, ConfigError, r"order='daily' is not known; It may be 'on_change',"),
+        ({"lots": 1.0}, ConfigError, r"unknown limit 'lots'; did you mean 'lot'\? There are fill,"),
+        ({"lot": 1.0}, ConfigError, r"capital=None, but lot need money; give capital, e.g. 100000"),
+        ({"max_participation": 2.0, "capital": 1.0}, ConfigError, r"max_participation=2.0 is outs"),
         ({"start": "2021-01-01"}, BarError, r"no bar from 2021-01-01 to the last; there are bars"),
         ({"stop": "2020-01-01"}, BarError, r"no bar from the first to 2020-01-01"),
         ({"start": "2020-03-01", "stop": "2020-02-01"}, BarError, r"no bar from 2020-03-01 to"),
         ({"start": "yesterweek"}, ConfigError, r"'yesterweek' is not a date; give one such as"),
         ({"stop": ""}, ConfigError, r"'' is not a date"),
-        ({"max_gross": 0.0}, ConfigError, r"max_gross = 0.0 is not above 0"),
+        ({"max_gross": 0.0}, ConfigError, r"max_gross=0.0 is outside its range; give a number"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_in_one_line(bars, options, error, says):
@@ -146,7 +149,7 @@ def test_the_result_has_an_entry_for_each_bar(bars):
     for series in (result.equity, result.turnover, result.cost, result.targets, result.weights):
         assert (np.asarray(series.index) == np.asarray(bars.index)).all()
     assert result.equity.iloc[0] == 1.0 and result.name == "mine" and result.logits is None
-    assert (result.costs, result.fill, result.order) == (COSTS, "next_open", "on_change")
+    assert (result.charged, result.fill, result.order) == (COSTS, "next_open", "on_change")
     np.testing.assert_array_equal(np.exp(result.log_equity), result.equity)
 
 
@@ -236,10 +239,10 @@ def test_a_result_that_cannot_be_saved_leaves_nothing(bars, tmp_path):
 
 def test_a_run_takes_its_own_costs_and_rules(bars, run):
     result = backtest(bars, run)
-    assert result.costs == ENV.costs and result.name == "random"
+    assert result.charged == ENV.costs and result.name == "random"
     assert (result.fill, result.order) == (ENV.fill, ENV.order)
     cheap = backtest(bars, run, Costs(), fill="close", order="rebalance")
-    assert (cheap.costs, cheap.fill, cheap.order) == (Costs(), "close", "rebalance")
+    assert (cheap.charged, cheap.fill, cheap.order) == (Costs(), "close", "rebalance")
     assert cheap.cost.sum() == 0.0 < result.cost.sum()
 
 
@@ -258,7 +261,7 @@ def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
     best = np.asarray(run.spec.targets)[result.logits[first:].argmax(-1)]
     np.testing.assert_array_equal(result.targets[first:], best)
     assert all(result.targets[symbol].nunique() > 1 for symbol in bars.symbols)
-    again = backtest(bars, result.targets, result.costs, max_gross=ENV.max_gross)
+    again = backtest(bars, result.targets, result.charged, max_gross=ENV.max_gross)
     # Another program, so another order of sums: equal but for the last bit.
     np.testing.assert_allclose(again.log_equity, result.log_equity, rtol=0, atol=1e-14)
 

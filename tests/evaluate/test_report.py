@@ -27,10 +27,18 @@ class Fake:
     weights: pd.DataFrame
     turnover: pd.Series
     cost: pd.Series
-    costs: Costs = COSTS
+    charged: Costs = COSTS
     fill: str = "next_open"
     order: str = "on_change"
     in_sample: int | None = 0
+
+    @property
+    def costs(self):
+        amount = {"market": self.equity.iloc[-1] - 1.0 + 0.01, "commission": -0.01, "impact": 0.0}
+        total = sum(amount.values())
+        return pd.DataFrame(
+            {"amount": amount | {"total": total}, "a_year": amount | {"total": total}}
+        )
 
 
 def fake(name, targets, market, symbols, **rules):

@@ -172,7 +172,7 @@ class Fake:
     weights: pd.DataFrame
     turnover: pd.Series
     cost: pd.Series
-    costs: Costs = Costs(commission=1e-3)
+    charged: Costs = Costs(commission=1e-3)
     fill: str = "next_open"
     order: str = "on_change"
     in_sample: int | None = 0
@@ -219,7 +219,7 @@ def test_the_same_account_as_a_baseline_is_a_copy_and_not_distinguishable():
 def test_baselines_under_easier_rules_are_refused():
     market = np.random.default_rng(0).normal(5e-4, 0.01, len(TIME))
     agent = fake(market, 1.0)
-    for rules in ({"costs": Costs()}, {"fill": "close"}):
+    for rules in ({"charged": Costs()}, {"fill": "close"}):
         with pytest.raises(ConfigError, match="backtest both alike"):
             weigh(agent, {"hold": fake(market, 1.0, **rules)}, 252.0)
 

@@ -110,8 +110,8 @@ class Stage:
     def empty_segments(self):
         """Segments as a learner's `init` makes them: no episode has begun."""
         none = jnp.zeros(16, jnp.int32)
-        account = jax.vmap(jax.vmap(self.env.begin))(jax.random.split(jax.random.key(0), (16, 2)))
-        return rollout.Segments(none, none, account)
+        episode = jax.vmap(jax.vmap(self.env.begin))(jax.random.split(jax.random.key(0), (16, 2)))
+        return rollout.Segments(none, none, None, episode)
 
 
 def ruinous_bars(bars):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nca_trader.agents import heads
-from nca_trader.envs.trading import EnvState, Observation
+from nca_trader.envs.trading import EnvState, Episode
 from nca_trader.learner.rollout import Segments
 
 SEGMENTS, LENGTH, ACCOUNTS = 16, 8, 2
@@ -33,17 +33,17 @@ def replay(stage, env, segments, fresh, rollout):
     seen, reward, discount = [], [], []
     accounts = [[None] * ACCOUNTS for _ in range(SEGMENTS)]
     for s, e in np.ndindex(SEGMENTS, ACCOUNTS):
-        account = at(segments.account, s, e)
+        account = at(segments.episode.account, s, e)
         for t in range(LENGTH):
             seen.append(heads.account_features(account, policy.size))
-            observation = Observation(jnp.asarray(rows[s, t]), account)
-            state = EnvState(jax.random.key(0), observation, jnp.asarray(10**6))
+            row = jnp.asarray(rows[s, t])
+            state = EnvState(jax.random.key(0), row, None, Episode(account), jnp.asarray(10**6))
             _, timestep = step(state, rollout.action[s, t, e])
             reward.append(timestep.reward)
             discount.append(timestep.discount)
             account = timestep.observation.account
             if timestep.discount == 0.0:
-                account = at(fresh, s, e)
+                account = at(fresh.account, s, e)
         seen.append(heads.account_features(account, policy.size))
         accounts[s][e] = account
     order = (SEGMENTS, ACCOUNTS, -1)
@@ -70,7 +70,7 @@ def test_a_rollout_is_what_the_environment_does_with_its_actions(stage, which):
     np.testing.assert_allclose(rollout.bootstrap, value[:, -1], rtol=1e-4, atol=1e-5)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *itertools.chain(*accounts))
     np.testing.assert_allclose(
-        after.account.weight, stacked.weight.reshape(16, 2, 2), rtol=1e-5, atol=1e-6
+        after.episode.account.weight, stacked.weight.reshape(16, 2, 2), rtol=1e-5, atol=1e-6
     )
     np.testing.assert_array_equal(after.index, segments.index + LENGTH)
     np.testing.assert_array_equal(after.left, segments.left - LENGTH)
@@ -83,10 +83,10 @@ def test_a_rollout_is_what_the_environment_does_with_its_actions(stage, which):
         s, t, e = np.argwhere(ruined[:, :-1])[0]
         first = jax.tree.map(lambda a: a[s, e], fresh)
         np.testing.assert_array_equal(
-            rollout.seen[s, t + 1, e], heads.account_features(first, stage.policy.size)
+            rollout.seen[s, t + 1, e], heads.account_features(first.account, stage.policy.size)
         )
         assert rollout.reward[s, t, e] < -0.9
-        assert not np.asarray(after.account.ruined).any()
+        assert not np.asarray(after.episode.account.ruined).any()
 
 
 def test_actions_are_drawn_from_the_policy_by_the_segments_own_key(stage):
@@ -112,17 +112,17 @@ def test_an_episode_goes_on_where_it_stood_and_then_begins_anew(stage):
     assert 8 <= fits.sum() <= SEGMENTS
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(np.asarray(a)[fits], np.asarray(b)[fits]),
-        (after.index, after.left, after.account),
-        (second.index, second.left, second.account),
+        (after.index, after.left, after.episode),
+        (second.index, second.left, second.episode),
     )
     after, rollout = stage.collect(market, second, fresh, keys(4))
     held = heads.account_features
-    expected = jax.vmap(jax.vmap(lambda a: held(a, stage.policy.size)))(second.account)
+    expected = jax.vmap(jax.vmap(lambda a: held(a, stage.policy.size)))(second.episode.account)
     np.testing.assert_array_equal(rollout.seen[:, 0], expected)
     third, fresh = stage.begin(after, keys(5))
     assert (third.left[fits] == 16).all()
     assert (np.asarray(third.index != after.index))[fits].mean() > 0.8
-    drawn = jax.tree.map(lambda a: np.asarray(a)[fits], (third.account, fresh))
+    drawn = jax.tree.map(lambda a: np.asarray(a)[fits], (third.episode, fresh))
     jax.tree.map(np.testing.assert_array_equal, *drawn)
 
 
@@ -139,7 +139,7 @@ def test_an_episode_is_over_where_the_data_are(stage):
     segments = stage.empty_segments()
     last = len(stage.env) - 1 - LENGTH
     index = jnp.where(jnp.arange(SEGMENTS) % 2, last + 1, last).astype(jnp.int32)
-    segments = Segments(index, segments.left + LENGTH, segments.account)
+    segments = Segments(index, segments.left + LENGTH, None, segments.episode)
     begun, _ = stage.begin(segments, keys(6))
     assert (begun.index[::2] == last).all() and (begun.left[::2] == LENGTH).all()
     assert (begun.index <= last).all() and (begun.left[1::2] == 16).all()

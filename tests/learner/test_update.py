@@ -45,7 +45,8 @@ def test_the_same_seed_is_the_same_run_on_any_number_of_devices(stage, devices):
         assert distance(got.opt_state.inner.gradients, want.opt_state.inner.gradients) < 1e-6
         assert distance(got.params, want.params) < 1e-6
         np.testing.assert_array_equal(got.segments.index, want.segments.index)
-        assert distance(got.segments.account.weight, want.segments.account.weight) < 1e-6
+        ours, theirs = got.segments.episode.account, want.segments.episode.account
+        assert distance(ours.weight, theirs.weight) < 1e-6
     for got, want in zip(rows, expected_rows, strict=True):
         assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
 
@@ -131,7 +132,7 @@ def test_episodes_of_two_segments_go_on_and_then_begin_anew(stage):
     assert (three.left[fits] == 8).all()
     assert (three.index != two.index + 8)[fits].mean() > 0.8
     # The account goes on too: over two segments its log-equity is no fresh account's.
-    assert (two.account.log_equity[fits] != 0).all()
+    assert (two.episode.account.log_equity[fits] != 0).all()
 
 
 def test_gradients_that_are_not_finite_are_skipped_and_counted(stage):

@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from nca_trader.envs.account import Rules
+from nca_trader.envs.orders import Rules
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
@@ -98,9 +98,7 @@ def make_agent(
 def replay(path, bars, agent, capital=1e5, start=None, broker=None):
     """A whole session over `bars`; its result."""
     feed = ReplayFeed(bars)
-    broker = broker or SimulatedBroker(
-        capital, agent.costs, agent.symbols, borrow=agent.rules.borrow
-    )
+    broker = broker or SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     with Journal(path, feed.now) as journal:
         return Session(agent, broker, journal, capital, start).trade(feed)
 

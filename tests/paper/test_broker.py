@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nca_trader.envs.legs import Quote
+from nca_trader.envs.orders import Rules
 from nca_trader.errors import ConfigError
 from nca_trader.paper.broker import Order, SimulatedBroker, client_id
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
-HERE = np.array([True, True])
+HERE = Quote(np.array([True, True]))
 
 
 def order(symbol, weight, buy_only=False):
@@ -69,7 +71,7 @@ def test_a_sale_pays_for_the_buy_of_the_same_moment():
 
 
 def test_with_borrowing_nothing_is_cut():
-    broker = broker_of(borrow=True)
+    broker = broker_of(rules=Rules(borrow=True))
     broker.work([order("A", 1.5)])
     broker.advance(np.array([50.0, 20.0]), HERE, 0)
     cash, units = broker.position()
@@ -80,7 +82,7 @@ def test_with_borrowing_nothing_is_cut():
 def test_a_missing_bar_fills_nothing_and_the_order_goes_on_working():
     broker = broker_of(costs=Costs())
     broker.work([order("A", 0.5), order("B", 0.5)])
-    (fill,) = broker.advance(np.array([np.nan, 20.0]), np.array([False, True]), 0)
+    (fill,) = broker.advance(np.array([np.nan, 20.0]), Quote(np.array([False, True])), 0)
     assert fill.symbol == "B"
     broker.work([order("A", 0.5)])
     (fill,) = broker.advance(np.array([50.0, 20.0]), HERE, 1)
@@ -115,7 +117,7 @@ def test_nothing_to_trade_makes_no_fill():
 @pytest.mark.parametrize(("weight", "units"), [(0.5, 7.0), (-0.5, -7.0), (0.06, 0.0)])
 def test_a_lot_rounds_towards_zero(weight, units):
     """0.5 of 1000 at 70 is 7.14 units, 0.06 is 0.86 of one."""
-    broker = broker_of(costs=Costs(), lot=1.0)
+    broker = broker_of(costs=Costs(), rules=Rules(lot=1.0))
     broker.work([order("A", weight)])
     broker.advance(np.array([70.0, 20.0]), HERE, 0)
     assert broker.position().units[0] == units
@@ -156,7 +158,7 @@ def test_long_only_books_stay_in_cash_and_lose_exactly_the_costs(days, f, s):
         price = price * np.array(moves)
         broker.work([order(n, w) for n, w in zip(names, targets, strict=True) if w is not None])
         before = cash + units @ price
-        fills = broker.advance(price, np.array(present), 0)
+        fills = broker.advance(price, Quote(np.array(present)), 0)
         paid = 0.0
         for fill in fills:
             i = names.index(fill.symbol)
@@ -184,7 +186,7 @@ def test_books_scale_with_capital(days, scale):
         price = price * np.array(moves)
         for broker in (one, many):
             broker.work([order(n, w) for n, w in zip(names, targets, strict=True) if w is not None])
-            broker.advance(price, np.array(present), 0)
+            broker.advance(price, Quote(np.array(present)), 0)
     np.testing.assert_allclose(
         many.position().units, one.position().units * scale, rtol=1e-6, atol=1e-9 * scale
     )

@@ -212,9 +212,9 @@ class WrongPrice(SimulatedBroker):
 
     count = 0
 
-    def _book(self, index, units, price, ts):
+    def _book(self, index, units, price, *rest):
         self.count += 1
-        return super()._book(index, units, price * (1 + 1e-6 * (self.count >= 5)), ts)
+        return super()._book(index, units, price * (1 + 1e-6 * (self.count >= 5)), *rest)
 
 
 def test_books_that_differ_halt_and_stay_halted(path, stage):
@@ -338,8 +338,8 @@ def test_the_step_is_pure(stage):
     state = core.begin()
     for bar in list(ReplayFeed(stage.bars()))[:40]:
         before = [np.array(leaf) for leaf in jax.tree.leaves((state.window, state.account))]
-        first, outcome = core.step(state, bar)
-        second, again = core.step(state, bar)
+        first, outcome = core.step(state, bar, core.legs(state, bar))
+        second, again = core.step(state, bar, core.legs(state, bar))
         assert repr(outcome) == repr(again)
         for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             np.testing.assert_array_equal(one, two)
@@ -353,7 +353,7 @@ def test_memory_does_not_grow_with_the_bars(stage):
     core = Core(stage.agent(), "0123456789abcdef")
     state, sizes = core.begin(), []
     for bar in ReplayFeed(stage.bars()):
-        state, _ = core.step(state, bar)
+        state, _ = core.step(state, bar, core.legs(state, bar))
         sizes.append(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state[2:7])))
     assert len(set(sizes[stage.first_decision :])) == 1
 
@@ -364,7 +364,7 @@ def test_nothing_is_compiled_after_the_first_decisions(path, stage):
     state = core.begin()
     compiled = []
     for bar in ReplayFeed(bars):
-        state, _ = core.step(state, bar)
+        state, _ = core.step(state, bar, core.legs(state, bar))
         compiled.append(on_bar._cache_size() + place._cache_size())
     assert compiled[stage.first_decision + 2] == compiled[-1] > 0
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
+import tomllib
 from typing import Any
 
 from nca_trader.data.synthetic import growth, linear, stress
 from nca_trader.data.synthetic.market import Market, Task, draw
 from nca_trader.errors import ConfigError
+from nca_trader.presets import EnvConfig
 from nca_trader.ranges import nearest
 
 MARKETS = {
@@ -61,3 +64,30 @@ def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any
       ConfigError: no such market or parameter, or a value out of range.
     """
     return draw(market(name, **parameters), num_bars, seed)
+
+
+def task_of(config: EnvConfig, seed: int = 0) -> Task:
+    """The market that `config.market` names, and `config.market_bars` bars of it.
+
+    Raises:
+      ConfigError: it names none, or one that is not known; a parameter is unknown or out of range.
+    """
+    if not config.market:
+        raise ConfigError("no bars, and the environment names no market; give a bar file.")
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", config.market, re.DOTALL)
+    if match is None:
+        raise _unread(config.market)
+    name, given = match[1], match[2] or ""
+    try:
+        # The inside of an inline table: names, numbers, true and false as everywhere in TOML.
+        parameters = tomllib.loads(f"market = {{{given}}}")["market"]
+    except tomllib.TOMLDecodeError:
+        raise _unread(config.market) from None
+    return make(name, num_bars=config.market_bars, seed=seed, **parameters)
+
+
+def _unread(text: str) -> ConfigError:
+    return ConfigError(
+        f"market = {text!r} is not a market; write a name and its parameters, e.g. "
+        "'ou(phi=0.95, cost=0.005)'."
+    )

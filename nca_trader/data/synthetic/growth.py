@@ -10,7 +10,8 @@ import numpy as np
 from jax import Array
 
 from nca_trader.data.synthetic.linear import autoregression
-from nca_trader.data.synthetic.market import Market, Path, Policy, arrays, check, compiled
+from nca_trader.data.synthetic.market import Market, Path, Policy, check, compiled
+from nca_trader.numerics import arrays
 from nca_trader.types import Tensor
 
 
@@ -59,6 +60,7 @@ def kelly(*, p: float = 0.55, move: float = 0.2) -> Market:
         generate=compiled(generate),
         pay=log_growth,
         bounds=(-1.0 / move, 1.0 / move),
+        environment=dict(actions="weights", order="rebalance", reward="log_return"),
         optimum=math.log(2) + p * math.log(p) + q * math.log(q),
         optimal_policy=constant_policy(stake / move),
         expected_return=same_for_all(move * stake),
@@ -115,6 +117,8 @@ def merton(
         pay=pay,
         score=score,
         bounds=(0.0, 1.0),
+        environment=dict(actions="weights", order="rebalance", reward="crra", risk_aversion=gamma),
+        score_reward=lambda mean: score(mean if gamma == 1 else 1 + (1 - gamma) * mean),
         optimum=score(mean_pay),
         optimal_policy=constant_policy(fraction),
         expected_return=same_for_all(math.expm1(mu * dt)),
@@ -181,6 +185,13 @@ def garleanu_pedersen(
         pay=pay,
         state_names=("predictor",),
         bounds=(-math.inf, math.inf),
+        # No bound binds: 12 standard deviations of the best position.
+        environment=dict(
+            actions="weights",
+            size=max(1.0, round(12 * math.sqrt(x_x), 1)),
+            risk_aversion=g * sigma**2,
+            quadratic_cost=cost * sigma**2,
+        ),
         optimum=B * x_f - sigma**2 / 2 * (g * x_x + cost * trade),
         optimal_policy=lambda state, position: (1 - rate) * position + rate * aim * state,
         expected_return=lambda state: B * state,

@@ -17,7 +17,6 @@ from nca_trader.data.synthetic import solver
 from nca_trader.data.synthetic.market import (
     Market,
     Path,
-    arrays,
     check,
     compiled,
     linear_pay,
@@ -25,6 +24,7 @@ from nca_trader.data.synthetic.market import (
     threshold_policy,
 )
 from nca_trader.errors import ConfigError
+from nca_trader.numerics import arrays
 from nca_trader.ranges import one_of, refuse
 from nca_trader.types import Costs, Tensor
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from nca_trader.errors import ConfigError
+from nca_trader.numerics import arrays
+from nca_trader.presets import EnvConfig
 from nca_trader.ranges import between, refuse, whole
 from nca_trader.types import Bars, Costs, Tensor
 
@@ -59,6 +61,8 @@ class Market:
         for numpy arrays as for jax's; the position is the one held.
       expected_return: `expected_return(state [..., S]) -> [..., A]`, E[r of the next bar]. Where
         `pay` is linear in r, paying it instead of r takes the noise out of an evaluation.
+      environment: fields of the `EnvConfig` in which an agent earns what the market pays.
+      score_reward: what the mean reward of that environment is worth, in the unit of `optimum`.
       details: what else the solution knows, e.g. the cuts of a threshold rule.
     """
 
@@ -75,7 +79,32 @@ class Market:
     optimum: float | None = None
     optimal_policy: Policy | None = None
     expected_return: Callable[[Tensor], Tensor] | None = None
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    score_reward: Callable[[float], float] = float
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def config(self) -> EnvConfig:
+        """The environment that pays what the market pays, but for the noise of a finite draw.
+
+        Positions are held at constant size, or as `environment` says; orders fill at the close,
+        whose price the next bar opens at; what buys cost in cash does not bind.
+        """
+        low, high = self.bounds
+        fields: dict[str, Any] = {
+            "features": () if self.state_names else ("return_1",),
+            "fill": "close",
+            "reward": "pnl",
+            "pnl_returns": self.reward,
+            "short": low < 0.0,
+            "size": high,
+            "max_gross": None,
+            "borrow": True,
+            "costs": self.costs,
+            "ruin_floor": 1e-300,
+            "market": self.name + "(" + ", ".join(map(_assign, self.parameters.items())) + ")",
+        }
+        return EnvConfig(**{**fields, **self.environment})
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
@@ -96,6 +125,37 @@ class Task(Market):
     returns: np.ndarray
     seed: int
 
+    @property
+    def config(self) -> EnvConfig:
+        """The environment of these very bars."""
+        return dataclasses.replace(super().config, market_bars=len(self.bars))
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """Names of what `signals` holds."""
+        return ("own_return",) if self._a_state_each else self.state_names
+
+    @functools.cached_property
+    def signals(self) -> np.ndarray:
+        """`[N, A, S]` the state as an agent sees it, about standard.
+
+        Where each asset has a state of its own, it sees that alone. Mean and spread are those of
+        another draw: nothing of these bars' future is in them.
+        """
+        seed = self.seed + 1_000_003
+        other = draw(self, 4096, seed).states.astype(np.float64)
+        if not self.state_names:
+            return np.zeros((*self.returns.shape, 0))
+        spread = other.std(axis=0)
+        standard = (self.states - other.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
+        if self._a_state_each:
+            return standard[:, :, None]
+        return np.repeat(standard[:, None, :], self.num_assets, axis=1)
+
+    @property
+    def _a_state_each(self) -> bool:
+        return self.num_assets > 1 and len(self.state_names) == self.num_assets
+
     def rewards(self, positions: np.ndarray) -> np.ndarray:
         """`[N - 1]` what positions `[N, A]`, set at each close from flat, earn on the next bar.
 
@@ -109,6 +169,11 @@ class Task(Market):
             )
         previous = np.concatenate([np.zeros_like(positions[:1]), positions[:-2]])
         return np.asarray(self.pay(previous, positions[:-1], self.returns[1:]))
+
+
+def _assign(item: tuple[str, Any]) -> str:
+    name, value = item
+    return f"{name}={json.dumps(value)}"
 
 
 def draw(market: Market, num_bars: int, seed: int) -> Task:
@@ -185,11 +250,6 @@ def compiled(generate: Callable[[Array, int], Path]) -> Callable[[Array, int], P
 def recur(step: Callable[[Any, Array], tuple[Any, Any]], first: Any, noise: Any) -> Any:
     """What `step(state, noise_t) -> state, out` gives out along the noise."""
     return jax.lax.scan(step, first, noise)[1]
-
-
-def arrays(x: Tensor) -> ModuleType:
-    """The module of array functions that x belongs to."""
-    return jnp if isinstance(x, jax.Array) else np
 
 
 def linear_pay(cost: float) -> Pay:

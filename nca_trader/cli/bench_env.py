@@ -1,0 +1,178 @@
+"""`nca-trader bench env`: accounts a second, beside the environments that others ship."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+from nca_trader.cli.bench import measure
+
+LENGTH, EPISODE = 128, 256  # bars of one compiled call, and of an episode
+SECONDS = 3.0  # that a peer is measured
+WINDOW, FEATURES = 64, 20
+# What a row is held against: the peer's module, and its options.
+PEERS = {
+    "index": (("torchtrade_batched", {}), ("gymnax_cartpole", {})),
+    "window": (("torchtrade_batched", {"window": WINDOW, "features": FEATURES}),),
+    "gym": (("gym_trading_env_single", {"envs": 1}),),
+}
+
+
+def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Random actions in the environment itself and through Gymnasium; with peers, their rates."""
+    for kind, row in _rows(args):
+        rivals = PEERS[kind] if args.peers else ()
+        for module, options in rivals:
+            theirs = _peer(args.peers, module, {"envs": args.envs} | options)
+            yield row | {
+                "peer": f"{theirs['peer']} {theirs['version']}",
+                "peer_steps_per_s": theirs["steps_per_s"],
+                "ratio": row["steps_per_s"] / theirs["steps_per_s"],
+            }
+        if not rivals:
+            yield row
+
+
+def _rows(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "index", _index(args.envs, 0)
+    yield "window", _index(args.envs, WINDOW)
+    yield "gym", _one_env()
+    yield "gym", _vector_env(1024)
+
+
+def _peer(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a peer measures of itself, in a process of its own, right after ours."""
+    from nca_trader.errors import ConfigError
+
+    root = pathlib.Path(__file__).resolve().parents[2]
+    words = [f"--{name}={value}" for name, value in (options | {"seconds": SECONDS}).items()]
+    command = [python, "-m", f"benchmarks.peers.{module}", *words]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ConfigError(f"--peers {python}: cannot be run ({error.strerror}).") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ConfigError(f"--peers {python}: {module} failed ({last}); run `make bench-peers`.")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _setting(features: int) -> Any:
+    """One asset with every proportional cost, short, flat or long; 5,031 daily bars."""
+    from nca_trader.data.features import FEATURES as KNOWN
+    from nca_trader.data.samples import sample_bars
+    from nca_trader.envs.trading import TradingEnv
+    from nca_trader.presets import EnvConfig
+    from nca_trader.types import Costs
+
+    costs = Costs(
+        commission=5e-4, slippage=2e-4, half_spread=1e-4, borrow_fee=0.01, interest_lend=0.02,
+        interest_borrow=0.04,
+    )  # fmt: skip
+    config = EnvConfig(
+        features=tuple(KNOWN)[:features], costs=costs, size=1.0, random_start=False,
+        episode_bars=EPISODE,
+    )  # fmt: skip
+    return TradingEnv(sample_bars("sp500").select("SP500"), config)
+
+
+def _index(envs: int, window: int) -> dict[str, Any]:
+    """Every account on bars of its own, resetting by itself; with `window`, its features too."""
+    import jax
+    import jax.numpy as jnp
+
+    from nca_trader.envs.account import open_account
+    from nca_trader.envs.trading import Episode, transition
+    from nca_trader.learner.rollout import select
+
+    env = _setting(FEATURES)
+    first, last = env.spec.warmup, len(env) - 2 - EPISODE
+    lane = jnp.arange(envs, dtype=jnp.uint32)
+    fresh = Episode(jax.vmap(open_account)(jnp.zeros((envs, 1))))
+    move = jax.vmap(
+        lambda episode, action, now, after: transition(
+            env.config, env.spec, env.rules, episode, action, now, after
+        )
+    )
+
+    def step(carry: Any, number: Any) -> Any:
+        index, left, episode, total = carry
+        # A hash of counters: a random generator would cost more than the account.
+        h = number * jnp.uint32(2654435761) ^ lane * jnp.uint32(2246822519)
+        h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
+        h = h ^ (h >> 13)
+        action = ((h >> 16) % len(env.spec.targets)).astype(jnp.int32)[:, None]
+        now, after = env.legs_at(index), env.legs_at(index + 1)
+        episode, reward = move(episode, action, now, after)
+        total = total + reward.sum()
+        if window:
+            rows = index[:, None] + 1 - jnp.arange(window)[None]
+            total = total + env.market.features[rows].sum()
+        done = (left <= 1) | episode.account.ruined
+        start = first + (h % jnp.uint32(last - first)).astype(jnp.int32)
+        index, left = jnp.where(done, start, index + 1), jnp.where(done, EPISODE, left - 1)
+        return (index, left, select(done, fresh, episode), total), None
+
+    def many(carry: Any) -> Any:
+        return jax.lax.scan(step, carry, jnp.arange(LENGTH, dtype=jnp.uint32))[0]
+
+    start = (first + lane % jnp.uint32(last - first)).astype(jnp.int32)
+    carry = (start, jnp.full(envs, EPISODE), fresh, jnp.zeros(()))
+    name = f"{window} x {FEATURES} windows" if window else "index observations, all costs"
+    return measure(name, jax.jit(many), carry, envs * LENGTH, envs=envs)
+
+
+def _one_env() -> dict[str, Any]:
+    """One environment through Gymnasium, five features of one bar and the account."""
+    import gymnasium
+    import jax
+
+    import nca_trader.envs.gym  # noqa: F401  (registers the name)
+
+    env = gymnasium.make("nca_trader/Trading-v0", env=_setting(5), window=1)
+    actions = [0, 1, 2, 1] * 256
+    env.reset(seed=0)
+
+    def many(carry: Any) -> Any:
+        for action in actions:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        return carry
+
+    row = measure("Gymnasium, one environment", many, jax.numpy.zeros(()), len(actions), envs=1)
+    env.close()
+    return row
+
+
+def _vector_env(envs: int) -> dict[str, Any]:
+    """A vector environment through Gymnasium, with the observation of the single one."""
+    import gymnasium
+    import jax
+    import numpy as np
+
+    import nca_trader.envs.gym  # noqa: F401  (registers the name)
+
+    env = gymnasium.make_vec(
+        "nca_trader/Trading-v0",
+        num_envs=envs,
+        vectorization_mode="vector_entry_point",
+        env=_setting(5),
+        window=1,
+    )
+    actions = np.random.default_rng(0).integers(0, 3, (64, envs))
+    env.reset(seed=0)
+
+    def many(carry: Any) -> Any:
+        for action in actions:
+            env.step(action)
+        return carry
+
+    name = f"Gymnasium, vector of {envs:,}"
+    row = measure(name, many, jax.numpy.zeros(()), envs * len(actions), envs=envs)
+    env.close()
+    return row

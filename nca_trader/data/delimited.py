@@ -1,0 +1,187 @@
+"""Delimited text as a table: its delimiter, header and decimal sign, and its broken lines."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.data.tables import Table, canonical
+from nca_trader.errors import BarError
+
+MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "<NA>")
+SAMPLE = 200  # lines that tell the delimiter, the header and the decimal sign
+DELIMITERS = ",;\t|"
+VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
+COMMA = re.compile(r"[+-]?\d*,\d+")
+REMEDY = "Name the columns by number, e.g. --columns time=1,close=2"
+CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
+
+
+def load_csv(
+    path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
+) -> Iterator[Table]:
+    """The rows of a delimited text, in chunks.
+
+    Raises:
+      BarError: no names, or more fields than names.
+    """
+    with _open(path) as file:
+        lines = list(itertools.islice(file, SAMPLE))
+    delimiter = _delimiter(lines[0])
+    sample = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    if not sample:
+        raise BarError(f"{path}: D002 there are no rows. Give a file with bars.")
+    depth = _header_depth(sample)
+    names = _names(sample[:depth])
+    width = max(map(len, sample[depth:]), default=len(names))
+    if numbered:
+        names = [*names, *(str(i + 1) for i in range(len(names), width))]
+    elif not depth:
+        raise BarError(f"{path}: D023 line 1 holds values, not the columns' names. {REMEDY}.")
+    if len(names) < width:
+        raise BarError(_too_wide(path, delimiter, depth, len(names)))
+    is_text = [
+        "symbol" in (canonical(name), canonical(name[-1]) if isinstance(name, tuple) else "")
+        or str(name) in texts
+        or str(i + 1) in texts
+        for i, name in enumerate(names)
+    ]
+    decimal = decimal or _decimal(path, sample[depth:], depth, delimiter)
+    missing: Any = {i: MISSING for i, text in enumerate(is_text) if not text}
+    size = sum(map(len, lines)) // len(lines) + 1
+    options: dict[str, Any] = dict(
+        sep=r"\s+" if delimiter == " " else delimiter,
+        decimal=decimal,
+        encoding="utf-8-sig",
+        header=None,
+        names=range(len(names)),
+        skiprows=depth,
+        low_memory=False,  # else a column's type depends on where pandas' own chunks end
+        skip_blank_lines=False,  # keeps the line numbers true
+        # A symbol is its text: pandas alone reads NA as missing and 007 as 7.
+        dtype={i: "str" for i, text in enumerate(is_text) if text},
+        keep_default_na=False,
+        na_values=missing,
+        chunksize=min(max(CHUNK_TEXT // size, 1), CHUNK_ROWS),
+    )
+    counts: np.ndarray | None = None
+    try:
+        with pd.read_csv(path, **options) as chunks:
+            for frame in chunks:
+                frame.index += depth + 1
+                values = frame.drop(columns=[i for i, text in enumerate(is_text) if text])
+                frame = frame[values.notna().any(axis=1)]  # without blank lines
+                short: tuple[int, ...] = ()
+                # Pandas alone fills lines up that end early, at their end or where it shifts them.
+                if len(names) > 1 and frame.iloc[:, -1].isna().any():
+                    counts = _field_counts(path, delimiter) if counts is None else counts
+                    short = _too_narrow(counts, frame)
+                # An Index of objects: tuples would otherwise become levels.
+                frame.columns = pd.Index(names, dtype=object, tupleize_cols=False)
+                yield Table(frame, str(path), "line", decimal, short)
+    except pd.errors.EmptyDataError:
+        return
+    except pd.errors.ParserError as error:
+        if "fields in line" not in str(error):
+            raise
+        raise BarError(_too_wide(path, delimiter, depth, len(names))) from error
+
+
+def _open(path: Path) -> IO[str]:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _delimiter(line: str) -> str:
+    """The usual delimiter that the line has most of, else its most frequent other sign."""
+    best = max(DELIMITERS, key=line.count)
+    if best in line:
+        return best
+    others = re.sub(r"[\w\s.\"'+/:()<>-]", "", line)
+    return max(others, key=others.count) if others else " "
+
+
+def _is_value(field: str) -> bool:
+    return VALUE.fullmatch(field.strip()) is not None
+
+
+def _header_depth(rows: list[list[str]]) -> int:
+    """How many of the first rows hold names: 0, 1, or 2 and 3 where symbols have their own row."""
+    if any(map(_is_value, rows[0])) and "time" not in map(canonical, rows[0]):
+        return 0
+    if len(rows) < 2 or any(map(_is_value, rows[1])):
+        return 1
+    # Of the two rows of a two-level header one holds fields and the other doesn't.
+    if ("close" in map(canonical, rows[0])) == ("close" in map(canonical, rows[1])):
+        return 1
+    if len(rows[1]) != len(rows[0]) or any(not field.strip() for field in rows[1][1:]):
+        return 1
+    # Pandas puts the index's name into a row of its own.
+    return 3 if len(rows) > 2 and rows[2][0].strip() and not any(rows[2][1:]) else 2
+
+
+def _names(rows: list[list[str]]) -> list[Any]:
+    """The columns' names; of a two-level header pairs, but for the first, the time."""
+    if not rows:
+        return []
+    if len(rows) == 1:
+        return [field.strip() for field in rows[0]]
+    first = next((row[0] for row in reversed(rows) if canonical(row[0]) == "time"), "time")
+    upper = itertools.accumulate(rows[0][1:], lambda last, field: field.strip() or last)
+    return [first, *zip(upper, map(str.strip, rows[1][1:]), strict=True)]
+
+
+def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> str:
+    """The decimal sign of the sample: "," where numbers have one that parts no thousands.
+
+    Raises:
+      BarError: every comma may be either.
+    """
+    if delimiter == ",":
+        return "."  # a number in quotes with a comma is told as no number
+    commas = [(i, f) for i, row in enumerate(rows) for f in row if COMMA.fullmatch(f.strip())]
+    if not commas:
+        return "."
+    if any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", field.strip()) for _, field in commas):
+        return ","
+    row, field = commas[0]
+    raise BarError(
+        f"{path}: D018 line {row + depth + 1}: {field!r} may have a decimal comma or one between "
+        "thousands. Pass --decimal , or remove the commas between thousands."
+    )
+
+
+def _field_counts(path: Path, delimiter: str) -> np.ndarray:
+    """The number of fields of each line; of a blank one 0."""
+    with _open(path) as file:
+        rows = map(str.split, file) if delimiter == " " else csv.reader(file, delimiter=delimiter)
+        return np.fromiter(map(len, rows), dtype=np.int32)
+
+
+def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> str:
+    counts = _field_counts(path, delimiter)
+    wide = [(line, count) for line, count in enumerate(counts, 1) if count > width]
+    line, count = wide[0]
+    more = f" and {len(wide) - 1:,} more" if len(wide) > 1 else ""
+    if len(wide) > 1 and len(wide) > (len(counts) - depth) / 2:
+        what = "so every column would shift. Name every field, or the columns by number, "
+        what += "e.g. --columns time=1,close=5 (or time=1+2 of date and clock)"
+    else:
+        what = "so it can't be told which is which. Correct the line"
+    names = f"the header's {width} names" if depth else f"line 1's {width} fields"
+    return f"{path}: D022 line {line}{more}: {count} fields, more than {names}, {what}."
+
+
+def _too_narrow(counts: np.ndarray, frame: pd.DataFrame) -> tuple[int, ...]:
+    """Lines of the frame that end early."""
+    if len(counts) < frame.index.max():  # a field holds line ends, so lines can't be counted
+        return ()
+    return tuple(frame.index[counts[frame.index.to_numpy() - 1] < frame.shape[1]])

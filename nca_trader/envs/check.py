@@ -1,0 +1,394 @@
+"""What every environment promises, checked by running it: `nca.check_env(env_or_config)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.data.samples import sample_bars
+from nca_trader.envs.packed import episode_length
+from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv
+from nca_trader.errors import CheckFailed
+from nca_trader.presets import EnvConfig
+from nca_trader.types import Bars
+
+NUM_BARS = 400  # of the sample, where no bars are given
+CLOSE = 1e-5  # float32 of the same formula, fused otherwise
+
+
+class Check(NamedTuple):
+    """name: what is promised. fault: what was seen in its place; "" where the promise is kept.
+
+    skipped: why it does not apply here; "" where it was checked.
+    """
+
+    name: str
+    fault: str = ""
+    skipped: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The checks of one environment; printed, a line each."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise that was checked is kept."""
+        return not any(check.fault for check in self.checks)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The names of the checks that failed."""
+        return tuple(check.name for check in self.checks if check.fault)
+
+    def raise_if_failed(self) -> None:
+        """Raises CheckFailed, a line for each fault."""
+        if not self.passed:
+            lines = (f"{check.name}: {check.fault}" for check in self.checks if check.fault)
+            raise CheckFailed("\n".join(lines))
+
+    def __str__(self) -> str:
+        def line(check: Check) -> str:
+            if check.skipped:
+                return f"skipped  {check.name}: {check.skipped}"
+            return (
+                f"FAILED   {check.name}: {check.fault}" if check.fault else f"ok       {check.name}"
+            )
+
+        return "\n".join(line(check) for check in self.checks)
+
+
+class Trace(NamedTuple):
+    """An episode of L steps: actions `[L, A]`, time steps `[L]`, and the first time step."""
+
+    first: TimeStep
+    actions: Array
+    steps: TimeStep
+
+
+def check_env(
+    env: TradingEnv | EnvConfig,
+    bars: Bars | None = None,
+    seed: int = 0,
+    only: Collection[str] | None = None,
+) -> Report:
+    """Runs an environment with random actions, and reports which promises it keeps.
+
+    Args:
+      env: an environment, or the config of one. bars: for a config; None draws the market that it
+        names, or takes some of the sample bars.
+      seed: of the keys and actions. only: names of the checks to run; None is all of them.
+
+    Returns:
+      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+
+    Raises:
+      BarError, ConfigError: there is no environment of this config over these bars.
+    """
+    if isinstance(env, EnvConfig):
+        if bars is None and not env.market:
+            bars = sample_bars("sp500")[:NUM_BARS]
+        env = TradingEnv(bars, env)
+    run = _Run(env, seed)
+    checks = (check for check in CHECKS if only is None or _name(check) in only)
+    return Report(tuple(_checked(check, run) for check in checks))
+
+
+class _Run:
+    """An environment and its episodes, computed once and shared by the checks."""
+
+    def __init__(self, env: TradingEnv, seed: int):
+        self.env, self.length = env, episode_length(env)
+        self.keys = jax.random.split(jax.random.key(seed), 3)
+        self.reset, self.step = jax.jit(env.reset), jax.jit(env.step)
+
+    @functools.cached_property
+    def start(self) -> tuple[EnvState, TimeStep]:
+        return self.reset(self.keys[0])
+
+    @functools.cached_property
+    def action(self) -> Array:
+        """`[A]` a random action."""
+        return random_actions(self.env, self.keys[1], 1)[0]
+
+    def episode(self, key: Array) -> Trace:
+        """A whole episode of random actions; traced."""
+        reset_key, action_key = jax.random.split(key)
+        state, first = self.env.reset(reset_key)
+        actions = random_actions(self.env, action_key, self.length)
+        _, steps = jax.lax.scan(self.env.step, state, actions)
+        return Trace(first, actions, steps)
+
+    @functools.cached_property
+    def traces(self) -> Trace:
+        """Episodes of three keys, batched."""
+        return jax.tree.map(np.asarray, jax.jit(jax.vmap(self.episode))(self.keys))
+
+
+def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
+    """`[num, A]` actions, each as likely as any."""
+    shape, spec = (num, env.spec.num_assets), env.spec
+    if spec.actions == "weights":
+        low, high = spec.bounds
+        return jax.random.uniform(key, shape, minval=low, maxval=high)
+    return jax.random.randint(key, shape, 0, spec.num_actions)
+
+
+def _name(check: Callable) -> str:
+    return check.__name__.strip("_").replace("_", " ")
+
+
+def _checked(check: Callable[[_Run], str | Check], run: _Run) -> Check:
+    name = _name(check)
+    try:
+        found = check(run)
+    except Exception as error:  # an environment that breaks has failed the check that broke it
+        return Check(name, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    return found if isinstance(found, Check) else Check(name, found)
+
+
+def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
+    """Where two pytrees of arrays differ by more than `tolerance`; "" where they do not."""
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        return "the results have different fields"
+    pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
+    for (path, a), b in pairs:
+        a, b = _plain(a), _plain(b)
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{jax.tree_util.keystr(path)} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
+        near = np.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if not near.all():
+            at = tuple(np.argwhere(~near)[0])
+            return f"{jax.tree_util.keystr(path)} is {a[at]}, then {b[at]}"
+    return ""
+
+
+def _plain(x: Any) -> np.ndarray:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(x))
+    return np.asarray(x)
+
+
+def _shapes_and_types_are_as_documented(run: _Run) -> str:
+    _, timestep = run.start
+    num, observation = run.env.spec.num_assets, timestep.observation
+    account = observation.account
+    for name, value, shape, kind in (
+        ("observation.index", observation.index, (), "i"),
+        ("reward", timestep.reward, (), "f"),
+        ("discount", timestep.discount, (), "f"),
+        ("truncated", timestep.truncated, (), "b"),
+        ("account.log_equity", account.log_equity, (), "f"),
+        ("account.weight", account.weight, (num,), "f"),
+        ("account.ordered", account.ordered, (num,), "f"),
+    ):
+        if value.shape != shape or value.dtype.kind != kind:
+            return f"{name} is {value.dtype}{value.shape} where kind {kind!r} {shape} is expected"
+    if timestep.reward != 0.0 or timestep.discount != 1.0 or timestep.truncated:
+        return "reset gives a reward, or an episode that has ended"
+    window = run.env.window(observation, 3)
+    expected = (3, num, run.env.spec.num_features)
+    return "" if window.shape == expected else f"window is {window.shape}, not {expected}"
+
+
+def _steps_keep_every_shape_and_type(run: _Run) -> str:
+    before = jax.eval_shape(run.env.reset, run.keys[0])
+    after = jax.eval_shape(run.env.step, before[0], run.action)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    ):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return f"{jax.tree_util.keystr(path)} is {a}, then {b}"
+    return ""
+
+
+def _the_same_call_gives_the_same_result(run: _Run) -> str:
+    """Not compiled, for a trace would freeze whatever an impure function counts."""
+    state, _ = run.start
+    first, again = run.env.step(state, run.action), run.env.step(state, run.action)
+    return difference(first, again) or difference(
+        run.env.reset(run.keys[0]), run.env.reset(run.keys[0])
+    )
+
+
+def _compiled_equals_not_compiled(run: _Run) -> str:
+    state, _ = run.start
+    return difference(run.step(state, run.action), run.env.step(state, run.action), CLOSE)
+
+
+def _batched_equals_one_by_one(run: _Run) -> str:
+    trace = jax.tree.map(lambda x: x[0], run.traces)
+    reset_key, _ = jax.random.split(run.keys[0])
+    state, _ = run.reset(reset_key)
+    for t in range(min(run.length, 20)):
+        state, timestep = run.step(state, trace.actions[t])
+        if fault := difference(timestep, jax.tree.map(lambda x, t=t: x[t], trace.steps), CLOSE):
+            return f"step {t}: {fault}"
+    return ""
+
+
+def _a_key_decides_the_episode(run: _Run) -> str:
+    if fault := difference(run.reset(run.keys[0]), run.reset(run.keys[0])):
+        return f"the same key gives two episodes: {fault}"
+    config, env = run.env.config, run.env
+    draws = episode_length(env) < len(env) - 1 - env.spec.warmup or config.random_start
+    if not (draws or config.drop_bars or config.random_costs):
+        return ""
+    keys = jax.random.split(run.keys[1], 16)
+    states, _ = jax.jit(jax.vmap(env.reset))(keys)
+    drawn = states._replace(key=None)  # the next episode's key alone is no difference
+    same = [(_plain(x) == _plain(x)[:1]).all() for x in jax.tree.leaves(drawn)]
+    return "16 keys give one and the same episode" if all(same) else ""
+
+
+def _rewards_and_equity_are_finite(run: _Run) -> str:
+    steps = run.traces.steps
+    for name, values in (
+        ("reward", steps.reward),
+        ("log_equity", steps.observation.account.log_equity),
+        ("weight", steps.observation.account.weight),
+    ):
+        if not np.isfinite(values).all():
+            return f"{name} is not finite at step {np.argwhere(~np.isfinite(values))[0][1]}"
+    return ""
+
+
+def _reward_is_the_difference_of_log_equity(run: _Run) -> Check:
+    name = "reward is the difference of log equity"
+    if run.env.config.reward != "log_return":
+        return Check(name, skipped=f"the reward is {run.env.config.reward!r}")
+    first, steps = run.traces.first, run.traces.steps
+    before, after = _log_equity(first)[:, None], _log_equity(steps)
+    expected = np.diff(np.concatenate([before, after], axis=1), axis=1)
+    wrong = ~np.isclose(steps.reward, expected, rtol=0, atol=CLOSE)
+    if not wrong.any():
+        return Check(name)
+    at = tuple(np.argwhere(wrong)[0])
+    return Check(name, f"step {at[1]} paid {steps.reward[at]:.6g}, equity moved {expected[at]:.6g}")
+
+
+def _log_equity(timestep: TimeStep) -> np.ndarray:
+    """In float64: the pair of `Account`, whose equity is `exp(high) (1 + low)`."""
+    account = timestep.observation.account
+    high, low = (np.asarray(x, np.float64) for x in (account.log_equity, account.log_equity_low))
+    return high + np.log1p(low)
+
+
+def _an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
+    first, steps = run.traces.first.observation.index, run.traces.steps
+    if (steps.observation.index != first[:, None] + 1 + np.arange(run.length)).any():
+        return "the index does not move one bar a step"
+    if first.min() < run.env.spec.warmup or (first + run.length).max() > len(run.env) - 1:
+        return f"an episode leaves rows {run.env.spec.warmup} to {len(run.env) - 1}"
+    ended, ruined = steps.truncated, steps.discount == 0.0
+    if (ended & ruined).any():
+        return "a step both ruins and truncates"
+    if ended[:, :-1].any():
+        return f"truncated after {np.argwhere(ended)[0][1] + 1} steps of {run.length}"
+    late = ~ended[:, -1] & ~ruined.any(1)
+    return f"not truncated at the last of {run.length} steps" if late.any() else ""
+
+
+def _a_window_is_what_was_seen(run: _Run) -> Check:
+    name = "a window is what was seen"
+    if run.env.config.drop_bars:
+        return Check(name, skipped="an episode's own bars are dropped from it")
+    observation, length = run.start[1].observation, 5
+    row = int(observation.index)
+    rows = np.arange(row - length + 1, row + 1)
+    expected = np.where((rows >= 0)[:, None, None], run.env.features[np.maximum(rows, 0)], 0.0)
+    return Check(name, difference(np.asarray(run.env.window(observation, length)), expected))
+
+
+def _ruin_ends_an_account_for_good(run: _Run) -> Check:
+    name = "ruin ends an account for good"
+    config, spec = run.env.config, run.env.spec
+    short = spec.bounds[0] < 0.0
+    gross = min(abs(spec.bounds[1]) * spec.num_assets, config.max_gross or np.inf)
+    least = 1e-6  # of the price before; a price cannot fall to nothing
+    if not short and (
+        gross < 1.0 - config.ruin_floor or (gross <= 1.0 and config.ruin_floor < least)
+    ):
+        return Check(name, skipped="long without borrowing, this account cannot fall to its floor")
+    features = config.features or ("return_1",)
+    changes = {"market": "", "features": features, "random_start": False, "episode_bars": None}
+    # A margin call at the bar before, or bars that are dropped, would save it.
+    config = dataclasses.replace(config, **changes, drop_bars=0.0)
+    price = 100.0
+    if config.capital is not None and config.lot:  # at which the position is a hundred lots
+        price = min(price, config.capital * spec.bounds[1] / (100.0 * config.lot))
+    factor = 1.0 / least if short else 0.1 * max(config.ruin_floor, least)
+    env = type(run.env)(_crash(spec.symbols, price, factor), config)
+    action = spec.bounds[0 if short else 1] if spec.actions == "weights" else 0
+    if spec.actions != "weights" and not short:
+        action = spec.num_actions - 1
+    actions = jnp.full((len(env) - 1 - env.spec.warmup, spec.num_assets), action)
+    state, _ = env.reset(run.keys[0])
+    _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, actions)
+    ruined = np.asarray(steps.discount) == 0.0
+    equity = np.exp(_log_equity(steps))
+    if not ruined.any():
+        return Check(name, f"equity fell to {equity.min():.3g}, and the discount stays 1")
+    after = np.flatnonzero(ruined)[0]
+    if not ruined[after:].all() or np.ptp(equity[after:]) > 0.0:
+        return Check(name, "an account that was ruined trades on")
+    return Check(name, "a ruined account is truncated" * bool(steps.truncated[after:].any()))
+
+
+def _crash(symbols: tuple[str, ...], price: float, factor: float, num_bars: int = 200) -> Bars:
+    """Bars that stand still, then multiply by `factor` over a gap, 20 bars before their end."""
+    close = np.full((num_bars, len(symbols)), price)
+    wiggle = 1.0 + 1e-4 * (np.arange(num_bars)[:, None] % 2)
+    close = close * wiggle
+    close[-20:] *= factor
+    return Bars(
+        time=np.datetime64("2000-01-01", "ns") + np.arange(num_bars) * np.timedelta64(1, "D"),
+        symbols=symbols,
+        open=close,
+        high=close,
+        low=close,
+        close=close,
+        volume=np.full(close.shape, 1e12),
+        present=np.ones(close.shape, bool),
+        source="a crash",
+    )
+
+
+def _gymnasium_takes_it(run: _Run) -> str:
+    from gymnasium.utils.env_checker import check_env as check_gymnasium
+
+    from nca_trader.envs.gym import GymEnv
+
+    # Box bounds beyond 1 are the config's own, and no fault.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*For Box action spaces, we recommend")
+        warnings.filterwarnings("ignore", ".*Not able to test alternative render modes")
+        check_gymnasium(GymEnv(env=run.env), skip_render_check=True)
+    return ""
+
+
+CHECKS = (
+    _shapes_and_types_are_as_documented,
+    _steps_keep_every_shape_and_type,
+    _the_same_call_gives_the_same_result,
+    _compiled_equals_not_compiled,
+    _batched_equals_one_by_one,
+    _a_key_decides_the_episode,
+    _rewards_and_equity_are_finite,
+    _reward_is_the_difference_of_log_equity,
+    _an_episode_goes_bar_by_bar_to_its_last,
+    _a_window_is_what_was_seen,
+    _ruin_ends_an_account_for_good,
+    _gymnasium_takes_it,
+)

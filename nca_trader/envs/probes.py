@@ -1,0 +1,251 @@
+"""Tiny markets that tell which part of a learner is broken.
+
+Each has bars whose next move is known, so that what every rule earns is known in closed form; a
+learner that fails one of them, and none before it, has the fault that `Probe.tells` names.
+
+After "Debugging RL, without the agonizing pain" (A. Jones, 2021), in terms of bars and orders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError
+from nca_trader.presets import EnvConfig
+from nca_trader.ranges import nearest
+from nca_trader.types import SECONDS_PER_YEAR, Bars, Costs
+
+MOVE = 0.01  # g, what a market that moves earns in a bar
+BAR = np.timedelta64(1, "D")
+FEATURES = ("return_1",)  # positive after a rise, negative after a fall, 0 after neither
+
+Rule = Callable[[Array, Array], Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Probe:
+    """A market that repeats itself, and what is best in it.
+
+    Attributes:
+      name: as `make` knows it. tells: what is broken in a learner that fails here.
+      bars, config: what a `TradingEnv` takes.
+      rewards: `[P]` of the best rule once it holds what it wants; entry k is that of a step from
+        a row t with t mod P = k.
+      random: mean reward of a step under uniformly random actions.
+      rule, mirror: `rule(features [A, F], ordered [A]) -> [A]` the best action and its opposite,
+        given the newest bar's features and the last ordered weights; None where none matters.
+      least_discount: the discount above which `rule` is best, where that is not 0.
+    """
+
+    name: str
+    tells: str
+    bars: Bars
+    config: EnvConfig
+    rewards: tuple[float, ...]
+    random: float
+    rule: Rule | None = None
+    mirror: Rule | None = None
+    least_discount: float = 0.0
+
+    @property
+    def optimum(self) -> float:
+        """The best mean reward of a step."""
+        return math.fsum(self.rewards) / len(self.rewards)
+
+    def value(self, discount: float) -> np.ndarray:
+        """`[P]` what the best rule's rewards are worth for ever after, from each phase.
+
+        `V_k = sum_{j < P} discount^j r_{(k + j) mod P} / (1 - discount^P)`.
+        """
+        rewards, period = np.array(self.rewards), len(self.rewards)
+        powers = discount ** np.arange(period)
+        ahead = np.stack([np.roll(rewards, -k) for k in range(period)])
+        return ahead @ powers / (1.0 - discount**period)
+
+    def env(self) -> TradingEnv:
+        """The environment of this probe."""
+        return TradingEnv(self.bars, self.config)
+
+
+def make(name: str, num_bars: int = 512) -> Probe:
+    """The probe called `name`, one of `PROBES`; in their order, each needs what the ones before do.
+
+    Raises:
+      ConfigError: no such probe, or too few bars.
+    """
+    if name not in PROBES:
+        raise ConfigError(
+            f"no probe '{name}'; {nearest(str(name), PROBES)}There are {', '.join(PROBES)}."
+        )
+    if num_bars < 100:
+        raise ConfigError(f"num_bars={num_bars} leaves nothing after the warm-up; give 100.")
+    return PROBES[name](num_bars)
+
+
+def constant(num_bars: int) -> Probe:
+    """Cash lends at what the asset earns: each step pays log(1 + g), whatever is done."""
+    lend = MOVE * SECONDS_PER_YEAR / (BAR / np.timedelta64(1, "s"))
+    return Probe(
+        name="constant",
+        tells="the value: its target, its loss or its learning rate",
+        bars=_bars("CONSTANT", [[math.log1p(MOVE)]], num_bars),
+        config=_config(short=False, costs=Costs(interest_lend=lend)),
+        rewards=(math.log1p(MOVE),),
+        random=math.log1p(MOVE),
+    )
+
+
+def illiquid(num_bars: int) -> Probe:
+    """Nothing trades, so the weight that an episode starts with, 0 or 1, stays.
+
+    The price rises and falls in turn. `rewards` and `value` are of weight 1; those of 0 are 0.
+    """
+    rise = math.log1p(MOVE)
+    bars = _bars("ILLIQUID", [[-rise], [rise]], num_bars)
+    return Probe(
+        name="illiquid",
+        tells="how the value reads an observation: the features, or the account's weight",
+        bars=dataclasses.replace(bars, volume=np.zeros_like(bars.volume)),
+        config=_config(short=False, random_start=True, capital=1e6, max_participation=1.0),
+        rewards=(rise, -rise),
+        random=0.0,
+    )
+
+
+def delayed(num_bars: int) -> Probe:
+    """One bar in three rises by g, and a trade costs 1.5 g: it pays later what it costs now.
+
+    Entering just before a rise is worth `g / (1 - discount^3) - 1.5 g`, which is above 0 where the
+    discount is above `(1/3)^(1/3)`; a learner that bootstraps too little never enters.
+    """
+    cost = 1.5 * MOVE
+    return Probe(
+        name="delayed",
+        tells="the discount: how value is passed back through time",
+        bars=_bars("DELAYED", [[0.0], [0.0], [MOVE]], num_bars),
+        config=_config(short=False, reward="pnl", costs=Costs(commission=cost)),
+        rewards=(0.0, MOVE, 0.0),
+        random=MOVE / 6.0 - cost / 2.0,
+        rule=lambda features, ordered: jnp.ones(1, jnp.int32),
+        mirror=lambda features, ordered: jnp.int32(ordered == 0.0),
+        least_discount=(1.0 / 3.0) ** (1.0 / 3.0),
+    )
+
+
+def rising(num_bars: int) -> Probe:
+    """The price rises by g in every bar: long is best, whatever is seen."""
+    rise, fall = math.log1p(MOVE), math.log1p(-MOVE)
+    return Probe(
+        name="rising",
+        tells="the policy's gradient: its sign, or the advantages",
+        bars=_bars("RISING", [[rise]], num_bars),
+        config=_config(),
+        rewards=(rise,),
+        random=(rise + fall) / 3.0,
+        rule=lambda features, ordered: jnp.full(1, 2, jnp.int32),
+        mirror=lambda features, ordered: jnp.zeros(1, jnp.int32),
+    )
+
+
+def alternating(num_bars: int) -> Probe:
+    """The price rises by g and falls back in turn: short after a rise, long after a fall."""
+    fall = MOVE / (1.0 + MOVE)  # the simple return that undoes a rise by g
+    rise = math.log1p(MOVE)
+    shorts = math.log1p(-MOVE) + math.log1p(fall)
+    return Probe(
+        name="alternating",
+        tells="how the policy reads an observation, or which step an advantage belongs to",
+        bars=_bars("ALTERNATING", [[-rise], [rise]], num_bars),
+        config=_config(),
+        rewards=(math.log1p(MOVE), math.log1p(fall)),
+        random=(rise - rise + shorts) / 6.0,
+        rule=_against,
+        mirror=lambda features, ordered: 2 - _against(features, ordered),
+    )
+
+
+def costly(num_bars: int) -> Probe:
+    """The price swings by g, and a trade costs g: to trade on a swing costs 2 g, so never do."""
+    return Probe(
+        name="costly",
+        tells="the costs: that they are charged, or that the policy can stop exploring",
+        bars=_bars("COSTLY", [[-MOVE], [MOVE]], num_bars),
+        config=_config(reward="pnl", costs=Costs(commission=MOVE)),
+        rewards=(0.0, 0.0),
+        random=-MOVE * 8.0 / 9.0,
+        rule=lambda features, ordered: jnp.ones(1, jnp.int32),
+        mirror=_against,
+    )
+
+
+def one_moves(num_bars: int) -> Probe:
+    """Of two assets one swings by g and one stands still; a trade costs g / 10.
+
+    Half of equity is held in each, so that to turn round costs g / 10 and earns g / 2.
+    """
+    cost = MOVE / 10.0
+    still = jnp.array([0, 1], jnp.int32)
+
+    def rule(features: Array, ordered: Array) -> Array:
+        return jnp.where(still == 1, 1, _against(features, ordered))
+
+    return Probe(
+        name="one_moves",
+        tells="credit by asset: one asset's advantage reaches the other's action",
+        bars=_bars("ONE", [[-MOVE, 0.0], [MOVE, 0.0]], num_bars),
+        config=_config(reward="pnl", costs=Costs(commission=cost)),
+        rewards=(MOVE / 2.0 - cost,) * 2,
+        random=-2.0 * cost * 0.5 * 8.0 / 9.0,
+        rule=rule,
+        mirror=lambda features, ordered: 2 - rule(features, ordered),
+    )
+
+
+PROBES: dict[str, Callable[[int], Probe]] = {
+    build.__name__: build
+    for build in (constant, illiquid, delayed, rising, alternating, costly, one_moves)
+}
+
+
+def _against(features: Array, ordered: Array) -> Array:
+    """Short after a rise, long after a fall, flat after neither."""
+    return 1 - jnp.sign(features[:, 0]).astype(jnp.int32)
+
+
+def _config(**changes: object) -> EnvConfig:
+    """Rebalanced every bar, so that a step's reward hangs on its own action and the last alone."""
+    given = {"features": FEATURES, "order": "rebalance", "random_start": False, **changes}
+    return EnvConfig(**given)  # pyright: ignore[reportArgumentType]
+
+
+def _bars(name: str, cycle: list[list[float]], num_bars: int) -> Bars:
+    """Bars whose log-returns `[P, A]` repeat, row t having those of t mod P; opens are closes.
+
+    What was last seen at a row t with t mod P = k is entry k; what a step from there earns is the
+    entry after it.
+    """
+    moves = np.array(cycle)[np.arange(num_bars) % len(cycle)]
+    level = np.concatenate([np.zeros((1, moves.shape[1])), np.cumsum(moves, axis=0)])
+    price = 100.0 * np.exp(level)
+    before, after = price[:-1], price[1:]
+    return Bars(
+        time=np.datetime64("2000-01-01", "ns") + np.arange(num_bars) * BAR,
+        symbols=tuple(f"{name}{i}" for i in range(moves.shape[1]))
+        if len(cycle[0]) > 1
+        else (name,),
+        open=before,
+        high=np.maximum(before, after),
+        low=np.minimum(before, after),
+        close=after,
+        volume=np.ones_like(after),
+        present=np.ones(after.shape, bool),
+        source=f"probe {name.lower()}",
+        note="A market made to test learners.",
+    )

@@ -1,0 +1,126 @@
+"""What a step is worth: the account's log-return, or what an agent is to prefer to it.
+
+Every reward is a pure function of what happened in one step and of a few numbers of the episode
+before it, its memory. Where `EnvConfig.reward` needs no memory, the memory is empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from nca_trader.envs.legs import Legs
+from nca_trader.presets import EnvConfig
+from nca_trader.types import Costs
+
+Memory = Any
+
+
+class Step(NamedTuple):
+    """One step of one account.
+
+    log_return: `[]` of its equity. before, after: `[A]` ordered weights before and after the
+    action. legs: the bar that was lived through. costs: what trading costs.
+    """
+
+    log_return: Array
+    before: Array
+    after: Array
+    legs: Legs
+    costs: Costs
+
+
+class Moments(NamedTuple):
+    """Moving means of the log-return and of its square, `[]` each."""
+
+    mean: Array
+    square: Array
+
+
+def begin(config: EnvConfig) -> Memory:
+    """The memory of an episode that begins."""
+    zero = jnp.zeros(())
+    if config.reward == "differential_sharpe":
+        return Moments(zero, zero)
+    return zero if config.reward == "drawdown" else ()
+
+
+def reward_of(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+    """The memory after a step, and its reward `[]`."""
+    return SCHEMES[config.reward](config, memory, step)
+
+
+def _log_return(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+    return memory, step.log_return
+
+
+def _pnl(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+    """`sum_i a_i r_i - c |da_i| - q/2 da_i^2 - k/2 a_i^2`, of the ordered weights a.
+
+    A position of constant size in the markets whose optimum is known: equity does not compound
+    in it. r is the return from close to close; k and q are zero but in Garleanu-Pedersen markets.
+    """
+    legs, costs = step.legs, step.costs
+    gross = (1.0 + legs.gap) * (1.0 + legs.body)
+    r = jnp.log(gross) if config.pnl_returns == "log" else gross - 1.0
+    traded = step.after - step.before
+    rate = costs.commission + costs.slippage + costs.half_spread
+    pay = step.after * r - rate * jnp.abs(traded)
+    pay = pay - 0.5 * config.quadratic_cost * traded**2
+    return memory, (pay - 0.5 * config.risk_aversion * step.after**2).sum()
+
+
+def _differential_sharpe(config: EnvConfig, memory: Moments, step: Step) -> tuple[Moments, Array]:
+    """What the step adds to a moving Sharpe ratio, to first order.
+
+    `D = (B dA - A dB / 2) / (B - A^2)^(3/2)` with `dA = R - A`, `dB = R^2 - B` and moving moments
+    A, B; 0 while the variance is 0. Source: Moody and Saffell, Learning to Trade via Direct
+    Reinforcement (2001), equation 14.
+    """
+    change = step.log_return - memory.mean
+    change_square = step.log_return**2 - memory.square
+    variance = memory.square - memory.mean**2
+    some = variance > 1e-12
+    slope = memory.square * change - 0.5 * memory.mean * change_square
+    reward = jnp.where(some, slope / jnp.where(some, variance, 1.0) ** 1.5, 0.0)
+    decay = config.sharpe_decay
+    return Moments(memory.mean + decay * change, memory.square + decay * change_square), reward
+
+
+def _drawdown(config: EnvConfig, memory: Array, step: Step) -> tuple[Array, Array]:
+    """Log-return less `drawdown_penalty` times how far the log of equity is below its peak.
+
+    Its mean is the mean log-return less the penalty times the pain index in logs.
+    """
+    below = jnp.maximum(memory - step.log_return, 0.0)
+    return below, step.log_return - config.drawdown_penalty * below
+
+
+def _mean_variance(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+    """`R - k/2 R^2` of the simple return R of equity.
+
+    Source: Ritter, Machine Learning for Trading (2017), with a mean that is small in a bar.
+    """
+    simple = jnp.expm1(step.log_return)
+    return memory, simple - 0.5 * config.risk_aversion * simple**2
+
+
+def _crra(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+    """`(exp((1 - g) R) - 1) / (1 - g)` of the log-return R, which is R itself at g = 1.
+
+    Its mean is highest where the certainty equivalent of constant relative risk aversion g is.
+    """
+    power = 1.0 - config.risk_aversion
+    return memory, step.log_return if power == 0.0 else jnp.expm1(power * step.log_return) / power
+
+
+SCHEMES = {
+    "log_return": _log_return,
+    "pnl": _pnl,
+    "differential_sharpe": _differential_sharpe,
+    "drawdown": _drawdown,
+    "mean_variance": _mean_variance,
+    "crra": _crra,
+}

@@ -1,0 +1,138 @@
+"""What a backtest found: a row a bar, and where equity went."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.envs.account import Flows
+from nca_trader.envs.orders import Rules
+from nca_trader.errors import StateError
+from nca_trader.evaluate import metrics
+from nca_trader.types import Costs, Tensor
+
+
+class Trace(NamedTuple):
+    """What the account did at each bar, `[N]` or `[N, A]` float64, as of the close of the bar.
+
+    log_equity, weight: high parts plus low parts. target: as decided, NaN is no order. traded:
+    signed notional as a fraction of equity. cost: likewise. flows: where equity went.
+    """
+
+    log_equity: Tensor
+    weight: Tensor
+    target: Tensor
+    traded: Tensor
+    cost: Tensor
+    flows: Flows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a backtest found, by bar; a bar's entry is as of its close, after a fill there.
+
+    Attributes:
+      name: of the strategy. equity: `[N]`, capital before the first bar is 1.0.
+      log_equity: `[N]` its logarithm, with the digits that a large equity loses.
+      targets: `[N, A]` weights decided, NaN is no order. weights: `[N, A]` held.
+      turnover: `[N]` sum of absolute traded notional over equity. cost: `[N]` what trading cost
+        as a fraction of equity.
+      flows: `[N]` where equity went in each bar, a column an item of `account.Flows`, in units of
+        the capital; a row sums to the change of equity.
+      logits: `[N, A, n]` float32 of an agent, NaN where it did not decide; None of a strategy.
+      charged: the costs given. rules: of the account, `fill` and `order` among them.
+      bars_per_year: of the bars.
+      note: what a report must say.
+      in_sample: how many of these bars are no later than the last that trained the agent or
+        selected it, see `seen_rows`; None where no run is behind the targets, so that nobody
+        knows what they were chosen on.
+    """
+
+    name: str
+    equity: pd.Series
+    log_equity: np.ndarray
+    targets: pd.DataFrame
+    weights: pd.DataFrame
+    turnover: pd.Series
+    cost: pd.Series
+    flows: pd.DataFrame
+    logits: np.ndarray | None
+    charged: Costs
+    rules: Rules
+    bars_per_year: float
+    note: str = ""
+    in_sample: int | None = None
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, float]:
+        """The figures of `metrics.summary`, of this result."""
+        return metrics.summary(self.equity, self.weights, self.turnover, self.bars_per_year)
+
+    @property
+    def fill(self) -> str:
+        """Where orders filled."""
+        return self.rules.fill
+
+    @property
+    def order(self) -> str:
+        """When a target traded."""
+        return self.rules.order
+
+    @property
+    def costs(self) -> pd.DataFrame:
+        """Where equity went: a row an item, and their sum, which is final equity less 1.
+
+        Columns: `amount` in units of the capital, gains positive; `a_year` the same by year.
+        """
+        amount = self.flows.sum()
+        table = pd.DataFrame({"amount": [*amount, amount.sum()]}, index=[*amount.index, "total"])
+        table.index.name = "item"
+        return table.assign(a_year=table["amount"] * self.bars_per_year / len(self.equity))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a bar: time, equity, log_equity, turnover, cost, `target:SYM`, `weight:SYM`.
+
+        An agent's logits are `logits:SYM:i` for action i.
+        """
+        columns: dict[str, Any] = {
+            "time": self.equity.index,
+            "equity": self.equity.to_numpy(),
+            "log_equity": self.log_equity,
+            "turnover": self.turnover.to_numpy(),
+            "cost": self.cost.to_numpy(),
+        }
+        for i, symbol in enumerate(self.targets.columns):
+            columns[f"target:{symbol}"] = self.targets[symbol].to_numpy()
+            columns[f"weight:{symbol}"] = self.weights[symbol].to_numpy()
+            if self.logits is not None:
+                for action in range(self.logits.shape[-1]):
+                    columns[f"logits:{symbol}:{action}"] = self.logits[:, i, action]
+        return pd.DataFrame(columns)
+
+    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Writes `to_frame()`, every digit kept, as Parquet or, to a name in .csv, as CSV.
+
+        Raises:
+          StateError: it cannot be written; then nothing is.
+        """
+        path = pathlib.Path(path)
+        part = path.with_name(path.name + ".part")
+        try:
+            if path.suffix == ".csv":
+                self.to_frame().to_csv(part, index=False)
+            else:
+                self.to_frame().to_parquet(part, index=False)
+            os.replace(part, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            what = error.strerror or str(error)
+            raise StateError(f"{path}: cannot be written ({what}); mend that.") from None
+        return path

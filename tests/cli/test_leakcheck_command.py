@@ -1,0 +1,203 @@
+"""`nca-trader leakcheck`: exit codes, what it prints, and slips that it names in one line."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from ledger import random_bars
+
+from nca_trader.cli.leakcheck import shown
+from nca_trader.data.bars import write_bars
+
+CODE = """
+import numpy as np
+import pandas as pd
+from neighbour import WINDOW
+from nca_trader import Bars, rules
+from nca_trader.agents.rules import Strategy
+
+held = rules.momentum(3)
+LEVEL = 1.0
+
+def closes(bars: Bars):
+    return pd.DataFrame(bars.close, bars.index, list(bars.symbols))
+
+def honest(bars):
+    return (closes(bars) > closes(bars).rolling(WINDOW).mean()) * 0.5
+
+def centred(bars, window=5):
+    return (closes(bars) > closes(bars).rolling(window, center=True).mean()) * 0.5
+
+def at_open(bars):
+    return np.sign(bars.close - bars.open)
+
+def rule(lookback=4):
+    return rules.momentum(lookback)
+
+def broken_rule():
+    return rules.momentum(-1)
+
+def number():
+    return 3
+
+def two(bars, window):
+    return bars.close
+
+def needs_all(bars):
+    return np.sign(bars.close - bars.close[100]) * (np.arange(len(bars))[:, None] >= 0)
+
+def fails(bars):
+    return bars.closes
+"""
+
+FAILS = CODE.splitlines().index("    return bars.closes") + 1
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with bars.csv and code.py, which imports its neighbour."""
+    write_bars(random_bars(np.random.default_rng(0), 120, 2), tmp_path / "bars.csv")
+    (tmp_path / "code.py").write_text(CODE)
+    (tmp_path / "neighbour.py").write_text("WINDOW = 5\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("neighbour", None)
+    sys.modules.pop("leakcheck_code", None)
+
+
+@pytest.fixture
+def check(command, mine):
+    def run(strategy, *options):
+        return command("leakcheck", strategy, "--data=bars.csv", "--cases=60", *options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "strategy", ["sma_cross", "feature:return_1", "code.py:honest", "code.py:rule", "code.py:held"]
+)
+def test_no_look_ahead_is_exit_0(check, strategy):
+    before = list(sys.path)
+    said = check(strategy, "--json")
+    assert said.code == 0 and said.err == "", said
+    assert f"{strategy}: no look-ahead found in 60 cases" in said.out
+    assert said.json["ok"] is True and said.json["cases"] == 60 and said.json["leaks"] == 0
+    assert said.json["strategy"] == strategy and said.json["data"] == "bars.csv"
+    assert sys.path == before
+
+
+def test_look_ahead_is_exit_1_with_its_example_and_the_json(check):
+    said = check("code.py:centred", "--json", "--seed=2")
+    assert said.code == 1
+    assert said.err.splitlines() == [
+        "nca-trader leakcheck: code.py:centred: it looks ahead; see above, and use bars up to its "
+        "own row only."
+    ]
+    assert "code.py:centred looks ahead through close (" in said.out
+    assert "Changing close of S" in said.out and "  columns    close\n" in said.out
+    found = said.json
+    assert found["ok"] is False and found["columns"] == ["close"] and found["seed"] == 2
+    assert found["example"]["row"] <= found["example"]["t"] < found["example"]["rows"][0]
+
+
+def test_what_is_decided_at_the_open(check):
+    assert check("code.py:at_open").code == 0
+    assert check("code.py:at_open", "--decided=open").code == 1
+
+
+def test_a_tolerance_is_told(check):
+    said = check("code.py:honest", "--tolerance=1e-9")
+    assert said.code == 0 and "tolerance  1e-09" in said.out
+    assert check("code.py:centred", "--tolerance=2").code == 0
+
+
+def test_what_needs_later_bars_is_exit_1(check):
+    said = check("code.py:needs_all")
+    assert said.code == 1 and "IndexError at code.py line" in said.out
+
+
+def one_line(said, says):
+    assert said.code == 2 and said.out == "", said
+    assert len(said.err.splitlines()) == 1 and says in said.err, said.err
+    assert said.err.startswith("nca-trader leakcheck: ")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"),
+    [
+        ("sma_cros", "sma_cros: no such rule; did you mean 'sma_cross'? There are buy_and_hold,"),
+        ("feature:rsj", "unknown feature 'rsj'; did you mean 'rsi'?"),
+        ("nowhere.py:f", "nowhere.py: no such file; check the path."),
+        ("code.py:honset", "code.py: no 'honset' there; did you mean 'honest'? There are held,"),
+        ("code.py", "code.py: which of its functions? There are held, closes, honest, centred,"),
+        ("code.py:LEVEL", "code.py:LEVEL: a float is no strategy; name a function of bars"),
+        ("code.py:Strategy", "code.py:Strategy: a type is no strategy"),
+        ("code.py:number", "code.py:number: takes no bars and gives a int; let it take bars"),
+        ("code.py:two", "code.py:two: takes 2 arguments; a function of bars takes one"),
+        ("code.py:broken_rule", "code.py:broken_rule: it can't be built (ConfigError at "),
+        ("code.py:fails", f"fails: it raises AttributeError at code.py line {FAILS}: 'Bars'"),
+    ],
+)
+def test_a_strategy_that_cannot_be_had_is_one_line(check, strategy, says):
+    one_line(check(strategy), says)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import nonsuch_package\n", "raises ModuleNotFoundError at bad.py line 1: No module"),
+        ("x = 1\ny = z\n", "importing it raises NameError at bad.py line 2: name 'z' is not"),
+        ("def f(bars)\n    return 1\n", "bad.py line 1: expected ':' (SyntaxError); mend it."),
+        ("import sys\nsys.exit(3)\n", "importing it raises SystemExit at bad.py line 2: 3"),
+        ("x = 1\n", "bad.py: no 'f' there; It defines no function of bars."),
+    ],
+)
+def test_a_file_that_cannot_be_imported_says_where(check, mine, code, says):
+    (mine / "bad.py").write_text(code)
+    one_line(check("bad.py:f"), says)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--data=nowhere.csv", "nowhere.csv: D001 no such file."),
+        ("--cases=0", "cases = 0: try at least one"),
+        ("--seed=-1", "--seed -1: give a whole number from 0 on."),
+        ("--tolerance=-1", "tolerance = -1.0 is no tolerance"),
+        ("--symbol=XX", "XX"),
+    ],
+)
+def test_options_that_mean_nothing_are_one_line(check, option, says):
+    one_line(check("sma_cross", option), says)
+
+
+def test_too_few_bars_are_one_line(command, mine):
+    write_bars(random_bars(np.random.default_rng(0), 12, 1), mine / "few.csv")
+    one_line(command("leakcheck", "sma_cross", "--data=few.csv"), "12 bars are too few")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_drawn_on_a_terminal_once_it_takes_a_while(monkeypatch, terminal):
+    now = [0.0]
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr("nca_trader.cli.leakcheck.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with shown() as report:
+        report(1, 200)
+        now[0] = 1.9
+        report(50, 200)
+        assert stream.getvalue() == ""
+        now[0] = 2.1
+        report(60, 200)
+        now[0] = 2.15  # too soon to draw again
+        report(61, 200)
+    drawn = stream.getvalue()
+    assert drawn.count("leakcheck  60 of 200 cases") == terminal and "61" not in drawn
+    assert not terminal or drawn.endswith(" \r")

@@ -1,0 +1,236 @@
+"""Calendars: sessions known beforehand, positions flat at their close, bars in a year."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nca_trader.annual import bars_per_year
+from nca_trader.data.bars import read_bars
+from nca_trader.data.calendar import (
+    EVERY_DAY,
+    FX_WEEK,
+    Sessions,
+    bar_length,
+    flat_at_close,
+    session_ends,
+)
+from nca_trader.data.holidays import new_york
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.types import Bars
+
+NEW_YORK = "America/New_York"
+# From the exchange's own notices.
+HALF_DAYS = {
+    2014: ["07-03", "11-28", "12-24"],
+    2018: ["07-03", "11-23", "12-24"],
+    2021: ["11-26"],
+    2024: ["07-03", "11-29", "12-24"],
+}
+HOLIDAYS = {
+    2018: ["01-01", "01-15", "02-19", "03-30", "05-28", "07-04", "09-03", "11-22", "12-25"],
+    2021: ["01-01", "01-18", "02-15", "04-02", "05-31", "07-05", "09-06", "11-25", "12-24"],
+    2022: ["01-17", "02-21", "04-15", "05-30", "06-20", "07-04", "09-05", "11-24", "12-26"],
+    2024: ["01-01", "01-15", "02-19", "03-29", "05-27", "06-19", "07-04", "09-02", "11-28",
+           "12-25"],
+}  # fmt: skip
+
+
+def bars_at(time, price=100.0, present=None):
+    """Flat bars, of one asset, at these times."""
+    time = pd.DatetimeIndex(time).tz_convert("UTC").tz_localize(None)
+    close = np.broadcast_to(np.asarray(price, float).reshape(-1, 1), (len(time), 1))
+    fields = dict.fromkeys(("open", "high", "low", "close"), close)
+    here = np.ones((len(time), 1), bool) if present is None else present
+    return Bars(
+        time=time.to_numpy("datetime64[ns]"), symbols=("X",), volume=close, present=here, **fields
+    )
+
+
+def session_times(days, step, half=(), opens="09:30", closes="16:00"):
+    """The bars' opens of New York sessions, written down day by day."""
+    parts = []
+    for day in days:
+        until = "13:00" if day in half else closes
+        start, end = (pd.Timestamp(f"{day} {clock}", tz=NEW_YORK) for clock in (opens, until))
+        parts.append(pd.date_range(start, end, freq=step, inclusive="left").tz_convert("UTC"))
+    return parts[0].append(parts[1:])
+
+
+def trading_days(first, last):
+    sessions = new_york(int(first[:4]), int(last[:4]))
+    days = [f"{d:%Y-%m-%d}" for d in pd.bdate_range(first, last)]
+    return [d for d in days if d not in sessions.holidays], sessions
+
+
+@pytest.mark.parametrize("year", sorted(HALF_DAYS | HOLIDAYS))
+def test_new_york_s_rules_give_the_exchange_s_own_dates(year):
+    sessions = new_york(year, year)
+    for known, found in ((HALF_DAYS, sessions.half_days), (HOLIDAYS, sessions.holidays)):
+        if year in known:
+            assert sorted(found) == [f"{year}-{day}" for day in known[year]]
+
+
+# The library itself reads columns in a way that the next pandas gives up.
+@pytest.mark.filterwarnings("ignore:(Series|DatetimeIndex).values returning an ndarray that drops")
+def test_new_york_s_rules_are_another_library_s_over_twelve_years():
+    library = pytest.importorskip("exchange_calendars")
+    theirs = library.get_calendar("XNYS", start="2014-01-01", end="2025-12-31")
+    ours = new_york(2014, 2025, closed=["2018-12-05", "2025-01-09"])
+    weekdays = {f"{d:%Y-%m-%d}" for d in pd.bdate_range("2014-01-01", "2025-12-31")}
+    assert weekdays - ours.holidays == {f"{d:%Y-%m-%d}" for d in theirs.sessions}
+    assert sorted(ours.half_days) == [f"{d:%Y-%m-%d}" for d in theirs.early_closes]
+    minutes = theirs.minutes[::17]
+    opened, closed = ours.spans(minutes.to_numpy("datetime64[ns]"), np.timedelta64(1, "m"))
+    theirs_closed = theirs.schedule["close"].loc[theirs.minutes_to_sessions(minutes)]
+    np.testing.assert_array_equal(
+        closed, pd.DatetimeIndex(theirs_closed).tz_convert(None).to_numpy("datetime64[ns]")
+    )
+    assert (opened < closed).all()
+
+
+def test_the_last_bar_of_each_session_is_known_from_its_own_time():
+    days, sessions = trading_days("2024-06-24", "2024-07-12")  # a half day and a holiday
+    assert "2024-07-04" not in days
+    time = session_times(days, "30min", half=("2024-07-03",))
+    bars = bars_at(time)
+    local = bars.index.tz_convert(NEW_YORK)
+    want = [
+        f"{t:%H:%M}" == ("12:30" if f"{t:%Y-%m-%d}" == "2024-07-03" else "15:30") for t in local
+    ]
+    ends = session_ends(bars, sessions)
+    np.testing.assert_array_equal(ends, want)
+    for row in range(2, len(bars)):  # the next bar is not looked at
+        assert session_ends(bars[: row + 1], sessions)[row] == ends[row]
+
+
+def test_sessions_follow_the_change_of_the_clock():
+    days, sessions = trading_days("2024-03-06", "2024-03-14")  # the clock changes on 03-10
+    bars = bars_at(session_times(days, "1h", opens="10:00"))
+    hours = bars.index[session_ends(bars, sessions)].strftime("%m-%d %H")
+    assert list(hours) == [
+        "03-06 20", "03-07 20", "03-08 20", "03-11 19", "03-12 19", "03-13 19", "03-14 19"
+    ]  # fmt: skip
+    week = pd.date_range("2024-03-08 15:00", "2024-03-17 20:00", freq="1h", tz=NEW_YORK)
+    fx = bars_at(week)
+    last = fx.index[session_ends(fx, FX_WEEK)].tz_convert(NEW_YORK)
+    assert [f"{t:%a %H:%M}" for t in last] == ["Fri 16:00", "Fri 16:00"]
+    opened, closed = FX_WEEK.spans(fx.time, np.timedelta64(1, "h"))
+    weekend = (week.day_of_week == 5) | ((week.day_of_week == 4) & (week.hour >= 17))
+    weekend |= (week.day_of_week == 6) & (week.hour < 16)  # the bar of 16:00 ends as the week opens
+    weekend |= (week.day_of_week == 6) & (week.hour == 16)
+    np.testing.assert_array_equal(np.isnat(closed), weekend)
+    np.testing.assert_array_equal(np.isnat(opened), weekend)
+    assert not session_ends(fx, EVERY_DAY).any()
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("step", ["30min", "1h"])
+def test_no_position_is_held_over_night(fill, step):
+    days, sessions = trading_days("2024-06-24", "2024-07-12")
+    time = session_times(days, step, half=("2024-07-03",))
+    rng = np.random.default_rng(0)
+    bars = bars_at(time, 100.0 * np.exp(np.cumsum(rng.normal(0, 0.01, len(time)))))
+    targets = rng.choice([-1.0, 0.5, 1.0], len(bars))
+    flat = flat_at_close(targets, bars, sessions, fill)
+    assert (flat != targets).sum() == len(days) - (targets[flat != targets] == 0).sum()
+    local = bars.index.tz_convert(NEW_YORK)
+    last = np.append(local.normalize()[1:] != local.normalize()[:-1], True)
+    held = backtest(bars, flat, fill=fill).weights.to_numpy()[:, 0]
+    np.testing.assert_allclose(held[last], 0.0, atol=1e-15)  # a held weight is a rounded sum
+    assert (np.abs(held[~last]) > 0.4).mean() > 0.5
+    before = backtest(bars, targets, fill=fill).weights.to_numpy()[:, 0]
+    assert (np.abs(before[last]) > 0.4).all()  # what it would have been
+
+
+def test_what_can_t_be_flat_at_a_close_is_refused():
+    _, sessions = trading_days("2024-06-24", "2024-07-12")
+    daily = bars_at(pd.bdate_range("2024-06-24", periods=9, tz="UTC"))
+    assert session_ends(daily, sessions).all()
+    with pytest.raises(ConfigError, match="bars of a day have no close within it"):
+        flat_at_close(np.ones(9), daily, sessions)
+    with pytest.raises(ConfigError, match="fill = 'open' is unknown; there are next_open and clo"):
+        flat_at_close(np.ones(9), daily, sessions, "open")
+    with pytest.raises(BarError, match="targets have 8 rows, but there are 9 bars"):
+        flat_at_close(np.ones(8), daily, sessions)
+    hourly = bars_at(pd.date_range("2024-06-24", periods=9, freq="1h", tz="UTC"))
+    np.testing.assert_array_equal(flat_at_close(np.ones(9), hourly, EVERY_DAY), np.ones(9))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"zone": "Mars"}, "'Mars' is no time zone"),
+    ({"weekly": ((0, "16:00", 0, "09:30"),)}, "does not end after it begins"),
+    ({"weekly": ((0, "9.30", 0, "16:00"),)}, "'9.30' is no time of day"),
+    ({"holidays": frozenset({"4 July"})}, "'4 July' is no date"),
+    ({"half_days": {"2024-07-03": "1pm"}}, "'1pm' is no time of day"),
+])  # fmt: skip
+def test_a_calendar_that_is_none_is_refused(change, message):
+    given = {"zone": NEW_YORK, "weekly": ((0, "09:30", 0, "16:00"),)} | change
+    with pytest.raises(ConfigError, match=message):
+        Sessions(**given)
+    with pytest.raises(ConfigError, match="the rules hold from 2014 on"):
+        new_york(1999, 2020)
+
+
+def exchange_times(first, last, step):
+    days, sessions = trading_days(first, last)
+    return session_times(days, step, half=sessions.half_days).tz_localize(None)
+
+
+def fx_times(first, last, step):
+    every = pd.date_range(first, last, freq=step, tz="UTC", inclusive="left")
+    local = every.tz_convert(NEW_YORK)
+    shut = (local.day_of_week == 5) | ((local.day_of_week == 4) & (local.hour >= 17))
+    shut |= (local.day_of_week == 6) & (local.hour < 17)
+    shut |= local.strftime("%m-%d").isin(["12-25", "01-01"])
+    return every[~shut]
+
+
+@pytest.mark.parametrize(("time", "want", "within"), [
+    # Counted: a year or more.
+    (pd.DatetimeIndex(trading_days("2015-01-01", "2024-12-31")[0]), 252, 0.003),
+    (exchange_times("2023-01-01", "2024-06-30", "1h"), 252 * 7, 0.01),
+    (pd.date_range("2023-01-01", "2024-06-30", freq="1h"), 8766, 0.001),
+    (fx_times("2022-01-03", "2024-01-01", "1h"), 6220, 0.01),
+    (pd.date_range("2000-01-01", periods=60, freq="MS"), 12, 0.01),
+    (pd.date_range("2000-01-01", periods=9, freq="W"), 52.18, 0.001),
+    # Told by their hours: less than a year.
+    (pd.date_range("2022-01-01", periods=2880, freq="1min"), 525_949, 1e-4),
+    (pd.date_range("2022-01-05 07:00", periods=500, freq="1min"), 525_949, 1e-4),
+    (pd.date_range("2022-01-01", periods=90, freq="1D"), 365.25, 1e-3),
+    (exchange_times("2024-06-25", "2024-06-26", "1min"), 98_280, 1e-6),
+    (exchange_times("2024-06-24", "2024-07-12", "1min"), 98_280, 1e-6),  # with a half day
+    (exchange_times("2024-01-05", "2024-04-12", "30min"), 252 * 13, 1e-6),
+    (pd.DatetimeIndex(trading_days("2024-06-03", "2024-06-14")[0]), 252, 1e-6),
+    (fx_times("2024-02-01", "2024-03-15", "1h"), 6262, 0.01),
+    (fx_times("2024-02-05", "2024-02-13", "1h"), 6262, 0.01),
+])  # fmt: skip
+def test_bars_in_a_year_are_those_of_the_calendar(time, want, within):
+    stamps = pd.DatetimeIndex(time).to_numpy("datetime64[ns]")
+    assert bars_per_year(stamps) == pytest.approx(want, rel=within)
+
+
+def test_two_days_of_minutes_are_not_stretched_over_the_nights():
+    """What N - 1 steps over the time between the first and the last bar would say."""
+    time = exchange_times("2024-06-25", "2024-06-26", "1min").to_numpy("datetime64[ns]")
+    naive = (len(time) - 1) * 365.2425 / ((time[-1] - time[0]) / np.timedelta64(1, "D"))
+    assert naive > 2.2 * bars_per_year(time)
+    assert np.isnan(bars_per_year(time[:1]))
+    assert np.isnat(bar_length(time[:1]))
+
+
+@pytest.mark.parametrize(("time", "zone", "every", "shut"), [
+    (fx_times("2024-01-02", "2024-03-01", "1h"), "America/New_York", "1h", 0),
+    (pd.date_range("2024-01-01", "2024-03-01", freq="1h", tz="UTC"), "UTC", "1h", 0),
+    # The afternoon of a half day is missing bars, and a holiday seven hours of them.
+    (session_times(trading_days("2024-06-03", "2024-07-31")[0], "1h", half=("2024-07-03",),
+                   opens="09:30"), NEW_YORK, "1h", 3 + 2 * 7),
+])  # fmt: skip
+def test_nights_weekends_and_markets_that_never_close_are_no_gaps(time, zone, every, shut):
+    frame = pd.DataFrame({"time": time, **dict.fromkeys(("open", "high", "low", "close"), 5.0)})
+    bars = read_bars(frame, timezone=zone, every=every, repair="no-volume")
+    assert (~bars.present).sum() == shut
+    gap = frame.drop(index=100)
+    assert (
+        ~read_bars(gap, timezone=zone, every=every, repair="no-volume").present
+    ).sum() == 1 + shut

@@ -1,0 +1,207 @@
+"""Files are read a chunk at a time: the same bars and the same words, in bounded memory."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted import HEADER, PLANTS, market, text_of
+
+from nca_trader.data import delimited, files
+from nca_trader.data.bars import read_bars, write_bars
+from nca_trader.data.samples import sample_bars
+from nca_trader.errors import BarError
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    def use(rows=7):
+        monkeypatch.setattr(delimited, "CHUNK_ROWS", rows)
+        monkeypatch.setattr(files, "CELLS", 9 * rows)
+
+    return use
+
+
+def outcome(source, **options):
+    """The digest and the note, or the refusal."""
+    try:
+        bars = read_bars(source, **options)
+    except BarError as error:
+        return str(error)
+    return bars.digest() + bars.note
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_every_planted_fault_is_told_alike_however_the_file_is_cut(name, tmp_path, small_chunks):
+    _, plant, repair = PLANTS[name]
+    cells = market(2, length=20).cells
+    plant(cells, 23)
+    path = tmp_path / "bars.csv"
+    path.write_text(text_of(cells))
+    options = [{}, {"repair": repair}]
+    at_once = [outcome(path, **some) for some in options]
+    assert "D0" in at_once[0]
+    small_chunks()
+    assert [outcome(path, **some) for some in options] == at_once
+
+
+def test_several_faults_in_several_chunks_are_told_once_each_with_their_number(
+    tmp_path, small_chunks
+):
+    cells = market(0, length=30).cells
+    for row in (2, 20, 41, 55):
+        cells[row, HEADER.index("close")] = "inf"
+    for row in (30, 50):
+        cells[row, HEADER.index("low")] = "-1"
+    cells[35, 0] = "soon"
+    path = tmp_path / "bars.csv"
+    path.write_text(text_of(cells))
+    small_chunks()
+    said = outcome(path)
+    for want in ("3 problems", "D007 line 4 and 3 more: close = inf", "D008 line 32 and 1 more",
+                 "D013 line 37: time 'soon'"):  # fmt: skip
+        assert want in said, said
+    read = read_bars(path, repair="drop-bad")
+    assert read.present.sum() == 60 - 7
+
+
+TIMES = {
+    "dates": ("%d.%m.%Y", {}),
+    "dates and clocks": ("%d.%m.%Y %H:%M", {"timezone": "Europe/Berlin"}),
+    "month first": ("%m/%d/%Y", {"dates": "mdy"}),
+    "digits": ("%Y%m%d %H%M%S", {"timezone": "UTC"}),
+    "numbers": ("%Y%m%d", {}),
+    "offsets": ("%Y-%m-%dT%H:%M:%S+0100", {}),
+    "naive": ("%Y-%m-%d %H:%M", {}),
+    "unproved": ("%d/%m/%y", {}),
+}
+
+
+@pytest.mark.parametrize("form", TIMES)
+def test_times_are_read_alike_however_the_file_is_cut(form, tmp_path, small_chunks):
+    write, options = TIMES[form]
+    time = pd.date_range("2021-03-20 12:30", periods=25, freq="1D")  # over the change of the clock
+    frame = pd.DataFrame({"time": time.strftime(write), "close": 5.0})
+    options = options | {"repair": "close-only,no-volume"}
+    at_once, broken = [], frame.copy()
+    broken.loc[[13, 21], "time"] = ["", "Source: a vendor"]
+    for i, each in enumerate((frame, frame[:7], broken)):
+        each.to_csv(tmp_path / f"{i}.csv", index=False)
+        at_once.append(outcome(tmp_path / f"{i}.csv", **options))
+    assert (".csv: D0" in at_once[0]) == (form in ("naive", "unproved"))
+    small_chunks()
+    for i, want in enumerate(at_once):
+        assert outcome(tmp_path / f"{i}.csv", **options) == want
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet", "feather"])
+def test_samples_and_frames_are_the_same_bars_however_they_are_cut(suffix, tmp_path, small_chunks):
+    bars = sample_bars("sp500")[:500]
+    path = tmp_path / f"bars.{suffix}"
+    write_bars(bars, path)
+    frame = pd.DataFrame(bars.close, index=bars.index, columns=list(bars.symbols))
+    options = {"columns": "close=*", "repair": "close-only,no-volume"}
+    want = read_bars(frame.reset_index(), **options).digest()
+    small_chunks(23)
+    assert read_bars(path).digest() == bars.digest()
+    assert read_bars(frame.reset_index(), **options).digest() == want
+    # An asset that begins later keeps its place among the columns.
+    frame.iloc[:100, 0] = np.nan
+    assert read_bars(frame.reset_index(), **options).symbols == bars.symbols
+
+
+def test_a_line_that_is_too_wide_or_short_is_found_in_any_chunk(tmp_path, small_chunks):
+    lines = text_of(market(0, length=30).cells).splitlines()
+    small_chunks()
+    path = tmp_path / "bars.csv"
+    for at in (3, 30, 60):
+        path.write_text("\n".join([*lines[:at], f"{lines[at]},7", *lines[at + 1 :]]))
+        assert f"D022 line {at + 1}: 10 fields" in outcome(path)
+        path.write_text("\n".join([*lines[:at], lines[at].rpartition(",")[0], *lines[at + 1 :]]))
+        assert f"D022 line {at + 1}: fewer fields" in outcome(path)
+
+
+MEASURE = """
+import json, sys, threading, time
+import pandas, pyarrow.parquet
+from nca_trader.data.bars import read_bars
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def watch():
+    while not done:
+        peak[0] = max(peak[0], resident())
+        time.sleep(0.002)
+
+read_bars(sys.argv[1])  # what is imported and kept on a first call
+done, before = False, resident()
+peak = [before]
+thread = threading.Thread(target=watch)
+thread.start()
+begin = time.perf_counter()
+bars = read_bars(sys.argv[2])
+seconds, done = time.perf_counter() - begin, True
+thread.join()
+print(json.dumps({"bytes": peak[0] - before, "seconds": seconds, "rows": len(bars)}))
+"""
+
+
+def measured(first, path):
+    """Bytes of resident memory above those before, and seconds, of reading `path`."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("resident memory is read from /proc")
+    command = [sys.executable, "-c", MEASURE, str(first), str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def write_minutes(path, rows, width=0):
+    """Minute bars as text, with a column of `width` letters."""
+    rng = np.random.default_rng(0)
+    close = 100.0 * np.exp(np.cumsum(rng.normal(0, 1e-4, rows)))
+    open_ = np.concatenate((close[:1], close[:-1]))
+    frame = pd.DataFrame({
+        "time": pd.date_range("2015-01-01", periods=rows, freq="1min").strftime("%Y-%m-%dT%H:%MZ"),
+        "open": open_,
+        "high": np.maximum(open_, close) * 1.00001,
+        "low": np.minimum(open_, close) * 0.99999,
+        "close": close,
+        "volume": rng.integers(1, 1000, rows),
+    })  # fmt: skip
+    if width:
+        frame["comment"] = "x" * width
+    frame.to_csv(path, index=False)
+
+
+def compact(rows):
+    """Bytes of the bars themselves: six numbers and a truth value each."""
+    return rows * (6 * 8 + 1)
+
+
+CONSTANT = 60e6  # bytes: a chunk as text and as numbers, and what the allocator keeps
+
+
+def test_memory_does_not_grow_with_the_width_of_the_text(tmp_path):
+    rows = 120_000
+    write_minutes(tmp_path / "first.csv", 100)
+    write_minutes(tmp_path / "narrow.csv", rows)
+    write_minutes(tmp_path / "wide.csv", rows, width=1000)
+    narrow = measured(tmp_path / "first.csv", tmp_path / "narrow.csv")
+    wide = measured(tmp_path / "first.csv", tmp_path / "wide.csv")
+    assert narrow["rows"] == wide["rows"] == rows
+    assert narrow["bytes"] < 2.5 * compact(rows) + CONSTANT
+    assert wide["bytes"] < 2.5 * compact(rows) + CONSTANT  # the text alone is 120 MB more
+
+
+@pytest.mark.slow
+def test_two_million_rows_take_seconds_and_memory_of_the_bars(tmp_path):
+    rows = 2_000_000
+    write_minutes(tmp_path / "first.csv", 100)
+    write_minutes(tmp_path / "bars.csv", rows)
+    found = measured(tmp_path / "first.csv", tmp_path / "bars.csv")
+    assert found["rows"] == rows
+    assert found["bytes"] < 2.5 * compact(rows) + CONSTANT
+    assert found["seconds"] < 30  # 4 on a quiet machine

@@ -1,0 +1,322 @@
+"""Every cost and limit: by hand, against a ledger of cash and units, and in three uses alike."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger import live, random_bars, rich_bars
+
+from nca_trader import Costs, EnvConfig, TradingEnv, backtest
+from nca_trader.envs import costs as cost_of
+from nca_trader.envs.account import equity
+from nca_trader.envs.orders import Rules
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.types import SECONDS_PER_YEAR
+
+ITEMS = (
+    "market", "dividends", "delisting", "commission", "fixed_fee", "slippage", "spread", "impact",
+    "liquidation", "interest", "borrow_fee", "funding", "ruin",
+)  # fmt: skip
+COSTS = Costs(
+    commission=5e-4, slippage=2e-4, half_spread=3e-4, impact=0.02, fixed_fee=1.0, borrow_fee=0.05,
+    interest_lend=0.02, interest_borrow=0.07, funding=0.04, liquidation_fee=0.01,
+)  # fmt: skip
+
+
+# Each is one compiled program, in which costs, bars and targets are then drawn.
+VENUES = {
+    "cash": ("next_open", "on_change", dict(lot=1.0, min_notional=500.0)),
+    "cash at the close": ("close", "rebalance", dict(tick=0.05, max_participation=0.05)),
+    "margin": ("next_open", "rebalance", dict(borrow=True, maintenance_margin=0.3, max_gross=4.0)),
+    "margin at the close": ("close", "on_change", dict(borrow=True, maintenance_margin=0.3)),
+    "caps": ("next_open", "on_change", dict(max_gross=2.0, max_net=0.5, max_participation=0.05)),
+    "all": (
+        "next_open",
+        "on_change",
+        dict(lot=7.0, tick=0.05, min_notional=500.0, max_participation=0.2, max_gross=1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("venue", VENUES)
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.1, 3.0), part=st.floats(0.0, 2.0))
+def test_every_cost_and_limit_together_equal_a_ledger(venue, seed, scale, part):
+    rng = np.random.default_rng(seed)
+    bars = rich_bars(rng, 60, 2)
+    targets = np.where(rng.random((60, 2)) < 0.4, np.nan, scale * rng.uniform(-1, 1, (60, 2)))
+    fill, order, limits = VENUES[venue]
+    limits = dict(capital=1e5, delist_after=5, delist_haircut=0.3) | limits
+    result = backtest(bars, targets, COSTS.scaled(part), fill, order, **limits)
+    rules = Rules(fill=fill, order=order, **limits)
+    worth, weights, ledger = live(bars, targets, COSTS.scaled(part), rules)
+    np.testing.assert_allclose(result.equity, worth, rtol=1e-9)
+    np.testing.assert_allclose(result.weights, weights, atol=1e-8)
+    went = [ledger.went[item] / ledger.start for item in ITEMS]
+    np.testing.assert_allclose(result.costs.amount[list(ITEMS)], went, rtol=1e-8, atol=1e-10)
+
+
+def test_the_ledger_test_reaches_every_item():
+    """What the test above draws is not empty of anything that it is to prove."""
+    reached = {}
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        bars = rich_bars(rng, 60, 2)
+        targets = (0.4, 3.0)[seed % 2] * rng.uniform(-1, 1, (60, 2))
+        result = backtest(
+            bars, targets, COSTS, borrow=True, capital=1e5, maintenance_margin=0.3,
+            delist_after=5, delist_haircut=0.3, floor=0.5 if seed % 2 else 1e-9,
+        )  # fmt: skip
+        for item in ITEMS:
+            reached[item] = max(reached.get(item, 0.0), abs(result.costs.amount[item]))
+    assert {item for item, amount in reached.items() if amount == 0.0} == set()
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**32 - 1), fill=st.sampled_from(["next_open", "close"]))
+def test_every_bar_of_flows_sums_to_the_change_of_equity(seed, fill):
+    rng = np.random.default_rng(seed)
+    bars = rich_bars(rng, 60, 2)
+    result = backtest(
+        bars, 3 * rng.uniform(-1, 1, (60, 2)), COSTS, fill, borrow=True, capital=1e5,
+        maintenance_margin=0.25, delist_after=3, delist_haircut=0.5,
+    )  # fmt: skip
+    change = np.diff(result.equity.to_numpy(), prepend=1.0)
+    np.testing.assert_allclose(result.flows.sum(axis=1), change, rtol=1e-9, atol=1e-12)
+    assert result.costs.amount["total"] == pytest.approx(result.equity.iloc[-1] - 1.0, abs=1e-12)
+
+
+# One cost at a time: equity 1000, two assets at 100 and 10 whose prices do not move.
+
+
+FREE = Costs()
+
+
+def still_bars(length=3, volume=100.0, days=1, **extras):
+    bars = random_bars(np.random.default_rng(0), length, 2)
+    price = np.broadcast_to([100.0, 10.0], (length, 2))
+    time = bars.time[0] + np.arange(length) * np.timedelta64(days, "D")
+    return dataclasses.replace(
+        bars, time=time, open=price, high=price, low=price, close=price,
+        volume=np.full((length, 2), volume), **extras,
+    )  # fmt: skip
+
+
+def end_of(costs=FREE, targets=(0.5, 0.0), bars=None, **limits):
+    """Equity in money, and where it went, of 1000 put into `targets` at the second open."""
+    bars = still_bars() if bars is None else bars
+    orders = np.full((len(bars), 2), np.nan)
+    orders[0] = targets
+    result = backtest(bars, orders, costs, **{"capital": 1000.0, **limits})
+    amounts = 1000.0 * result.costs.amount
+    assert amounts.pop("total") == pytest.approx(amounts.sum(), abs=1e-9)
+    return 1000.0 * result.equity.iloc[-1], amounts[amounts.abs() > 1e-9].to_dict()
+
+
+YEAR = SECONDS_PER_YEAR / 86400  # days
+HAND = {
+    # 5 units at 100: 500 of notional.
+    "commission": (dict(commission=0.01), {}, {"commission": -5.0}),
+    "slippage": (dict(slippage=0.01), {}, {"slippage": -5.0}),
+    "half_spread": (dict(half_spread=0.01), {}, {"spread": -5.0}),
+    "fixed_fee": (dict(fixed_fee=2.5), {}, {"fixed_fee": -2.5}),
+    "two fixed fees": (dict(fixed_fee=2.5), dict(targets=(0.5, 0.1)), {"fixed_fee": -5.0}),
+    # 5 of 100 units of volume: 0.1 * sqrt(.05) of 500.
+    "impact": (dict(impact=0.1), {}, {"impact": -50.0 * math.sqrt(0.05)}),
+    # A day on 500 of cash at 10% a year; the last of the three closes is one day after the first
+    # that holds it.
+    "interest": (dict(interest_lend=0.1), dict(targets=(0.0, 0.0)), {"interest": 1000.0 * (
+        (1 + 0.1 / YEAR) ** 2 - 1)}),
+    "commission on commission": (
+        # 5 units bought at 101, 1% of 505.
+        dict(commission=0.01, slippage=0.01), {}, {"slippage": -5.0, "commission": -5.05},
+    ),
+    "a short sale": (
+        # 500 sold at 99 brings 495, 1% of which is 4.95.
+        dict(commission=0.01, slippage=0.01),
+        dict(targets=(-0.5, 0.0)),
+        {"slippage": -5.0, "commission": -4.95},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HAND)
+def test_a_cost_by_hand(name):
+    costs, options, expected = HAND[name]
+    worth, went = end_of(Costs(**costs), **options)
+    assert went == pytest.approx(expected, rel=1e-9)
+    assert worth == pytest.approx(1000.0 + sum(expected.values()), rel=1e-12)
+
+
+def test_holding_a_short_pays_the_lender_and_earns_on_the_proceeds():
+    # Short 5 units at 100 over two closes: a day each at 36.5242% a year on 500, about .5 a day.
+    worth, went = end_of(Costs(borrow_fee=YEAR / 1000), (-0.5, 0.0))
+    first = 500.0 / 1000
+    assert went["borrow_fee"] == pytest.approx(-2 * first, rel=1e-9)
+    assert worth == pytest.approx(999.0, rel=1e-9)
+    # Funding turns: who is short receives.
+    _, went = end_of(Costs(funding=YEAR / 1000), (-0.5, 0.0))
+    assert went["funding"] == pytest.approx(2 * first, rel=1e-9)
+
+
+def test_borrowed_cash_pays_interest_for_the_days_between_closes():
+    bars = still_bars(days=3)  # a weekend counts its days
+    _, went = end_of(Costs(interest_borrow=0.1), (1.0, 1.0), bars, borrow=True)
+    owed = 1000.0 * (1 + 0.1 * 3 / YEAR) ** 2 - 1000.0
+    assert went == {"interest": pytest.approx(-owed, rel=1e-9)}
+
+
+def test_dividends_are_paid_to_who_holds_and_by_who_is_short():
+    dividend = np.zeros((3, 2))
+    dividend[2] = (2.0, 0.0)
+    bars = still_bars(dividend=dividend)
+    assert end_of(bars=bars)[1] == {"dividends": pytest.approx(10.0)}
+    assert end_of(targets=(-0.5, 0.0), bars=bars)[1] == {"dividends": pytest.approx(-10.0)}
+    dividend[2], dividend[1] = 0.0, (2.0, 0.0)  # bought at the open at which it is ex: too late
+    assert end_of(bars=still_bars(dividend=dividend))[1] == {}
+
+
+def test_quotes_in_the_bars_add_to_the_half_spread():
+    quoted = np.full((3, 2), 0.01)
+    assert end_of(bars=still_bars(half_spread=quoted))[1] == {"spread": pytest.approx(-5.0)}
+    _, went = end_of(Costs(half_spread=0.01), bars=still_bars(half_spread=quoted))
+    assert went == {"spread": pytest.approx(-10.0)}
+    assert cost_of.quoted_half_spread(99.0, 101.0) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("limits", "held"),
+    [
+        (dict(lot=2.0), 4.0),  # 5 units are two lots of 2
+        (dict(lot=7.0), 0.0),
+        (dict(min_notional=500.0), 5.0),
+        (dict(min_notional=500.1), 0.0),
+        (dict(max_participation=0.04), 5.0),  # 4 of 100 in the second bar, the rest in the third
+        (dict(max_participation=0.02), 4.0),
+        (dict(max_gross=0.25), 2.5),
+        (dict(max_net=0.1), 1.0),
+    ],
+)
+def test_a_limit_by_hand(limits, held):
+    result = backtest(still_bars(), [[0.5, 0.0]] * 3, capital=1000.0, **limits)
+    assert 10.0 * result.weights.iloc[-1, 0] == pytest.approx(held)
+    assert result.equity.iloc[-1] == pytest.approx(1.0)
+
+
+def test_a_tick_rounds_the_price_against_the_trader():
+    # 100 * 1.0002 = 100.02 is paid as 100.5, or sold at 99.5 for 99.98.
+    _, went = end_of(Costs(slippage=2e-4), tick=0.5)
+    assert went == {"slippage": pytest.approx(-2.5)}
+    _, went = end_of(Costs(slippage=2e-4), (-0.5, 0.0), tick=0.5)
+    assert went == {"slippage": pytest.approx(-2.5)}
+    assert end_of(tick=0.5)[1] == {}  # 100 is on a tick
+
+
+def test_a_margin_call_closes_at_the_open_that_meets_it():
+    # Long 2 on 1: at -20% equity is .6 of 1.6 gross; a margin of .4 is not met (.375).
+    bars = still_bars(4)
+    price = np.array(bars.close)
+    price[2:, 0] = 80.0
+    fields = {name: price for name in ("open", "high", "low", "close")}
+    bars = dataclasses.replace(bars, **fields)
+    options = dict(bars=bars, borrow=True, targets=(2.0, 0.0))
+    worth, went = end_of(Costs(liquidation_fee=0.01), maintenance_margin=0.4, **options)
+    assert went == {"market": pytest.approx(-400.0), "liquidation": pytest.approx(-16.0)}
+    assert worth == pytest.approx(584.0)
+    assert end_of(maintenance_margin=0.37, **options)[0] == pytest.approx(600.0)
+    result = backtest(bars, [[2.0, 0.0]] + [[np.nan, np.nan]] * 3, borrow=True,
+                      maintenance_margin=0.4)  # fmt: skip
+    assert (result.weights.iloc[-1] == 0.0).all()
+
+
+def test_an_asset_that_is_gone_is_paid_out_less_a_haircut():
+    present = np.ones((6, 2), bool)
+    present[2:, 0] = False
+    bars = dataclasses.replace(still_bars(6), present=present)
+    worth, went = end_of(bars=bars, delist_after=3, delist_haircut=0.4)
+    assert (worth, went) == (pytest.approx(800.0), {"delisting": pytest.approx(-200.0)})
+    held = backtest(bars, [[0.5, 0.0]] * 6, delist_after=3, delist_haircut=0.4).weights.iloc[:, 0]
+    assert (held.to_numpy()[1:4] == 0.5).all() and (held.to_numpy()[4:] == 0.0).all()
+    assert end_of(bars=bars)[0] == pytest.approx(1000.0)  # never, unless it is asked for
+
+
+def test_a_short_position_in_what_is_gone_gains_the_haircut():
+    present = np.ones((6, 2), bool)
+    present[2:, 0] = False
+    bars = dataclasses.replace(still_bars(6), present=present)
+    worth, _ = end_of(targets=(-0.5, 0.0), bars=bars, delist_after=2, delist_haircut=0.4)
+    assert worth == pytest.approx(1200.0)
+
+
+@pytest.mark.parametrize("kind", ["lots", "everything"])
+def test_the_environment_lives_through_the_same_as_the_backtest(kind):
+    bars = rich_bars(np.random.default_rng(3), 120, 2)
+    limits = dict(capital=1e6, lot=1.0, min_notional=500.0, max_participation=0.2, tick=0.05)
+    if kind == "everything":
+        limits |= dict(maintenance_margin=0.3, delist_after=5, delist_haircut=0.3, borrow=True)
+    config = EnvConfig(
+        features=("return_1",), costs=COSTS, size=0.5, random_start=False, max_gross=1.0, **limits
+    )
+    env = TradingEnv(bars, config)
+    first = env.spec.warmup
+    actions = np.random.default_rng(4).integers(0, 3, (len(bars) - 1 - first, 2))
+    state, _ = env.reset(jax.random.key(0))
+    assert int(state.index) == first
+    _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, jnp.asarray(actions))
+    targets = np.full((len(bars), 2), np.nan)
+    targets[first:-1] = np.array([-0.5, 0.0, 0.5])[actions]
+    result = backtest(bars, targets, COSTS, start=str(bars.time[first]), max_gross=1.0, **limits)
+    # The backtest's first bar is the one that was decided at: nothing is held in it yet.
+    np.testing.assert_allclose(equity(steps.observation.account), result.equity[1:], rtol=2e-5)
+    assert result.turnover.sum() > 2
+
+
+@pytest.mark.parametrize(
+    ("costs", "limits", "says"),
+    [
+        (Costs(fixed_fee=1.0), {}, "costs.fixed_fee need money; give capital"),
+        (Costs(), dict(lot=1.0), "lot need money; give capital"),
+        (Costs(), dict(capital=1e5, lot=-1.0), "lot=-1.0 is outside its range"),
+        (Costs(), dict(capital=1e5, max_participation=1.5), "max_participation=1.5 is outside"),
+        (Costs(), dict(maintenance_margin=0.0), "maintenance_margin=0.0 is outside"),
+        (Costs(), dict(delist_after=0), "delist_after=0 is below its least value"),
+    ],
+)
+def test_limits_out_of_range_are_refused_in_backtest_and_environment(costs, limits, says):
+    with pytest.raises(ConfigError, match=says):
+        backtest(still_bars(), np.zeros((3, 2)), costs, **limits)
+    with pytest.raises(ConfigError, match=says):
+        EnvConfig(costs=costs, **limits)
+
+
+@pytest.mark.parametrize(
+    "wrong", [dict(impact=-1.0), dict(fixed_fee=math.inf), dict(borrow_fee=12.0),
+              dict(half_spread=1.0), dict(commission=math.nan)]
+)  # fmt: skip
+def test_costs_that_mean_nothing_are_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"costs.{name}"):
+        Costs(**wrong)
+
+
+def test_volume_that_nobody_reported_is_refused_where_it_matters():
+    volume = np.full((3, 2), 100.0)
+    volume[1, 1] = np.nan
+    bars = dataclasses.replace(still_bars(), volume=volume)
+    assert end_of(bars=bars)[0] == pytest.approx(1000.0)
+    with pytest.raises(BarError, match="S1 has no volume at 2020-01-02"):
+        end_of(Costs(impact=0.1), bars=bars)
+
+
+def test_impact_counts_a_bar_without_volume_as_the_whole_of_it():
+    np.testing.assert_allclose(
+        cost_of.impact(0.1, np.array([0.0, 4.0, -4.0, 400.0]), np.array([0.0, 16.0, 0.0, 4.0])),
+        [0.0, 0.05, 0.1, 0.1],
+    )
+    slope = jax.grad(lambda u: cost_of.impact(0.1, u, jnp.ones(())).sum())(jnp.zeros(()))
+    assert float(slope) == 0.0

@@ -1,0 +1,504 @@
+"""Planted leaks are found, by name and with a true example; what sees the past alone is not."""
+
+import dataclasses
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from ledger import random_bars
+
+from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
+from nca_trader.data.features import FEATURES, Feature
+from nca_trader.evaluate.leak_cases import Cases
+from nca_trader.evaluate.perturbations import COLUMNS, Future, changed, holed, longer, without
+from nca_trader.types import PRICES
+
+BARS = dataclasses.replace(
+    random_bars(np.random.default_rng(1), 160, 2),
+    volume=np.exp(np.random.default_rng(2).normal(10, 1, (160, 2))),
+)
+SEEDS, FEW = (0, 1, 2), 80  # cases enough to find each of these leaks
+
+
+def closes(bars):
+    return pd.DataFrame(bars.close, bars.index, list(bars.symbols))
+
+
+def returns(bars):
+    return closes(bars).pct_change()
+
+
+# What leaks. Each is a mistake that people make.
+
+
+def centred_window(bars):
+    return (closes(bars) > closes(bars).rolling(5, center=True).mean()).astype(float)
+
+
+def full_sample_normalisation(bars):
+    return ((returns(bars) - returns(bars).mean()) / returns(bars).std()).clip(-1, 1)
+
+
+def close_before_its_time(bars):
+    return np.sign(closes(bars).shift(-1) - closes(bars))
+
+
+def back_filled_warm_up(bars):
+    return closes(bars).rolling(20).mean().bfill()
+
+
+def back_filled_holes(bars):
+    return closes(bars).where(bars.present).bfill()
+
+
+def global_rank(bars):
+    return returns(bars).rank(pct=True)
+
+
+def weeks_stamped_by_their_open(bars):
+    weeks = closes(bars).resample("7D").last().reindex(bars.index, method="ffill")
+    return np.sign(weeks - closes(bars))
+
+
+def trend_fitted_to_all_bars(bars):
+    rows = np.arange(len(bars))
+    line = np.polynomial.Polynomial.fit(rows, bars.close[:, 0], 1)(rows)
+    return np.where(bars.close[:, 0] < line, 1.0, 0.0)
+
+
+def closed_before_the_last_bar(bars):
+    return np.where(np.arange(len(bars)) < len(bars) - 3, 1.0, 0.0)
+
+
+def rare_large_move(bars):
+    return (returns(bars).shift(-1) > 0.25).astype(float)
+
+
+def volume_of_one_asset(bars):
+    targets = np.zeros(bars.close.shape)
+    targets[:-1, 1] = bars.volume[1:, 1] > bars.volume[:-1, 1]
+    return targets
+
+
+def another_assets_next_close(bars):
+    targets = np.zeros(bars.close.shape)
+    targets[:-1, 0] = bars.close[1:, 1] > bars.close[:-1, 1]
+    return targets
+
+
+def presence_of_the_next_bar(bars):
+    return np.vstack([bars.present[1:], bars.present[-1:]]).astype(float)
+
+
+def highest_high_to_come(bars):
+    return bars.high[::-1].cumsum(axis=0)[::-1] > 0.0 * bars.high + bars.high.sum(axis=0) / 2
+
+
+LEAKS = {
+    centred_window: ("close",),
+    full_sample_normalisation: ("close",),
+    close_before_its_time: ("close",),
+    back_filled_warm_up: ("close",),
+    back_filled_holes: ("close", "present"),
+    global_rank: ("close",),
+    weeks_stamped_by_their_open: ("close",),
+    trend_fitted_to_all_bars: ("close",),
+    closed_before_the_last_bar: ("length",),
+    rare_large_move: ("close",),
+    volume_of_one_asset: ("volume",),
+    another_assets_next_close: ("close",),
+    presence_of_the_next_bar: ("present",),
+    highest_high_to_come: ("high",),
+}
+
+
+# What does not.
+
+
+def expanding_z_score(bars):
+    past = returns(bars).expanding(20)
+    return ((returns(bars) - past.mean()) / past.std()).clip(-1, 1)
+
+
+def crossing_of_ewm(bars):
+    return np.sign(closes(bars) - closes(bars).ewm(span=20).mean())
+
+
+def rolling_with_few(bars):
+    return closes(bars).rolling(10, min_periods=3).mean()
+
+
+def weeks_stamped_by_their_close(bars):
+    """The last whole week before a bar's own."""
+    weeks = closes(bars).resample("7D").last().shift(1).reindex(bars.index, method="ffill")
+    return np.sign(weeks - closes(bars))
+
+
+def forward_filled(bars):
+    return closes(bars).where(bars.present).ffill().pct_change()
+
+
+def range_and_volume(bars):
+    return np.stack([(bars.high - bars.low) / bars.close, np.log1p(bars.volume)], axis=-1)
+
+
+def cumulative_volume(bars):
+    return bars.volume.cumsum(axis=0)
+
+
+HONEST = (
+    expanding_z_score,
+    crossing_of_ewm,
+    rolling_with_few,
+    weeks_stamped_by_their_close,
+    forward_filled,
+    range_and_volume,
+    cumulative_volume,
+)
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_planted_leak_is_found_with_its_column_and_a_true_example(leak, seed):
+    report = leakcheck(leak, BARS, seed=seed, cases=FEW)
+    assert not report.ok and report.leaks > 0, str(report)
+    assert set(report.columns) <= set(LEAKS[leak]) and report.columns
+    assert f"{leak.__name__} looks ahead through {report.columns[0]}" in str(report)
+    example = report.example
+    assert report.first_row <= example.row <= example.t
+    if example.from_value is not None and "with holes" not in example.change:
+        assert_true(leak, example)
+
+
+def assert_true(leak, example):
+    """Made again by hand from what the report says: the row before t does go there."""
+    (name,), (symbol,), (row, last) = example.columns, example.assets, example.rows
+    assert row == last > example.t
+    column = BARS.symbols.index(symbol)
+    array = getattr(BARS, name).copy()
+    assert array[row, column] == example.from_value
+    array[row, column] = example.to_value
+    before, after = leak(BARS), leak(dataclasses.replace(BARS, **{name: array}))
+    there = [np.asarray(x, float).reshape(len(BARS), -1)[example.row] for x in (before, after)]
+    where = BARS.symbols.index(example.where) if example.where else 0
+    assert [there[0][where], there[1][where]] == [example.before, example.after]
+
+
+@pytest.mark.parametrize("subject", HONEST, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_sees_the_past_alone_is_silent(subject, seed):
+    report = leakcheck(subject, BARS, seed=seed, cases=FEW)
+    assert report.ok and report.leaks == report.raised == 0, str(report)
+    assert report.example is None and report.columns == () and report.first_row is None
+    assert report.reacted > FEW / 4 and f"no look-ahead found in {FEW} cases" in report.verdict
+
+
+def test_the_example_is_the_smallest_one():
+    example = leakcheck(close_before_its_time, BARS).example
+    assert example.rows == (example.t + 1, example.t + 1) and example.row == example.t
+    assert example.columns == ("close",) and len(example.assets) == 1
+    assert example.where == example.assets[0]
+    example = leakcheck(another_assets_next_close, BARS).example
+    assert example.assets == ("S1",) and example.where == "S0"
+    assert str(example).startswith(f"Changing close of S1 in row {example.t + 1} (2020-")
+    far = leakcheck(lambda bars: bars.close - bars.close[-1], BARS)
+    assert far.example.rows == (159, 159) and far.columns == ("close",)
+
+
+def close_of_a_bar_at_its_open(bars):
+    return np.sign(bars.close - bars.open)
+
+
+def close_before_and_this_open(bars):
+    targets = np.zeros(bars.close.shape)
+    targets[1:] = np.sign(bars.open[1:] - bars.close[:-1])
+    return targets
+
+
+def test_an_order_at_the_open_does_not_know_the_close():
+    at_close = leakcheck(close_of_a_bar_at_its_open, BARS)
+    at_open = leakcheck(close_of_a_bar_at_its_open, BARS, decided="open")
+    assert at_close.ok and not at_open.ok
+    assert at_open.columns == ("close",)
+    assert at_open.example.row == at_open.example.t == at_open.example.rows[0]
+    for name in ("high", "low", "volume"):
+        report = leakcheck(lambda bars, name=name: getattr(bars, name), BARS, decided="open")
+        assert report.columns == (name,), report
+    honest = leakcheck(close_before_and_this_open, BARS, decided="open")
+    assert honest.ok and honest.reacted > 20
+    assert leakcheck(lambda bars: bars.present * 1.0, BARS, decided="open").ok
+
+
+RULES = [
+    build()
+    for name, build in inspect.getmembers(rules, inspect.isfunction)
+    if build.__module__ == rules.__name__ and not name.startswith("_")
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_passes(rule):
+    report = leakcheck(rule, BARS, cases=FEW)
+    assert report.ok, str(report)
+    constant = rule.name in ("always flat", "buy and hold")
+    assert (report.reacted == 0) == constant and ("shows nothing" in report.verdict) == constant
+
+
+def test_every_feature_passes():
+    """All in one, so that they are compiled once; the columns are `FEATURES` in order."""
+
+    def init():
+        return {name: feature.init() for name, feature in FEATURES.items()}
+
+    def update(state, bar):
+        both = {name: feature.update(state[name], bar) for name, feature in FEATURES.items()}
+        return {k: v[0] for k, v in both.items()}, jnp.stack([v[1] for v in both.values()])
+
+    report = leakcheck(Feature(init, update, 0), BARS, cases=100)
+    assert report.ok and report.reacted > 50, str(report)
+
+
+def test_a_feature_is_checked_by_its_name():
+    report = leakcheck("return_1", BARS, cases=FEW)
+    assert report.ok and report.subject == "feature return_1" and report.reacted > FEW / 4
+
+
+def test_a_strategy_that_peeks_at_bars_it_holds_is_no_leak_but_shows_nothing():
+    held = jnp.asarray(BARS.close)
+
+    def update(row, bar):
+        return row + 1, jnp.sign(held[jnp.minimum(row + 1, len(held) - 1)] - held[row])
+
+    report = leakcheck(Strategy("peeks", lambda num_assets: jnp.zeros((), int), update), BARS)
+    assert report.ok and report.reacted == 0
+    assert "reads its data elsewhere, so this shows nothing" in str(report)
+
+
+def test_a_feature_of_ones_own_is_checked_by_its_scan():
+    own = Feature(lambda: np.zeros(()), lambda last, bar: (bar.close, bar.close - last), 1)
+    report = leakcheck(own, BARS, cases=40, name="change")
+    assert report.ok and report.reacted > 5 and report.subject == "change"
+
+
+def test_rounding_is_told_from_a_leak_by_the_tolerance():
+    def transformed(bars):
+        return np.fft.irfft(np.fft.rfft(bars.close[:, 0]), len(bars))
+
+    assert len(BARS) % 2 == 0
+    exact = leakcheck(transformed, BARS, cases=60)
+    assert not exact.ok and 0 < exact.largest < 1e-9
+    assert leakcheck(transformed, BARS, cases=60, tolerance=1e-9).ok
+    report = leakcheck(full_sample_normalisation, BARS, cases=60, tolerance=1e-9)
+    assert not report.ok and report.largest > 0.01 and "tolerance  1e-09" in str(report)
+
+
+def test_a_number_that_turns_into_nan_is_a_change_whatever_the_tolerance():
+    def gone(bars):
+        return np.where(bars.close.max() > 2 * BARS.close.max(), np.nan, bars.close[:, 0])
+
+    report = leakcheck(gone, BARS, tolerance=1.0)
+    assert not report.ok and np.isnan(report.example.after) and "to or from NaN" in str(report)
+
+
+def test_a_subject_that_needs_later_bars_is_a_finding_and_not_a_crash():
+    def needs_row_120(bars):
+        if len(bars) <= 120:
+            raise IndexError("no row 120")
+        return closes(bars).rolling(5).mean()
+
+    report = leakcheck(needs_row_120, BARS)
+    assert not report.ok and not report.leaks and report.raised > 0
+    assert "needs later bars to answer for earlier ones" in report.verdict
+    assert "IndexError at test_leakcheck.py line" in str(report) and "no row 120" in str(report)
+
+
+def test_a_subject_that_refuses_too_short_a_history_is_honest():
+    def needs_60(bars):
+        if len(bars) < 60:
+            raise ValueError("too short")
+        return closes(bars).rolling(60).mean()
+
+    report = leakcheck(needs_60, BARS)
+    assert report.ok and "refused too short a history" in str(report)
+
+
+def test_a_subject_that_cannot_take_holes_is_tried_without():
+    def whole(bars):
+        if not bars.present.all():
+            raise ValueError("a bar is missing")
+        return closes(bars).rolling(5).mean()
+
+    report = leakcheck(whole, BARS, cases=FEW)
+    assert "not tried on bars with holes added: it raises ValueError" in str(report)
+    assert report.reacted > FEW / 4 and report.leaks == 0
+
+
+def noise(bars):
+    return np.random.default_rng().normal(size=len(bars))
+
+
+def writes(bars):
+    bars.close[0] = 1.0
+    return bars.close
+
+
+def one_row_less(bars):
+    return np.diff(bars.close, axis=0)
+
+
+def words(bars):
+    return ["long"] * len(bars)
+
+
+def nothing(bars):
+    pass
+
+
+def other_times(bars):
+    return closes(bars).shift(1, freq="D").iloc[:, 0]
+
+
+def fails(bars):
+    return bars.closing_price
+
+
+@pytest.mark.parametrize(
+    ("subject", "says"),
+    [
+        (noise, "noise: gives other values on the same bars the second time, so nothing can"),
+        (writes, r"writes: it writes into the bars at test_leakcheck.py line \d+; let it copy"),
+        (one_row_less, r"one_row_less: it gives shape \(159, 2\), not one row for each of 160"),
+        (words, "words: it gives list, not numbers, one row a bar"),
+        (nothing, r"nothing: it gives shape \(\), not one row for each"),
+        (other_times, "its rows are not at the times of the bars; reindex by bars.index"),
+        (fails, r"fails: it raises AttributeError at test_leakcheck.py line \d+: 'Bars' object"),
+        ("retrun_1", "did you mean 'return_1'"),
+        (3, "3 can't be checked; give a function of bars, a Strategy"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_in_one_line(subject, says):
+    with pytest.raises(ConfigError, match=says) as refused:
+        leakcheck(subject, BARS)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_what_is_kept_between_calls_is_refused():
+    calls = []
+
+    def counts(bars):
+        calls.append(1)
+        return np.full(len(bars), float(len(calls) > 10))
+
+    with pytest.raises(ConfigError, match="changes from call to call"):
+        leakcheck(counts, BARS)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cases": 0}, "cases = 0: try at least one"),
+        ({"decided": "noon"}, "decided = 'noon' is unknown; there are 'close' and 'open'"),
+        ({"tolerance": -1.0}, "tolerance = -1.0 is no tolerance"),
+        ({"tolerance": float("nan")}, "tolerance = nan is no tolerance"),
+    ],
+)
+def test_options_that_mean_nothing(options, says):
+    with pytest.raises(ConfigError, match=says):
+        leakcheck(crossing_of_ewm, BARS, **options)
+
+
+def test_too_few_bars_are_refused():
+    with pytest.raises(BarError, match="19 bars are too few to tell a past from a future"):
+        leakcheck(crossing_of_ewm, BARS[:19])
+    assert leakcheck(crossing_of_ewm, BARS[:20]).ok
+
+
+def test_the_same_seed_is_the_same_report_and_progress_is_told():
+    done = []
+    first = leakcheck(global_rank, BARS, cases=25, report=lambda *at: done.append(at))
+    assert done == [(i + 1, 25) for i in range(25)]
+    assert first == leakcheck(global_rank, BARS, cases=25)
+    assert first != leakcheck(global_rank, BARS, cases=25, seed=1)
+    told = first.to_dict()
+    assert told["ok"] is False and told["example"]["row"] == first.example.row
+    assert told["verdict"] == first.verdict
+
+
+def full_bars():
+    """Bars with holes, a late listing, and every column that there can be."""
+    rng = np.random.default_rng(3)
+    bars = holed(rng, BARS, 0.1)
+    late = {name: getattr(bars, name).copy() for name in PRICES}
+    for values in late.values():
+        values[:10, 1] = np.nan
+    present = bars.present.copy()
+    present[:10, 1] = False
+    extras = {name: rng.random((160, 2)) for name in ("half_spread", "dividend", "funding")}
+    return dataclasses.replace(bars, present=present, **late, **extras)
+
+
+@pytest.mark.parametrize("at_open", [False, True])
+@pytest.mark.parametrize("kind", ["all", "order", *COLUMNS])
+def test_another_future_leaves_the_past_alone_and_keeps_the_conventions(kind, at_open):
+    bars = full_bars()
+    for t in (0, 5, 80, 157):
+        rng = np.random.default_rng(t)
+        one = np.array([True, False])
+        other = changed(rng, bars, kind, Future(t + 1, one, at_open))
+        differs = {
+            name: getattr(other, name) != np.nan_to_num(getattr(bars, name), nan=-1.0)
+            for name in bars.fields
+        }
+        differs = {k: v & ~np.isnan(getattr(bars, k)) for k, v in differs.items()}
+        assert not any(d[:, 1].any() for d in differs.values())
+        for name in bars.fields:
+            known = t + 1 - (at_open and name not in ("open", "present", "dividend"))
+            assert not differs[name][:known].any(), name
+        after = t + 1
+        there = other.present[after:]
+        top = np.maximum(other.open, other.close)[after:]
+        assert (other.high[after:] >= top)[there].all()
+        missing = ~other.present & (np.arange(160) >= after)[:, None]
+        missing[:, 1] = False
+        rows, columns = np.nonzero(missing)
+        np.testing.assert_array_equal(
+            other.close[rows, columns], other.close[rows - 1, columns], err_msg=kind
+        )
+        assert (other.volume[rows, columns] == 0).all()
+        if kind not in ("present", "open") and t < 157:
+            assert any(d.any() for d in differs.values()), (kind, t)
+
+
+def test_shorter_and_longer_bars_agree_where_they_should():
+    bars, rng = full_bars(), np.random.default_rng(0)
+    cut = without(bars, 100, 110)
+    assert len(cut) == 150
+    for name in ("time", *bars.fields):
+        joined = np.r_[getattr(bars, name)[:100], getattr(bars, name)[110:]]
+        np.testing.assert_array_equal(getattr(cut, name), joined)
+        np.testing.assert_array_equal(
+            getattr(longer(rng, bars, 9), name)[:160], getattr(bars, name)
+        )
+    more = longer(rng, bars, 9)
+    assert len(more) == 169 and (np.diff(more.time) > np.timedelta64(0)).all()
+
+
+def test_cases_reach_both_ends_every_column_and_every_asset():
+    bars = full_bars()
+    rng = np.random.default_rng(0)
+    cases = Cases(rng, {False: bars, True: holed(rng, bars)}, bars.close, False, False)
+    drawn = [cases.draw(i) for i in range(200)]
+    rows = np.array([case.t for case in drawn])
+    assert (rows < 10).sum() > 20 and (rows > 148).sum() > 20 and ((rows > 50) & (rows < 110)).any()
+    lengths = [len(case.after) for case in drawn]
+    assert min(lengths) < 20 and max(lengths) > 160 and lengths.count(160) > 100
+    touched = set()
+    for case in drawn:
+        for name in bars.fields if case.same_length else ():
+            a, b = getattr(case.before, name), getattr(case.after, name)
+            same = (a == b) | (np.isnan(a) & np.isnan(b))
+            touched |= {(name, i) for i in np.flatnonzero(~same.all(axis=0))}
+            assert same[: case.t + 1].all()
+    assert touched == {(name, i) for name in bars.fields for i in (0, 1)}

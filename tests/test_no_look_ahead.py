@@ -1,0 +1,486 @@
+"""No look-ahead, as a law: bars that agree up to t give the same up to t, bit for bit.
+
+Everything an environment shows and does, what policies and rules decide, and what accounts earn is
+computed on two sequences of bars that agree up to a drawn row t and differ after it: values of any
+column and asset changed, bars left out, bars added. Whatever is dated t or before must be the same
+bytes.
+"""
+
+import collections
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+import math
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from ledger import random_bars
+
+from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
+from nca_trader.agents.heads import distribution
+from nca_trader.agents.policy import decide
+from nca_trader.data.features import FEATURES
+from nca_trader.data.synthetic import Task, task_of
+from nca_trader.envs import trading
+from nca_trader.envs.orders import rules_of
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.evaluate import backtest as backtest_module
+from nca_trader.evaluate.backtest import encode, strategy_targets
+from nca_trader.toml import preset_names
+from nca_trader.types import Costs
+
+SHORT, LONG = 104, 120  # rows: past the longest warm-up of a feature, and few lengths to compile
+FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars
+SMALL = {"channels": 4, "hidden": 8, "steps": 2, "dilations": (1, 2), "head_hidden": 8}
+COLUMNS_OF_TASK = ("states", "returns")
+
+# Beside the presets: what no preset may ask for yet, so that every rule and cost is under the law.
+EXTRA = {
+    "everything": EnvConfig(
+        features=("return_1", "rsi", "volume", "range", "day_of_week_sin"),
+        order="rebalance",
+        actions="weights",
+        reward="differential_sharpe",
+        max_gross=2.0,
+        max_net=1.5,
+        borrow=True,
+        maintenance_margin=0.3,
+        capital=1e5,
+        lot=1.0,
+        tick=0.01,
+        min_notional=10.0,
+        max_participation=0.01,
+        delist_after=2,
+        delist_haircut=0.3,
+        random_costs=(0.5, 2.0),
+        drop_bars=0.1,
+        costs=Costs(
+            commission=1e-3,
+            slippage=5e-4,
+            half_spread=1e-4,
+            impact=0.1,
+            fixed_fee=1.0,
+            borrow_fee=0.02,
+            interest_lend=0.01,
+            interest_borrow=0.03,
+            funding=0.01,
+            liquidation_fee=0.01,
+        ),
+    ),
+    "filled at the close": EnvConfig(
+        features=tuple(FEATURES), fill="close", actions="orders", reward="drawdown"
+    ),
+}
+CONFIGS = {name: load_env(name) for name in preset_names("envs")} | EXTRA
+CASES = max(10, math.ceil(210 / len(CONFIGS)))  # of each; 200 and more in all
+TWO_LENGTHS = ("index_daily", "equity_daily")
+RULES = {
+    name: build()
+    for name, build in inspect.getmembers(rules, inspect.isfunction)
+    if build.__module__ == rules.__name__ and not name.startswith("_")
+}
+TRIED = RULES | {"sma_cross": rules.sma_cross(2, 5), "momentum": rules.momentum(3)}
+
+
+def source_of(config):
+    """`LONG` bars for an environment: its own market's where it names one, else random ones."""
+    if config.market:
+        return task_of(dataclasses.replace(config, market_bars=LONG))
+    rng = np.random.default_rng(0)
+    bars = random_bars(rng, LONG, 3, missing=0.1)
+    shape = bars.close.shape
+    wick = np.exp(np.abs(rng.normal(0, 0.01, (2, *shape))))
+    return dataclasses.replace(
+        bars,
+        high=bars.high * wick[0],
+        low=bars.low / wick[1],
+        volume=np.where(bars.present, np.exp(rng.normal(8, 1, shape)), 0.0),
+        half_spread=rng.uniform(0, 1e-3, shape),
+        dividend=np.where(rng.random(shape) < 0.1, 1.0, 0.0),
+        funding=rng.normal(0, 1e-3, shape),
+    )
+
+
+def columns_of(source):
+    """`{name: [N, ...]}` every array of a source but its times."""
+    bars = source.bars if isinstance(source, Task) else source
+    own = {name: getattr(source, name) for name in COLUMNS_OF_TASK if isinstance(source, Task)}
+    return {name: getattr(bars, name) for name in bars.fields} | own
+
+
+def rebuilt(source, time, arrays):
+    """The source with other times and arrays."""
+    task = isinstance(source, Task)
+    own = {name: arrays.pop(name) for name in COLUMNS_OF_TASK if task}
+    bars = dataclasses.replace(source.bars if task else source, time=time, **arrays)
+    return dataclasses.replace(source, bars=bars, **own) if task else bars
+
+
+def first_rows(source, length):
+    time = (source.bars if isinstance(source, Task) else source).time
+    return rebuilt(source, time[:length], {k: v[:length] for k, v in columns_of(source).items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Bars of `length` rows that agree with others up to row `t`: those after `skip` rows are
+    used up and begin again, and of `columns` and `assets` the values are changed too."""
+
+    t: int
+    length: int
+    skip: int
+    columns: frozenset
+    assets: frozenset
+    size: float
+    seed: int
+
+    def apply(self, source):
+        rng = np.random.default_rng(self.seed)
+        old = columns_of(source)
+        rows = len(old["close"])
+        tail = self.length - self.t - 1
+        order = np.r_[: self.t + 1, (self.t + 1 + self.skip + np.arange(tail)) % rows]
+        new = {name: values[order].copy() for name, values in old.items()}
+        for name in sorted(self.columns):  # a set's own order differs from run to run
+            values = new[name]
+            width = values.shape[1]  # of a market's states, which may be none
+            columns = sorted({i % width for i in self.assets}) if width else []
+            after = values[self.t + 1 :, columns]
+            if values.dtype == bool:
+                after = after ^ (rng.random(after.shape) < 0.5)
+            else:
+                after = after * np.exp(self.size * rng.normal(size=after.shape))
+            values[self.t + 1 :, columns] = after
+        time = (source.bars if isinstance(source, Task) else source).time
+        steps = rng.choice(np.diff(time), tail) * rng.integers(1, 4, tail)
+        return rebuilt(source, np.r_[time[: self.t + 1], time[self.t] + np.cumsum(steps)], new)
+
+
+def lengths_of(name):
+    """Numbers of bars to try; one alone, with bars left out and others added, compiles once."""
+    return (SHORT, LONG) if name in TWO_LENGTHS else (LONG,)
+
+
+def some_or_all(things):
+    return st.just(frozenset(things)) | st.frozensets(st.sampled_from(things), min_size=1)
+
+
+def changes(source, length, lengths):
+    """Draws a `Change` of the first `length` bars of a source."""
+    arrays = columns_of(source)
+    assets = range(arrays["close"].shape[1])
+    return st.integers(0, length - 1).flatmap(
+        lambda t: st.builds(
+            Change,
+            t=st.just(t),
+            length=st.sampled_from([n for n in lengths if n > t]),
+            skip=st.sampled_from([0, 0, 1, 7]),
+            columns=some_or_all(sorted(arrays)),
+            assets=some_or_all(assets),
+            size=st.sampled_from([1e-3, 0.1, 1.0]),
+            seed=st.integers(0, 2**32 - 1),
+        )
+    )
+
+
+def agents():
+    """`{kind: [agents]}` the policy kinds of the agent presets, shrunk, in their variants."""
+    found = collections.defaultdict(dict)
+    for preset in preset_names("agents"):
+        agent = load_agent(preset)
+        known = {field.name for field in dataclasses.fields(agent.policy)}
+        small = {name: value for name, value in SMALL.items() if name in known}
+        for neighbours in ("none", "ring", "all") if "neighbours" in known else (None,):
+            more = small if neighbours is None else small | {"neighbours": neighbours}
+            policy = dataclasses.replace(agent.policy, **more)
+            key = (neighbours, agent.precision.matmul)
+            found[policy.kind][key] = dataclasses.replace(agent, policy=policy)
+    return {kind: list(variants.values()) for kind, variants in found.items()}
+
+
+AGENTS = agents()
+
+
+def random_params(policy):
+    """Parameters with no zero among them: an untrained policy hands its input on unchanged."""
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda s: rng.normal(0, 0.5, s.shape).astype(s.dtype), shapes)
+
+
+@jax.jit
+def _rule_targets(states, bar):
+    """Targets of every rule: the scan that `strategy_targets` is, compiled once for all."""
+
+    def body(state, bar):
+        both = {name: TRIED[name].update(state[name], bar) for name in TRIED}
+        return {k: v[0] for k, v in both.items()}, {k: v[1] for k, v in both.items()}
+
+    return jax.lax.scan(body, states, bar)[1]
+
+
+def rule_targets(bars):
+    """`{rule: [N, A]}` float64."""
+    with jax.enable_x64(True):
+        states = {name: rule.init(bars.num_assets) for name, rule in TRIED.items()}
+        return jax.tree.map(np.asarray, _rule_targets(states, bars.as_bar()))
+
+
+class Witness:
+    """Sees all that one environment shows and does; compiled once for each number of bars."""
+
+    def __init__(self, name):
+        # An episode of all bars begins after the warm-up and not at a row drawn from their number.
+        self.config = dataclasses.replace(CONFIGS[name], episode_bars=None)
+        self.source = source_of(self.config)
+        env = TradingEnv(self.source, self.config)
+        turn = list(CONFIGS).index(name)
+        chosen = [variants[turn % len(variants)] for variants in AGENTS.values()]
+        self.policies = [make_policy(agent, env.spec) for agent in chosen]
+        self.params = [random_params(policy) for policy in self.policies]
+        self.programs = {}
+
+    def live(self, env, policy, params, arrays):
+        """What an agent sees, decides and earns at every row, in a traced function."""
+        shell = copy.copy(env)
+        vars(shell).update(arrays)  # what the bars hold is an argument, not a constant
+        spec, length = env.spec, policy.receptive_field
+        start = spec.warmup
+        shape = (LONG, spec.num_assets, distribution(spec).outputs(spec))
+        noise = distribution(spec).noise(jax.random.key(7), shape)
+
+        def step(state, noise_t):
+            seen = state.observation
+            window = TradingEnv.window.__wrapped__(shell, seen, length)
+            rows = seen.index - length + 1 + jnp.arange(length)
+            legs = shell.legs_at(jnp.maximum(rows, 0), seen.drop)
+            present = legs.present & (rows >= 0)[:, None]
+            logits = decide(policy, params, window, present, seen.account)
+            action = policy.distribution.sample(logits, noise_t)
+            order = policy.distribution.order(spec, action)
+            after, result = shell.step(state, order)
+            return after, ((seen, window, logits, order), result)
+
+        state, _ = shell.reset(jax.random.key(3))
+        return jax.lax.scan(step, state, noise[start : len(env) - 1])[1]
+
+    def rollouts(self, env):
+        held = {k: v for k, v in vars(env).items() if k != "task" and _is_arrays(v)}
+        if len(env) not in self.programs:
+
+            def run(arrays):
+                pairs = zip(self.policies, self.params, strict=True)
+                return [self.live(env, policy, params, arrays) for policy, params in pairs]
+
+            self.programs[len(env)] = jax.jit(run, compiler_options=FAST)
+        return jax.tree.map(np.asarray, self.programs[len(env)](held))
+
+    def see(self, source, traded=(*TRIED, "drawn")):
+        """`{name: [rows, ...]}` by the row of the bars at which each fact is known.
+
+        Args:
+          traded: whose targets an account trades.
+        """
+        env = TradingEnv(source, self.config)
+        facts = {"features": env.features}
+        for i, (decided, result) in enumerate(self.rollouts(env)):
+            start = env.spec.warmup
+            facts |= _by_row(f"decision {i}", decided, start)
+            facts |= _by_row(f"result {i}", result._replace(truncated=()), start + 1)
+        for i, (policy, params) in enumerate(zip(self.policies, self.params, strict=True)):
+            facts[f"cells {i}"] = encode(policy, params, env.features, env.bars.present)
+        targets = rule_targets(env.bars)
+        facts |= {f"targets {name}": values for name, values in targets.items()}
+        shape = (LONG, env.bars.num_assets)
+        drawn = np.random.default_rng(5).choice([-0.5, 0.0, 0.4, np.nan], shape)
+        targets["drawn"] = drawn[: len(env)]
+        limits = rules_of(self.config)._asdict()
+        for name in traded:
+            result = backtest(env.bars, targets[name], self.config.costs, **limits)
+            for part in ("equity", "log_equity", "weights", "turnover", "cost", "flows"):
+                facts[f"{part} {name}"] = np.asarray(getattr(result, part))
+        return facts
+
+
+def _is_arrays(value):
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
+
+
+def _by_row(name, tree, start):
+    """The leaves of a scan's output, set back by the row of the first."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        f"{name}{jax.tree_util.keystr(path)}": np.concatenate(
+            [np.zeros((start, *leaf.shape[1:]), leaf.dtype), leaf]
+        )
+        for path, leaf in leaves
+    }
+
+
+@functools.cache
+def witness(name):
+    return Witness(name)
+
+
+@functools.cache
+def facts_of(name, length):
+    """What the unchanged bars give; each length is a base, so that bars are added as well."""
+    return witness(name).see(first_rows(witness(name).source, length))
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch):
+    """Seams between chunks within these few bars."""
+    monkeypatch.setattr(backtest_module, "CHUNK", 64)
+
+
+def disagreements(name, base, change):
+    """Names of what differs at or before `change.t` between `base` bars and their other future."""
+    source = first_rows(witness(name).source, base)
+    before = facts_of(name, base)
+    # One rule after the other: what an account does with targets does not depend on whose they are.
+    traded = ("drawn", list(TRIED)[change.seed % len(TRIED)])
+    after = witness(name).see(change.apply(source), traded)
+    assert set(after) <= set(before) and {f"targets {name}" for name in TRIED} <= set(after)
+    return [k for k in after if _bytes(before[k], change.t) != _bytes(after[k], change.t)]
+
+
+def _bytes(values, t):
+    return np.ascontiguousarray(values[: t + 1]).tobytes()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_later_bar_changes_what_was_seen_decided_or_earned(name):
+    source, lengths = witness(name).source, lengths_of(name)
+    arrays = columns_of(source)
+    assets = frozenset(range(arrays["close"].shape[1]))
+
+    @hypothesis.settings(max_examples=CASES, deadline=None, database=None)
+    @hypothesis.given(data=st.data(), base=st.sampled_from(lengths))
+    def law(data, base):
+        change = data.draw(changes(source, base, lengths))
+        assert disagreements(name, base, change) == []
+
+    law()
+    # And surely every column of every asset, with bars left out, changed and added.
+    for base, length, skip in itertools.product(lengths, lengths, (0, 3)):
+        everything = Change(80, length, skip, frozenset(arrays), assets, 0.1, 0)
+        assert disagreements(name, base, everything) == []
+
+
+def test_the_law_is_tried_in_two_hundred_cases():
+    assert len(CONFIGS) * CASES >= 200 and len(TRIED) >= 4 and AGENTS
+
+
+def test_the_scan_of_the_rules_is_the_one_that_a_backtest_runs():
+    bars = source_of(EnvConfig())
+    targets = rule_targets(bars)
+    for name, rule in TRIED.items():
+        np.testing.assert_array_equal(targets[name], strategy_targets(bars, rule), err_msg=name)
+    for name in ("sma_cross", "momentum"):  # and they do decide something
+        assert len(np.unique(targets[name])) == 2
+
+
+def moved(t=90):
+    """A change of every column of every asset after t."""
+    columns = frozenset(columns_of(witness("index_daily").source)) - {"present"}
+    return Change(t, LONG, 0, columns, frozenset((0, 1, 2)), 0.1, 0)
+
+
+def test_what_later_bars_do_change():
+    after = witness("index_daily").see(moved().apply(witness("index_daily").source))
+    before = facts_of("index_daily", LONG)
+    changed = {k for k in before if before[k][91:].tobytes() != after[k][91:].tobytes()}
+    parts = ("equity", "log_equity", "weights", "turnover", "cost", "flows")
+    assert changed >= {
+        "features",
+        "cells 0",
+        "targets sma_cross",
+        "targets momentum",
+        "result 0.reward",
+        "result 0.observation.account.weight",
+        "decision 0[1]",  # window
+        "decision 0[2]",  # logits
+        "decision 0[3]",  # order
+        *(f"{part} {name}" for part in parts for name in ("drawn", "sma_cross", "momentum")),
+    }
+
+
+def shifted_legs(monkeypatch):
+    honest = trading.legs_of
+
+    def early(bars, *rest):
+        return jax.tree.map(lambda leg: np.roll(leg, -1, axis=0), honest(bars, *rest))
+
+    monkeypatch.setattr(trading, "legs_of", early)
+    return "result 0.reward"
+
+
+def normalised_over_all_bars(monkeypatch):
+    honest = trading.features_of
+
+    def centred(*args):
+        values = honest(*args)
+        return values - values.mean(axis=0)
+
+    monkeypatch.setattr(trading, "features_of", centred)
+    return "features"
+
+
+def a_lattice_that_sees_the_next_bar(monkeypatch):
+    honest = encode
+
+    def early(*args):
+        return np.roll(honest(*args), -1, axis=0)
+
+    monkeypatch.setitem(globals(), "encode", early)
+    return "cells 0"
+
+
+def a_rule_that_sees_the_next_bar(monkeypatch):
+    honest = rule_targets
+    monkeypatch.setitem(
+        globals(),
+        "rule_targets",
+        lambda bars: {k: np.roll(v, -1, axis=0) for k, v in honest(bars).items()},
+    )
+    return "targets momentum"
+
+
+def an_account_that_fills_at_the_open_it_decided_on(monkeypatch):
+    honest = backtest_module.legs_of
+
+    def early(bars, *rest):
+        legs = honest(bars, *rest)
+        return legs._replace(gap=np.roll(legs.gap, -1, axis=0))
+
+    monkeypatch.setattr(backtest_module, "legs_of", early)
+    return "equity drawn"
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        shifted_legs,
+        normalised_over_all_bars,
+        a_lattice_that_sees_the_next_bar,
+        a_rule_that_sees_the_next_bar,
+        an_account_that_fills_at_the_open_it_decided_on,
+    ],
+)
+def test_a_planted_leak_breaks_the_law(plant, monkeypatch):
+    source, see = witness("index_daily").source, witness("index_daily").see
+    tried = [moved(t) for t in (85, 90, 95, 100)]
+    assert not any(disagreements("index_daily", LONG, change) for change in tried)
+    part = plant(monkeypatch)
+    before = see(source)[part]
+    after = [see(change.apply(source))[part] for change in tried]
+    pairs = zip(tried, after, strict=True)
+    assert any(_bytes(before, change.t) != _bytes(values, change.t) for change, values in pairs)
