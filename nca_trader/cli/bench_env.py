@@ -133,7 +133,8 @@ def _one_env() -> dict[str, Any]:
 
     import nca_trader.envs.gym  # noqa: F401  (registers the name)
 
-    env = gymnasium.make("nca_trader/Trading-v0", env=_setting(5), window=1)
+    # Without Gymnasium's wrappers, as the peer is.
+    env = gymnasium.make("nca_trader/Trading-v0", env=_setting(5), window=1).unwrapped
     actions = [0, 1, 2, 1] * 256
     env.reset(seed=0)
 

@@ -28,7 +28,13 @@ def bars_for(config):
     return None if config.market else random_bars(np.random.default_rng(1), 200, 2, missing=0.05)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+# Between them every cost, limit, kind of action and kind of market; `make test-slow` runs the rest.
+QUICK = ("index_daily", "crypto_minute", "multi_asset", "ou_mid", "kelly", "ring")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in PRESETS]
+)
 def test_every_preset_keeps_every_promise(name):
     config = load_env(name)
     if config.market:
