@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     target: Any = run or getattr(rules, _known_rule(args.strategy))()
     if args.env and run:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
-    bars = load_bars(args)
+    source: Any = load_bars(args) if args.data or not _draws(run) else _fresh_draw(run)
+    bars = getattr(source, "bars", source)
     env, start = run.env_config if run else _environment(args.env), args.start
     if run and start is None:
         start = _after_seen(bars, run)
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     limits = rules_of(env)._asdict() if args.env else {}
     fill, order = (limits.pop(name, None) for name in ("fill", "order"))
     fill, order = args.fill or fill, args.order or order
-    result = backtest(bars, target, costs, fill, order, start=start, stop=args.stop, **limits)
+    result = backtest(source, target, costs, fill, order, start=start, stop=args.stop, **limits)
     looks = None
     # Counted before a figure is shown, and only where there is one to show.
     if run and result.in_sample != len(result.equity):
@@ -164,6 +165,18 @@ def _environment(name: str | None) -> Any:
     from nca_trader.presets import EnvConfig
 
     return EnvConfig(max_gross=None) if name is None else load_env(name)
+
+
+def _draws(run: Any) -> bool:
+    """Whether a run was trained in a market that its environment draws."""
+    return bool(run and run.env_config.market)
+
+
+def _fresh_draw(run: Any) -> Any:
+    """Another draw of the market that a run was trained in."""
+    from nca_trader.data.synthetic import task_of
+
+    return task_of(run.env_config, seed=run.manifest["seed"] + 1)
 
 
 def _after_seen(bars: Any, run: Any) -> str | None:

@@ -155,7 +155,12 @@ def _rules(
 
 
 def seen_rows(bars: Bars, run: Run) -> int:
-    """Rows of `bars` that are not after the last bar that trained the run or selected its seed."""
+    """Rows of `bars` that are not after the last bar that trained the run or selected its seed.
+
+    Another draw of a synthetic market has the same times and none of the same bars.
+    """
+    if run.env_config.market and bars.source != run.manifest["data"]["source"]:
+        return 0
     spans = [run.manifest["data"], run.selection.get("data")]
     last = max(np.datetime64(span["last"]) for span in spans if span)
     return int(np.searchsorted(bars.time, last, "right"))

@@ -118,3 +118,15 @@ def test_devices_and_set_change_the_experiment(command, mine):
     assert again.run.agent_config.mesh.devices == 2
     assert again.run.agent_config.learner.discount == 0.9 != AGENT.learner.discount
     assert again.run.env_config.costs.commission == 0.001
+
+
+def test_a_market_that_draws_its_own_bars_needs_no_data(command, tiny, tmp_path):
+    """Trained on one draw, backtested on another, which it has not seen."""
+    agent, run = tiny.folder / "agent.toml", tmp_path / "ou"
+    options = ("--env=ou_mid", f"--agent={agent}", "--set=env.market_bars=400")
+    said = command("train", *options, f"--run={run}")
+    (named,) = re.findall(r"`nca-trader (.*)`", said.out)
+    said = command(*shlex.split(named), "--json")
+    assert said.code == 0 and "IN SAMPLE" not in said.out
+    assert said.json["in_sample"] == 0 and said.json["looks"] == 1
+    assert said.json["costs"]["total"] == pytest.approx(said.json["total_return"])
