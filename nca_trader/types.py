@@ -249,11 +249,6 @@ class Costs:
         rates = (self.borrow_fee, self.interest_lend, self.interest_borrow, self.funding)
         return any(rate != 0.0 for rate in rates)
 
-    @property
-    def needs_capital(self) -> bool:
-        """Whether a cost is not proportional, so that the size of the account matters."""
-        return self.fixed_fee != 0.0 or self.impact != 0.0
-
     def scaled(self, factor: Tensor | float) -> Costs:
         """What trading and borrowing cost, times `factor`; interest earned and funding stay."""
         names = (field.name for field in dataclasses.fields(self))

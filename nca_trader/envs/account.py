@@ -187,14 +187,8 @@ def mark(
     if delisted is not None:
         items["delisting"] = jnp.where(delisted, gain, 0.0).sum()
         items["market"] = jnp.where(delisted, 0.0, gain).sum()
-    growth = jnp.asarray(sum(items.values()))
-    solvent = growth > -1.0
-    growth = jnp.where(solvent, growth, 0.0)
-    drift = jnp.where(solvent, held * (return_ - growth) / (1.0 + growth), 0.0)
-    after = _settle(account, jnp.log1p(growth), drift, solvent, rules)
-    if delisted is not None:
-        after = _without(after, delisted)
-    return after, _fill(account, after, items)
+    after, fill = _earn(account, return_, items, rules)
+    return after if delisted is None else _without(after, delisted, delisted), fill
 
 
 def trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
@@ -238,14 +232,7 @@ def liquidate(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tup
     d = jnp.where(closes, -account.weight - account.weight_low, 0.0)
     s, parts = _worsening(d, account, quote, costs, rules)
     after, fill = _execute(account, d, s, parts, costs, rules, costs.liquidation_fee)
-    gone = called & ~account.ruined
-    exact = jnp.where(closes, 0.0, 1.0)
-    return after._replace(
-        weight=after.weight * exact,
-        weight_low=after.weight_low * exact,
-        ordered=jnp.where(gone, 0.0, after.ordered),
-        pending=jnp.where(gone, FILLED, after.pending).astype(jnp.int8),
-    ), fill
+    return _without(after, closes, called & ~account.ruined), fill
 
 
 def carry(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
@@ -261,12 +248,7 @@ def carry(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Acc
         "borrow_fee": -cost_of.borrow_fee(held, costs, years),
         "funding": -cost_of.funding(held, costs, years, legs.funding),
     }
-    growth = jnp.asarray(sum(items.values()))
-    solvent = growth > -1.0
-    growth = jnp.where(solvent, growth, 0.0)
-    drift = jnp.where(solvent, -held * (growth / (1.0 + growth)), 0.0)
-    after = _settle(account, jnp.log1p(growth), drift, solvent, rules)
-    return after, _fill(account, after, items)
+    return _earn(account, jnp.zeros_like(held), items, rules)
 
 
 def capped(target: Array, rules: Rules) -> Array:
@@ -398,13 +380,26 @@ def _sum(fills: list[Fill]) -> Fill:
     return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *fills)
 
 
-def _without(account: Account, gone: Tensor) -> Account:
-    """The account after what it held of assets that are `gone` `[A]` became cash."""
+def _earn(
+    account: Account, return_: Tensor, items: Mapping[str, Tensor], rules: Rules
+) -> tuple[Account, Fill]:
+    """Adds `items`, fractions of equity, while the assets held return `return_` `[A]`."""
+    growth = jnp.asarray(sum(items.values()))
+    solvent = growth > -1.0
+    growth = jnp.where(solvent, growth, 0.0)
+    held = account.weight + account.weight_low
+    drift = jnp.where(solvent, held * (return_ - growth) / (1.0 + growth), 0.0)
+    after = _settle(account, jnp.log1p(growth), drift, solvent, rules)
+    return after, _fill(account, after, items)
+
+
+def _without(account: Account, closed: Tensor, withdrawn: Tensor) -> Account:
+    """The account without what it held of `closed` `[A]` assets and its orders of `withdrawn`."""
     return account._replace(
-        weight=jnp.where(gone, 0.0, account.weight),
-        weight_low=jnp.where(gone, 0.0, account.weight_low),
-        ordered=jnp.where(gone, 0.0, account.ordered),
-        pending=jnp.where(gone, FILLED, account.pending).astype(jnp.int8),
+        weight=jnp.where(closed, 0.0, account.weight),
+        weight_low=jnp.where(closed, 0.0, account.weight_low),
+        ordered=jnp.where(withdrawn, 0.0, account.ordered),
+        pending=jnp.where(withdrawn, FILLED, account.pending).astype(jnp.int8),
     )
 
 

@@ -12,11 +12,6 @@ from nca_trader.types import Costs, Tensor
 ROUNDING = 1e-9  # of a lot or a tick: what the last bits of a quotient may miss
 
 
-def quoted_half_spread(bid: Tensor, ask: Tensor) -> Tensor:
-    """Half the spread as a fraction of the mid price, `(ask - bid) / (ask + bid)`."""
-    return (ask - bid) / (ask + bid)
-
-
 def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
     """Square-root impact, `coefficient * sqrt(|units| / volume)`, as a fraction of price.
 

@@ -181,7 +181,7 @@ class Kernel:
 
     def _see(self, env: TradingEnv, timestep: TimeStep) -> Seen:
         observation = timestep.observation
-        parts = [account_features(observation)]
+        parts = [account_row(observation)]
         if self.on_device:
             # Not the jitted method: its cache would keep this environment of traced arrays.
             window = inspect.unwrap(type(env).window)(env, observation, self.window)
@@ -206,7 +206,7 @@ def _options() -> dict[str, str]:
     return {"xla_disable_hlo_passes": "fusion"} if jax.default_backend() == "cpu" else {}
 
 
-def account_features(observation: Observation) -> Array:
+def account_row(observation: Observation) -> Array:
     """`[2 A + 1]` weights held, weights ordered, cash: fractions of equity."""
     account = observation.account
     held = account.weight + account.weight_low

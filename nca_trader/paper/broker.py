@@ -151,7 +151,7 @@ class SimulatedBroker:
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
         """What holding costs up to the close, and a margin call there."""
-        self._last = np.where(self._units != 0.0, price, np.nan_to_num(price))
+        self._last = np.nan_to_num(price)
         value = self._units * self._last
         if legs.years is not None:
             costs, cash = self._costs, self._cash

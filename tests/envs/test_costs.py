@@ -186,7 +186,6 @@ def test_quotes_in_the_bars_add_to_the_half_spread():
     assert end_of(bars=still_bars(half_spread=quoted))[1] == {"spread": pytest.approx(-5.0)}
     _, went = end_of(Costs(half_spread=0.01), bars=still_bars(half_spread=quoted))
     assert went == {"spread": pytest.approx(-10.0)}
-    assert cost_of.quoted_half_spread(99.0, 101.0) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

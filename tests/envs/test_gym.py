@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from ledger import random_bars
 
 from nca_trader.envs import gym as adapter
-from nca_trader.envs.packed import Packing, account_features, pack
+from nca_trader.envs.packed import Packing, account_row, pack
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
@@ -127,7 +127,7 @@ def test_an_episode_is_the_trading_envs_own(env, drop_bars):
     step = jax.jit(inner.step)
     for action in [*sampled(env, 6), None]:
         window = inner.window(timestep.observation, WINDOW)
-        expected = [np.ravel(window), np.asarray(account_features(timestep.observation))]
+        expected = [np.ravel(window), np.asarray(account_row(timestep.observation))]
         np.testing.assert_array_equal(observation[:-5], expected[0])
         np.testing.assert_allclose(observation[-5:], expected[1], rtol=0, atol=1e-6)
         row = int(timestep.observation.index)
@@ -321,7 +321,7 @@ def test_a_batch_is_the_trading_env_under_vmap(env):
         state, timestep = step(state, jnp.asarray(actions))
         np.testing.assert_array_equal(reward, np.asarray(timestep.reward, np.float64))
         np.testing.assert_array_equal(truncated, timestep.truncated)
-        account = jax.vmap(account_features)(timestep.observation)
+        account = jax.vmap(account_row)(timestep.observation)
         np.testing.assert_array_equal(observation[:, -5:], account)
 
 

@@ -10,7 +10,7 @@ from nca_trader.envs.orders import Rules
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal
+from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.session import Session
 from nca_trader.types import Bars, Costs
 
@@ -103,6 +103,15 @@ def replay(path, bars, agent, capital=1e5, start=None, broker=None):
         return Session(agent, broker, journal, capital, start).trade(feed)
 
 
+def decided(path, bars):
+    """`[N, A]` targets of the journal's decisions, NaN at bars without one."""
+    targets = np.full(bars.close.shape, np.nan)
+    for event in read_events(path, "decision"):
+        row = int(np.searchsorted(bars.time, np.datetime64(event.ts_event, "ns")))
+        targets[row] = [np.nan if t is None else t for t in event.body["target"]]
+    return targets
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """The functions above, for tests to reach."""
@@ -110,6 +119,7 @@ class Stage:
     bars = staticmethod(make_bars)
     agent = staticmethod(make_agent)
     replay = staticmethod(replay)
+    decided = staticmethod(decided)
     momentum = staticmethod(momentum)
     Late = Late
     costs = COSTS

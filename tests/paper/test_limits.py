@@ -37,14 +37,6 @@ def _quick(quick_disk):
     pass
 
 
-def decided(path, bars):
-    targets = np.full(bars.close.shape, np.nan)
-    for event in read_events(path, "decision"):
-        row = int(np.searchsorted(bars.time, np.datetime64(event.ts_event, "ns")))
-        targets[row] = event.body["target"]
-    return targets
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_paper_is_the_backtest_under_every_limit(tmp_path, stage, case):
     """A session halts where its books differ from the account by 1e-9: so three agree here."""
@@ -58,7 +50,9 @@ def test_paper_is_the_backtest_under_every_limit(tmp_path, stage, case):
     result = stage.replay(path, bars, agent, capital=CAPITAL)
     assert result["fills"] > 15
     begin = stage.first_decision
-    expected = backtest(bars, decided(path, bars), costs, start=str(bars.time[begin]), **limits)
+    expected = backtest(
+        bars, stage.decided(path, bars), costs, start=str(bars.time[begin]), **limits
+    )
     events = list(read_events(path))
     snapshots = [event.body["equity"] for event in events if event.kind == "snapshot"]
     np.testing.assert_allclose(snapshots, expected.equity, rtol=1e-12)

@@ -29,15 +29,6 @@ def bodies(path, kind):
     return [event.body for event in read_events(path, kind)]
 
 
-def decided(path, bars):
-    """`[N, A]` targets of the journal's decisions, NaN at bars without one."""
-    targets = np.full(bars.close.shape, np.nan)
-    for event in read_events(path, "decision"):
-        row = int(np.searchsorted(bars.time, np.datetime64(event.ts_event, "ns")))
-        targets[row] = [np.nan if t is None else t for t in event.body["target"]]
-    return targets
-
-
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 @pytest.mark.parametrize(
     ("fill", "order", "targets"),
@@ -59,7 +50,7 @@ def test_a_session_ends_with_the_equity_of_a_backtest_of_its_targets(
     result = stage.replay(path, bars, agent)
     assert result["fills"] > 20
     expected = backtest(
-        bars, decided(path, bars), stage.costs, fill, order, max_gross=1.0
+        bars, stage.decided(path, bars), stage.costs, fill, order, max_gross=1.0
     ).equity.to_numpy()[stage.first_decision :]
     snapshots = np.array([body["equity"] for body in bodies(path, "snapshot")])
     np.testing.assert_allclose(snapshots, expected, rtol=2e-15)
