@@ -286,6 +286,22 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CurriculumConfig:
+    """What is easier at the start of a run than at its end.
+
+    Attributes:
+      costs_from: factor on all costs in the first update; it rises in a straight line to 1, the
+        true costs. 1 is no curriculum. costs_share: share of the run's updates that this takes.
+    """
+
+    costs_from: float = 1.0
+    costs_share: float = 0.5
+
+    def __post_init__(self):
+        refuse(between(self, "[0, 1]", "costs_from"), between(self, "(0, 1]", "costs_share"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
     """Attributes: matmul: "float32" or "bfloat16" operands of the rule's matrix products."""
 
@@ -324,6 +340,7 @@ class AgentConfig:
     policy: PolicyConfig = PolicyConfig()
     learner: LearnerConfig = LearnerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     precision: PrecisionConfig = PrecisionConfig()
     mesh: MeshConfig = MeshConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
