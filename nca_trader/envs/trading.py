@@ -17,8 +17,9 @@ from jax import Array
 from nca_trader.data.features import feature_set
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import rewards
-from nca_trader.envs.account import Account, log_return, on_bar, open_account
-from nca_trader.envs.account import place as place_order
+from nca_trader.envs.account import Account, log_return, open_account
+from nca_trader.envs.accounting import on_bar
+from nca_trader.envs.accounting import place as place_order
 from nca_trader.envs.actions import targets_of, to_target
 from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.orders import Rules, rules_of

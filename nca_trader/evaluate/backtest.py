@@ -20,7 +20,8 @@ from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.agents.rules import Strategy
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.account import Account, on_bar, open_account, place
+from nca_trader.envs.account import Account, open_account
+from nca_trader.envs.accounting import on_bar, place
 from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.envs.trading import features_of, observed_states

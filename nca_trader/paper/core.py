@@ -15,15 +15,16 @@ import numpy as np
 from jax import Array
 
 from nca_trader.agents.heads import best_target, distribution
-from nca_trader.envs import account as accounts
-from nca_trader.envs.account import FILLED, REST, WHOLE, Account, capped
+from nca_trader.envs import accounting
+from nca_trader.envs.account import FILLED, REST, WHOLE, Account, open_account
+from nca_trader.envs.fills import capped
 from nca_trader.envs.legs import Legs, Quote, next_legs
 from nca_trader.envs.orders import Rules
 from nca_trader.paper.broker import Order, client_id
 from nca_trader.types import Bar, Costs, EnvSpec
 
-on_bar = jax.jit(accounts.on_bar, static_argnums=(2, 3))
-trade = jax.jit(accounts.trade, static_argnums=(2, 3))
+on_bar = jax.jit(accounting.on_bar, static_argnums=(2, 3))
+trade = jax.jit(accounting.trade, static_argnums=(2, 3))
 _target = jax.jit(best_target, static_argnums=0)
 _capped = jax.jit(capped, static_argnums=1)
 
@@ -33,7 +34,7 @@ def place(
     account: Account, target: Array, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Account, Any]:
     """Orders without filling, at the close as well: what is pending then is what is sent."""
-    return accounts.place(account, target, quote, costs, rules._replace(fill="next_open"))
+    return accounting.place(account, target, quote, costs, rules._replace(fill="next_open"))
 
 
 class Agent(NamedTuple):
@@ -176,7 +177,7 @@ class Core:
             if state.rows < self.agent.first_decision or seconds < self._start:
                 return after, Outcome()
             with jax.enable_x64(True):
-                account = accounts.open_account(np.zeros(len(present)))
+                account = open_account(np.zeros(len(present)))
         else:
             account = self._run_account(on_bar, state.account, legs)
         decision = self._decide(after, account)

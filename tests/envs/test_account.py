@@ -14,6 +14,7 @@ from ledger import random_bars, run_ledger
 
 from nca_trader import backtest
 from nca_trader.envs import account as accounts
+from nca_trader.envs import accounting
 from nca_trader.envs.legs import Legs, Quote
 from nca_trader.envs.orders import Rules
 from nca_trader.types import Costs
@@ -74,9 +75,9 @@ def scan(returns, weight, order, dtype):
     present = jnp.ones(1, bool)
 
     def step(account, r):
-        account, _ = accounts.on_bar(account, Legs(0.0 * r, r, present), COSTS, rules)
+        account, _ = accounting.on_bar(account, Legs(0.0 * r, r, present), COSTS, rules)
         target = jnp.full(1, weight, r.dtype)
-        account, _ = accounts.place(account, target, Quote(present), COSTS, rules)
+        account, _ = accounting.place(account, target, Quote(present), COSTS, rules)
         return account, (account.log_equity, account.log_equity_low)
 
     with jax.enable_x64(True):
@@ -110,7 +111,7 @@ def test_one_trade_by_hand():
     account = accounts.open_account(jnp.zeros(1))
     account = account._replace(ordered=jnp.full(1, 0.5), pending=jnp.ones(1, jnp.int8))
     costs = Costs(commission=0.01, slippage=0.02)
-    account, fill = accounts.trade(account, Quote(jnp.ones(1, bool)), costs, Rules())
+    account, fill = accounting.trade(account, Quote(jnp.ones(1, bool)), costs, Rules())
     np.testing.assert_allclose(accounts.equity(account), 0.9849, rtol=1e-6)
     np.testing.assert_allclose(account.weight, [50 / 98.49], rtol=1e-6)
     np.testing.assert_allclose([fill.traded[0], fill.cost], [0.5, 0.0151], rtol=1e-6)
@@ -173,7 +174,7 @@ def test_gradients_stay_finite_through_ruin():
     def final(weight):
         account = accounts.open_account(jnp.reshape(weight, (1,)))
         legs = Legs(jnp.full(1, 2.0), jnp.full(1, 0.1), jnp.ones(1, bool))
-        return accounts.on_bar(account, legs, COSTS, Rules())[0].log_equity
+        return accounting.on_bar(account, legs, COSTS, Rules())[0].log_equity
 
     for weight in (-0.5, -0.4999, -1.0, 0.3):
         assert np.isfinite(jax.grad(final)(weight))

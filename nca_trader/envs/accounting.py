@@ -1,0 +1,75 @@
+"""What moves an account: a bar, and an order.
+
+Training `vmap`s these functions, a backtest `scan`s them, paper trading calls them once a bar;
+there is no other accounting in the package.
+
+One bar is two calls. `on_bar` marks the gap to the bar's open, fills there what is pending, and
+marks the body to its close. Then, with the close seen, `place` orders a target, which fills at
+that close (`fill="close"`) or stays pending for the next open (`fill="next_open"`).
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from nca_trader.envs.account import WHOLE, Account, Fill
+from nca_trader.envs.fills import fill_pending, liquidate
+from nca_trader.envs.intrabar import begin, carry, mark, recorded, settle
+from nca_trader.envs.legs import Legs, Quote
+from nca_trader.envs.orders import Rules
+from nca_trader.types import Costs, Tensor
+
+
+def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+    """Moves the account from one close to the next, filling what is pending at the open.
+
+    In this order: the gap (with dividends, and the closing of what was delisted), a margin call
+    at the open, the fill, the body, what holding costs, a margin call at the close.
+    """
+    now, fill = mark(begin(account, rules), legs.gap, rules, legs.dividend, legs.delisted)
+    fills = [fill]
+    if rules.maintenance_margin is not None:
+        now, fill = liquidate(now, legs.at_open, costs, rules)
+        fills.append(fill)
+    if rules.fill == "next_open":
+        now, fill = fill_pending(now, legs.at_open, costs, rules)
+        fills.append(fill)
+    now, fill = mark(now, legs.body, rules)
+    fills.append(fill)
+    if legs.years is not None or legs.funding is not None:
+        now, fill = carry(now, legs, costs, rules)
+        fills.append(fill)
+    if rules.maintenance_margin is not None:
+        now, fill = liquidate(now, legs.at_close, costs, rules)
+        fills.append(fill)
+    return settle(now, rules), jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *fills)
+
+
+def place(
+    account: Account, target: Tensor, quote: Quote, costs: Costs, rules: Rules
+) -> tuple[Account, Fill]:
+    """Orders `target` `[A]` weights, NaN where there is no order, with this bar's close seen.
+
+    "on_change" orders where the target differs from the last one ordered; "rebalance" orders
+    every target that is given. `quote` is what an order can fill at, at this close.
+    """
+    chex.assert_equal_shape([account.weight, target])
+    new = ~jnp.isnan(target) & ~account.ruined
+    if rules.order == "on_change":
+        new &= target != account.ordered
+    account = account._replace(
+        ordered=jnp.where(new, target, account.ordered),
+        pending=jnp.where(new, WHOLE, account.pending).astype(jnp.int8),
+    )
+    if rules.fill == "close":
+        return trade(account, quote, costs, rules)
+    now = begin(account, rules)
+    return account, recorded(now, now, {}, rules)
+
+
+def trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+    """Fills what is pending now, at the price of the moment; see `fill_pending`."""
+    now, fill = fill_pending(begin(account, rules), quote, costs, rules)
+    return settle(now, rules), fill
