@@ -69,13 +69,18 @@ test-slow: .venv/.installed
 # The engines have a venv of their own, which sees the packages of .venv behind its own: pip takes
 # those for installed and fetches 400 MB, not 1.4 GB. The path is relative: a checkout may move.
 PURELIB := import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purelib")))
-.venv-oracles/.installed: requirements-oracles.lock $(DEAD_ORACLES) | .venv/.installed
+# torch and what stands on it come without hashes, pinned by the peers' lock: see there.
+.venv-oracles/.installed: requirements-oracles.lock requirements-peers.lock $(DEAD_ORACLES) | .venv/.installed
 	@echo "installing the engines that tests compare with into .venv-oracles (about a minute)"
 	@$(PY) -m venv --clear .venv-oracles
 	@own="$$(.venv-oracles/bin/python -c '$(PURELIB)')" && \
 	  echo "../../../../$$($(PY) -c '$(PURELIB)')" > "$$own/project.pth"
 	@.venv-oracles/bin/python -m pip install --quiet --no-compile --require-hashes \
 	  --requirement requirements-oracles.lock
+	@.venv-oracles/bin/python -m pip install --quiet --no-compile --no-deps \
+	  --extra-index-url $(TORCH_INDEX) "$$(grep '^torch==' requirements-peers.lock)"
+	@.venv-oracles/bin/python -m pip install --quiet --no-compile \
+	  --constraint requirements-peers.lock stable-baselines3
 	@touch $@
 
 test-oracles: .venv-oracles/.installed
@@ -86,7 +91,7 @@ test-oracles: .venv-oracles/.installed
 .venv-peers/.installed: requirements-peers.lock $(DEAD_PEERS) | .venv/.installed
 	@echo "installing the environments to measure beside into .venv-peers (two minutes, 2 GB)"
 	@$(PY) -m venv --clear .venv-peers
-	@.venv-peers/bin/python -m pip install --quiet --no-compile \
+	@.venv-peers/bin/python -m pip install --quiet --no-compile --no-deps \
 	  --extra-index-url $(TORCH_INDEX) "$$(grep '^torch==' requirements-peers.lock)"
 	@.venv-peers/bin/python -m pip install --quiet --no-compile --requirement requirements-peers.lock
 	@.venv-peers/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nca_trader.cli.bench import measure
 
 LENGTH, EPISODE = 128, 256  # bars of one compiled call, and of an episode
+BLOCK = 1024  # accounts that one core walks together: what they touch stays in its cache
 SECONDS = 3.0  # that a peer is measured
 WINDOW, FEATURES = 64, 20
 # What a row is held against: the peer's module, and its options.
@@ -24,6 +27,7 @@ PEERS = {
 
 def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Random actions in the environment itself and through Gymnasium; with peers, their rates."""
+    _use_every_core()
     for kind, row in _rows(args):
         rivals = PEERS[kind] if args.peers else ()
         for module, options in rivals:
@@ -80,8 +84,45 @@ def _setting(features: int) -> Any:
     return TradingEnv(sample_bars("sp500").select("SP500"), config)
 
 
+def _use_every_core() -> None:
+    """Makes a CPU device of each core: the environment is spread over a mesh of them."""
+    import jax
+
+    # Too late where devices are in use already: then those are used that there are.
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
 def _index(envs: int, window: int) -> dict[str, Any]:
-    """Every account on bars of its own, resetting by itself; with `window`, its features too."""
+    """Every account on bars of its own, resetting by itself; with `window`, its features too.
+
+    Accounts are split over the mesh, and on a CPU each device's are walked in blocks that fit
+    its cache, one block after another.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec as P
+
+    from nca_trader.mesh import DATA, make_mesh, split
+
+    mesh = make_mesh(len(jax.devices()))
+    walk, begin = _walk(window)
+    block = min(BLOCK, envs // mesh.size) if mesh.devices.flat[0].platform == "cpu" else envs
+
+    def blocks(carry: Any) -> Any:
+        parts = jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), carry)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), jax.lax.map(walk, parts))
+
+    spread = jax.shard_map(blocks, mesh=mesh, in_specs=P(DATA), out_specs=P(DATA))
+    lanes = jnp.arange(envs, dtype=jnp.uint32)
+    carry = jax.device_put(jax.jit(begin)(lanes), split(mesh))
+    name = f"{window} x {FEATURES} windows" if window else "index observations, all costs"
+    call = jax.jit(spread, donate_argnums=0)
+    return measure(name, call, carry, envs * LENGTH, envs=envs, devices=mesh.size, block=block)
+
+
+def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """`walk(carry) -> carry`, LENGTH bars of a block of accounts, and `begin(lanes) -> carry`."""
     import jax
     import jax.numpy as jnp
 
@@ -91,16 +132,20 @@ def _index(envs: int, window: int) -> dict[str, Any]:
 
     env = _setting(FEATURES)
     first, last = env.spec.warmup, len(env) - 2 - EPISODE
-    lane = jnp.arange(envs, dtype=jnp.uint32)
-    fresh = Episode(jax.vmap(open_account)(jnp.zeros((envs, 1))))
     move = jax.vmap(
         lambda episode, action, now, after: transition(
             env.config, env.spec, env.rules, episode, action, now, after
         )
     )
 
-    def step(carry: Any, number: Any) -> Any:
-        index, left, episode, total = carry
+    def begin(lane: Any) -> Any:
+        start = (first + lane % jnp.uint32(last - first)).astype(jnp.int32)
+        fresh = Episode(jax.vmap(open_account)(jnp.zeros((lane.size, 1))))
+        zero = jnp.zeros(lane.shape)
+        return lane, jnp.zeros_like(lane), start, jnp.full(lane.shape, EPISODE), fresh, zero
+
+    def step(carry: Any, _: None) -> Any:
+        lane, number, index, left, episode, total = carry
         # A hash of counters: a random generator would cost more than the account.
         h = number * jnp.uint32(2654435761) ^ lane * jnp.uint32(2246822519)
         h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
@@ -108,22 +153,17 @@ def _index(envs: int, window: int) -> dict[str, Any]:
         action = ((h >> 16) % len(env.spec.targets)).astype(jnp.int32)[:, None]
         now, after = env.legs_at(index), env.legs_at(index + 1)
         episode, reward = move(episode, action, now, after)
-        total = total + reward.sum()
+        total = total + reward
         if window:
             rows = index[:, None] + 1 - jnp.arange(window)[None]
-            total = total + env.market.features[rows].sum()
+            total = total + env.market.features[rows].sum((1, 2, 3))
         done = (left <= 1) | episode.account.ruined
         start = first + (h % jnp.uint32(last - first)).astype(jnp.int32)
         index, left = jnp.where(done, start, index + 1), jnp.where(done, EPISODE, left - 1)
-        return (index, left, select(done, fresh, episode), total), None
+        episode = select(done, Episode(jax.vmap(open_account)(jnp.zeros((lane.size, 1)))), episode)
+        return (lane, number + 1, index, left, episode, total), None
 
-    def many(carry: Any) -> Any:
-        return jax.lax.scan(step, carry, jnp.arange(LENGTH, dtype=jnp.uint32))[0]
-
-    start = (first + lane % jnp.uint32(last - first)).astype(jnp.int32)
-    carry = (start, jnp.full(envs, EPISODE), fresh, jnp.zeros(()))
-    name = f"{window} x {FEATURES} windows" if window else "index observations, all costs"
-    return measure(name, jax.jit(many), carry, envs * LENGTH, envs=envs)
+    return lambda carry: jax.lax.scan(step, carry, length=LENGTH)[0], begin
 
 
 def _one_env() -> dict[str, Any]:
