@@ -138,7 +138,7 @@ def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:
 def decide(
     policy: Policy, params: Params, window: Array, present: Array, account: Account
 ) -> Array:
-    """Logits `[A, n]` of one decision from the last RF bars; what paper trading runs per bar.
+    """Logits `[A, n]` of one decision from the last RF bars, for whoever has them at hand.
 
     Args:
       window: `[RF, A, F]` features, the last row is the bar whose close was just seen.
@@ -146,6 +146,11 @@ def decide(
       account: the account as it stands at that close.
     """
     cells = policy.encode(params, window[None], present[None])[0, -1]
+    return read_out(policy, params, cells, account)
+
+
+def read_out(policy: Policy, params: Params, cells: Array, account: Account) -> Array:
+    """Logits `[A, n]` of one decision from its bar's `cells` `[A, C]`, e.g. of a stream."""
     logits, _ = policy.act(params, cells, account_features(account, policy.size))
     return logits
 
