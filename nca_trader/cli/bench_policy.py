@@ -95,7 +95,7 @@ class _Case:
         import jax.numpy as jnp
 
         field = self.policy.receptive_field
-        rows = jnp.arange(self.length)[:, None] + jnp.arange(field)
+        rows = jnp.arange(self.length)[:, None] + jnp.arange(field)[None]
 
         def segment(bars: Any) -> Any:
             x, present = (array[rows] for array in bars)
