@@ -273,6 +273,8 @@ class EnvSpec:
       warmup: bars before every feature is defined.
       actions: "direction": an action is an index into `targets`; "orders": 0 sells, 1 holds, 2
         buys, which moves the last ordered target one step; "weights": an action is a target.
+      nearest: for each asset the numbers of the others, the most correlated first, as
+        `nca_trader.envs.nearest` ranks them; () for one asset.
     """
 
     symbols: tuple[str, ...]
@@ -280,6 +282,7 @@ class EnvSpec:
     targets: tuple[float, ...]
     warmup: int
     actions: str = "direction"
+    nearest: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_assets(self) -> int:

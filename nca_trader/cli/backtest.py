@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", dest="run_dir", help="a run folder; each look at new bars counts")
     what.add_argument("--strategy", help=f"a rule: {', '.join(STRATEGIES)}")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="K",
+        help="with --run: updates of each cell, more or fewer than it was trained with",
+    )
     add_bar_arguments(parser)
     parser.add_argument("--start", help="trade from this date; with --run, after the bars it saw")
     parser.add_argument("--stop", help="trade before this date")
@@ -52,7 +58,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.runs.manifest import Run
 
     out = _checked(args.out)
-    run = Run(args.run_dir) if args.run_dir else None
+    run = Run(args.run_dir, steps=args.steps) if args.run_dir else None
+    if args.steps is not None and run is None:
+        raise ConfigError("--steps: a rule has none; give it with --run.")
     target: Any = run or getattr(rules, _known_rule(args.strategy))()
     if args.env and run:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
@@ -124,7 +132,17 @@ def _write_page(
 
 def _command(args: argparse.Namespace) -> str:
     """The command that makes the page again."""
-    names = ("run_dir", "strategy", "data", "symbol", "timezone", "repair", "start", "stop")
+    names = (
+        "run_dir",
+        "strategy",
+        "steps",
+        "data",
+        "symbol",
+        "timezone",
+        "repair",
+        "start",
+        "stop",
+    )
     words = ["nca-trader", "backtest"]
     for name in (*names, "env", "commission", "slippage", "fill", "order", "out"):
         if getattr(args, name) is not None:

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         metavar="PYTHON",
-        help="an interpreter that has the peers, see `make bench-peers`; `env` is measured beside "
-        "them, in a checkout",
+        help="an interpreter that has the peers, see `make bench-peers`; `env` and `policy` are "
+        "measured beside them, in a checkout",
     )
     parser.add_argument("--envs", type=int, default=4096, help="of `env` (default %(default)s)")
 
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> None:
     # A program found in the cache would make compile_s a lie.
     jax.config.update("jax_enable_compilation_cache", False)
     from nca_trader.cli.bench_env import bench_env
+    from nca_trader.cli.bench_policy import bench_policy
 
     benches = {"env": bench_env, "policy": bench_policy, "ppo": bench_ppo}
     chosen = benches if args.what == "all" else {args.what: benches[args.what]}
@@ -42,7 +43,9 @@ def run(args: argparse.Namespace) -> None:
             if args.json:
                 print_json({"bench": name} | row)
             else:
-                beside = f"   {row['ratio']:.2f} x {row['peer']}" if row["peer"] else ""
+                beside = f"   {row['ratio']:.3g} x {row['peer']}" if row["peer"] else ""
+                told = ("temp_mb", "p50_us", "p99_us")
+                beside += "".join(f"   {key} {row[key]:.1f}" for key in told if key in row)
                 print(
                     f"{name:<7} {row['name']:<44} {row['steps_per_s']:>14,.0f} steps/s   "
                     f"compile {row['compile_s']:.1f} s{beside}"
@@ -106,41 +109,6 @@ def _env(bars: int = 5031) -> Any:
     from nca_trader.envs.trading import TradingEnv
 
     return TradingEnv(sample_bars("sp500")[:bars], load_env("index_daily"))
-
-
-def bench_policy(
-    args: argparse.Namespace, segments: int = 16, length: int = 128
-) -> list[dict[str, Any]]:
-    """The lattice over segments, forward, and forward and backward; steps are decisions."""
-    import jax
-    import jax.numpy as jnp
-
-    from nca_trader.agents.policy import make_policy
-    from nca_trader.agents.presets import load_agent
-
-    env = _env()
-    policy = make_policy(load_agent(args.agent), env.spec)
-    params = policy.init(jax.random.key(0))
-    bars = policy.receptive_field - 1 + length
-    shape = (segments, bars, env.spec.num_assets)
-    x = jax.random.normal(jax.random.key(1), (*shape, env.spec.num_features))
-    present = jnp.ones(shape, bool)
-
-    def loss(params: Any) -> Any:
-        return (policy.encode(params, x, present) ** 2).mean()
-
-    def descend(params: Any) -> Any:
-        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(loss)(params))
-
-    def forward(params: Any) -> Any:
-        # The carry depends on the result, so that no call can be skipped.
-        return jax.tree.map(lambda p: p + 0.0 * loss(params), params)
-
-    decisions = segments * length
-    return [
-        measure(f"{args.agent} lattice forward", jax.jit(forward), params, decisions),
-        measure(f"{args.agent} lattice forward, backward", jax.jit(descend), params, decisions),
-    ]
 
 
 def bench_ppo(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -31,7 +31,8 @@ def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for kind, row in _rows(args):
         rivals = PEERS[kind] if args.peers else ()
         for module, options in rivals:
-            theirs = _peer(args.peers, module, {"envs": args.envs} | options)
+            given = {"envs": args.envs, "seconds": SECONDS} | options
+            theirs = peer_figures(args.peers, module, given)
             yield row | {
                 "peer": f"{theirs['peer']} {theirs['version']}",
                 "peer_steps_per_s": theirs["steps_per_s"],
@@ -48,12 +49,16 @@ def _rows(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "gym", _vector_env(1024)
 
 
-def _peer(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What a peer measures of itself, in a process of its own, right after ours."""
+def peer_figures(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a peer measures of itself, in a process of its own, right after ours.
+
+    Raises:
+      ConfigError: the interpreter cannot be run, or has not got the peer.
+    """
     from nca_trader.errors import ConfigError
 
     root = pathlib.Path(__file__).resolve().parents[2]
-    words = [f"--{name}={value}" for name, value in (options | {"seconds": SECONDS}).items()]
+    words = [f"--{name}={value}" for name, value in options.items()]
     command = [python, "-m", f"benchmarks.peers.{module}", *words]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

@@ -43,15 +43,19 @@ class Agent(NamedTuple):
     symbols: `A` names. targets, actions: as in `EnvSpec`.
     features: a `FeatureSet`: `names`, `init(num_assets) -> state` and
       `step(state, bar) -> state, [A, F] float32`.
-    decide: `(window [RF, A, F] float32, present [RF, A], account) -> logits [A, n]`.
-    receptive_field: RF bars. first_decision: row of the first bar that may be decided at.
+    begin: `() -> stream`, before the first bar. see: `(stream, features [A, F] float32, present
+      [A]) -> stream, cells`, one new bar. decide: `(cells, account) -> logits [A, n]`.
+    receptive_field: RF bars, after which a stream has forgotten one. first_decision: row of the
+      first bar that may be decided at.
     costs, rules: of the account. identity: hashes and versions that make a session this one.
     """
 
     symbols: tuple[str, ...]
     targets: tuple[float, ...]
     features: Any
-    decide: Callable[[np.ndarray, np.ndarray, Account], np.ndarray]
+    begin: Callable[[], Any]
+    see: Callable[[Any, np.ndarray, np.ndarray], tuple[Any, Any]]
+    decide: Callable[[Any, Account], np.ndarray]
     receptive_field: int
     first_decision: int
     costs: Costs
@@ -65,7 +69,8 @@ class State(NamedTuple):
 
     rows: bars seen. last: seconds of the last bar's open. close: `[A]` last closes, NaN before
     the first. missing: `[A]` bars missing in a row. features: the feature set's own.
-    window `[RF, A, F]`, present `[RF, A]`: the last rows. account: None before trading starts.
+    stream: the policy's own, a function of the last RF - 1 bars. unfit: bars for which the stream
+    still holds a feature that is not finite. account: None before trading starts.
     working: the orders that wait, by symbol.
     """
 
@@ -74,8 +79,8 @@ class State(NamedTuple):
     close: np.ndarray
     missing: np.ndarray
     features: Any
-    window: np.ndarray
-    present: np.ndarray
+    stream: Any
+    unfit: int
     account: Account | None
     working: dict[str, Order]
 
@@ -128,15 +133,15 @@ class Core:
 
     def begin(self) -> State:
         """The state before the first bar."""
-        num_assets, length = len(self.agent.symbols), self.agent.receptive_field
+        num_assets = len(self.agent.symbols)
         return State(
             rows=0,
             last=None,
             close=np.full(num_assets, np.nan),
             missing=np.zeros(num_assets, int),
             features=self.agent.features.init(num_assets),
-            window=np.zeros((length, num_assets, len(self.agent.features.names)), np.float32),
-            present=np.zeros((length, num_assets), bool),
+            stream=self.agent.begin(),
+            unfit=0,
             account=None,
             working={},
         )
@@ -163,6 +168,8 @@ class Core:
         """
         present = np.asarray(bar.present)
         features, row = self.agent.features.step(state.features, bar)
+        stream, cells = self.agent.see(state.stream, row, present)
+        finite = bool(np.isfinite(row).all())
         seconds = int(bar.time[0])
         after = state._replace(
             rows=state.rows + 1,
@@ -170,8 +177,8 @@ class Core:
             close=np.where(present, bar.close, state.close),
             missing=self._missing(state, bar),
             features=features,
-            window=np.concatenate([state.window[1:], row[None]]),
-            present=np.concatenate([state.present[1:], present[None]]),
+            stream=stream,
+            unfit=max(state.unfit - 1, 0) if finite else self.agent.receptive_field,
         )
         if state.account is None:
             if state.rows < self.agent.first_decision or seconds < self._start:
@@ -180,10 +187,10 @@ class Core:
                 account = open_account(np.zeros(len(present)))
         else:
             account = self._run_account(on_bar, state.account, legs)
-        decision = self._decide(after, account)
+        decision = self._decide(after, cells, account)
         return self._place(after, account, decision, legs.at_close)
 
-    def _decide(self, state: State, account: Account) -> Decision:
+    def _decide(self, state: State, cells: Any, account: Account) -> Decision:
         """The most probable action of each asset; no order where a number is not finite."""
         num_assets = len(self.agent.symbols)
         held = Decision(
@@ -191,9 +198,9 @@ class Core:
             np.zeros(num_assets, int),
             np.full(num_assets, np.nan),
         )
-        if not np.isfinite(state.window).all():
+        if state.unfit:
             return held
-        logits = np.asarray(self.agent.decide(state.window, state.present, account))
+        logits = np.asarray(self.agent.decide(cells, account))
         # argmax takes a NaN for the largest number: it must never see one.
         if logits.shape != held.logits.shape or not np.isfinite(logits).all():
             return held

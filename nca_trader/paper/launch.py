@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.policy import Params, decide
+from nca_trader.agents.policy import Params, read_out
 from nca_trader.data.features import feature_set
 from nca_trader.envs.account import Account
 from nca_trader.envs.orders import rules_of
@@ -38,17 +38,24 @@ def agent_of(run: Run) -> Agent:
     digest = params_digest(params)
     cpu = jax.devices("cpu")[0]
     params = jax.device_put(params, cpu)
-    compiled = jax.jit(lambda *args: decide(policy, *args))
+    stream = jax.jit(policy.stream)
+    act = jax.jit(lambda *args: read_out(policy, *args))
 
-    def logits(window: np.ndarray, present: np.ndarray, account: Account) -> np.ndarray:
+    def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
         with jax.enable_x64(True), jax.default_device(cpu):
-            return np.asarray(compiled(params, window, present, account))
+            return stream(params, state, row, present)
+
+    def logits(cells: Any, account: Account) -> np.ndarray:
+        with jax.enable_x64(True), jax.default_device(cpu):
+            return np.asarray(act(params, cells, account))
 
     return Agent(
         symbols=run.spec.symbols,
         targets=run.spec.targets,
         actions=run.spec.actions,
         features=feature_set(run.env_config.features),
+        begin=policy.begin,
+        see=see,
         decide=logits,
         receptive_field=policy.receptive_field,
         first_decision=policy.first_decision,

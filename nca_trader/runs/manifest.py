@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import jax
 
 from nca_trader import __version__
-from nca_trader.agents.policy import Params, Policy, make_policy
+from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
@@ -34,7 +34,7 @@ from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
-FORMAT = 2
+FORMAT = 3
 MANIFEST = ("name", "seed", "command", "data", "spec", "config")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
 
@@ -46,10 +46,13 @@ class Run:
       RunError: `path` is not a run folder, or one of a format that this version does not read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], seed: int | None = None):
+    def __init__(
+        self, path: str | os.PathLike[str], seed: int | None = None, steps: int | None = None
+    ):
         """Reads the manifest and the configuration; the checkpoints wait until asked for.
 
-        `seed` is the index of the agent to act as, None is the selected one.
+        `seed` is the index of the agent to act as, None is the selected one. `steps` is the K that
+        its automaton acts with, None is what it was trained with; see `with_steps`.
         """
         self.path = pathlib.Path(path)
         file = self.path / "run.json"
@@ -76,8 +79,11 @@ class Run:
             targets=tuple(spec["targets"]),
             warmup=spec["warmup"],
             actions=spec["actions"],
+            nearest=tuple(tuple(row) for row in spec["nearest"]),
         )
         self._seed = seed
+        agent = self.agent_config
+        self._acting = agent if steps is None else with_steps(agent, steps)
         if not 0 <= self.selected < self.agent_config.num_seeds:
             raise RunError(
                 f"{self.path}: has no agent {self.selected}; it trained "
@@ -120,7 +126,7 @@ class Run:
     @functools.cached_property
     def policy(self) -> Policy:
         """The policy, as pure functions."""
-        return make_policy(self.agent_config, self.spec)
+        return make_policy(self._acting, self.spec)
 
     def params(self) -> Params:
         """Parameters of the seed that acts, from the newest checkpoint that verifies.

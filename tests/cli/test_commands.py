@@ -11,6 +11,7 @@ from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS
 
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
+from nca_trader.runs.manifest import Run
 
 METRICS = (
     "update steps loss policy_loss value_loss entropy approx_kl clip_fraction "
@@ -63,6 +64,19 @@ def test_backtest_of_a_run_trades_after_what_it_trained_on(command, mine, tmp_pa
         assert there == value or (there is None and not np.isfinite(value)), name
         assert name in said.out
     pd.testing.assert_frame_equal(pd.read_parquet(out), result.to_frame(), check_exact=True)
+
+
+def test_backtest_of_a_run_may_take_another_number_of_steps(command, mine):
+    options = ("backtest", "--run", mine.path, "--data", mine.data, "--json")
+    said = command(*options, "--steps", 3)
+    run = Run(mine.path, steps=3)
+    assert (run.policy.receptive_field, mine.run.policy.receptive_field) == (9, 7)
+    start = str(mine.bars.time[TRAINING_ROWS])
+    expected, usual = (backtest(mine.bars, r, start=start) for r in (run, mine.run))
+    assert said.code == 0 and said.json["total_return"] == expected.metrics["total_return"]
+    assert np.nanmax(np.abs(expected.logits - usual.logits)) > 0.0
+    for wrong in (("--run", mine.path, "--steps", 0), ("--strategy", "momentum", "--steps", 2)):
+        assert command("backtest", *wrong, "--data", mine.data).code == 2
 
 
 def test_backtest_says_where_it_is_in_sample(command, mine):

@@ -82,11 +82,26 @@ def make_agent(
     symbols=("AAA", "BBB"), targets=(-0.4, 0.0, 0.5), costs=COSTS, features=None, decide=momentum,
     **rules
 ):  # fmt: skip
+    """An agent by `decide(window [RF, A, F], present [RF, A], account)`: its stream keeps both."""
+
+    def begin():
+        shape = (RECEPTIVE_FIELD, len(symbols))
+        return np.zeros((*shape, 1), np.float32), np.zeros(shape, bool)
+
+    def see(stream, row, present):
+        stream = tuple(
+            np.concatenate([old[1:], new[None]])
+            for old, new in zip(stream, (row, present), strict=True)
+        )
+        return stream, stream
+
     return Agent(
         symbols=symbols,
         targets=targets,
         features=features or LastReturn(),
-        decide=decide,
+        begin=begin,
+        see=see,
+        decide=lambda cells, account: decide(*cells, account),
         receptive_field=RECEPTIVE_FIELD,
         first_decision=FIRST_DECISION,
         costs=costs,

@@ -1,0 +1,165 @@
+"""`nca-trader bench policy`: lattice, windows, remat, a stream's latency, a peer's automaton."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nca_trader.cli.bench import measure
+from nca_trader.cli.bench_env import SECONDS, peer_figures
+
+SEGMENTS, LENGTH = 16, 128  # of the lattice; a step is a decision of a segment
+BARS = 2000  # that are streamed
+REMAT = ("step", "every:2", "dots")
+
+
+def bench_policy(
+    args: argparse.Namespace,
+    segments: int = SEGMENTS,
+    length: int = LENGTH,
+    bars: int = BARS,
+    seconds: float = SECONDS,
+) -> Iterator[dict[str, Any]]:
+    """Rows of a policy for two assets; with peers, an automaton of CAX's on the same cells."""
+    from nca_trader.agents.presets import load_agent
+    from nca_trader.envs.presets import load_env
+    from nca_trader.envs.trading import spec_of
+
+    agent = load_agent(args.agent)
+    spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
+    case = _Case(agent, spec, segments, length)
+    windows = case.row(f"{args.agent} windows, forward", case.windows)
+    yield windows
+    lattice = case.row(f"{args.agent} lattice, forward", case.forward)
+    yield lattice | {
+        "peer": "windows",
+        "peer_steps_per_s": windows["steps_per_s"],
+        "ratio": lattice["steps_per_s"] / windows["steps_per_s"],
+    }
+    yield case.row(f"{args.agent} lattice, forward and backward", case.backward)
+    if agent.policy.kind == "nca":
+        for remat in REMAT:
+            changed = dataclasses.replace(agent.policy, remat=remat)
+            again = _Case(dataclasses.replace(agent, policy=changed), spec, segments, length)
+            yield again.row(f"{args.agent} remat {remat}, forward and backward", again.backward)
+    yield _latency(args.agent, case, bars)
+    if args.peers and agent.policy.kind == "nca":
+        yield from _beside_cax(args, agent, spec, segments, length, seconds)
+
+
+class _Case:
+    """A policy with parameters and bars, and the calls that are timed."""
+
+    def __init__(self, agent: Any, spec: Any, segments: int, length: int):
+        import jax
+        import jax.numpy as jnp
+
+        from nca_trader.agents.policy import make_policy
+
+        self.policy = make_policy(agent, spec)
+        self.params = self.policy.init(jax.random.key(0))
+        self.segments, self.length = segments, length
+        shape = (segments, self.policy.receptive_field - 1 + length, spec.num_assets)
+        self.x = jax.random.normal(jax.random.key(1), (*shape, spec.num_features))
+        self.present = jnp.ones(shape, bool)
+
+    def row(self, name: str, call: Callable[[Any], Any]) -> dict[str, Any]:
+        """Times `call`; `temp_mb` is what the compiled program needs beside what goes in and out.
+
+        On the CPU, XLA merges what remat computes again with what was there; see docs/policies.md.
+        """
+        import jax
+
+        jitted = jax.jit(call)
+        found = measure(name, jitted, self.params, self.segments * self.length)
+        needed = jitted.lower(self.params).compile().memory_analysis()
+        return found | {"temp_mb": needed.temp_size_in_bytes / 1e6}
+
+    def loss(self, params: Any) -> Any:
+        return (self.policy.encode(params, self.x, self.present) ** 2).mean()
+
+    def forward(self, params: Any) -> Any:
+        return _fed_back(params, self.loss(params))
+
+    def backward(self, params: Any) -> Any:
+        import jax
+
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(self.loss)(params))
+
+    def windows(self, params: Any) -> Any:
+        """Every decision from a window of its own, a segment at a time."""
+        import jax
+        import jax.numpy as jnp
+
+        field = self.policy.receptive_field
+        rows = jnp.arange(self.length)[:, None] + jnp.arange(field)[None]
+
+        def segment(bars: Any) -> Any:
+            x, present = (array[rows] for array in bars)
+            return (self.policy.encode(params, x, present)[:, -1] ** 2).mean()
+
+        return _fed_back(params, jax.lax.map(segment, (self.x, self.present)).mean())
+
+
+def _fed_back(params: Any, result: Any) -> Any:
+    """Parameters that depend on the result, so that no call can be skipped."""
+    import jax
+
+    return jax.tree.map(lambda p: p + 0.0 * result, params)
+
+
+def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
+    """One bar after the other through the stream and the readout, as a live loop would."""
+    import jax
+    import numpy as np
+
+    from nca_trader.agents.policy import read_out
+    from nca_trader.envs.account import open_account
+
+    policy, params = case.policy, case.params
+    account = open_account(np.zeros(policy.spec.num_assets, np.float32))
+
+    @jax.jit
+    def decide(state: Any, x: Any, present: Any) -> Any:
+        state, cells = policy.stream(params, state, x, present)
+        return state, read_out(policy, params, cells, account)
+
+    x, present = np.asarray(case.x[0, 0]), np.asarray(case.present[0, 0])
+    state, spent = policy.begin(), []
+
+    def many(state: Any) -> Any:
+        for _ in range(bars):
+            began = time.perf_counter()
+            state, logits = decide(state, x, present)
+            np.asarray(logits)
+            spent.append(time.perf_counter() - began)
+        return state
+
+    row = measure(f"{name} stream and readout, a bar a call", many, state, bars, envs=1)
+    p50, p99 = np.percentile(spent[bars:], [50, 99]) * 1e6
+    return row | {"p50_us": float(p50), "p99_us": float(p99)}
+
+
+def _beside_cax(
+    args: argparse.Namespace, agent: Any, spec: Any, segments: int, length: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """One asset, as many cells, channels, hidden units and steps; steps are cells encoded."""
+    one = dataclasses.replace(spec, symbols=spec.symbols[:1])
+    case = _Case(agent, one, segments, length)
+    cells = case.present.size
+    config = agent.policy
+    options = {"segments": segments, "bars": case.present.shape[1], "channels": config.channels}
+    options |= {"hidden": config.hidden, "updates": config.steps, "seconds": seconds}
+    pairs = (("forward", case.forward), ("forward and backward", case.backward))
+    for backward, (what, call) in enumerate(pairs):
+        row = case.row(f"{args.agent} lattice of one asset, {what}, cells", call)
+        row["steps_per_s"] *= cells / (segments * length)
+        theirs = peer_figures(args.peers, "cax_nca", options | {"backward": backward})
+        yield row | {
+            "peer": f"{theirs['peer']} {theirs['version']}",
+            "peer_steps_per_s": theirs["steps_per_s"],
+            "ratio": row["steps_per_s"] / theirs["steps_per_s"],
+        }
