@@ -1,4 +1,4 @@
-"""rejax's PPO (the algorithm of PureJaxRL) on gymnax CartPole: MLP 64x64, 4 epochs, 4 minibatches."""
+"""rejax's PPO (PureJaxRL's algorithm) on gymnax CartPole, MLP 64x64, 4 epochs, 4 minibatches."""
 
 import jax
 import rejax

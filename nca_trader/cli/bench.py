@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import pathlib
 import resource
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 HELP = "measure steps a second of the environment, the policy and the learner"
 REPEATS = 5  # timed calls of each program; the median counts
+SECONDS = 3.0  # that a peer is measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         metavar="PYTHON",
-        help="an interpreter that has the peers, see `make bench-peers`; `env` and `policy` are "
-        "measured beside them, in a checkout",
+        help="an interpreter that has the peers, see `make bench-peers`; measures beside them, "
+        "in a checkout",
     )
     parser.add_argument("--envs", type=int, default=4096, help="of `env` (default %(default)s)")
 
@@ -35,6 +39,7 @@ def run(args: argparse.Namespace) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     from nca_trader.cli.bench_env import bench_env
     from nca_trader.cli.bench_policy import bench_policy
+    from nca_trader.cli.bench_ppo import bench_ppo
 
     benches = {"env": bench_env, "policy": bench_policy, "ppo": bench_ppo}
     chosen = benches if args.what == "all" else {args.what: benches[args.what]}
@@ -43,12 +48,12 @@ def run(args: argparse.Namespace) -> None:
             if args.json:
                 print_json({"bench": name} | row)
             else:
-                beside = f"   {row['ratio']:.3g} x {row['peer']}" if row["peer"] else ""
-                told = ("temp_mb", "p50_us", "p99_us")
-                beside += "".join(f"   {key} {row[key]:.1f}" for key in told if key in row)
+                peer = f"   {row['ratio']:.3g} x {row['peer']}" if row["peer"] else ""
+                told = ("temp_mb", "p50_us", "p99_us", "matmul_share")
+                peer += "".join(f"   {key} {row[key]:.3g}" for key in told if key in row)
                 print(
                     f"{name:<7} {row['name']:<44} {row['steps_per_s']:>14,.0f} steps/s   "
-                    f"compile {row['compile_s']:.1f} s{beside}"
+                    f"compile {row['compile_s']:.1f} s{peer}"
                 )
 
 
@@ -102,40 +107,36 @@ def measure(
     return row | facts
 
 
-def _env(bars: int = 5031) -> Any:
-    """The environment that all benchmarks share: two indexes, long or flat, with costs."""
-    from nca_trader.data.samples import sample_bars
-    from nca_trader.envs.presets import load_env
-    from nca_trader.envs.trading import TradingEnv
+def beside(
+    row: dict[str, Any], python: str, module: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """`row` beside what a peer measures of itself in a process of its own, right after ours.
 
-    return TradingEnv(sample_bars("sp500")[:bars], load_env("index_daily"))
+    Args:
+      module: of `benchmarks.peers`. options: of its `main`.
+
+    Raises:
+      ConfigError: the interpreter cannot be run, or has not got the peer.
+    """
+    theirs = _peer_figures(python, module, {"seconds": SECONDS} | options)
+    return row | {
+        "peer": f"{theirs['peer']} {theirs['version']}",
+        "peer_steps_per_s": theirs["steps_per_s"],
+        "ratio": row["steps_per_s"] / theirs["steps_per_s"],
+    }
 
 
-def bench_ppo(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Whole iterations of the learner, one environment a segment and as the preset has it."""
-    import dataclasses
+def _peer_figures(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
+    from nca_trader.errors import ConfigError
 
-    import jax
-
-    from nca_trader.agents.policy import make_policy
-    from nca_trader.agents.presets import load_agent
-    from nca_trader.learner.update import make_learner
-
-    env, rows = _env(), []
-    agent = load_agent(args.agent)
-    for each in sorted({1, agent.learner.envs_per_segment}):
-        learn = dataclasses.replace(agent.learner, envs_per_segment=each)
-        config = dataclasses.replace(agent, learner=learn, num_seeds=1)
-        learner = make_learner(env, make_policy(config, env.spec), config)
-        state = learner.init(jax.random.key(0))
-        rows.append(
-            measure(
-                f"{args.agent}, {env.spec.num_assets} assets, {each} env/segment",
-                lambda state, step=learner.step: step(state)[0],
-                state,
-                learner.steps_per_update,
-                envs=learn.num_segments * each,
-                envs_per_segment=each,
-            )
-        )
-    return rows
+    root = pathlib.Path(__file__).resolve().parents[2]
+    words = [f"--{name}={value}" for name, value in options.items()]
+    command = [python, "-m", f"benchmarks.peers.{module}", *words]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ConfigError(f"--peers {python}: cannot be run ({error.strerror}).") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ConfigError(f"--peers {python}: {module} failed ({last}); run `make bench-peers`.")
+    return json.loads(done.stdout.splitlines()[-1])

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import pathlib
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli.bench import measure
+from nca_trader.cli.bench import beside, measure
 
 LENGTH, EPISODE = 128, 256  # bars of one compiled call, and of an episode
 BLOCK = 1024  # accounts that one core walks together: what they touch stays in its cache
-SECONDS = 3.0  # that a peer is measured
 WINDOW, FEATURES = 64, 20
 # What a row is held against: the peer's module, and its options.
 PEERS = {
@@ -31,13 +27,7 @@ def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for kind, row in _rows(args):
         rivals = PEERS[kind] if args.peers else ()
         for module, options in rivals:
-            given = {"envs": args.envs, "seconds": SECONDS} | options
-            theirs = peer_figures(args.peers, module, given)
-            yield row | {
-                "peer": f"{theirs['peer']} {theirs['version']}",
-                "peer_steps_per_s": theirs["steps_per_s"],
-                "ratio": row["steps_per_s"] / theirs["steps_per_s"],
-            }
+            yield beside(row, args.peers, module, {"envs": args.envs} | options)
         if not rivals:
             yield row
 
@@ -47,27 +37,6 @@ def _rows(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "window", _index(args.envs, WINDOW)
     yield "gym", _one_env()
     yield "gym", _vector_env(1024)
-
-
-def peer_figures(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What a peer measures of itself, in a process of its own, right after ours.
-
-    Raises:
-      ConfigError: the interpreter cannot be run, or has not got the peer.
-    """
-    from nca_trader.errors import ConfigError
-
-    root = pathlib.Path(__file__).resolve().parents[2]
-    words = [f"--{name}={value}" for name, value in options.items()]
-    command = [python, "-m", f"benchmarks.peers.{module}", *words]
-    try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ConfigError(f"--peers {python}: cannot be run ({error.strerror}).") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ConfigError(f"--peers {python}: {module} failed ({last}); run `make bench-peers`.")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _setting(features: int) -> Any:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli.bench import measure
-from nca_trader.cli.bench_env import SECONDS, peer_figures
+from nca_trader.cli.bench import SECONDS, beside, measure
 
 SEGMENTS, LENGTH = 16, 128  # of the lattice; a step is a decision of a segment
 BARS = 2000  # that are streamed
@@ -157,9 +156,4 @@ def _beside_cax(
     for backward, (what, call) in enumerate(pairs):
         row = case.row(f"{args.agent} lattice of one asset, {what}, cells", call)
         row["steps_per_s"] *= cells / (segments * length)
-        theirs = peer_figures(args.peers, "cax_nca", options | {"backward": backward})
-        yield row | {
-            "peer": f"{theirs['peer']} {theirs['version']}",
-            "peer_steps_per_s": theirs["steps_per_s"],
-            "ratio": row["steps_per_s"] / theirs["steps_per_s"],
-        }
+        yield beside(row, args.peers, "cax_nca", options | {"backward": backward})

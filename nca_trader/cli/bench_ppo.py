@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from nca_trader.cli.bench import measure, peer_rate
+from nca_trader.cli.bench import beside, measure
 
-REJAX = ("rejax_ppo", {"envs": 64})
+SEGMENTS, LENGTH = 64, 128
+REJAX = ("rejax_ppo", {"envs": SEGMENTS})
 SB3 = ("sb3_ppo", {"envs": 8})
 
 
 def environment() -> Any:
-    """One market index, long or flat, with costs: what every row but the last trains on."""
+    """One market index, long or flat, with costs: what every row trains on."""
     from nca_trader.data.samples import sample_bars
     from nca_trader.envs.presets import load_env
     from nca_trader.envs.trading import TradingEnv
@@ -30,7 +31,7 @@ def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         row = _learner(env, name, agent, each)
         rivals = rivals if args.peers else ()
         for module, options in rivals:
-            yield row | peer_rate(args.peers, module, options, row["steps_per_s"])
+            yield beside(row, args.peers, module, options)
         if not rivals:
             yield row
 
@@ -58,7 +59,7 @@ def _learner(env: Any, name: str, agent: Any, each: int) -> dict[str, Any]:
     from nca_trader.learner.update import make_learner
 
     learn = dataclasses.replace(
-        agent.learner, num_segments=64, segment_length=128, envs_per_segment=each,
+        agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
         num_epochs=4, num_minibatches=4, advantages="gae",
     )  # fmt: skip
     config = dataclasses.replace(agent, learner=learn, num_seeds=1)
