@@ -51,11 +51,6 @@ class Policy(NamedTuple):
     fire_rate: float
 
     @property
-    def size(self) -> float:
-        """The weight that a full position means in each asset."""
-        return max(abs(target) for target in self.spec.targets)
-
-    @property
     def distribution(self) -> Distribution:
         """What the logits mean."""
         return distribution(self.spec)
@@ -151,7 +146,7 @@ def decide(
 
 def read_out(policy: Policy, params: Params, cells: Array, account: Account) -> Array:
     """Logits `[A, n]` of one decision from its bar's `cells` `[A, C]`, e.g. of a stream."""
-    logits, _ = policy.act(params, cells, account_features(account, policy.size))
+    logits, _ = policy.act(params, cells, account_features(policy.spec, account))
     return logits
 
 
