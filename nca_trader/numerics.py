@@ -36,6 +36,15 @@ def pair_add(high: Array, low: Array, x: Array) -> tuple[Array, Array]:
     return two_sum(total, error + low)
 
 
+def ema32(average: Array, x: Array, decay: float) -> Array:
+    """`average + (1 - decay) (x - average)` in float32; the three broadcast.
+
+    In bfloat16 a decay of 0.999 is 1, and the average would never move.
+    """
+    average, x = average.astype(jnp.float32), x.astype(jnp.float32)
+    return average + (1.0 - decay) * (x - average)
+
+
 def hash_uniform(*words: Array | int) -> Array:
     """Uniform float32 in [0, 1) from whole numbers of broadcastable shapes: the same, always.
 

@@ -260,27 +260,39 @@ class OptimizerConfig:
     """AdamW behind a global-norm clip, and its learning-rate schedule.
 
     Attributes:
-      learning_rate: peak. schedule: "constant", "linear" or "cosine", down to 0 at the run's end.
-      warmup_updates: gradient steps of linear warm-up from 0.
+      learning_rate: peak. schedule: "constant"; "linear" or "cosine", down to 0 at the run's end;
+        "sgdr", which falls to 0 and starts again, in periods that double.
+      first_period: gradient steps of the first period of "sgdr". After p periods it has made
+        `first_period (2^p - 1)` steps since its warm-up; a run is best ended there, at rate 0.
+      warmup_updates: gradient steps of linear warm-up, the last of them at the peak.
       b1, b2, eps, weight_decay: AdamW's; decay is off for biases.
       max_grad_norm: cap on the norm of the whole gradient, over all devices.
+      base_width: a matrix with more than so many inputs learns at `learning_rate base_width /
+        inputs`, so that a rate tuned on a narrow agent holds for a wide one. 0 is off, and the
+        default: the presets' rates were tuned for their own widths.
+      ema_decay: of a moving average of the parameters, e.g. 0.999; 0 is off. It bootstraps the
+        values of replayed rollouts; evaluation uses the parameters themselves.
     """
 
     learning_rate: float = 1e-3
     schedule: str = "constant"
+    first_period: int = 1000
     warmup_updates: int = 20
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-5
     weight_decay: float = 1e-4
     max_grad_norm: float = 0.5
+    base_width: int = 0
+    ema_decay: float = 0.0
 
     def __post_init__(self):
         refuse(
-            one_of(self, "schedule", ("constant", "linear", "cosine")),
-            whole(self, 0, "warmup_updates"),
+            one_of(self, "schedule", ("constant", "linear", "cosine", "sgdr")),
+            whole(self, 0, "warmup_updates", "base_width"),
+            whole(self, 1, "first_period"),
             between(self, "(0, inf)", "learning_rate", "eps", "max_grad_norm"),
-            between(self, "[0, 1)", "b1", "b2"),
+            between(self, "[0, 1)", "b1", "b2", "ema_decay"),
             between(self, "[0, inf)", "weight_decay"),
         )
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.numerics import pair_add, two_sum
+from nca_trader.numerics import ema32, pair_add, two_sum
 
 
 def drawn(rng, size):
@@ -47,3 +47,17 @@ def test_the_low_part_stays_below_half_a_unit_of_the_high_part():
     for x in drawn(rng, (50, 500)):
         high, low = pair_add(high, low, x)
         np.testing.assert_array_equal(np.asarray(high + low), np.asarray(high))
+
+
+def in_bfloat16(*arrays):
+    return [jnp.asarray(x, jnp.bfloat16) for x in arrays]
+
+
+def test_an_average_with_a_long_memory_moves():
+    average, x = in_bfloat16(1.0, 2.0)
+    for _ in range(1000):
+        average = ema32(average, x, 0.999)
+    assert average.dtype == jnp.float32
+    np.testing.assert_allclose(average, 2.0 - 0.999**1000, rtol=1e-5)
+    stuck, x, decay = in_bfloat16(1.0, 2.0, 0.999)
+    assert float(decay * stuck + (1 - decay) * x) == 1.0  # what bfloat16 makes of it

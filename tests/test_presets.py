@@ -239,6 +239,10 @@ def test_logical_shards_must_be_a_multiple_of_the_devices():
         (LearnerConfig, "discount", (0.5, 1.0), (0.0, 1.1)),
         (OptimizerConfig, "b2", (0.0, 0.999), (1.0, -0.1)),
         (OptimizerConfig, "warmup_updates", (0, 10), (-1, 0.5)),
+        (OptimizerConfig, "first_period", (1, 1000), (0, 1.5)),
+        (OptimizerConfig, "base_width", (0, 64), (-1, 0.5)),
+        (OptimizerConfig, "ema_decay", (0.0, 0.999), (1.0, -0.1)),
+        (OptimizerConfig, "schedule", ("sgdr",), ("restarts", "")),
     ],
 )
 def test_the_ends_of_each_range(cls, name, good, bad):
