@@ -335,13 +335,22 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Attributes: every: updates between checkpoints. keep: newest checkpoints that stay."""
+    """What is kept of a run, and when it goes back to it.
+
+    Attributes:
+      every: updates between checkpoints. keep: newest checkpoints that stay.
+      max_skips: updates dropped in a row (their gradients were not finite) after which the run
+        goes back to its newest checkpoint, with another key; NaN in parameters does so at once.
+      max_rollbacks: times that it goes back to the same checkpoint before it gives up.
+    """
 
     every: int = 10
     keep: int = 3
+    max_skips: int = 5
+    max_rollbacks: int = 3
 
     def __post_init__(self):
-        refuse(whole(self, 1, "every", "keep"))
+        refuse(whole(self, 1, "every", "keep", "max_skips"), whole(self, 0, "max_rollbacks"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

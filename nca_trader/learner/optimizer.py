@@ -107,6 +107,21 @@ def skip_not_finite(
     return optax.GradientTransformation(init, update)
 
 
+def whole_or_nothing(
+    before: tuple[Any, GuardState], after: tuple[Any, GuardState]
+) -> tuple[Any, GuardState]:
+    """`(params, state)` after an iteration, or before it if any of its gradients was dropped.
+
+    One batch is learnt from in several gradient steps: where one of them is not finite, none of
+    the others is believed. The count of what was dropped stays.
+    """
+    skipped = after[1].skipped
+    dropped = skipped > before[1].skipped
+    old, new = (before[0], before[1].inner), (after[0], after[1].inner)
+    params, inner = jax.tree.map(lambda a, b: jnp.where(dropped, a, b), old, new)
+    return params, GuardState(skipped, inner)
+
+
 def scale_by_width(base_width: int) -> optax.GradientTransformation:
     """Multiplies the update of a matrix `[..., n, m]` by `min(1, base_width / n)`.
 

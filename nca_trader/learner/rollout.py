@@ -4,6 +4,7 @@ A segment is encoded once on the causal lattice; then its accounts are scanned b
 the readout and the environment's own transition.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -100,12 +101,22 @@ def begin_segments(
         return start, env.begin_drops(jax.random.fold_in(start_key, 1)), jax.vmap(env.begin)(each)
 
     start, drop, fresh = jax.vmap(draw)(keys)
-    over = (segments.left < length) | (segments.index > last)
+    over = (segments.left < length) | (segments.index > last) | ~finite(segments.episode)
     index = jnp.where(over, start, segments.index)
     left = jnp.where(over, episode, segments.left)
     if drop is not None and segments.drop is not None:
         drop = jnp.where(over, drop, segments.drop)
     return Segments(index, left, drop, select(over[:, None], fresh, segments.episode)), fresh
+
+
+def finite(episode: Episode) -> Array:
+    """`[S]` whether all numbers of all accounts on a segment are finite; `episode` `[S, E, ...]`.
+
+    An account that met a price which is no number would spoil every update until its episode ends.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(episode) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    fine = [jnp.isfinite(leaf).all(tuple(range(1, leaf.ndim))) for leaf in leaves]
+    return functools.reduce(jnp.logical_and, fine)
 
 
 def select(condition: Array, yes: Episode, no: Episode) -> Episode:

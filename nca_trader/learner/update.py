@@ -23,7 +23,7 @@ from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.advantages import gae
-from nca_trader.learner.optimizer import make_optimizer
+from nca_trader.learner.optimizer import make_optimizer, whole_or_nothing
 from nca_trader.learner.population import over_seeds
 from nca_trader.learner.ppo import Loss, ppo_loss
 from nca_trader.learner.rollout import Rollout, Segments, begin_segments, collect
@@ -74,7 +74,7 @@ def make_learner(
     _check(env, policy, learn, mesh)
     steps_per_update = learn.num_segments * learn.segment_length * learn.envs_per_segment
     total = -(-learn.steps // steps_per_update) * learn.num_epochs * learn.num_minibatches
-    optimizer = make_optimizer(config.optimizer, total)
+    optimizer = make_optimizer(config.optimizer, total, DATA)
     iterate = functools.partial(_iterate, env, policy, learn, optimizer, _reward_scale(env, learn))
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA)])
     sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
@@ -184,7 +184,8 @@ def _iterate(
         shuffle_key,
     )
     metrics = losses | _rollout_metrics(rollout, value_target)
-    metrics["skipped"] = opt_state.skipped
+    metrics["skipped"] = opt_state.skipped - state.opt_state.skipped
+    metrics["param_norm"] = optax.tree.norm(params)
     state = LearnerState(params, opt_state, state.key, state.update + 1, segments)
     return state, metrics
 
@@ -250,6 +251,7 @@ def _learn(
     (params, opt_state), metrics = jax.lax.scan(
         epoch, carry, jax.random.split(key, config.num_epochs)
     )
+    params, opt_state = whole_or_nothing(carry, (params, opt_state))
     return params, opt_state, jax.tree.map(jnp.mean, metrics)
 
 

@@ -41,12 +41,12 @@ class Recorded(NamedTuple):
     inner: Any
 
 
-def recording_optimizer(config, total):
+def recording_optimizer(*args):
     """The real optimiser, which also keeps the sum of all gradients.
 
     Their sum is what plain SGD would have moved by: Adam hides a gradient that is N times too big.
     """
-    real = make_optimizer(config, total)
+    real = make_optimizer(*args)
 
     def init(params):
         inner = real.init(params)
