@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from nca_trader.numerics import dot32
 from nca_trader.presets import PolicyConfig
 from nca_trader.types import EnvSpec
 
@@ -87,7 +88,7 @@ class NCA(nnx.Module):
         dtype = jnp.dtype(self.matmul_dtype)
         # Flat rows: with the cells on three axes the gradient's product is transposed by hand.
         flat = x.reshape(x.shape[0], -1).astype(dtype)
-        out = jnp.matmul(w.T.astype(dtype), flat, preferred_element_type=jnp.float32)
+        out = dot32(w.T.astype(dtype), flat)
         return out.reshape(-1, *x.shape[1:])
 
 

@@ -8,6 +8,7 @@ from jax import Array
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market
 from nca_trader.learner.rollout import Rollout, gather_segment
+from nca_trader.numerics import exp32
 from nca_trader.presets import LearnerConfig
 
 
@@ -47,7 +48,7 @@ def ppo_loss(
     cells = policy.encode(params, x, present)[:, halo:]
     logits, value = policy.act(params, cells[:, :, None], rollout.seen)
     log_ratio = policy.distribution.log_prob(logits, rollout.action) - rollout.log_prob
-    ratio = jnp.exp(log_ratio)
+    ratio = exp32(log_ratio)
     eps = config.clip_epsilon
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()

@@ -4,7 +4,6 @@ A segment is encoded once on the causal lattice; then its accounts are scanned b
 the readout and the environment's own transition.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ from nca_trader.envs.trading import (
     take_legs,
     transition,
 )
+from nca_trader.numerics import cumsum32
 from nca_trader.presets import LearnerConfig
 
 
@@ -101,7 +101,7 @@ def begin_segments(
         return start, env.begin_drops(jax.random.fold_in(start_key, 1)), jax.vmap(env.begin)(each)
 
     start, drop, fresh = jax.vmap(draw)(keys)
-    over = (segments.left < length) | (segments.index > last) | ~finite(segments.episode)
+    over = (segments.left < length) | (segments.index > last)
     index = jnp.where(over, start, segments.index)
     left = jnp.where(over, episode, segments.left)
     if drop is not None and segments.drop is not None:
@@ -109,14 +109,11 @@ def begin_segments(
     return Segments(index, left, drop, select(over[:, None], fresh, segments.episode)), fresh
 
 
-def finite(episode: Episode) -> Array:
-    """`[S]` whether all numbers of all accounts on a segment are finite; `episode` `[S, E, ...]`.
-
-    An account that met a price which is no number would spoil every update until its episode ends.
-    """
-    leaves = [leaf for leaf in jax.tree.leaves(episode) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    fine = [jnp.isfinite(leaf).all(tuple(range(1, leaf.ndim))) for leaf in leaves]
-    return functools.reduce(jnp.logical_and, fine)
+def deepest_fall(reward: Array) -> Array:
+    """`[S, E]` how far the running sum of `reward` `[S, L, E]` fell below its peak or 0."""
+    curve = cumsum32(reward, axis=1)
+    peak = jnp.maximum(jax.lax.cummax(curve, axis=1), 0.0)
+    return (peak - curve).max(axis=1)
 
 
 def select(condition: Array, yes: Episode, no: Episode) -> Episode:

@@ -26,7 +26,7 @@ from nca_trader.learner.advantages import gae
 from nca_trader.learner.optimizer import make_optimizer, whole_or_nothing
 from nca_trader.learner.population import over_seeds
 from nca_trader.learner.ppo import Loss, ppo_loss
-from nca_trader.learner.rollout import Rollout, Segments, begin_segments, collect
+from nca_trader.learner.rollout import Rollout, Segments, begin_segments, collect, deepest_fall
 from nca_trader.mesh import DATA, make_mesh, replicated, split
 from nca_trader.presets import AgentConfig, LearnerConfig
 
@@ -266,5 +266,6 @@ def _rollout_metrics(rollout: Rollout, value_target: Array) -> Metrics:
     return {
         "explained_variance": 1.0 - missed / jnp.maximum(spread, 1e-12),
         "reward": jax.lax.pmean(rollout.reward.mean(), DATA),
+        "drawdown": jax.lax.pmean(deepest_fall(rollout.reward).mean(), DATA),
         "action_changes": jax.lax.pmean(changed, DATA),
     }

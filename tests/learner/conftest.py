@@ -55,7 +55,8 @@ def recording_optimizer(*args):
     def step(gradient, state, params):
         updates, inner = real.update(gradient, state.inner.inner, params)
         total = jax.tree.map(jnp.add, state.inner.gradients, gradient)
-        return updates, GuardState(inner.skipped, Recorded(total, inner))
+        skipped = state.skipped + inner.skipped - state.inner.inner.skipped
+        return updates, GuardState(skipped, Recorded(total, inner))
 
     return type(real)(init, step)
 

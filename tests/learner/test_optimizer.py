@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
 from jax.sharding import PartitionSpec as P
 
 from nca_trader import ConfigError, make_mesh
@@ -153,7 +152,7 @@ def test_a_skipped_update_moves_no_average_either():
     config = dataclasses.replace(CONFIG, ema_decay=0.9)
     params, gradients = some_params(), some_gradients(6)
     bad = jax.tree.map(lambda g: g.at[...].set(jnp.nan), gradients[0])
-    clean, clean_state = run(config, params, gradients)
+    _, clean_state = run(config, params, gradients)
     _, state = run(config, params, [*gradients[:3], bad, *gradients[3:]])
     jax.tree.map(np.testing.assert_array_equal, averaged(state), averaged(clean_state))
     # And what is averaged are the parameters, which the average leaves as they are.
