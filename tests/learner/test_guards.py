@@ -11,7 +11,7 @@ import tiny as tiny_experiment
 
 from nca_trader import Run, StateError, make_mesh
 from nca_trader.learner import train as training
-from nca_trader.learner import update
+from nca_trader.learner import sampled, update
 from nca_trader.learner.optimizer import GuardState, make_optimizer, whole_or_nothing
 from nca_trader.learner.rollout import collect as rollout_of
 from nca_trader.mesh import DATA
@@ -73,11 +73,11 @@ def on_device(state, like):
 @pytest.mark.parametrize(("where", "devices"), [("rewards", 2), ("features", 8), ("gradients", 1)])
 def test_a_batch_with_nan_is_as_if_it_had_not_been(stage, where, devices):
     learner = stage.learner(devices)
-    plant = {"gradients": ("make_optimizer", poisoning_optimizer)}
-    plant["rewards"] = ("collect", collect_with_nan)
+    plant = {"gradients": (update, "make_optimizer", poisoning_optimizer)}
+    plant["rewards"] = (sampled, "collect", collect_with_nan)
     if where in plant:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(update, *plant[where])
+            patch.setattr(*plant[where])
             mesh = make_mesh(devices)
             learner = update.make_learner(stage.env, stage.policy, stage.agent, mesh)
             step_in(learner, learner.init(jax.random.key(0)))  # compiles
