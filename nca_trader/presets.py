@@ -223,6 +223,9 @@ class LearnerConfig:
       advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
         baseline; "exact": every position and action is enumerated, where the account has finitely
         many states. See `nca_trader.learner.advantages` and `nca_trader.learner.exact`.
+      replay_slots: earlier rollouts that are kept on the device; each update learns from one of
+        them as well, corrected by V-trace. 0 is off; else at least 2, one being written. Needs
+        "gae", and `optimizer.ema_decay`, whose average bootstraps their values.
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
         1 +- it, the value to its old one +- it, in units of the targets' spread.
@@ -235,6 +238,7 @@ class LearnerConfig:
     envs_per_segment: int = 4
     logical_shards: int = 8
     advantages: str = "gae"
+    replay_slots: int = 0
     num_epochs: int = 4
     num_minibatches: int = 4
     discount: float = 0.99
@@ -248,6 +252,7 @@ class LearnerConfig:
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches"),
             one_of(self, "advantages", ("gae", "group", "exact")),
+            whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),
             between(self, "[0, 1]", "gae_lambda"),
             between(self, "(0, 1)", "clip_epsilon"),
@@ -258,6 +263,15 @@ class LearnerConfig:
         each = self.num_segments // self.logical_shards
         of = "num_segments / logical_shards"
         refuse(divides("num_minibatches", self.num_minibatches, of, each))
+        if self.replay_slots == 1:
+            refuse(["replay_slots=1: a slot is read while another is written; give 2 or more."])
+        if self.replay_slots and self.advantages != "gae":
+            refuse(
+                [
+                    f"replay_slots={self.replay_slots} corrects sampled advantages of values, and "
+                    f"advantages={self.advantages!r} has none; take 'gae', or replay_slots=0."
+                ]
+            )
         if self.advantages == "group" and self.envs_per_segment < 2:
             refuse(
                 [
@@ -385,5 +399,12 @@ class AgentConfig:
 
     def __post_init__(self):
         refuse(whole(self, 1, "num_seeds"))
+        if self.learner.replay_slots and not self.optimizer.ema_decay:
+            refuse(
+                [
+                    "learner.replay_slots needs an average of the parameters to bootstrap values; "
+                    "give optimizer.ema_decay, e.g. 0.99."
+                ]
+            )
         shards, devices = self.learner.logical_shards, self.mesh.devices
         refuse(multiple("learner.logical_shards", shards, "mesh.devices", devices))

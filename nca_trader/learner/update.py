@@ -25,11 +25,20 @@ from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
-from nca_trader.learner.optimizer import make_optimizer, whole_or_nothing
+from nca_trader.learner.optimizer import averaged, make_optimizer, whole_or_nothing
 from nca_trader.learner.population import over_seeds
+from nca_trader.learner.replay import (
+    Ring,
+    add,
+    begin_ring,
+    can_sample,
+    ring_spec,
+    sample,
+    stored,
+)
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
-from nca_trader.mesh import DATA, make_mesh, replicated, split
+from nca_trader.mesh import DATA, make_mesh, replicated
 from nca_trader.presets import AgentConfig, LearnerConfig
 
 Metrics = dict[str, Array]
@@ -40,6 +49,7 @@ class LearnerState(NamedTuple):
 
     params, opt_state: replicated. key: the run's key, never changed: draws fold in `update`.
     update: `[]` int32 updates done. segments: split over the mesh's data axis.
+    replay: earlier rollouts, their segments split likewise; None where none are kept.
     """
 
     params: Params
@@ -47,6 +57,7 @@ class LearnerState(NamedTuple):
     key: Array
     update: Array
     segments: Segments
+    replay: Ring | None = None
 
 
 class Learner(NamedTuple):
@@ -81,7 +92,7 @@ def make_learner(
     make_method = exact if shape.advantages == "exact" else sampled
     method = make_method(env, policy, shape, _reward_scale(env, shape))
     iterate = functools.partial(_iterate, env, policy, config, optimizer, method, updates)
-    spec = LearnerState._make([P(), P(), P(), P(), P(DATA)])
+    spec = LearnerState(P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots))
     sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
     market = jax.device_put(env.market, replicated(mesh))
 
@@ -95,14 +106,15 @@ def make_learner(
         drop = jax.vmap(env.begin_drops)(jnp.broadcast_to(run_key, each[:1]))
         segments = Segments(none, none, drop, episode)
         update = jnp.zeros((), jnp.int32)
-        return LearnerState(params, optimizer.init(params), run_key, update, segments)
+        ring = begin_ring(env, policy, shape, params, segments) if shape.replay_slots else None
+        return LearnerState(params, optimizer.init(params), run_key, update, segments, ring)
 
-    whole, parts = replicated(mesh), split(mesh)
     begin: Callable[[Array], LearnerState] = fresh
     if config.num_seeds > 1:
         sharded, begin = over_seeds(sharded, fresh, config.num_seeds, mesh)
-        parts = NamedSharding(mesh, P(None, DATA))
-    init = jax.jit(begin, out_shardings=LearnerState._make([whole] * 4 + [parts]))
+        spec = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, spec)
+    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), spec)
+    init = jax.jit(begin, out_shardings=placed)
     step = jax.jit(sharded, donate_argnums=0)
     steps_per_update *= config.num_seeds
     return Learner(init, lambda state: step(state, market), steps_per_update, mesh)
@@ -165,7 +177,7 @@ def _iterate(
 ) -> tuple[LearnerState, Metrics]:
     """One iteration on one device's share of the segments; runs inside `shard_map`."""
     key = jax.random.fold_in(state.key, state.update)
-    start_key, action_key, shuffle_key = jax.random.split(key, 3)
+    start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
     count = state.segments.index.shape[0]
     number = jax.lax.axis_index(DATA) * count + jnp.arange(count)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
@@ -184,9 +196,36 @@ def _iterate(
         batch,
         shuffle_key,
     )
+    ring = state.replay
+    if ring is not None:
+        params, opt_state = _learn_again(
+            method, config.learner, optimizer, (params, opt_state), market, ring, replay_key
+        )
+        ring = add(ring, stored(batch[0]))
     skipped = opt_state.skipped - state.opt_state.skipped
     before = (state.params, state.opt_state)
     params, opt_state = whole_or_nothing(before, (params, opt_state))
     metrics |= losses | {"skipped": skipped, "param_norm": optax.tree.norm(params)}
-    state = LearnerState(params, opt_state, state.key, state.update + 1, segments)
+    state = LearnerState(params, opt_state, state.key, state.update + 1, segments, ring)
     return state, metrics
+
+
+def _learn_again(
+    method: Method,
+    config: LearnerConfig,
+    optimizer: optax.GradientTransformation,
+    learnt: tuple[Params, Any],
+    market: Market,
+    ring: Ring,
+    key: Array,
+) -> tuple[Params, Any]:
+    """Learns from a rollout of the ring as from a fresh one, if there is one; `learnt` of it."""
+    sample_key, shuffle_key = jax.random.split(key)
+
+    def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
+        params, opt_state = learnt
+        batch = method.again(params, averaged(opt_state), market, sample(ring, sample_key))
+        lose = lambda params, items: method.lose(params, market, items)  # noqa: E731
+        return learn(lose, config, optimizer, params, opt_state, batch, shuffle_key)[:2]
+
+    return jax.lax.cond(can_sample(ring), again, lambda learnt: learnt, learnt)

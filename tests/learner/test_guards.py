@@ -10,8 +10,8 @@ import pytest
 import tiny as tiny_experiment
 
 from nca_trader import Run, StateError, make_mesh
-from nca_trader.learner import train as training
 from nca_trader.learner import sampled, update
+from nca_trader.learner import train as training
 from nca_trader.learner.optimizer import GuardState, make_optimizer, whole_or_nothing
 from nca_trader.learner.rollout import collect as rollout_of
 from nca_trader.mesh import DATA
