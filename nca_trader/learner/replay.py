@@ -129,6 +129,16 @@ def transitions_per_gb(item: Stored) -> int:
     return GB * item.reward.size // held
 
 
+def described(ring: Ring) -> str:
+    """How much a ring of rollouts (or of their shapes) holds, in one line."""
+    reward = ring.data.reward
+    per_gb = transitions_per_gb(ring.data)
+    return (
+        f"replay: {reward.size:,} transitions in {reward.size / per_gb * 1e3:.3g} MB, "
+        f"{per_gb / 1e6:.3g} million a GB"
+    )
+
+
 def vtrace(
     r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array, log_rho_tm1: Array
 ) -> tuple[Array, Array]:

@@ -17,19 +17,22 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, LearnerState, make_learner
-from nca_trader.presets import AgentConfig, CheckpointConfig
+from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.files import write_atomically
 from nca_trader.runs.manifest import Run, open_run
 
 Report = Callable[[dict[str, Any]], None]
+Fitness = Callable[[LearnerState], Any]
 log = logging.getLogger(__name__)
 
 
@@ -42,6 +45,7 @@ def train(
     seed: int = 0,
     report: Report = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
+    fitness: Fitness | None = None,
 ) -> Run:
     """Trains `agent` in `env` for `steps` environment steps of each seed, into a run folder.
 
@@ -50,6 +54,8 @@ def train(
         None is the preset's `learner.steps`.
       seed: of everything random. report: called with each row of metrics.jsonl.
       stop: asked after each update; True saves a checkpoint and returns.
+      fitness: of a population's agents, `[M]`, more is better, e.g. on a selection span; None is
+        the mean training reward since the last exploit.
 
     Returns:
       The run; `steps_done(run)` says how far it came.
@@ -90,6 +96,10 @@ def train(
                 _cut_metrics(run.path / "metrics.jsonl", done)
                 state = health.roll_back(fault, state, done)
                 continue
+            if agent.population.every and done % agent.population.every == 0:
+                recent = [*run.metrics(), row][-agent.population.every :]
+                score = mean_reward(recent) if fitness is None else fitness(state)
+                state = _exploit(agent.population, state, np.asarray(score, np.float32), seed, row)
             with open(run.path / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             report(row)
@@ -102,6 +112,27 @@ def train(
             if stopped:
                 break
     return run
+
+
+def _exploit(
+    config: PopulationConfig, state: LearnerState, score: np.ndarray, seed: int, row: dict[str, Any]
+) -> LearnerState:
+    """The population after an exploit, which `row` then tells of."""
+    if score.shape != state.update.shape:
+        raise ConfigError(
+            f"fitness is of shape {list(score.shape)}, but {state.update.size} agents train; give "
+            "one number an agent."
+        )
+    # Folded with no agent's number: those are the agents' own keys.
+    key = jax.random.fold_in(jax.random.key(seed), score.size)
+    key = jax.random.fold_in(key, row["update"])
+    if state.hyper is not None:
+        of = jax.device_get(correlations(state.hyper, jnp.asarray(score)))
+        row["fitness_correlation"] = {name: _number(value) for name, value in of.items()}
+    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
+    state, parent = jax.jit(exploit, static_argnums=0)(config, state, jnp.asarray(score), key)
+    row["seeds"] |= {"fitness": [_number(s) for s in score], "parent": parent.tolist()}
+    return jax.device_put(state, placed)
 
 
 class Health:

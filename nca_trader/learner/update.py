@@ -7,7 +7,6 @@ the same run on one device and on eight, to rounding.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
 from nca_trader.learner.optimizer import averaged, make_optimizer, whole_or_nothing
-from nca_trader.learner.population import over_seeds
+from nca_trader.learner.population import Hyper, draw_hyper, over_seeds, with_hyper
 from nca_trader.learner.replay import (
     Ring,
     add,
@@ -50,6 +49,7 @@ class LearnerState(NamedTuple):
     params, opt_state: replicated. key: the run's key, never changed: draws fold in `update`.
     update: `[]` int32 updates done. segments: split over the mesh's data axis.
     replay: earlier rollouts, their segments split likewise; None where none are kept.
+    hyper: what this agent learns with, where that is not the config's.
     """
 
     params: Params
@@ -58,6 +58,7 @@ class LearnerState(NamedTuple):
     update: Array
     segments: Segments
     replay: Ring | None = None
+    hyper: Hyper | None = None
 
 
 class Learner(NamedTuple):
@@ -91,13 +92,22 @@ def make_learner(
     optimizer = make_optimizer(config.optimizer, total, DATA)
     make_method = exact if shape.advantages == "exact" else sampled
     method = make_method(env, policy, shape, _reward_scale(env, shape))
-    iterate = functools.partial(_iterate, env, policy, config, optimizer, method, updates)
-    spec = LearnerState(P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots))
+
+    def iterate(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+        if state.hyper is None:
+            return _iterate(env, policy, config, optimizer, method, updates, state, market)
+        own = with_hyper(config, state.hyper)
+        learns = make_optimizer(own.optimizer, total, DATA)
+        lives = make_method(env, policy, own.learner, _reward_scale(env, own.learner))
+        state, metrics = _iterate(env, policy, own, learns, lives, updates, state, market)
+        return state, metrics | state.hyper._asdict()
+
+    spec = LearnerState(P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P())
     sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
     market = jax.device_put(env.market, replicated(mesh))
 
     def fresh(key: Array) -> LearnerState:
-        params_key, run_key = jax.random.split(key)
+        params_key, run_key, hyper_key = jax.random.split(key, 3)
         params = policy.init(params_key)
         none = jnp.zeros(shape.num_segments, jnp.int32)
         each = (shape.num_segments, shape.envs_per_segment)
@@ -107,7 +117,8 @@ def make_learner(
         segments = Segments(none, none, drop, episode)
         update = jnp.zeros((), jnp.int32)
         ring = begin_ring(env, policy, shape, params, segments) if shape.replay_slots else None
-        return LearnerState(params, optimizer.init(params), run_key, update, segments, ring)
+        opt_state, hyper = optimizer.init(params), draw_hyper(config, hyper_key)
+        return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
 
     begin: Callable[[Array], LearnerState] = fresh
     if config.num_seeds > 1:
@@ -144,7 +155,7 @@ def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -
         )
 
 
-def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
+def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Array | float:
     """Scales rewards so that the values' targets spread by about one, whatever the market.
 
     Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
@@ -160,9 +171,9 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
         spread = 1.0
     if spread == 0.0:
         return 1.0  # prices that never move: costs are all there is
-    left = 1.0 - config.discount**2
-    horizon = min(1.0 / left, config.segment_length) if left > 0.0 else config.segment_length
-    return 1.0 / (spread * horizon**0.5)
+    # One over the horizon, which is no longer than a segment. The discount may be traced.
+    each = jnp.maximum(1.0 - config.discount**2, 1.0 / config.segment_length)
+    return jnp.sqrt(each) / spread
 
 
 def _iterate(
@@ -206,8 +217,8 @@ def _iterate(
     before = (state.params, state.opt_state)
     params, opt_state = whole_or_nothing(before, (params, opt_state))
     metrics |= losses | {"skipped": skipped, "param_norm": optax.tree.norm(params)}
-    state = LearnerState(params, opt_state, state.key, state.update + 1, segments, ring)
-    return state, metrics
+    state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
+    return state._replace(update=state.update + 1), metrics
 
 
 def _learn_again(

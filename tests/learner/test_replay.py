@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nca_trader import AgentConfig, ConfigError, load_agent, make_learner, make_mesh
+from nca_trader import (
+    AgentConfig,
+    ConfigError,
+    TradingEnv,
+    load_agent,
+    make_learner,
+    make_mesh,
+)
+from nca_trader.cli.train import replay_line
 from nca_trader.learner import replay, sampled
 from nca_trader.learner.advantages import gae
 from nca_trader.learner.rollout import Draw
@@ -180,6 +188,14 @@ def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_re
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
     assert replay.transitions_per_gb(one) == 10**9 * 16 * 8 * 2 // held
     assert replay.transitions_per_gb(one) >= 10_000_000  # of two assets, even
+    assert replay.described(state.replay).startswith("replay: 512 transitions in 0.02")
+
+
+def test_one_asset_takes_28_bytes_a_transition(stage):
+    changes = ["learner.replay_slots=2", "optimizer.ema_decay=0.99", "learner.segment_length=32"]
+    agent = load_agent("nano", changes)
+    env = TradingEnv(stage.env.bars.select(stage.env.bars.symbols[0]), stage.env.config)
+    assert replay_line(env, agent).endswith(" 35.7 million a GB")
 
 
 def test_presets_keep_no_replay_unless_asked():
