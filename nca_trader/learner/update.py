@@ -38,6 +38,7 @@ from nca_trader.learner.replay import (
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
 from nca_trader.mesh import DATA, make_mesh, replicated
+from nca_trader.numerics import arrays
 from nca_trader.presets import AgentConfig, LearnerConfig
 
 Metrics = dict[str, Array]
@@ -163,7 +164,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Array | float:
     fall outside the band that the value clip allows.
     """
     legs = env.market.legs
-    growth = np.asarray((1.0 + legs.gap) * (1.0 + legs.body), np.float64)
+    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
     spread = float(np.log(np.maximum(growth, 1e-6)).mean(axis=1).std())
     # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
     spread *= env.spec.num_assets * env.spec.bounds[1]
@@ -172,8 +173,8 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Array | float:
     if spread == 0.0:
         return 1.0  # prices that never move: costs are all there is
     # One over the horizon, which is no longer than a segment. The discount may be traced.
-    each = jnp.maximum(1.0 - config.discount**2, 1.0 / config.segment_length)
-    return jnp.sqrt(each) / spread
+    xp = arrays(config.discount)
+    return xp.sqrt(xp.maximum(1.0 - config.discount**2, 1.0 / config.segment_length)) / spread
 
 
 def _iterate(

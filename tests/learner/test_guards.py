@@ -17,16 +17,14 @@ from nca_trader.learner.rollout import collect as rollout_of
 from nca_trader.mesh import DATA
 from nca_trader.runs.checkpoint import Checkpoints
 
-BAD = 2  # the update in which NaN is planted, from 1
-
 
 def poisoning_optimizer(*args):
-    """The real optimiser, whose second gradient of update BAD has one entry that is NaN."""
+    """The real optimiser; the second gradient of the second update has one entry that is NaN."""
     real = make_optimizer(*args)
 
     def step(gradient, state, params):
         count = state.inner[1][0].count  # of Adam
-        bad = (count == 4 * (BAD - 1) + 1) & (state.skipped == 0)
+        bad = (count == 4 + 1) & (state.skipped == 0)
         gradient["head"]["value_bias"] = jnp.where(bad, jnp.nan, gradient["head"]["value_bias"])
         return real.update(gradient, state, params)
 
@@ -70,27 +68,32 @@ def on_device(state, like):
     return jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, like))
 
 
-@pytest.mark.parametrize(("where", "devices"), [("rewards", 2), ("features", 8), ("gradients", 1)])
-def test_a_batch_with_nan_is_as_if_it_had_not_been(stage, where, devices):
-    learner = stage.learner(devices)
-    plant = {"gradients": (update, "make_optimizer", poisoning_optimizer)}
-    plant["rewards"] = (sampled, "collect", collect_with_nan)
-    if where in plant:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(*plant[where])
-            mesh = make_mesh(devices)
-            learner = update.make_learner(stage.env, stage.policy, stage.agent, mesh)
-            step_in(learner, learner.init(jax.random.key(0)))  # compiles
-    state, _ = step_in(learner, learner.init(jax.random.key(0)))
+@pytest.fixture(scope="module")
+def poisoned(stage):
+    """A learner on two devices whose second update meets a NaN in one gradient step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "make_optimizer", poisoning_optimizer)
+        patch.setattr(sampled, "collect", collect_with_nan)
+        learner = update.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
+        step_in(learner, learner.init(jax.random.key(1)))  # compiles
+    return learner
+
+
+def dropped(learner, state, where=""):
+    """The state after an update that must change nothing of what was learnt, and what it said."""
     before = on_host(state)
-    state, metrics = step_in(learner, state, where if where != "gradients" else "")
+    state, metrics = step_in(learner, state, where)
     after = on_host(state)
     jax.tree.map(np.testing.assert_array_equal, learnt(after), learnt(before))
-    # In a gradient of one step: the steps around it are taken back as well.
-    assert int(metrics["skipped"]) == (1 if where == "gradients" else 4)
-    assert int(after.update) == 2 and (after.segments.index != before.segments.index).all()
-    # A run whose optimiser was never called for this batch goes on to the same parameters.
-    uncalled = after._replace(
+    assert int(after.update) == int(before.update) + 1
+    assert (after.segments.index != before.segments.index).all()
+    assert np.isfinite(float(metrics["param_norm"])) and not np.isfinite(float(metrics["loss"]))
+    return state, int(metrics["skipped"])
+
+
+def goes_on(learner, state, before):
+    """A run whose optimiser was never called since `before` goes on to the same parameters."""
+    uncalled = on_host(state)._replace(
         params=before.params,
         opt_state=GuardState(np.full_like(before.opt_state.skipped, 9), before.opt_state.inner),
     )
@@ -100,6 +103,27 @@ def test_a_batch_with_nan_is_as_if_it_had_not_been(stage, where, devices):
     jax.tree.map(np.testing.assert_array_equal, learnt(on_host(state)), learnt(on_host(other)))
     moved = jax.tree.map(lambda a, b: (a != b).any(), on_host(state).params, before.params)
     assert all(jax.tree.leaves(moved))
+
+
+def test_a_batch_with_nan_in_a_gradient_or_a_reward_is_as_if_it_had_not_been(poisoned):
+    state, _ = step_in(poisoned, poisoned.init(jax.random.key(0)))
+    before = on_host(state)
+    # Of the four gradient steps the second: the one before and those after are taken back.
+    state, skipped = dropped(poisoned, state)
+    assert skipped == 1
+    # A reward on one device: all four of both.
+    state, skipped = dropped(poisoned, state, "rewards")
+    assert skipped == 4
+    goes_on(poisoned, state, before)
+
+
+def test_a_batch_with_nan_in_features_is_as_if_it_had_not_been(stage):
+    learner = stage.learner(8)
+    state, _ = step_in(learner, learner.init(jax.random.key(0)))
+    before = on_host(state)
+    state, skipped = dropped(learner, state, "features")
+    assert skipped == 4
+    goes_on(learner, state, before)
 
 
 def test_an_iteration_is_taken_back_whole_or_stands():

@@ -104,6 +104,7 @@ def varied(stage):
     return state, jax.device_get(metrics)
 
 
+@pytest.mark.slow
 def test_a_member_is_the_agent_trained_alone_with_its_hyper_parameters(stage, varied):
     state, metrics = varied
     own = {name: float(value[1]) for name, value in state.hyper._asdict().items()}
