@@ -7,6 +7,7 @@ the same run on one device and on eight, to rounding.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +25,13 @@ from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
-from nca_trader.learner.optimizer import averaged, make_optimizer, whole_or_nothing
+from nca_trader.learner.memory import fitting, memory_limit, piece_counts
+from nca_trader.learner.optimizer import (
+    averaged,
+    learning_rate,
+    make_optimizer,
+    whole_or_nothing,
+)
 from nca_trader.learner.population import Hyper, draw_hyper, over_seeds, with_hyper
 from nca_trader.learner.replay import (
     Ring,
@@ -40,6 +47,7 @@ from nca_trader.learner.sampled import sampled
 from nca_trader.mesh import DATA, make_mesh, replicated
 from nca_trader.numerics import arrays
 from nca_trader.presets import AgentConfig, LearnerConfig
+from nca_trader.ranges import divides, refuse
 
 Metrics = dict[str, Array]
 
@@ -93,18 +101,20 @@ def make_learner(
     optimizer = make_optimizer(config.optimizer, total, DATA)
     make_method = exact if shape.advantages == "exact" else sampled
     method = make_method(env, policy, shape, _reward_scale(env, shape))
+    schedule = learning_rate(config.optimizer, total)
+    common = (env, policy, updates)
 
-    def iterate(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+    def iterate(pieces: int, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
         if state.hyper is None:
-            return _iterate(env, policy, config, optimizer, method, updates, state, market)
+            return _iterate(*common, config, optimizer, schedule, method, pieces, state, market)
         own = with_hyper(config, state.hyper)
-        learns = make_optimizer(own.optimizer, total, DATA)
+        moves = make_optimizer(own.optimizer, total, DATA)
+        rate = learning_rate(own.optimizer, total)
         lives = make_method(env, policy, own.learner, _reward_scale(env, own.learner))
-        state, metrics = _iterate(env, policy, own, learns, lives, updates, state, market)
+        state, metrics = _iterate(*common, own, moves, rate, lives, pieces, state, market)
         return state, metrics | state.hyper._asdict()
 
     spec = LearnerState(P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P())
-    sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
     market = jax.device_put(env.market, replicated(mesh))
 
     def fresh(key: Array) -> LearnerState:
@@ -121,13 +131,23 @@ def make_learner(
         opt_state, hyper = optimizer.init(params), draw_hyper(config, hyper_key)
         return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
 
+    def build(pieces: int) -> Any:
+        one = functools.partial(iterate, pieces)
+        step = jax.shard_map(one, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
+        if config.num_seeds > 1:
+            step, _ = over_seeds(step, fresh, config.num_seeds, mesh)
+        return jax.jit(step, donate_argnums=0)
+
     begin: Callable[[Array], LearnerState] = fresh
+    placed = spec
     if config.num_seeds > 1:
-        sharded, begin = over_seeds(sharded, fresh, config.num_seeds, mesh)
-        spec = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, spec)
-    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), spec)
+        _, begin = over_seeds(lambda *args: args, fresh, config.num_seeds, mesh)
+        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, spec)
+    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
     init = jax.jit(begin, out_shardings=placed)
-    step = jax.jit(sharded, donate_argnums=0)
+    items = shape.num_segments // shape.num_minibatches // mesh.size
+    limit = memory_limit(shape.memory_gb, mesh)
+    step = fitting(build, piece_counts(shape.micro_batches, items), limit)
     steps_per_update *= config.num_seeds
     return Learner(init, lambda state: step(state, market), steps_per_update, mesh)
 
@@ -147,6 +167,8 @@ def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -
             f"{mesh.size} devices; the nearest that is, is "
             f"{max(1, round(config.logical_shards / mesh.size)) * mesh.size}."
         )
+    items = config.num_segments // config.num_minibatches // mesh.size
+    refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
     episode = env.config.episode_bars or config.segment_length
     if episode % config.segment_length:
         raise ConfigError(
@@ -180,10 +202,12 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Array | float:
 def _iterate(
     env: TradingEnv,
     policy: Policy,
+    num_updates: int,
     config: AgentConfig,
     optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
     method: Method,
-    num_updates: int,
+    micro_batches: int,
     state: LearnerState,
     market: Market,
 ) -> tuple[LearnerState, Metrics]:
@@ -207,17 +231,26 @@ def _iterate(
         state.opt_state,
         batch,
         shuffle_key,
+        micro_batches,
     )
     ring = state.replay
     if ring is not None:
         params, opt_state = _learn_again(
-            method, config.learner, optimizer, (params, opt_state), market, ring, replay_key
+            method,
+            config.learner,
+            optimizer,
+            (params, opt_state),
+            market,
+            ring,
+            replay_key,
+            micro_batches,
         )
         ring = add(ring, stored(batch[0]))
     skipped = opt_state.skipped - state.opt_state.skipped
     before = (state.params, state.opt_state)
     params, opt_state = whole_or_nothing(before, (params, opt_state))
     metrics |= losses | {"skipped": skipped, "param_norm": optax.tree.norm(params)}
+    metrics |= {"lr": schedule(_steps(opt_state)), "micro_batches": jnp.int32(micro_batches)}
     state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
     return state._replace(update=state.update + 1), metrics
 
@@ -230,14 +263,29 @@ def _learn_again(
     market: Market,
     ring: Ring,
     key: Array,
+    micro_batches: int,
 ) -> tuple[Params, Any]:
     """Learns from a rollout of the ring as from a fresh one, if there is one; `learnt` of it."""
+    if method.again is None:
+        raise ConfigError("learner.replay_slots: this method cannot learn from old rollouts.")
+    revisit = method.again
     sample_key, shuffle_key = jax.random.split(key)
 
     def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt_state = learnt
-        batch = method.again(params, averaged(opt_state), market, sample(ring, sample_key))
+        batch = revisit(params, averaged(opt_state), market, sample(ring, sample_key))
         lose = lambda params, items: method.lose(params, market, items)  # noqa: E731
-        return learn(lose, config, optimizer, params, opt_state, batch, shuffle_key)[:2]
+        args = (config, optimizer, params, opt_state, batch, shuffle_key, micro_batches)
+        return learn(lose, *args)[:2]
 
     return jax.lax.cond(can_sample(ring), again, lambda learnt: learnt, learnt)
+
+
+def _steps(opt_state: Any) -> Array:
+    """`[]` gradient steps behind the learning-rate schedule; one that was skipped is none."""
+
+    def of_schedule(path: Any, value: Any) -> bool:
+        del value
+        return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"
+
+    return optax.tree.get(opt_state, "count", filtering=of_schedule)
