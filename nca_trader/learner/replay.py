@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import chex
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec as P
@@ -86,7 +87,7 @@ def _readable(ring: Ring) -> Array:
 
 def ring_spec(slots: int) -> Any:
     """How a ring of rollouts lies on the mesh: every slot's segments split over the data axis."""
-    return Ring(P(None, DATA), P(), P()) if slots else P()
+    return Ring._make([P(None, DATA), P(), P()]) if slots else P()
 
 
 class Stored(NamedTuple):

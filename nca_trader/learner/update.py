@@ -45,7 +45,6 @@ from nca_trader.learner.replay import (
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
 from nca_trader.mesh import DATA, make_mesh, replicated
-from nca_trader.numerics import arrays
 from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
@@ -107,14 +106,14 @@ def make_learner(
     def iterate(pieces: int, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
         if state.hyper is None:
             return _iterate(*common, config, optimizer, schedule, method, pieces, state, market)
-        own = with_hyper(config, state.hyper)
+        own, own_values = with_hyper(config, state.hyper), state.hyper._asdict()
         moves = make_optimizer(own.optimizer, total, DATA)
         rate = learning_rate(own.optimizer, total)
         lives = make_method(env, policy, own.learner, _reward_scale(env, own.learner))
         state, metrics = _iterate(*common, own, moves, rate, lives, pieces, state, market)
-        return state, metrics | state.hyper._asdict()
+        return state, metrics | own_values
 
-    spec = LearnerState(P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P())
+    spec = LearnerState._make([P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P()])
     market = jax.device_put(env.market, replicated(mesh))
 
     def fresh(key: Array) -> LearnerState:
@@ -178,7 +177,7 @@ def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -
         )
 
 
-def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Array | float:
+def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
     """Scales rewards so that the values' targets spread by about one, whatever the market.
 
     Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
@@ -195,7 +194,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Array | float:
     if spread == 0.0:
         return 1.0  # prices that never move: costs are all there is
     # One over the horizon, which is no longer than a segment. The discount may be traced.
-    xp = arrays(config.discount)
+    xp: Any = jnp if isinstance(config.discount, jax.Array) else np
     return xp.sqrt(xp.maximum(1.0 - config.discount**2, 1.0 / config.segment_length)) / spread
 
 
@@ -250,7 +249,10 @@ def _iterate(
     before = (state.params, state.opt_state)
     params, opt_state = whole_or_nothing(before, (params, opt_state))
     metrics |= losses | {"skipped": skipped, "param_norm": optax.tree.norm(params)}
-    metrics |= {"lr": schedule(_steps(opt_state)), "micro_batches": jnp.int32(micro_batches)}
+    metrics |= {
+        "lr": jnp.asarray(schedule(_steps(opt_state))),
+        "micro_batches": jnp.int32(micro_batches),
+    }
     state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
     return state._replace(update=state.update + 1), metrics
 
