@@ -262,6 +262,9 @@ class LearnerConfig:
       advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
         baseline; "exact": every position and action is enumerated, where the account has finitely
         many states. See `nca_trader.learner.advantages` and `nca_trader.learner.exact`.
+      replay_slots: earlier rollouts that are kept on the device; each update learns from one of
+        them as well, corrected by V-trace. 0 is off; else at least 2, one being written. Needs
+        "gae", and `optimizer.ema_decay`, whose average bootstraps their values.
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
       micro_batches: pieces in which a minibatch's gradient is summed; more take less memory, with
         the same result. memory_gb: what a device has for one update; where the compiled program
@@ -280,6 +283,7 @@ class LearnerConfig:
     envs_per_segment: int = 4
     logical_shards: int = 8
     advantages: str = "gae"
+    replay_slots: int = 0
     num_epochs: int = 4
     num_minibatches: int = 4
     micro_batches: int = 1
@@ -296,6 +300,7 @@ class LearnerConfig:
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
             one_of(self, "advantages", ("gae", "group", "exact")),
+            whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),
             between(self, "[0, 1]", "gae_lambda"),
             between(self, "(0, 1)", "clip_epsilon"),
@@ -306,6 +311,15 @@ class LearnerConfig:
         each = self.num_segments // self.logical_shards
         of = "num_segments / logical_shards"
         refuse(divides("num_minibatches", self.num_minibatches, of, each))
+        if self.replay_slots == 1:
+            refuse(["replay_slots=1: a slot is read while another is written; give 2 or more."])
+        if self.replay_slots and self.advantages != "gae":
+            refuse(
+                [
+                    f"replay_slots={self.replay_slots} corrects sampled advantages of values, and "
+                    f"advantages={self.advantages!r} has none; take 'gae', or replay_slots=0."
+                ]
+            )
         given = [n for n in ("memory_gb", "max_kl") if getattr(self, n) is not None]
         refuse(between(self, "(0, inf)", *given))
         if self.advantages == "group" and self.envs_per_segment < 2:
@@ -327,27 +341,39 @@ class OptimizerConfig:
     """AdamW behind a global-norm clip, and its learning-rate schedule.
 
     Attributes:
-      learning_rate: peak. schedule: "constant", "linear" or "cosine", down to 0 at the run's end.
-      warmup_updates: gradient steps of linear warm-up from 0.
+      learning_rate: peak. schedule: "constant"; "linear" or "cosine", down to 0 at the run's end;
+        "sgdr", which falls to 0 and starts again, in periods that double.
+      first_period: gradient steps of the first period of "sgdr". After p periods it has made
+        `first_period (2^p - 1)` steps since its warm-up; a run is best ended there, at rate 0.
+      warmup_updates: gradient steps of linear warm-up, the last of them at the peak.
       b1, b2, eps, weight_decay: AdamW's; decay is off for biases.
       max_grad_norm: cap on the norm of the whole gradient, over all devices.
+      base_width: a matrix with more than so many inputs learns at `learning_rate base_width /
+        inputs`, so that a rate tuned on a narrow agent holds for a wide one. 0 is off, and the
+        default: the presets' rates were tuned for their own widths.
+      ema_decay: of a moving average of the parameters, e.g. 0.999; 0 is off. It bootstraps the
+        values of replayed rollouts; evaluation uses the parameters themselves.
     """
 
     learning_rate: float = 1e-3
     schedule: str = "constant"
+    first_period: int = 1000
     warmup_updates: int = 20
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-5
     weight_decay: float = 1e-4
     max_grad_norm: float = 0.5
+    base_width: int = 0
+    ema_decay: float = 0.0
 
     def __post_init__(self):
         refuse(
-            one_of(self, "schedule", ("constant", "linear", "cosine")),
-            whole(self, 0, "warmup_updates"),
+            one_of(self, "schedule", ("constant", "linear", "cosine", "sgdr")),
+            whole(self, 0, "warmup_updates", "base_width"),
+            whole(self, 1, "first_period"),
             between(self, "(0, inf)", "learning_rate", "eps", "max_grad_norm"),
-            between(self, "[0, 1)", "b1", "b2"),
+            between(self, "[0, 1)", "b1", "b2", "ema_decay"),
             between(self, "[0, inf)", "weight_decay"),
         )
 
@@ -366,6 +392,52 @@ class CurriculumConfig:
 
     def __post_init__(self):
         refuse(between(self, "[0, 1]", "costs_from"), between(self, "(0, 1]", "costs_share"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """How the `num_seeds` agents of a run differ, and how the worst follow the best.
+
+    Attributes:
+      learning_rate, entropy_coef, clip_epsilon, gae_lambda, discount: (low, high) from which each
+        agent draws its own, evenly in its log (gae_lambda, discount: in the log of 1 - x); "none"
+        takes the agent's.
+      every: updates between two exploits, when the worst agents go on as copies of the best;
+        0 lets each agent go its own way.
+      share: of the agents that are replaced. perturb: factor by which a copy's hyper-parameters
+        are multiplied or divided, within their ranges.
+    """
+
+    learning_rate: tuple[float, ...] | None = None
+    entropy_coef: tuple[float, ...] | None = None
+    clip_epsilon: tuple[float, ...] | None = None
+    gae_lambda: tuple[float, ...] | None = None
+    discount: tuple[float, ...] | None = None
+    every: int = 0
+    share: float = 0.25
+    perturb: float = 1.2
+
+    def __post_init__(self):
+        problems = [
+            *whole(self, 0, "every"),
+            *between(self, "(0, 0.5]", "share"),
+            *between(self, "(1, inf)", "perturb"),
+        ]
+        for name in ("learning_rate", "entropy_coef", "clip_epsilon", "gae_lambda", "discount"):
+            ends = getattr(self, name)
+            most = float("inf") if name in ("learning_rate", "entropy_coef") else 1.0
+            if ends is not None and not (len(ends) == 2 and 0.0 < ends[0] <= ends[1] < most):
+                problems.append(
+                    f"{name}={ends} is not a range of numbers between 0 and {most}; give "
+                    "(low, high)."
+                )
+        refuse(problems)
+
+    @property
+    def ranged(self) -> bool:
+        """Whether agents differ in more than their seeds."""
+        ends = (self.learning_rate, self.entropy_coef, self.clip_epsilon, self.gae_lambda)
+        return any((*ends, self.discount))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -390,13 +462,22 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Attributes: every: updates between checkpoints. keep: newest checkpoints that stay."""
+    """What is kept of a run, and when it goes back to it.
+
+    Attributes:
+      every: updates between checkpoints. keep: newest checkpoints that stay.
+      max_skips: updates dropped in a row (their gradients were not finite) after which the run
+        goes back to its newest checkpoint, with another key; NaN in parameters does so at once.
+      max_rollbacks: times that it goes back to the same checkpoint before it gives up.
+    """
 
     every: int = 10
     keep: int = 3
+    max_skips: int = 5
+    max_rollbacks: int = 3
 
     def __post_init__(self):
-        refuse(whole(self, 1, "every", "keep"))
+        refuse(whole(self, 1, "every", "keep", "max_skips"), whole(self, 0, "max_rollbacks"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -408,11 +489,21 @@ class AgentConfig:
     learner: LearnerConfig = LearnerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    population: PopulationConfig = PopulationConfig()
     precision: PrecisionConfig = PrecisionConfig()
     mesh: MeshConfig = MeshConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self):
         refuse(whole(self, 1, "num_seeds"))
+        if (self.population.ranged or self.population.every) and self.num_seeds < 2:
+            refuse(["population is of several agents; give num_seeds, e.g. 8."])
+        if self.learner.replay_slots and not self.optimizer.ema_decay:
+            refuse(
+                [
+                    "learner.replay_slots needs an average of the parameters to bootstrap values; "
+                    "give optimizer.ema_decay, e.g. 0.99."
+                ]
+            )
         shards, devices = self.learner.logical_shards, self.mesh.devices
         refuse(multiple("learner.logical_shards", shards, "mesh.devices", devices))

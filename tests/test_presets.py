@@ -12,11 +12,13 @@ from nca_trader.envs.presets import load_env
 from nca_trader.errors import ConfigError
 from nca_trader.presets import (
     AgentConfig,
+    CheckpointConfig,
     EnvConfig,
     LearnerConfig,
     MeshConfig,
     OptimizerConfig,
     PolicyConfig,
+    PopulationConfig,
 )
 from nca_trader.toml import from_toml_text, preset_folder, preset_names, to_toml
 from nca_trader.types import Costs
@@ -261,8 +263,18 @@ def test_logical_shards_must_be_a_multiple_of_the_devices():
         (PolicyConfig, "window", (1, 63), (0, 2.0)),
         (LearnerConfig, "gae_lambda", (0.0, 1.0), (-0.1, 1.1)),
         (LearnerConfig, "discount", (0.5, 1.0), (0.0, 1.1)),
+        (LearnerConfig, "replay_slots", (0,), (-1, 1, 2.0)),
+        (CheckpointConfig, "max_skips", (1, 5), (0, 1.5)),
+        (CheckpointConfig, "max_rollbacks", (0, 3), (-1, 1.5)),
+        (PopulationConfig, "share", (0.1, 0.5), (0.0, 0.6)),
+        (PopulationConfig, "perturb", (1.1, 2.0), (1.0, 0.8)),
+        (PopulationConfig, "every", (0, 10), (-1, 0.5)),
         (OptimizerConfig, "b2", (0.0, 0.999), (1.0, -0.1)),
         (OptimizerConfig, "warmup_updates", (0, 10), (-1, 0.5)),
+        (OptimizerConfig, "first_period", (1, 1000), (0, 1.5)),
+        (OptimizerConfig, "base_width", (0, 64), (-1, 0.5)),
+        (OptimizerConfig, "ema_decay", (0.0, 0.999), (1.0, -0.1)),
+        (OptimizerConfig, "schedule", ("sgdr",), ("restarts", "")),
     ],
 )
 def test_the_ends_of_each_range(cls, name, good, bad):

@@ -118,7 +118,7 @@ def _shapes_and_types_are_as_documented(run: _Run) -> str:
     policy, spec = run.policy, run.policy.spec
     assets, shape = spec.num_assets, run.present.shape
     account = open_account(jnp.zeros(assets))
-    seen = jnp.broadcast_to(account_features(account, policy.size), (*shape, 3))
+    seen = jnp.broadcast_to(account_features(policy.spec, account), (*shape, 3))
     logits, value = jax.eval_shape(policy.act, run.params, run.lattice, seen)
     outputs = policy.distribution.outputs(spec)
     for name, array, expected in (

@@ -11,6 +11,7 @@ from jax import Array
 
 from nca_trader.envs.account import Account
 from nca_trader.envs.actions import to_target
+from nca_trader.numerics import exp32, logprob32, sum32
 from nca_trader.types import EnvSpec
 
 ACCOUNT_FEATURES = 3
@@ -87,14 +88,14 @@ class Distribution(NamedTuple):
 
 def log_prob(logits: Array, action: Array) -> Array:
     """`[...]` log-probability of the categorical actions `[..., A]`."""
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    return jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0].sum(-1)
+    log_probs = logprob32(logits)
+    return sum32(jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0], -1)
 
 
 def entropy(logits: Array) -> Array:
     """`[...]` entropy of the categorical in nats, summed over assets."""
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    return -(jnp.exp(log_probs) * log_probs).sum((-1, -2))
+    log_probs = logprob32(logits)
+    return -sum32(exp32(log_probs) * log_probs, (-1, -2))
 
 
 def sample(logits: Array, gumbel: Array) -> Array:

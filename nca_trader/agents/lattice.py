@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.numerics import dot32
+
 TAPS = 3  # of a step: now, d bars ago, 2 d bars ago
 
 
@@ -47,7 +49,7 @@ def rows_dense(w: Array, x: Array, dtype: str) -> Array:
     """`w` `[I, O]` applied to the channels of `x` `[I, T, B, A]`: `[O, T, B, A]` float32."""
     # Flat rows: with the cells on three axes the gradient's product is transposed by hand.
     flat = x.reshape(x.shape[0], -1).astype(dtype)
-    out = jnp.matmul(w.T.astype(dtype), flat, preferred_element_type=jnp.float32)
+    out = dot32(w.T.astype(dtype), flat)
     return out.reshape(-1, *x.shape[1:])
 
 
@@ -57,7 +59,7 @@ def _rows_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype
 
 
 def _last_dense(w: Array, x: Array, dtype: str) -> Array:
-    return jnp.matmul(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32)
+    return dot32(x.astype(dtype), w.astype(dtype))
 
 
 def _last_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype: str) -> Array:

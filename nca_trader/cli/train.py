@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 f"the first is of {bars.index[0]}."
             )
         env = TradingEnv(bars.between(None, args.until), env_config)
+    if agent.learner.replay_slots:
+        print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
     with stop_on_signal() as stop, shown(steps, "train") as report:
         trained = train(
@@ -67,6 +69,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         print(f"trained {done:,} steps; see `{shlex.join(words)}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last
+
+
+def replay_line(env: Any, agent: Any) -> str:
+    """What the agent's replay ring holds; builds nothing on the device."""
+    import jax
+
+    from nca_trader.agents.policy import make_policy
+    from nca_trader.learner.replay import described
+    from nca_trader.learner.update import make_learner
+
+    learner = make_learner(env, make_policy(agent, env.spec), agent)
+    return described(jax.eval_shape(learner.init, jax.random.key(0)).replay)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def learn(
 
         if config.max_kl is None:
             return (*move(), jnp.bool_(True)), metrics
-        near = loss.approx_kl <= config.max_kl
+        near = ~(loss.approx_kl > config.max_kl)  # one that is no number is the guard's affair
         return (*jax.lax.cond(near, move, lambda: (params, opt_state)), near), metrics
 
     def minibatch(carry: Any, piece: Array) -> Any:

@@ -1,5 +1,6 @@
 """AdamW behind a global-norm clip, behind a guard that skips an update that is not finite."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import optax
 from jax import Array
 
 from nca_trader.errors import ConfigError
+from nca_trader.numerics import ema32
 from nca_trader.presets import OptimizerConfig
 
 
@@ -18,28 +20,75 @@ class GuardState(NamedTuple):
     inner: Any
 
 
+class AverageState(NamedTuple):
+    """params: the moving average of the parameters, float32, of their structure."""
+
+    params: Any
+
+
 def learning_rate(config: OptimizerConfig, total: int) -> optax.Schedule:
-    """Learning rate by gradient step: linear warm-up, then the schedule, 0 after `total`."""
-    after = max(total - config.warmup_updates, 1)
-    peak = config.learning_rate
+    """Learning rate by gradient step, from 0: linear warm-up, then the schedule.
+
+    Warm-up of W steps: `peak (step + 1) / W`; the first step moves already. Then, with n steps
+    behind it and T the steps of the run after its warm-up: "linear" is `peak (1 - n / T)`,
+    "cosine" `peak (1 + cos(pi n / T)) / 2`, both 0 from `total` on; "sgdr" falls by a cosine
+    within each period and starts again, the periods `first_period 2^i` long.
+    Source: Loshchilov & Hutter 2017, "SGDR", equation 5 with T_mult = 2 and eta_min = 0.
+    """
     schedules = {
-        "constant": lambda: optax.constant_schedule(peak),
-        "linear": lambda: optax.linear_schedule(peak, 0.0, after),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, after),
+        "constant": lambda n: jnp.ones_like(n, jnp.float32),
+        "linear": lambda n: 1.0 - n / _at_least_one(total - config.warmup_updates),
+        "cosine": lambda n: _cosine(n / _at_least_one(total - config.warmup_updates)),
+        "sgdr": lambda n: _cosine(_restarted(n, config.first_period)),
     }
     if config.schedule not in schedules:
         raise ConfigError(
             f"optimizer.schedule = {config.schedule!r}; there are {', '.join(schedules)}."
         )
-    warmup = optax.linear_schedule(0.0, peak, max(config.warmup_updates, 1))
-    return optax.join_schedules([warmup, schedules[config.schedule]()], [config.warmup_updates])
+    return _warmed_up(config, schedules[config.schedule])
 
 
-def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _warmed_up(config: OptimizerConfig, shape: Callable[[Array], Array]) -> optax.Schedule:
+    warmup = config.warmup_updates
+
+    def rate(step: Any) -> Array:
+        step = jnp.asarray(step)
+        rising = (step + 1) / _at_least_one(warmup)
+        falling = jnp.maximum(shape(jnp.maximum(step - warmup, 0)), 0.0)
+        return config.learning_rate * jnp.where(step < warmup, rising, falling)
+
+    return rate
+
+
+def _at_least_one(steps: int) -> int:
+    return max(steps, 1)
+
+
+def _cosine(part: Array) -> Array:
+    return 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.clip(part, 0.0, 1.0)))
+
+
+def _restarted(n: Array, first: int) -> Array:
+    """How much of its period step `n` has behind it; period i begins at `first (2^i - 1)`.
+
+    In whole numbers: the logarithm of a boundary, rounded, could fall into the wrong period.
+    """
+    length = jnp.left_shift(1, 31 - jax.lax.clz(jnp.asarray(n // first + 1, jnp.int32)))
+    return (n - first * (length - 1)) / (first * length)
+
+
+def skip_not_finite(
+    inner: optax.GradientTransformation, axis: str | None = None
+) -> optax.GradientTransformation:
     """Drops an update whose gradient's norm is NaN or infinite, and counts it.
 
-    It stands outermost: moments, schedule and parameters stay as they were. (A NaN that reaches
-    a clip becomes a NaN in every leaf; zeroed there, momentum would still move the weights.)
+    It stands outermost: moments, schedule, average and parameters stay as they were. (A NaN that
+    reaches a clip becomes a NaN in every leaf; zeroed there, momentum would still move the
+    weights.)
+
+    Args:
+      inner: what is guarded.
+      axis: of the mesh whose devices must agree: what one of them must drop, all drop.
     """
 
     def init(params: Any) -> GuardState:
@@ -47,28 +96,94 @@ def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransf
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GuardState]:
         # The norm and not the leaves: where squares overflow, a clip would make the gradient 0.
-        finite = jnp.isfinite(optax.tree.norm(updates))
+        bad = (~jnp.isfinite(optax.tree.norm(updates))).astype(jnp.int32)
+        bad = bad if axis is None else jnp.minimum(jax.lax.psum(bad, axis), 1)
+        finite = bad == 0
         updates, moved = inner.update(updates, state.inner, params)
         updates = jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.inner)
-        return updates, GuardState(state.skipped + ~finite, kept)
+        return updates, GuardState(state.skipped + bad, kept)
 
     return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(config: OptimizerConfig, total: int) -> optax.GradientTransformation:
-    """The optimiser of a run of `total` gradient steps; decay is off for vectors and scalars."""
-    schedule = learning_rate(config, total)
-    return skip_not_finite(
-        optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),
-            optax.adamw(
-                schedule,
-                b1=config.b1,
-                b2=config.b2,
-                eps=config.eps,
-                weight_decay=config.weight_decay,
-                mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
-            ),
+def whole_or_nothing(
+    before: tuple[Any, GuardState], after: tuple[Any, GuardState]
+) -> tuple[Any, GuardState]:
+    """`(params, state)` after an iteration, or before it if any of its gradients was dropped.
+
+    One batch is learnt from in several gradient steps: where one of them is not finite, none of
+    the others is believed. The count of what was dropped stays.
+    """
+    skipped = after[1].skipped
+    dropped = skipped > before[1].skipped
+    old, new = (before[0], before[1].inner), (after[0], after[1].inner)
+    params, inner = jax.tree.map(lambda a, b: jnp.where(dropped, a, b), old, new)
+    return params, GuardState(skipped, inner)
+
+
+def scale_by_width(base_width: int) -> optax.GradientTransformation:
+    """Multiplies the update of a matrix `[..., n, m]` by `min(1, base_width / n)`.
+
+    n is what the layer sums over. Where it grows, the same step of every weight moves the sum n
+    times as far; with this factor a learning rate tuned at `base_width` holds for wider layers.
+    Layers no wider, biases and vectors keep their rate.
+    Source: Yang et al. 2022, "Tensor programs V" (muP), table 3, the rates under Adam.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+
+        def scaled(leaf: Array) -> Array:
+            return leaf * min(1.0, base_width / leaf.shape[-2]) if leaf.ndim > 1 else leaf
+
+        return jax.tree.map(scaled, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def average_params(decay: float) -> optax.GradientTransformation:
+    """Keeps `average <- decay average + (1 - decay) params` of the parameters after each update.
+
+    It begins at the first parameters. Source: Polyak & Juditsky 1992, with a fading memory.
+    """
+
+    def init(params: Any) -> AverageState:
+        return AverageState(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AverageState]:
+        after = optax.apply_updates(params, updates)
+        return updates, AverageState(
+            jax.tree.map(lambda old, new: ema32(old, new, decay), state.params, after)
         )
+
+    return optax.GradientTransformation(init, update)
+
+
+def averaged(state: GuardState) -> Any:
+    """The average of the parameters in the state of an optimiser with `ema_decay` above 0."""
+    return state.inner[-1].params
+
+
+def make_optimizer(
+    config: OptimizerConfig, total: int, axis: str | None = None
+) -> optax.GradientTransformation:
+    """The optimiser of a run of `total` gradient steps; decay is off for vectors and scalars.
+
+    Args:
+      config: rates and decays; a learning rate may be traced.
+      total: gradient steps of the whole run.
+      axis: of the mesh over which a gradient is judged; see `skip_not_finite`.
+    """
+    adamw = optax.adamw(
+        learning_rate(config, total),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
     )
+    parts = [optax.clip_by_global_norm(config.max_grad_norm), adamw]
+    parts += [scale_by_width(config.base_width)] if config.base_width else []
+    parts += [average_params(config.ema_decay)] if config.ema_decay else []
+    return skip_not_finite(optax.chain(*parts), axis)

@@ -1,12 +1,143 @@
-"""Several agents in one program: the same learner, mapped over a leading axis of seeds."""
+"""Several agents in one program, mapped over a leading axis; each may have its hyper-parameters.
 
-from collections.abc import Callable
-from typing import Any
+Population based training lets the worst of them go on from copies of the best, with hyper-
+parameters changed a little. Source: Jaderberg et al. 2017, "Population based training of neural
+networks", with truncation selection and perturbation (section 4.1.1).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
+
+from nca_trader.numerics import cov32
+from nca_trader.presets import AgentConfig, PopulationConfig
+
+T = TypeVar("T")
+
+
+class Hyper(NamedTuple):
+    """What an agent of a population learns with; each `[]` float32, or `[M]` of M agents."""
+
+    learning_rate: Array
+    entropy_coef: Array
+    clip_epsilon: Array
+    gae_lambda: Array
+    discount: Array
+
+
+# Near 1 it is the distance from 1 that counts: 0.99 is to 0.999 as 0.01 to 0.001.
+NEAR_ONE = ("gae_lambda", "discount")
+
+
+def _inverted(name: str, value: Any) -> Any:
+    """`value`, or its distance from 1; its own inverse."""
+    return 1.0 - value if name in NEAR_ONE else value
+
+
+def _given(config: AgentConfig) -> dict[str, float]:
+    return {
+        name: getattr(config.optimizer if name == "learning_rate" else config.learner, name)
+        for name in Hyper._fields
+    }
+
+
+def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
+    """One agent's hyper-parameters: evenly in the log of each range, the config's elsewhere.
+
+    None where no range is given: the agents differ by their seeds alone.
+    """
+    if not config.population.ranged:
+        return None
+    ranges = {name: getattr(config.population, name) for name in Hyper._fields}
+    drawn = []
+    for number, (name, value) in enumerate(_given(config).items()):
+        if ranges[name] is not None:
+            low, high = sorted(np.log(_inverted(name, end)) for end in ranges[name])
+            own = jax.random.fold_in(key, number)
+            value = _inverted(name, jnp.exp(jax.random.uniform(own, (), minval=low, maxval=high)))
+        drawn.append(jnp.asarray(value, jnp.float32))
+    return Hyper._make(drawn)
+
+
+def with_hyper(config: AgentConfig, hyper: Hyper) -> AgentConfig:
+    """The config with the (traced) values of one agent of the population."""
+    values = hyper._asdict()
+    optimizer = _holding(config.optimizer, learning_rate=values.pop("learning_rate"))
+    return _holding(config, optimizer=optimizer, learner=_holding(config.learner, **values))
+
+
+def _holding(config: T, **values: Any) -> T:
+    """A copy with `values`; `dataclasses.replace` would compare traced ones with their ranges."""
+    config = copy.copy(config)
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
+    return config
+
+
+def exploit(
+    config: PopulationConfig, state: Any, fitness: Array, key: Array
+) -> tuple[Any, Array]:
+    """The worst agents go on as copies of the best, with hyper-parameters of their own.
+
+    Args:
+      config: `share` of the agents is replaced, each by one of as many best, drawn evenly.
+      state: of a learner of M agents. fitness: `[M]`, more is better; NaN is the worst.
+      key: draws who copies whom, and whether a value is multiplied or divided by `perturb`.
+
+    Returns:
+      The state, and `[M]` int32 which agent each goes on from. Parameters, optimiser state and
+      hyper-parameters are copied; keys, accounts and replayed rollouts stay each agent's own.
+    """
+    size = fitness.shape[0]
+    count = max(int(config.share * size), 1)
+    order = jnp.argsort(jnp.where(jnp.isnan(fitness), -jnp.inf, fitness))
+    parent_key, explore_key = jax.random.split(key)
+    best = order[-count:][jax.random.randint(parent_key, (count,), 0, count)]
+    parent = jnp.arange(size).at[order[:count]].set(best)
+    taken = (state.params, state.opt_state, state.hyper)
+    params, opt_state, hyper = jax.tree.map(lambda leaf: leaf[parent], taken)
+    if hyper is not None:
+        hyper = _explored(config, hyper, parent != jnp.arange(size), explore_key)
+    return state._replace(params=params, opt_state=opt_state, hyper=hyper), parent
+
+
+def _explored(config: PopulationConfig, hyper: Hyper, copied: Array, key: Array) -> Hyper:
+    values = {}
+    for number, (name, value) in enumerate(hyper._asdict().items()):
+        if (ends := getattr(config, name)) is not None:
+            more = jax.random.bernoulli(jax.random.fold_in(key, number), shape=copied.shape)
+            factor = jnp.where(more, config.perturb, 1.0 / config.perturb)
+            moved = _inverted(name, _inverted(name, value) * factor)
+            value = jnp.where(copied, jnp.clip(moved, *ends), value)
+        values[name] = value
+    return Hyper(**values)
+
+
+def mean_reward(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """`[M]` each agent's mean training reward over rows of metrics.jsonl; NaN where one failed."""
+    return np.array([row["seeds"]["reward"] for row in rows], np.float64).mean(axis=0)
+
+
+def correlations(hyper: Hyper, fitness: Array) -> dict[str, Array]:
+    """Correlation of each hyper-parameter's log with the fitness, over the agents; 0 if all agree.
+
+    Args:
+      hyper: each `[M]`. fitness: `[M]`.
+    """
+    logs = [jnp.log(_inverted(name, value) + 1e-9) for name, value in hyper._asdict().items()]
+    columns = jnp.stack([*logs, jnp.nan_to_num(fitness)], axis=1)
+    scale = columns.std(axis=0, keepdims=True)
+    cov = cov32(columns / jnp.where(scale > 0.0, scale, 1.0), jitter=1e-6)
+    spread = jnp.sqrt(jnp.diag(cov))
+    return dict(zip(hyper._fields, cov[-1, :-1] / (spread[:-1] * spread[-1]), strict=True))
 
 
 def over_seeds(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.numerics import exp32
 from nca_trader.presets import LearnerConfig
 
 
@@ -56,7 +57,7 @@ def ppo_loss(
       over_states: likewise of what has the shape of `value`.
     """
     log_ratio = log_prob - old.log_prob
-    ratio = jnp.exp(log_ratio)
+    ratio = exp32(log_ratio)
     eps = config.clip_epsilon
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     policy_loss = -over_actions(jnp.minimum(ratio * old.advantage, clipped * old.advantage))

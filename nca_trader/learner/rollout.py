@@ -68,10 +68,13 @@ class Method(NamedTuple):
 
     gather: `(params, market, segments, draw) -> (segments after, batch, metrics)`, the batch a
       pytree of `[S, ...]`. lose: `(params, market, items of the batch) -> Loss`.
+    again: `(params, their average, market, item of the replay ring) -> batch`, or None where
+      nothing old can be learnt from.
     """
 
     gather: Callable[[Params, Market, Segments, Draw], tuple[Segments, Any, dict[str, Array]]]
     lose: Callable[[Params, Market, Any], Loss]
+    again: Callable[[Params, Params, Market, Any], Any] | None = None
 
 
 class Rollout(NamedTuple):
@@ -79,7 +82,7 @@ class Rollout(NamedTuple):
 
     span: of the segments. seen: `[S, L, E, A, 3]` account features. action: `[S, L, E, A]`.
     log_prob, value, reward, discount: `[S, L, E]`. bootstrap: `[S, E]` value of the observation
-      after the last step.
+      after the last step, last: `[S, E, A, 3]` account features in it.
     """
 
     span: Span
@@ -90,6 +93,7 @@ class Rollout(NamedTuple):
     reward: Array
     discount: Array
     bootstrap: Array
+    last: Array
 
 
 def gather_segment(
@@ -210,9 +214,10 @@ def collect(
         return episode, (seen, action, decide.log_prob(logits, action), value, reward, discount)
 
     episode, steps = jax.lax.scan(step, segments.episode, (cells[:-1], noise, now, following))
-    _, bootstrap = policy.act(params, cells[-1][:, None], see(episode))
+    last = see(episode)
+    _, bootstrap = policy.act(params, cells[-1][:, None], last)
     steps = [jnp.moveaxis(leaf, 0, 1) for leaf in steps]
-    rollout = Rollout._make([span, *steps, bootstrap])
+    rollout = Rollout._make([span, *steps, bootstrap, last])
     return advanced(segments, length, episode), rollout
 
 

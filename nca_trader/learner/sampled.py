@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,10 @@ from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.learner.advantages import gae, group_advantages
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
+from nca_trader.learner.replay import Stored, revalued
 from nca_trader.learner.rollout import Draw, Method, Rollout, Segments, collect, encode_span
 from nca_trader.mesh import DATA
+from nca_trader.numerics import cumsum32
 from nca_trader.presets import LearnerConfig
 
 
@@ -30,12 +33,21 @@ def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale
         segments, rollout = collect(env, policy, config, params, market, segments, draw)
         advantage, value_target = estimate(config, rollout, reward_scale)
         metrics = rollout_metrics(config, rollout, value_target)
-        # The bootstrap is not learnt from: dropped here, it need not be gathered.
-        rollout = rollout._replace(bootstrap=rollout.span.index)
-        return segments, (rollout, advantage, value_target), metrics
+        return segments, (_learnt(rollout), advantage, value_target), metrics
 
-    lose = functools.partial(rollout_loss, policy, config, env.config.drop_bars)
-    return Method(gather, lambda params, market, items: lose(params, market, *items))
+    def again(params: Params, average: Params, market: Market, item: Stored) -> Any:
+        rollout, advantage, value_target = revalue(params, average, market, item)
+        return _learnt(rollout), standardised(advantage), value_target
+
+    drop = env.config.drop_bars
+    lose = functools.partial(rollout_loss, policy, config, drop)
+    revalue = functools.partial(revalued, policy, config, drop, reward_scale)
+    return Method(gather, lambda params, market, items: lose(params, market, *items), again)
+
+
+def _learnt(rollout: Rollout) -> Rollout:
+    """Without what comes after the last step: not learnt from, it need not be gathered."""
+    return rollout._replace(bootstrap=rollout.span.index)
 
 
 def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tuple[Array, Array]:
@@ -51,9 +63,14 @@ def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tu
     over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
     advantage = over_time(reward, rollout.discount, rollout.value, next_value, mixing)
     value_target = advantage + rollout.value
+    return standardised(advantage), value_target
+
+
+def standardised(advantage: Array) -> Array:
+    """`advantage` with mean 0 and deviation 1 over all devices."""
     mean = jax.lax.pmean(advantage.mean(), DATA)
     variance = jax.lax.pmean(((advantage - mean) ** 2).mean(), DATA)
-    return (advantage - mean) / (jnp.sqrt(variance) + 1e-8), value_target
+    return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
 def rollout_loss(
@@ -88,11 +105,19 @@ def rollout_metrics(
     changed = (rollout.action[:, 1:] != rollout.action[:, :-1]).mean()
     metrics = {
         "reward": jax.lax.pmean(rollout.reward.mean(), DATA),
+        "drawdown": jax.lax.pmean(deepest_fall(rollout.reward).mean(), DATA),
         "action_changes": jax.lax.pmean(changed, DATA),
     }
     if config.critic:
         metrics["explained_variance"] = explained_variance(rollout.value, value_target, jnp.mean)
     return metrics
+
+
+def deepest_fall(reward: Array) -> Array:
+    """`[S, E]` how far the running sum of `reward` `[S, L, E]` fell below its peak or 0."""
+    curve = cumsum32(reward, axis=1)
+    peak = jnp.maximum(jax.lax.cummax(curve, axis=1), 0.0)
+    return (peak - curve).max(axis=1)
 
 
 def explained_variance(value: Array, target: Array, mean) -> Array:

@@ -1,13 +1,15 @@
 """The training loop: `learner.step` again and again, its metrics and checkpoints on disk.
 
 A run that was stopped, or killed, goes on from its newest good checkpoint and ends at the same
-parameters, bit for bit on the CPU.
+parameters, bit for bit on the CPU. A run whose numbers are no longer finite goes back to it by
+itself, with another key.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import time
@@ -15,18 +17,23 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, StateError
+from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, LearnerState, make_learner
-from nca_trader.presets import AgentConfig
+from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.files import write_atomically
 from nca_trader.runs.manifest import Run, open_run
 
 Report = Callable[[dict[str, Any]], None]
+Fitness = Callable[[LearnerState], Any]
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -38,6 +45,7 @@ def train(
     seed: int = 0,
     report: Report = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
+    fitness: Fitness | None = None,
 ) -> Run:
     """Trains `agent` in `env` for `steps` environment steps of each seed, into a run folder.
 
@@ -46,12 +54,15 @@ def train(
         None is the preset's `learner.steps`.
       seed: of everything random. report: called with each row of metrics.jsonl.
       stop: asked after each update; True saves a checkpoint and returns.
+      fitness: of a population's agents, `[M]`, more is better, e.g. on a selection span; None is
+        the mean training reward since the last exploit.
 
     Returns:
       The run; `steps_done(run)` says how far it came.
 
     Raises:
       RunError: `run_dir` holds something else. BarError: too few bars. ConfigError: see there.
+      StateError: it went back to one checkpoint `max_rollbacks` times and failed again.
     """
     if steps is not None:
         if steps < 1:
@@ -70,23 +81,129 @@ def train(
         state = _restore(learner, checkpoints, seed)
         done = _updates_done(state)
         _cut_metrics(run.path / "metrics.jsonl", done)
-        with open(run.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            while done < updates:
-                started = time.perf_counter()
-                state, metrics = learner.step(state)
-                metrics = jax.device_get(metrics)
-                seconds = time.perf_counter() - started
-                done += 1
-                row = _row(metrics, done, learner.steps_per_update, seconds)
+        health = Health(agent.checkpoint, run)
+        while done < updates:
+            started = time.perf_counter()
+            state, metrics = learner.step(state)
+            metrics = jax.device_get(metrics)
+            seconds = time.perf_counter() - started
+            done += 1
+            row = _row(metrics, done, learner.steps_per_update, seconds)
+            row["rollbacks"] = health.rollbacks
+            if fault := health.fault(row):
+                state = _restore(learner, checkpoints, seed)
+                done = _updates_done(state)
+                _cut_metrics(run.path / "metrics.jsonl", done)
+                state = health.roll_back(fault, state, done)
+                continue
+            if agent.population.every and done % agent.population.every == 0:
+                recent = [*run.metrics(), row][-agent.population.every :]
+                score = mean_reward(recent) if fitness is None else fitness(state)
+                state = _exploit(agent.population, state, np.asarray(score, np.float32), seed, row)
+            with open(run.path / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-                file.flush()
-                report(row)
-                stopped = stop()
-                if stopped or done == updates or done % agent.checkpoint.every == 0:
-                    checkpoints.save(done, state, config)
-                if stopped:
-                    break
+            report(row)
+            stopped = stop()
+            # In a row of dropped updates none is saved: the way back leads to before it.
+            due = done % agent.checkpoint.every == 0 and not health.dropping
+            if stopped or done == updates or due:
+                checkpoints.save(done, state, config)
+                health.saved()
+            if stopped:
+                break
     return run
+
+
+def _exploit(
+    config: PopulationConfig, state: LearnerState, score: np.ndarray, seed: int, row: dict[str, Any]
+) -> LearnerState:
+    """The population after an exploit, which `row` then tells of."""
+    if score.shape != state.update.shape:
+        raise ConfigError(
+            f"fitness is of shape {list(score.shape)}, but {state.update.size} agents train; give "
+            "one number an agent."
+        )
+    # Folded with no agent's number: those are the agents' own keys.
+    key = jax.random.fold_in(jax.random.key(seed), score.size)
+    key = jax.random.fold_in(key, row["update"])
+    if state.hyper is not None:
+        of = jax.device_get(correlations(state.hyper, jnp.asarray(score)))
+        row["fitness_correlation"] = {name: _number(value) for name, value in of.items()}
+    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
+    state, parent = jax.jit(exploit, static_argnums=0)(config, state, jnp.asarray(score), key)
+    row["seeds"] |= {"fitness": [_number(s) for s in score], "parent": parent.tolist()}
+    return jax.device_put(state, placed)
+
+
+class Health:
+    """Whether training goes well, by its rows of metrics; and the way back when it does not."""
+
+    def __init__(self, config: CheckpointConfig, run: Run):
+        """What the rows that `run` has say; a run that was killed so goes on where it was."""
+        self._config, self._run = config, run
+        self._from_rows()
+        self._since = 0  # rollbacks since the newest checkpoint was saved
+
+    def _from_rows(self) -> None:
+        self._streaks: Any = 0  # `[]`, or of each agent: dropped updates in a row
+        rows = self._run.metrics()
+        for row in rows:
+            self._count(row)
+        self.rollbacks: int = rows[-1]["rollbacks"] if rows else 0
+
+    def _count(self, row: dict[str, Any]) -> None:
+        dropped = np.greater(row.get("seeds", row)["skipped"], 0)
+        self._streaks = np.where(dropped, self._streaks + 1, 0)
+
+    @property
+    def dropping(self) -> bool:
+        """Whether the newest update was dropped, of any agent."""
+        return bool(np.any(self._streaks))
+
+    def fault(self, row: dict[str, Any]) -> str:
+        """Takes in the newest row; says why training must go back, or "" where it need not."""
+        self._count(row)
+        if self.dropping:
+            log.warning(
+                "%s: update %d dropped: its rewards, features or gradients are not finite",
+                self._run.path,
+                row["update"],
+            )
+        if row["param_norm"] is None:
+            return f"update {row['update']} left parameters that are not finite"
+        longest = int(np.max(self._streaks))
+        if longest >= self._config.max_skips:
+            return f"update {row['update']} is the last of {longest} in a row that were dropped"
+        return ""
+
+    def roll_back(self, fault: str, state: LearnerState, done: int) -> LearnerState:
+        """The restored `state` with another key, so that it does not draw the same again.
+
+        Raises:
+          StateError: it has been there `max_rollbacks` times already.
+        """
+        before, self._since = self.rollbacks, self._since + 1
+        where = f"checkpoint {done}" if done else "the start"
+        if self._since > self._config.max_rollbacks:
+            raise StateError(
+                f"{self._run.path}: {fault}, also after {self._since - 1} rollbacks to {where}, "
+                "which is as it was; look for bars that are not finite, or train into another "
+                "--run with a lower optimizer.learning_rate."
+            )
+        log.warning("%s: %s; rolled back to %s, on with another key", self._run.path, fault, where)
+        self._from_rows()
+        self.rollbacks = before + 1
+        return state._replace(key=_folded(state.key, self._since))
+
+    def saved(self) -> None:
+        """A checkpoint was saved: the way back is a new one."""
+        self._since = 0
+
+
+def _folded(key: Array, number: int) -> Array:
+    """`key`, or each of the agents' keys, folded with `number`, where it was."""
+    fold = jax.random.fold_in if key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
+    return jax.device_put(fold(key, number), key.sharding)
 
 
 def planned_steps(agent: AgentConfig, steps: int | None = None) -> int:

@@ -26,11 +26,25 @@ from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
 from nca_trader.learner.memory import fitting, memory_limit, piece_counts
-from nca_trader.learner.optimizer import learning_rate, make_optimizer
-from nca_trader.learner.population import over_seeds
+from nca_trader.learner.optimizer import (
+    averaged,
+    learning_rate,
+    make_optimizer,
+    whole_or_nothing,
+)
+from nca_trader.learner.population import Hyper, draw_hyper, over_seeds, with_hyper
+from nca_trader.learner.replay import (
+    Ring,
+    add,
+    begin_ring,
+    can_sample,
+    ring_spec,
+    sample,
+    stored,
+)
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
-from nca_trader.mesh import DATA, make_mesh, replicated, split
+from nca_trader.mesh import DATA, make_mesh, replicated
 from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
@@ -42,6 +56,8 @@ class LearnerState(NamedTuple):
 
     params, opt_state: replicated. key: the run's key, never changed: draws fold in `update`.
     update: `[]` int32 updates done. segments: split over the mesh's data axis.
+    replay: earlier rollouts, their segments split likewise; None where none are kept.
+    hyper: what this agent learns with, where that is not the config's.
     """
 
     params: Params
@@ -49,6 +65,8 @@ class LearnerState(NamedTuple):
     key: Array
     update: Array
     segments: Segments
+    replay: Ring | None = None
+    hyper: Hyper | None = None
 
 
 class Learner(NamedTuple):
@@ -79,16 +97,27 @@ def make_learner(
     steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
     updates = -(-shape.steps // steps_per_update)
     total = updates * shape.num_epochs * shape.num_minibatches
-    optimizer = make_optimizer(config.optimizer, total)
+    optimizer = make_optimizer(config.optimizer, total, DATA)
     make_method = exact if shape.advantages == "exact" else sampled
     method = make_method(env, policy, shape, _reward_scale(env, shape))
     schedule = learning_rate(config.optimizer, total)
-    iterate = functools.partial(_iterate, env, policy, config, optimizer, schedule, method, updates)
-    spec = LearnerState._make([P(), P(), P(), P(), P(DATA)])
+    common = (env, policy, updates)
+
+    def iterate(pieces: int, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+        if state.hyper is None:
+            return _iterate(*common, config, optimizer, schedule, method, pieces, state, market)
+        own, own_values = with_hyper(config, state.hyper), state.hyper._asdict()
+        moves = make_optimizer(own.optimizer, total, DATA)
+        rate = learning_rate(own.optimizer, total)
+        lives = make_method(env, policy, own.learner, _reward_scale(env, own.learner))
+        state, metrics = _iterate(*common, own, moves, rate, lives, pieces, state, market)
+        return state, metrics | own_values
+
+    spec = LearnerState._make([P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P()])
     market = jax.device_put(env.market, replicated(mesh))
 
     def fresh(key: Array) -> LearnerState:
-        params_key, run_key = jax.random.split(key)
+        params_key, run_key, hyper_key = jax.random.split(key, 3)
         params = policy.init(params_key)
         none = jnp.zeros(shape.num_segments, jnp.int32)
         each = (shape.num_segments, shape.envs_per_segment)
@@ -97,25 +126,24 @@ def make_learner(
         drop = jax.vmap(env.begin_drops)(jnp.broadcast_to(run_key, each[:1]))
         segments = Segments(none, none, drop, episode)
         update = jnp.zeros((), jnp.int32)
-        return LearnerState(params, optimizer.init(params), run_key, update, segments)
+        ring = begin_ring(env, policy, shape, params, segments) if shape.replay_slots else None
+        opt_state, hyper = optimizer.init(params), draw_hyper(config, hyper_key)
+        return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
 
-    def build(micro_batches: int) -> Any:
-        step = jax.shard_map(
-            functools.partial(iterate, micro_batches),
-            mesh=mesh,
-            in_specs=(spec, P()),
-            out_specs=(spec, P()),
-        )
+    def build(pieces: int) -> Any:
+        one = functools.partial(iterate, pieces)
+        step = jax.shard_map(one, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
         if config.num_seeds > 1:
             step, _ = over_seeds(step, fresh, config.num_seeds, mesh)
         return jax.jit(step, donate_argnums=0)
 
-    whole, parts = replicated(mesh), split(mesh)
     begin: Callable[[Array], LearnerState] = fresh
+    placed = spec
     if config.num_seeds > 1:
         _, begin = over_seeds(lambda *args: args, fresh, config.num_seeds, mesh)
-        parts = NamedSharding(mesh, P(None, DATA))
-    init = jax.jit(begin, out_shardings=LearnerState._make([whole] * 4 + [parts]))
+        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, spec)
+    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
+    init = jax.jit(begin, out_shardings=placed)
     items = shape.num_segments // shape.num_minibatches // mesh.size
     limit = memory_limit(shape.memory_gb, mesh)
     step = fitting(build, piece_counts(shape.micro_batches, items), limit)
@@ -149,7 +177,7 @@ def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -
         )
 
 
-def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
+def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
     """Scales rewards so that the values' targets spread by about one, whatever the market.
 
     Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
@@ -157,7 +185,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
     fall outside the band that the value clip allows.
     """
     legs = env.market.legs
-    growth = np.asarray((1.0 + legs.gap) * (1.0 + legs.body), np.float64)
+    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
     spread = float(np.log(np.maximum(growth, 1e-6)).mean(axis=1).std())
     # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
     spread *= env.spec.num_assets * env.spec.bounds[1]
@@ -165,26 +193,26 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
         spread = 1.0
     if spread == 0.0:
         return 1.0  # prices that never move: costs are all there is
-    left = 1.0 - config.discount**2
-    horizon = min(1.0 / left, config.segment_length) if left > 0.0 else config.segment_length
-    return 1.0 / (spread * horizon**0.5)
+    # One over the horizon, which is no longer than a segment. The discount may be traced.
+    xp: Any = jnp if isinstance(config.discount, jax.Array) else np
+    return xp.sqrt(xp.maximum(1.0 - config.discount**2, 1.0 / config.segment_length)) / spread
 
 
 def _iterate(
     env: TradingEnv,
     policy: Policy,
+    num_updates: int,
     config: AgentConfig,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     method: Method,
-    num_updates: int,
     micro_batches: int,
     state: LearnerState,
     market: Market,
 ) -> tuple[LearnerState, Metrics]:
     """One iteration on one device's share of the segments; runs inside `shard_map`."""
     key = jax.random.fold_in(state.key, state.update)
-    start_key, action_key, shuffle_key = jax.random.split(key, 3)
+    start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
     count = state.segments.index.shape[0]
     number = jax.lax.axis_index(DATA) * count + jnp.arange(count)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
@@ -204,10 +232,55 @@ def _iterate(
         shuffle_key,
         micro_batches,
     )
-    metrics |= losses | {"skipped": opt_state.skipped, "lr": schedule(_steps(opt_state))}
-    metrics["micro_batches"] = jnp.int32(micro_batches)
-    state = LearnerState(params, opt_state, state.key, state.update + 1, segments)
-    return state, metrics
+    ring = state.replay
+    if ring is not None:
+        params, opt_state = _learn_again(
+            method,
+            config.learner,
+            optimizer,
+            (params, opt_state),
+            market,
+            ring,
+            replay_key,
+            micro_batches,
+        )
+        ring = add(ring, stored(batch[0]))
+    skipped = opt_state.skipped - state.opt_state.skipped
+    before = (state.params, state.opt_state)
+    params, opt_state = whole_or_nothing(before, (params, opt_state))
+    metrics |= losses | {"skipped": skipped, "param_norm": optax.tree.norm(params)}
+    metrics |= {
+        "lr": jnp.asarray(schedule(_steps(opt_state))),
+        "micro_batches": jnp.int32(micro_batches),
+    }
+    state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
+    return state._replace(update=state.update + 1), metrics
+
+
+def _learn_again(
+    method: Method,
+    config: LearnerConfig,
+    optimizer: optax.GradientTransformation,
+    learnt: tuple[Params, Any],
+    market: Market,
+    ring: Ring,
+    key: Array,
+    micro_batches: int,
+) -> tuple[Params, Any]:
+    """Learns from a rollout of the ring as from a fresh one, if there is one; `learnt` of it."""
+    if method.again is None:
+        raise ConfigError("learner.replay_slots: this method cannot learn from old rollouts.")
+    revisit = method.again
+    sample_key, shuffle_key = jax.random.split(key)
+
+    def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
+        params, opt_state = learnt
+        batch = revisit(params, averaged(opt_state), market, sample(ring, sample_key))
+        lose = lambda params, items: method.lose(params, market, items)  # noqa: E731
+        args = (config, optimizer, params, opt_state, batch, shuffle_key, micro_batches)
+        return learn(lose, *args)[:2]
+
+    return jax.lax.cond(can_sample(ring), again, lambda learnt: learnt, learnt)
 
 
 def _steps(opt_state: Any) -> Array:

@@ -283,7 +283,7 @@ def _check_same(run: Run, env: TradingEnv, agent: AgentConfig, seed: int) -> Non
     pairs = [("seed", run.manifest["seed"], seed)]
     pairs += [(f"data {key}", there[key], here[key]) for key in ("symbols", "rows", "sha256")]
     pairs += _fields("env", run.env_config, env.config)
-    constant = agent.optimizer.schedule == "constant"
+    constant = agent.optimizer.schedule in ("constant", "sgdr")  # they know of no end
     pairs += [
         pair
         for pair in _fields("agent", run.agent_config, agent)

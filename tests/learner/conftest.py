@@ -41,12 +41,12 @@ class Recorded(NamedTuple):
     inner: Any
 
 
-def recording_optimizer(config, total):
+def recording_optimizer(*args):
     """The real optimiser, which also keeps the sum of all gradients.
 
     Their sum is what plain SGD would have moved by: Adam hides a gradient that is N times too big.
     """
-    real = make_optimizer(config, total)
+    real = make_optimizer(*args)
 
     def init(params):
         inner = real.init(params)
@@ -55,7 +55,8 @@ def recording_optimizer(config, total):
     def step(gradient, state, params):
         updates, inner = real.update(gradient, state.inner.inner, params)
         total = jax.tree.map(jnp.add, state.inner.gradients, gradient)
-        return updates, GuardState(inner.skipped, Recorded(total, inner))
+        skipped = state.skipped + inner.skipped - state.inner.inner.skipped
+        return updates, GuardState(skipped, Recorded(total, inner))
 
     return type(real)(init, step)
 

@@ -7,15 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from nca_trader import ConfigError
-from nca_trader.learner.optimizer import learning_rate, make_optimizer
+from nca_trader import ConfigError, make_mesh
+from nca_trader.learner.optimizer import (
+    averaged,
+    learning_rate,
+    make_optimizer,
+    scale_by_width,
+    skip_not_finite,
+)
+from nca_trader.mesh import DATA
 from nca_trader.presets import OptimizerConfig
 
 CONFIG = OptimizerConfig(
-    learning_rate=0.1, warmup_updates=3, eps=0.3, weight_decay=0.05, max_grad_norm=0.5
+    learning_rate=0.1,
+    warmup_updates=3,
+    first_period=2,
+    eps=0.3,
+    weight_decay=0.05,
+    max_grad_norm=0.5,
 )
 TOTAL = 12
+SCHEDULES = ("constant", "linear", "cosine", "sgdr")
 
 
 def some_params():
@@ -39,9 +53,18 @@ def some_gradients(count):
 def rate_by_hand(config, step):
     """The learning rate of gradient step `step`, from 0."""
     if step < config.warmup_updates:
-        return config.learning_rate * step / config.warmup_updates
-    part = min((step - config.warmup_updates) / (TOTAL - config.warmup_updates), 1.0)
-    shape = {"constant": 1.0, "linear": 1.0 - part, "cosine": 0.5 * (1.0 + np.cos(np.pi * part))}
+        return config.learning_rate * (step + 1) / config.warmup_updates
+    done = step - config.warmup_updates
+    part = min(done / (TOTAL - config.warmup_updates), 1.0)
+    period = config.first_period  # T_i, and T_cur is what is left of `done`
+    while done >= period:
+        done, period = done - period, 2 * period
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - part,
+        "cosine": 0.5 * (1.0 + np.cos(np.pi * part)),
+        "sgdr": 0.5 * (1.0 + np.cos(np.pi * done / period)),
+    }
     return config.learning_rate * shape[config.schedule]
 
 
@@ -73,7 +96,7 @@ def run(config, params, gradients, total=TOTAL):
     return params, state
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_steps_equal_adamw_by_hand(schedule):
     config = dataclasses.replace(CONFIG, schedule=schedule)
     params, gradients = some_params(), some_gradients(10)
@@ -84,16 +107,25 @@ def test_steps_equal_adamw_by_hand(schedule):
     assert int(state.skipped) == 0
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1, 4])
 def test_schedules_have_the_values_of_their_formula(schedule, warmup):
     config = dataclasses.replace(CONFIG, schedule=schedule, warmup_updates=warmup)
     rate = learning_rate(config, TOTAL)
-    for step in range(TOTAL + 1):
+    assert 0.0 < float(rate(0)) <= 0.1 + 1e-8  # the first step moves already
+    for step in range(TOTAL + 8):
         np.testing.assert_allclose(rate(step), rate_by_hand(config, step), rtol=1e-5, atol=1e-8)
-    at_end = {"constant": config.learning_rate, "linear": 0.0, "cosine": 0.0}[schedule]
-    for step in (TOTAL, TOTAL + 5):
-        np.testing.assert_allclose(rate(step), at_end, rtol=1e-6, atol=1e-8)
+
+
+def test_warm_restarts_come_after_periods_that_double():
+    config = dataclasses.replace(CONFIG, schedule="sgdr", warmup_updates=7, first_period=1000)
+    rate = jax.jit(learning_rate(config, TOTAL))
+    for period in range(20):  # to half a thousand million steps: no boundary is rounded away
+        begin = 7 + 1000 * (2**period - 1)
+        middle, end = begin + 500 * 2**period, begin + 1000 * 2**period
+        got = [float(rate(step)) for step in (begin, middle, end - 1, end)]
+        assert got[::3] == pytest.approx([0.1, 0.1]) and got[1] == pytest.approx(0.05)
+        assert got[2] == pytest.approx(0.1 * (np.pi / (2000 * 2**period)) ** 2, abs=3e-8)
 
 
 def test_a_run_shorter_than_its_warm_up_does_not_fall_over():
@@ -114,6 +146,64 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(poison, wher
     jax.tree.map(np.testing.assert_array_equal, got, clean)
     jax.tree.map(np.testing.assert_array_equal, state.inner, clean_state.inner)
     assert int(state.skipped) == 2 and int(clean_state.skipped) == 0
+
+
+def test_a_skipped_update_moves_no_average_either():
+    config = dataclasses.replace(CONFIG, ema_decay=0.9)
+    params, gradients = some_params(), some_gradients(6)
+    bad = jax.tree.map(lambda g: g.at[...].set(jnp.nan), gradients[0])
+    _, clean_state = run(config, params, gradients)
+    _, state = run(config, params, [*gradients[:3], bad, *gradients[3:]])
+    jax.tree.map(np.testing.assert_array_equal, averaged(state), averaged(clean_state))
+    # And what is averaged are the parameters, which the average leaves as they are.
+    expected, seen = params, params
+    for count in range(1, 7):
+        seen, _ = run(config, params, gradients[:count])
+        expected = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, expected, seen)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+        averaged(state),
+        expected,
+    )
+    jax.tree.map(np.testing.assert_array_equal, seen, run(CONFIG, params, gradients)[0])
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("agreed", [True, False])
+def test_what_one_device_must_drop_all_drop(devices, agreed):
+    guard = skip_not_finite(optax.trace(0.5), DATA if agreed else None)
+    gradient = jnp.ones(8).at[5].set(jnp.nan)
+
+    def step(gradient):
+        updates, state = guard.update(gradient, guard.init(gradient))
+        return updates, state.inner.trace, state.skipped[None]
+
+    mesh, spec = make_mesh(devices), P(DATA)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=(spec, spec, spec))
+    if agreed:
+        updates, moments, skipped = jax.jit(mapped)(gradient)
+        assert not updates.any() and not moments.any()
+        np.testing.assert_array_equal(skipped, np.ones(devices))
+    else:  # what happens without: the devices part company
+        updates, _, skipped = jax.jit(mapped)(gradient)
+        assert updates.any() and skipped.sum() == 1
+
+
+def test_wide_layers_learn_slower_and_a_sum_moves_as_far_as_in_the_narrow_one():
+    def moved(width):
+        """How far a sum over `width` inputs of size 1 moves in one step of Adam."""
+        config = dataclasses.replace(CONFIG, base_width=16, warmup_updates=0, eps=1e-8)
+        params = {"w": jnp.zeros((width, 1)), "b": jnp.zeros(3)}
+        gradient = jax.tree.map(lambda p: jnp.full_like(p, 1e-3), params)
+        after, _ = run(config, params, [gradient])
+        return float(after["w"].sum()), float(after["b"][0])
+
+    assert [moved(width)[0] for width in (16, 64, 512)] == pytest.approx([-1.6] * 3, rel=1e-4)
+    assert moved(8)[0] == pytest.approx(-0.8, rel=1e-4)  # narrower: never above the rate
+    assert moved(64)[1] == pytest.approx(-0.1, rel=1e-4)  # vectors keep it
+    taps = {"taps": jnp.ones((3, 64, 5))}
+    scaled, _ = scale_by_width(16).update(taps, optax.EmptyState())
+    np.testing.assert_array_equal(scaled["taps"], 0.25)
 
 
 def test_an_unknown_schedule_is_refused():

@@ -1,0 +1,226 @@
+"""Replay: a ring of rollouts on the device, and how an old one is learnt from.
+
+What is stored are indexes of bars and accounts, never windows: the bars do not depend on what an
+agent did, so what it saw is gathered anew. The ring is double-buffered: the slot that is written
+next is none of those that `sample` reads, so an update may write it while it learns from another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from nca_trader.agents.policy import Params, Policy
+from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.errors import ConfigError
+from nca_trader.learner.rollout import Draw, Rollout, Segments, Span, collect, encode_span
+from nca_trader.mesh import DATA
+from nca_trader.numerics import exp32
+from nca_trader.presets import LearnerConfig
+
+GB = 10**9  # bytes
+
+
+class Ring(NamedTuple):
+    """data: pytree of `[R, ...]`, one rollout a slot. next: `[]` int32 slot that `add` writes.
+
+    size: `[]` int32 slots that have been written.
+    """
+
+    data: Any
+    next: Array
+    size: Array
+
+
+def init(like: Any, slots: int) -> Ring:
+    """An empty ring of `slots` items that look like `like` (arrays, or their shapes).
+
+    Raises:
+      ConfigError: fewer than two slots: one is read while another is written.
+    """
+    if slots < 2:
+        raise ConfigError(
+            f"replay_slots = {slots}: one slot is read while another is written; give at least 2."
+        )
+    zero = jnp.zeros((), jnp.int32)
+    return Ring(jax.tree.map(lambda a: jnp.zeros((slots, *a.shape), a.dtype), like), zero, zero)
+
+
+def add(ring: Ring, item: Any) -> Ring:
+    """The ring with `item` in the place of the oldest."""
+    slots = _slots(ring)
+    data = jax.tree.map(lambda a, b: a.at[ring.next].set(b), ring.data, item)
+    return Ring(data, (ring.next + 1) % slots, jnp.minimum(ring.size + 1, slots))
+
+
+def can_sample(ring: Ring) -> Array:
+    """`[]` bool, whether there is a slot to read."""
+    return _readable(ring) > 0
+
+
+def sample(ring: Ring, key: Array) -> Any:
+    """One item, each that may be read as likely as another.
+
+    Raises:
+      ConfigError: there is none yet. Inside jit this cannot be raised: ask `can_sample`.
+    """
+    if not isinstance(ring.size, jax.core.Tracer) and not can_sample(ring):
+        raise ConfigError("the replay ring is empty; add a rollout before sampling one.")
+    age = jax.random.randint(key, (), 0, jnp.maximum(_readable(ring), 1))
+    slot = (ring.next - 1 - age) % _slots(ring)
+    return jax.tree.map(lambda a: a[slot], ring.data)
+
+
+def _slots(ring: Ring) -> int:
+    return jax.tree.leaves(ring.data)[0].shape[0]
+
+
+def _readable(ring: Ring) -> Array:
+    return ring.size - (ring.size == _slots(ring))
+
+
+def ring_spec(slots: int) -> Any:
+    """How a ring of rollouts lies on the mesh: every slot's segments split over the data axis."""
+    return Ring._make([P(None, DATA), P(), P()]) if slots else P()
+
+
+class Stored(NamedTuple):
+    """What a ring holds of a `Rollout`: values and bootstrap are estimated anew from `last`."""
+
+    span: Span
+    seen: Array
+    action: Array
+    log_prob: Array
+    reward: Array
+    discount: Array
+    last: Array
+
+
+def stored(rollout: Rollout) -> Stored:
+    """What is kept of `rollout`."""
+    return Stored._make(getattr(rollout, name) for name in Stored._fields)
+
+
+def begin_ring(
+    env: TradingEnv, policy: Policy, config: LearnerConfig, params: Params, segments: Segments
+) -> Ring:
+    """An empty ring of `replay_slots` rollouts such as `collect` makes on `segments`."""
+
+    def one(params: Params, segments: Segments) -> Stored:
+        keys = jnp.broadcast_to(jax.random.key(0), segments.index.shape)
+        draw = Draw(keys, segments.episode)
+        return stored(collect(env, policy, config, params, env.market, segments, draw)[1])
+
+    return init(jax.eval_shape(one, params, segments), config.replay_slots)
+
+
+def transitions_per_gb(item: Stored) -> int:
+    """How many transitions, one account's of one bar each, 10^9 bytes of ring hold.
+
+    Args:
+      item: of one slot (arrays, or their shapes).
+    """
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item))
+    return GB * item.reward.size // held
+
+
+def described(ring: Ring) -> str:
+    """How much a ring of rollouts (or of their shapes) holds, in one line."""
+    reward = ring.data.reward
+    per_gb = transitions_per_gb(ring.data)
+    return (
+        f"replay: {reward.size:,} transitions in {reward.size / per_gb * 1e3:.3g} MB, "
+        f"{per_gb / 1e6:.3g} million a GB"
+    )
+
+
+def vtrace(
+    r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array, log_rho_tm1: Array
+) -> tuple[Array, Array]:
+    """Advantages and value targets from actions of another policy, their ratios clipped at 1.
+
+    With rho = pi / mu:  `delta_t = min(1, rho_{t-1}) (r_t + discount_t v_t - v_{t-1})`,
+    `e_{t-1} = delta_t + discount_t lambda_t min(1, rho_{t-1}) e_t`; the target is `v_{t-1} +
+    e_{t-1}`, the advantage `min(1, rho_{t-1}) (r_t + discount_t (v_t + lambda_t e_t) - v_{t-1})`.
+    Where mu is pi both are those of `gae`, with its two kinds of boundary.
+    Source: Espeholt et al. 2018, "IMPALA", equation 1 and section 4.2, remark 2 for lambda.
+
+    Args:
+      r_t, discount_t, v_tm1, v_t, lambda_t: `[T]`, as in `gae`.
+      log_rho_tm1: `[T]` log of pi / mu of the action at t - 1.
+
+    Returns:
+      Advantage and value target, `[T]` float32.
+    """
+    args = (r_t, discount_t, v_tm1, v_t, lambda_t, log_rho_tm1)
+    args = [jnp.asarray(x, jnp.float32) for x in args]
+    chex.assert_rank(args, 1)
+    chex.assert_equal_shape(args)
+    r_t, discount_t, v_tm1, v_t, lambda_t, log_rho_tm1 = args
+    rho = jnp.minimum(1.0, exp32(log_rho_tm1))
+    delta_t = rho * (r_t + discount_t * v_t - v_tm1)
+
+    def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        delta, decay = xs
+        return delta + decay * later, (delta + decay * later, later)
+
+    last = jnp.zeros_like(delta_t[0])
+    decay_t = discount_t * lambda_t * rho
+    _, (error_tm1, error_t) = jax.lax.scan(backward, last, (delta_t, decay_t), reverse=True)
+    advantage = rho * (r_t + discount_t * (v_t + lambda_t * error_t) - v_tm1)
+    return advantage, v_tm1 + error_tm1
+
+
+def revalued(
+    policy: Policy,
+    config: LearnerConfig,
+    drop_rate: float,
+    reward_scale: float,
+    params: Params,
+    target: Params,
+    market: Market,
+    item: Stored,
+) -> tuple[Rollout, Array, Array]:
+    """An old rollout as `params` see it: `(rollout, advantage, value target)`, to learn from.
+
+    Its log-probabilities and values become those of `params`, from which the surrogate measures
+    its ratio; what its actions are worth is corrected for the policy that took them by `vtrace`.
+
+    Args:
+      drop_rate, reward_scale: as in `sampled`.
+      target: an average of parameters; bootstraps the value after the last step and no more.
+    """
+    length = config.segment_length
+    cells = encode_span(policy, params, market, item.span, length, drop_rate)
+    logits, value = policy.act(params, cells[:, :, None], item.seen)
+    log_prob = policy.distribution.log_prob(logits, item.action)
+    after = item.span._replace(index=item.span.index + length)
+    cells = encode_span(policy, target, market, after, 1, drop_rate)
+    _, bootstrap = policy.act(target, cells, item.last)
+    next_value = jnp.concatenate([value[:, 1:], bootstrap[:, None]], axis=1)
+    advantage, value_target = jax.vmap(jax.vmap(vtrace, in_axes=1, out_axes=1))(
+        reward_scale * item.reward,
+        item.discount,
+        value,
+        next_value,
+        jnp.full_like(item.reward, config.gae_lambda),
+        log_prob - item.log_prob,
+    )
+    rollout = Rollout(
+        item.span,
+        item.seen,
+        item.action,
+        log_prob,
+        value,
+        item.reward,
+        item.discount,
+        bootstrap,
+        item.last,
+    )
+    return rollout, advantage, value_target

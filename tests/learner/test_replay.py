@@ -1,0 +1,207 @@
+"""The ring against a list, V-trace against its double sum, and a step with replay against none."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nca_trader import (
+    AgentConfig,
+    ConfigError,
+    TradingEnv,
+    load_agent,
+    make_learner,
+    make_mesh,
+)
+from nca_trader.cli.train import replay_line
+from nca_trader.learner import replay, sampled
+from nca_trader.learner.advantages import gae
+from nca_trader.learner.rollout import Draw
+from nca_trader.mesh import DATA
+from nca_trader.presets import LearnerConfig, OptimizerConfig
+
+
+def item(number):
+    return {"a": jnp.full(3, number, jnp.float32), "b": jnp.asarray(number, jnp.int32)}
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5])
+def test_the_ring_holds_the_newest_and_never_reads_what_is_written_next(slots):
+    ring = replay.init(item(0), slots)
+    kept = collections.deque(maxlen=slots)
+    draw = jax.jit(jax.vmap(replay.sample, in_axes=(None, 0)))
+    keys = jax.random.split(jax.random.key(0), 200)
+    add = jax.jit(replay.add)
+    for number in range(1, 3 * slots + 2):  # three times around
+        ring = add(ring, item(number))
+        kept.append(number)
+        readable = list(kept)[1:] if len(kept) == slots else list(kept)
+        assert bool(replay.can_sample(ring)) == bool(readable)
+        assert sorted(int(n) for n in ring.data["b"] if n) == sorted(kept)
+        seen = draw(ring, keys)
+        assert set(np.asarray(seen["b"]).tolist()) == set(readable)
+        np.testing.assert_array_equal(seen["a"][:, 0], seen["b"])
+        # While the next is written, what was read stays as it was.
+        assert int(ring.data["b"][ring.next]) not in set(np.asarray(seen["b"]).tolist())
+
+
+def test_sampling_too_early_is_refused():
+    ring = replay.init(item(0), 2)
+    assert not replay.can_sample(ring) and not jax.jit(replay.can_sample)(ring)
+    with pytest.raises(ConfigError, match="ring is empty; add a rollout"):
+        replay.sample(ring, jax.random.key(0))
+    with pytest.raises(ConfigError, match="give at least 2"):
+        replay.init(item(0), 1)
+    with pytest.raises(ConfigError, match="replay_slots=1"):
+        LearnerConfig(replay_slots=1)
+    with pytest.raises(ConfigError, match="'group' has none"):
+        LearnerConfig(replay_slots=2, advantages="group")
+    with pytest.raises(ConfigError, match=r"give optimizer\.ema_decay"):
+        AgentConfig(learner=LearnerConfig(replay_slots=2))
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Twenty steps with every kind of boundary, values in sequence, and ratios around 1."""
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=21)
+    discount = np.where(rng.random(20) < 0.2, 0.0, 0.9)
+    mixing = np.where(rng.random(20) < 0.2, 0.0, 0.8)
+    return rng.normal(size=20), discount, value[:-1], value[1:], mixing, rng.normal(size=20)
+
+
+def test_vtrace_is_the_double_sum(steps):
+    r, discount, v_tm1, v_t, mixing, log_rho = steps
+    rho = np.minimum(1.0, np.exp(log_rho))
+    delta = rho * (r + discount * v_t - v_tm1)
+    error = np.array(
+        [
+            sum(np.prod((discount * mixing * rho)[s:t]) * delta[t] for t in range(s, 20))
+            for s in range(20)
+        ]
+    )
+    later = np.append(error[1:], 0.0)
+    advantage, target = jax.jit(replay.vtrace)(*steps)
+    np.testing.assert_allclose(target, v_tm1 + error, rtol=1e-5, atol=1e-5)
+    expected = rho * (r + discount * (v_t + mixing * later) - v_tm1)
+    np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_vtrace_is_the_formula_of_rlax(steps):
+    """`rlax.vtrace_td_error_and_advantage`, written out in numpy."""
+    r, discount, v_tm1, v_t, mixing, log_rho = steps
+    clipped = np.minimum(1.0, np.exp(log_rho))
+    c_tm1 = clipped * mixing
+    td_errors = clipped * (r + discount * v_t - v_tm1)
+    errors, acc = [], 0.0
+    for i in reversed(range(20)):
+        acc = td_errors[i] + discount[i] * c_tm1[i] * acc
+        errors.insert(0, acc)
+    targets = np.array(errors) + v_tm1
+    q = mixing[:-1] * targets[1:] + (1 - mixing[:-1]) * v_tm1[1:]
+    q_estimate = r + discount * np.append(q, v_t[-1])
+    advantage, target = replay.vtrace(*steps)
+    np.testing.assert_allclose(target, targets, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(advantage, clipped * (q_estimate - v_tm1), rtol=1e-5, atol=1e-5)
+
+
+def test_vtrace_of_the_own_policy_is_gae_and_of_one_that_never_acts_so_is_nothing(steps):
+    *own, log_rho = steps
+    advantage, target = replay.vtrace(*own, np.zeros(20))
+    expected = gae(*own)
+    np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(target, expected + own[2], rtol=1e-5, atol=1e-5)
+    advantage, target = replay.vtrace(*own, np.full(20, -50.0))
+    np.testing.assert_allclose(advantage, 0.0, atol=1e-6)
+    np.testing.assert_allclose(target, own[2], rtol=1e-5)
+    # More often than it was taken counts no more than once.
+    assert not np.allclose(replay.vtrace(*own, log_rho)[0], expected, atol=1e-2)
+    np.testing.assert_allclose(replay.vtrace(*own, np.abs(log_rho))[0], expected, atol=1e-5)
+
+
+def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
+    env, policy, config, params = stage.env, stage.policy, stage.agent.learner, stage.params
+
+    def both(segments, keys, average):
+        segments, fresh = stage.begin(segments, keys)
+        draw = Draw(keys, fresh)
+        method = sampled.sampled(env, policy, config, 20.0)
+        _, rollout = sampled.collect(env, policy, config, params, env.market, segments, draw)
+        ring = replay.add(replay.init(replay.stored(rollout), 2), replay.stored(rollout))
+        old = replay.sample(ring, jax.random.key(0))
+        again = method.again(params, average, env.market, old)
+        bootstrap = replay.revalued(policy, config, 0.0, 20.0, params, average, env.market, old)[
+            0
+        ].bootstrap
+        return method.gather(params, env.market, segments, draw)[1], again, rollout, bootstrap
+
+    alone = jax.jit(jax.vmap(both, in_axes=(0, 0, None), axis_name=DATA))
+    one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
+    segments = one(stage.empty_segments())
+    keys = one(jax.random.split(jax.random.key(1), 16))
+    fresh, again, rollout, bootstrap = alone(segments, keys, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), again, fresh)
+    np.testing.assert_allclose(bootstrap, rollout.bootstrap, rtol=1e-4, atol=1e-5)
+    # The average bootstraps values and does nothing else.
+    half = jax.tree.map(lambda leaf: 0.5 * leaf, params)
+    other = alone(segments, keys, half)[1]
+    jax.tree.map(np.testing.assert_array_equal, other[0], again[0])
+    assert not np.allclose(other[2][..., -1, :], again[2][..., -1, :], atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def with_replay(stage):
+    agent = dataclasses.replace(
+        stage.agent,
+        learner=dataclasses.replace(stage.agent.learner, replay_slots=2),
+        optimizer=dataclasses.replace(stage.agent.optimizer, ema_decay=0.9),
+    )
+    return make_learner(stage.env, stage.policy, agent, make_mesh(2))
+
+
+def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with_replay):
+    plain = stage.learner(2)
+    state, expected = with_replay.init(jax.random.key(0)), plain.init(jax.random.key(0))
+    for number in range(3):
+        before = int(state.replay.size)
+        state, metrics = with_replay.step(state)
+        expected, _ = plain.step(expected)
+        assert (before, int(state.replay.size)) == (min(number, 2), min(number + 1, 2))
+        same = jax.tree.map(
+            lambda a, b: np.allclose(a, b, rtol=1e-5, atol=1e-6),
+            jax.device_get(state.params),
+            jax.device_get(expected.params),
+        )
+        # From the second on it learns from the first one again.
+        assert all(jax.tree.leaves(same)) == (number == 0)
+        assert np.isfinite(float(metrics["loss"])) and int(metrics["skipped"]) == 0
+    shards = state.replay.data.reward.addressable_shards
+    assert [shard.data.shape for shard in shards] == [(2, 8, 8, 2)] * 2
+
+
+def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_replay):
+    state = jax.eval_shape(with_replay.init, jax.random.key(0))
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), state.replay.data)
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
+    assert replay.transitions_per_gb(one) == 10**9 * 16 * 8 * 2 // held
+    assert replay.transitions_per_gb(one) >= 10_000_000  # of two assets, even
+    assert replay.described(state.replay).startswith("replay: 512 transitions in 0.02")
+
+
+def test_one_asset_takes_28_bytes_a_transition_and_a_little_a_segment(stage):
+    changes = ["learner.replay_slots=2", "optimizer.ema_decay=0.99", "learner.segment_length=16"]
+    agent = load_agent("nano", changes)
+    env = TradingEnv(stage.env.bars.select(stage.env.bars.symbols[0]), stage.env.config)
+    # Of 16 steps of 4 accounts: 28 bytes each, the bar's index and what came after the last.
+    per_gb = 16 * 4 / (28 * 16 * 4 + 4 + 4 * 12) * 1e9
+    assert replay_line(env, agent).endswith(f" {per_gb / 1e6:.3g} million a GB")
+    assert per_gb > 34e6
+
+
+def test_presets_keep_no_replay_unless_asked():
+    assert load_agent("nano").learner.replay_slots == 0
+    agent = load_agent("nano", ["learner.replay_slots=4", "optimizer.ema_decay=0.99"])
+    assert agent.optimizer == OptimizerConfig(learning_rate=1e-3, ema_decay=0.99)
