@@ -195,6 +195,6 @@ def _mean(x: np.ndarray) -> tuple[float, float]:
 
 
 def _slope(task: Task, mean_pay: float) -> float:
-    """d score / d mean pay."""
+    """How fast the score rises with the mean of what is paid."""
     step = 1e-6 * max(abs(mean_pay), 1e-3)
     return (task.score(mean_pay + step) - task.score(mean_pay - step)) / (2 * step)
