@@ -8,6 +8,7 @@ optimal policy is sent along the same pieces: what the path gives to both is no 
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -158,40 +159,45 @@ def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
     anything; that of a score which is no mean, e.g. a logarithm of one, is by its slope.
     """
     best = optimal_positions(task, rows)
-    raw, quiet = _pay(task, rows, positions)
-    raw_best, quiet_best = _pay(task, rows, best)
+    raw, raw_best = _pay(task, rows, positions), _pay(task, rows, best)
+    slope = _slope(task, raw_best.mean())
+    # Where pay is no return of equity but a function of one, neither is its noise.
+    quiet = raw - _noise(task, rows, positions) / slope
+    quiet_best = raw_best - _noise(task, rows, best) / slope
     optimum = float(task.optimum or 0.0)
-    slope = _slope(task, quiet_best.mean())
-    error = slope * _mean(quiet - quiet_best)[1]
-    excess, excess_error = (slope * x for x in _mean(raw - raw_best))
+    gap, error = (
+        task.score(quiet.mean()) - task.score(quiet_best.mean()),
+        _error(quiet - quiet_best),
+    )
     before = np.concatenate([np.zeros_like(positions[:, :1]), positions[:, :-1]], axis=1)
-    gap = task.score(quiet.mean()) - task.score(quiet_best.mean())
     return Reached(
-        fraction=1.0 + gap / optimum if optimum else np.nan,
-        error=error / optimum if optimum else np.nan,
+        fraction=1.0 + gap / optimum if optimum else math.nan,
+        error=abs(slope) * _error(quiet - quiet_best) / optimum if optimum else math.nan,
         earned=task.score(quiet.mean()),
-        earned_error=slope * _mean(quiet)[1],
-        excess=excess,
-        excess_error=excess_error,
+        earned_error=abs(slope) * _error(quiet),
+        excess=slope * float((raw - raw_best).mean()),
+        excess_error=abs(slope) * _error(raw - raw_best),
         turnover=float(np.abs(positions - before).sum(-1)[:, WARM:].mean()),
     )
 
 
-def _pay(task: Task, rows: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`[P, COUNTED]` twice: what is paid, and the same with the noise of returns taken out."""
+def _pay(task: Task, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """`[P, COUNTED]` what the market pays."""
+    before, held = positions[:, WARM - 1 : -1], positions[:, WARM:]
+    return np.asarray(task.pay(before, held, task.returns[rows[:, WARM:] + 1]))
+
+
+def _noise(task: Task, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """`[P, COUNTED]` what positions made of the part of returns that the state does not tell."""
     if task.expected_return is None:
         raise ConfigError(f"{task.name}: no expected return is known.")
-    before = positions[:, WARM - 1 : -1]
     held, at = positions[:, WARM:], rows[:, WARM:]
-    r = task.returns[at + 1]
-    paid = np.asarray(task.pay(before, held, r))
-    return paid, paid - (held * (r - task.expected_return(task.states[at]))).sum(-1)
+    return (held * (task.returns[at + 1] - task.expected_return(task.states[at]))).sum(-1)
 
 
-def _mean(x: np.ndarray) -> tuple[float, float]:
-    """Mean of `[P, L]` and its standard error."""
-    each = x.mean(axis=1)
-    return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5)
+def _error(x: np.ndarray) -> float:
+    """The standard error of the mean of `[P, L]`, pieces being independent of each other."""
+    return float(x.mean(axis=1).std(ddof=1) / len(x) ** 0.5)
 
 
 def _slope(task: Task, mean_pay: float) -> float:
