@@ -220,6 +220,9 @@ class LearnerConfig:
       segment_length: L, decisions along a segment. envs_per_segment: E, accounts on a segment.
       logical_shards: groups within which minibatches are drawn, so that a seed means the same
         run on any number of devices; a multiple of the device count.
+      advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
+        baseline; "exact": every position and action is enumerated, where the account has finitely
+        many states. See `nca_trader.learner.advantages` and `nca_trader.learner.exact`.
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
         1 +- it, the value to its old one +- it, in units of the targets' spread.
@@ -231,6 +234,7 @@ class LearnerConfig:
     segment_length: int = 128
     envs_per_segment: int = 4
     logical_shards: int = 8
+    advantages: str = "gae"
     num_epochs: int = 4
     num_minibatches: int = 4
     discount: float = 0.99
@@ -243,6 +247,7 @@ class LearnerConfig:
         counts = ("num_segments", "segment_length", "envs_per_segment", "logical_shards")
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches"),
+            one_of(self, "advantages", ("gae", "group", "exact")),
             between(self, "(0, 1]", "discount"),
             between(self, "[0, 1]", "gae_lambda"),
             between(self, "(0, 1)", "clip_epsilon"),
@@ -253,6 +258,18 @@ class LearnerConfig:
         each = self.num_segments // self.logical_shards
         of = "num_segments / logical_shards"
         refuse(divides("num_minibatches", self.num_minibatches, of, each))
+        if self.advantages == "group" and self.envs_per_segment < 2:
+            refuse(
+                [
+                    "advantages='group' compares accounts on one segment, but envs_per_segment=1; "
+                    "give at least 2, or take 'gae'."
+                ]
+            )
+
+    @property
+    def critic(self) -> bool:
+        """Whether values are learnt."""
+        return self.advantages != "group"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -273,6 +273,7 @@ class EnvSpec:
       warmup: bars before every feature is defined.
       actions: "direction": an action is an index into `targets`; "orders": 0 sells, 1 holds, 2
         buys, which moves the last ordered target one step; "weights": an action is a target.
+      constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
     """
 
     symbols: tuple[str, ...]
@@ -280,6 +281,7 @@ class EnvSpec:
     targets: tuple[float, ...]
     warmup: int
     actions: str = "direction"
+    constant_size: bool = False
 
     @property
     def num_assets(self) -> int:
@@ -295,6 +297,11 @@ class EnvSpec:
     def num_actions(self) -> int:
         """The number n of discrete actions of each asset; 0 where they are not discrete."""
         return {"direction": len(self.targets), "orders": 3, "weights": 0}[self.actions]
+
+    @property
+    def size(self) -> float:
+        """The weight that a full position means in each asset."""
+        return max(abs(target) for target in self.targets)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -16,15 +16,21 @@ from nca_trader.types import EnvSpec
 ACCOUNT_FEATURES = 3
 
 
-def account_features(account: Account, size: float) -> Array:
+def account_features(spec: EnvSpec, account: Account) -> Array:
     """`[A, 3]` float32 what the readout sees of an account.
 
-    For each asset the weight held and the weight last ordered, both in units of `size` (what a
-    long position means), and the account's cash as a fraction of equity.
+    For each asset the weight held and the weight last ordered, both in units of `spec.size`, and
+    the account's cash as a fraction of equity. Where positions have constant size, what is held
+    is what was ordered and cash is no limit (0): an asset's features are then a function of its
+    own last order alone.
     """
-    held = account.weight + account.weight_low
-    cash = jnp.broadcast_to(1.0 - held.sum(), held.shape)
-    return jnp.stack([held / size, account.ordered / size, cash], axis=-1).astype(jnp.float32)
+    ordered = account.ordered / spec.size
+    if spec.constant_size:
+        held, cash = ordered, jnp.zeros_like(ordered)
+    else:
+        weight = account.weight + account.weight_low
+        held, cash = weight / spec.size, jnp.broadcast_to(1.0 - weight.sum(), weight.shape)
+    return jnp.stack([held, ordered, cash], axis=-1).astype(jnp.float32)
 
 
 class Head(nnx.Module):

@@ -39,11 +39,6 @@ class Policy(NamedTuple):
     spec: EnvSpec
 
     @property
-    def size(self) -> float:
-        """The weight that a full position means in each asset."""
-        return max(abs(target) for target in self.spec.targets)
-
-    @property
     def distribution(self) -> Distribution:
         """What the logits mean."""
         return distribution(self.spec)
@@ -100,7 +95,7 @@ def decide(
       account: the account as it stands at that close.
     """
     cells = policy.encode(params, window[None], present[None])[0, -1]
-    logits, _ = policy.act(params, cells, account_features(account, policy.size))
+    logits, _ = policy.act(params, cells, account_features(policy.spec, account))
     return logits
 
 

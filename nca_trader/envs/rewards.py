@@ -22,7 +22,8 @@ class Step(NamedTuple):
     """One step of one account.
 
     log_return: `[]` of its equity. before, after: `[A]` ordered weights before and after the
-    action. legs: the bar that was lived through. costs: what trading costs.
+    action. legs: the bar that was lived through. costs: what trading costs. cost_scale: what
+    they were multiplied with, which `quadratic_cost` is too.
     """
 
     log_return: Array
@@ -30,6 +31,7 @@ class Step(NamedTuple):
     after: Array
     legs: Legs
     costs: Costs
+    cost_scale: Array | float = 1.0
 
 
 class Moments(NamedTuple):
@@ -68,7 +70,7 @@ def _pnl(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
     traded = step.after - step.before
     rate = costs.commission + costs.slippage + costs.half_spread
     pay = step.after * r - rate * jnp.abs(traded)
-    pay = pay - 0.5 * config.quadratic_cost * traded**2
+    pay = pay - 0.5 * step.cost_scale * config.quadratic_cost * traded**2
     return memory, (pay - 0.5 * config.risk_aversion * step.after**2).sum()
 
 

@@ -105,6 +105,7 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
         targets=targets_of(config, len(symbols)),
         warmup=feature_set(config.features).warmup,
         actions=config.actions,
+        constant_size=config.reward == "pnl",
     )
 
 
@@ -135,13 +136,13 @@ def transition(
     Returns:
       The episode at the close of bar t + 1, and the step's reward `[]`.
     """
-    costs, before = config.costs, episode.account
-    if episode.cost_scale is not None:
-        costs = costs.scaled(episode.cost_scale)
+    before, scale = episode.account, 1.0 if episode.cost_scale is None else episode.cost_scale
+    costs = config.costs if episode.cost_scale is None else config.costs.scaled(scale)
     target = to_target(spec, action, before.ordered)
     placed, _ = place_order(before, target, now.at_close, costs, rules)
     after, _ = on_bar(placed, following, costs, rules)
-    step = rewards.Step(log_return(before, after), before.ordered, placed.ordered, following, costs)
+    growth = log_return(before, after)
+    step = rewards.Step(growth, before.ordered, placed.ordered, following, costs, scale)
     memory, reward = rewards.reward_of(config, episode.memory, step)
     return episode._replace(account=after, memory=memory), reward
 

@@ -269,7 +269,7 @@ def _scan_agent(
         legs_t, cells_t, ready_t = xs
 
         def decide(account: Account) -> tuple[Array, Array]:
-            logits, _ = policy.act(params, cells_t, account_features(account, policy.size))
+            logits, _ = policy.act(params, cells_t, account_features(policy.spec, account))
             target = best_target(policy.spec, logits, account.ordered)
             target = jnp.where(ready_t, target, jnp.nan)
             return target, jnp.where(ready_t, logits, jnp.nan)

@@ -39,3 +39,31 @@ def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array
     last = jnp.zeros_like(delta_t[0])
     _, advantages = jax.lax.scan(backward, last, (delta_t, discount_t * lambda_t), reverse=True)
     return advantages
+
+
+def group_advantages(r_t: Array, discount_t: Array) -> Array:
+    """Return-to-go against that of the other accounts on the segment, without a critic.
+
+    `A_e = (G_e - mean_e G) / std`, with `G_t = r_t + discount_t G_{t+1}` up to the segment's end:
+    accounts that live through the same bars differ by what they did alone, so what the bars did
+    to all of them drops out, bar by bar. The deviation is that of the whole group, over bars and
+    accounts: a bar alone has too few accounts to say. Source: Shao et al. 2024, "DeepSeekMath",
+    section 4.1.3 (group-relative, process supervision: a step is judged by what follows it).
+
+    Args:
+      r_t: `[L, E]` reward after each step of E accounts. discount_t: `[L, E]` as in `gae`.
+
+    Returns:
+      `[L, E]` float32 of mean 0 at each bar.
+    """
+    r_t, discount_t = (jnp.asarray(x, jnp.float32) for x in (r_t, discount_t))
+    chex.assert_equal_shape([r_t, discount_t])
+
+    def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, discount = xs
+        to_go = reward + discount * later
+        return to_go, to_go
+
+    _, to_go = jax.lax.scan(backward, jnp.zeros_like(r_t[0]), (r_t, discount_t), reverse=True)
+    relative = to_go - to_go.mean(axis=1, keepdims=True)
+    return relative / (jnp.sqrt((relative**2).mean()) + 1e-8)

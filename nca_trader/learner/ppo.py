@@ -1,13 +1,11 @@
-"""The clipped surrogate: what a minibatch of segments says about the parameters."""
+"""The clipped surrogate of proximal policy optimisation, for any policy and any kind of step."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs.trading import Market
-from nca_trader.learner.rollout import Rollout, gather_segment
 from nca_trader.presets import LearnerConfig
 
 
@@ -22,45 +20,57 @@ class Loss(NamedTuple):
     clip_fraction: Array
 
 
-def ppo_loss(
-    params: Params,
-    policy: Policy,
-    config: LearnerConfig,
-    market: Market,
-    rollout: Rollout,
-    advantage: Array,
-    value_target: Array,
-    drop_rate: float = 0.0,
-) -> Loss:
-    """Clipped surrogate, clipped value loss and entropy, over whole segments encoded anew.
+class Old(NamedTuple):
+    """What is held against the policy that acted, of one shape unless a mean says otherwise.
 
-    `-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]` with `rho = pi / pi_old`.
+    log_prob: of the actions when they were taken. advantage: of them, normalised. value: of the
+    states, as estimated then. value_target: what the values should have been.
+    """
+
+    log_prob: Array
+    advantage: Array
+    value: Array
+    value_target: Array
+
+
+def ppo_loss(
+    config: LearnerConfig,
+    old: Old,
+    log_prob: Array,
+    entropy: Array,
+    value: Array,
+    over_actions: Callable[[Array], Array] = jnp.mean,
+    over_states: Callable[[Array], Array] = jnp.mean,
+) -> Loss:
+    """Clipped surrogate, clipped value loss and entropy.
+
+    `-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]` with `rho = pi / pi_old`. A gradient at
+    rho = 1 is the policy gradient. Without a critic ("group") the values are not learnt.
     Source: Schulman et al. 2017, "Proximal policy optimization algorithms", equations 7 and 9;
     the KL estimate is `E[rho - 1 - log rho]`, Schulman 2020, "Approximating KL divergence".
 
     Args:
-      rollout: of M segments. advantage: `[M, L, E]`, normalised. value_target: `[M, L, E]`.
-      drop_rate: chance that a bar is dropped, as in `EnvConfig.drop_bars`.
+      log_prob: of the same actions as `old.log_prob`, under the parameters to be learnt.
+      entropy, value: of the same states as `old.value`.
+      over_actions: the expectation under the old policy, of what has the shape of `log_prob`.
+      over_states: likewise of what has the shape of `value`.
     """
-    length, halo = config.segment_length, policy.receptive_field - 1
-    x, present = gather_segment(market, rollout.index, halo, length, rollout.drop, drop_rate)
-    cells = policy.encode(params, x, present)[:, halo:]
-    logits, value = policy.act(params, cells[:, :, None], rollout.seen)
-    log_ratio = policy.distribution.log_prob(logits, rollout.action) - rollout.log_prob
+    log_ratio = log_prob - old.log_prob
     ratio = jnp.exp(log_ratio)
     eps = config.clip_epsilon
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
-    policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
-    near = rollout.value + jnp.clip(value - rollout.value, -eps, eps)
-    error = jnp.maximum((value - value_target) ** 2, (near - value_target) ** 2)
-    value_loss = 0.5 * error.mean()
-    entropy = policy.distribution.entropy(logits).mean()
-    total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    policy_loss = -over_actions(jnp.minimum(ratio * old.advantage, clipped * old.advantage))
+    value_loss = jnp.zeros_like(policy_loss)
+    if config.critic:
+        near = old.value + jnp.clip(value - old.value, -eps, eps)
+        error = jnp.maximum((value - old.value_target) ** 2, (near - old.value_target) ** 2)
+        value_loss = 0.5 * over_states(error)
+    entropy = over_states(entropy)
     return Loss(
-        loss=total,
+        loss=policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy,
         policy_loss=policy_loss,
         value_loss=value_loss,
         entropy=entropy,
-        approx_kl=(ratio - 1.0 - log_ratio).mean(),
-        clip_fraction=(jnp.abs(ratio - 1.0) > eps).mean(),
+        approx_kl=over_actions(ratio - 1.0 - log_ratio),
+        clip_fraction=over_actions((jnp.abs(ratio - 1.0) > eps).astype(ratio.dtype)),
     )

@@ -4,7 +4,8 @@ A segment is encoded once on the causal lattice; then its accounts are scanned b
 the readout and the environment's own transition.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from nca_trader.envs.trading import (
     take_legs,
     transition,
 )
+from nca_trader.learner.ppo import Loss
 from nca_trader.presets import LearnerConfig
 
 
@@ -36,17 +38,48 @@ class Segments(NamedTuple):
     episode: Episode
 
 
-class Rollout(NamedTuple):
-    """What an update learns from; windows are gathered again from `index` when needed.
+class Span(NamedTuple):
+    """Which bars of the market an update's segments are; what is seen there is gathered anew.
 
     index: `[S]` int32 bar of the first decision. drop: `[S]`, as in `Segments`.
-    seen: `[S, L, E, A, 3]` account features. action: `[S, L, E, A]`.
-    log_prob, value, reward, discount: `[S, L, E]`. bootstrap: `[S, E]` value of the observation
-      after the last step.
     """
 
     index: Array
     drop: Array | None
+
+
+class Draw(NamedTuple):
+    """What an update draws and meets, beside its segments.
+
+    keys: `[S]` one a segment. fresh: `[S, E]` episodes that take the place of ruined ones.
+    cost_scale: `[]` factor on all costs, or None.
+    """
+
+    keys: Array
+    fresh: Episode
+    cost_scale: Array | None = None
+
+
+class Method(NamedTuple):
+    """How experience is made and what is learnt from it; see `sampled` and `exact`.
+
+    gather: `(params, market, segments, draw) -> (segments after, batch, metrics)`, the batch a
+      pytree of `[S, ...]`. lose: `(params, market, items of the batch) -> Loss`.
+    """
+
+    gather: Callable[[Params, Market, Segments, Draw], tuple[Segments, Any, dict[str, Array]]]
+    lose: Callable[[Params, Market, Any], Loss]
+
+
+class Rollout(NamedTuple):
+    """What E sampled accounts met on each segment.
+
+    span: of the segments. seen: `[S, L, E, A, 3]` account features. action: `[S, L, E, A]`.
+    log_prob, value, reward, discount: `[S, L, E]`. bootstrap: `[S, E]` value of the observation
+      after the last step.
+    """
+
+    span: Span
     seen: Array
     action: Array
     log_prob: Array
@@ -57,24 +90,27 @@ class Rollout(NamedTuple):
 
 
 def gather_segment(
-    market: Market,
-    index: Array,
-    halo: int,
-    length: int,
-    drop: Array | None = None,
-    drop_rate: float = 0.0,
+    market: Market, span: Span, halo: int, length: int, drop_rate: float = 0.0
 ) -> tuple[Array, Array]:
-    """Features `[S, halo + length, A, F]` and presence of the bars from `index - halo` on.
+    """Features `[S, halo + length, A, F]` and presence of the bars from `span.index - halo` on.
 
-    Args:
-      drop: `[S]` seeds of the bars that are dropped; their features and presence are 0.
+    Features and presence of bars that the span drops are 0.
     """
-    rows = index[:, None] - halo + jnp.arange(halo + length)[None]
+    rows = span.index[:, None] - halo + jnp.arange(halo + length)[None]
     x, present = market.features[rows], market.legs.present[rows]
-    if drop is None:
+    if span.drop is None:
         return x, present
-    there = kept(drop_rate, drop[:, None], rows, present.shape[-1])
+    there = kept(drop_rate, span.drop[:, None], rows, present.shape[-1])
     return jnp.where(there[..., None], x, 0.0), present & there
+
+
+def encode_span(
+    policy: Policy, params: Params, market: Market, span: Span, length: int, drop_rate: float
+) -> Array:
+    """Cells `[S, length, A, C]` of the bars from `span.index` on, each with all its past."""
+    halo = policy.receptive_field - 1
+    x, present = gather_segment(market, span, halo, length, drop_rate)
+    return policy.encode(params, x, present)[:, halo:]
 
 
 def begin_segments(
@@ -125,27 +161,27 @@ def collect(
     params: Params,
     market: Market,
     segments: Segments,
-    fresh: Episode,
-    keys: Array,
+    draw: Draw,
 ) -> tuple[Segments, Rollout]:
-    """Lives through `segment_length` bars on every segment; `keys` `[S]` draw the actions."""
-    length, halo = config.segment_length, policy.receptive_field - 1
-    drop, spec = segments.drop, policy.spec
-    x, present = gather_segment(
-        market, segments.index, halo, length + 1, drop, env.config.drop_bars
-    )
-    cells = jnp.moveaxis(policy.encode(params, x, present)[:, halo:], 1, 0)
+    """Lives through `segment_length` bars on every segment."""
+    length, spec = config.segment_length, policy.spec
+    span = Span(segments.index, segments.drop)
+    cells = encode_span(policy, params, market, span, length + 1, env.config.drop_bars)
+    cells = jnp.moveaxis(cells, 1, 0)
     decide = policy.distribution
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
-    noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(keys)
+    noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)
     rows = segments.index[None] + jnp.arange(length + 1)[:, None]
-    legs = take_legs(env.config, market, rows, drop)
+    legs = take_legs(env.config, market, rows, span.drop)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
-    see = jax.vmap(jax.vmap(lambda episode: account_features(episode.account, policy.size)))
+    see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
 
     def move(episode, action, now, following):
-        return transition(env.config, spec, env.rules, episode, action, now, following)
+        drawn = episode.cost_scale
+        priced = episode._replace(cost_scale=times(drawn, draw.cost_scale))
+        after, reward = transition(env.config, spec, env.rules, priced, action, now, following)
+        return after._replace(cost_scale=drawn), reward
 
     move = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None)))
 
@@ -157,12 +193,24 @@ def collect(
         episode, reward = move(episode, decide.order(spec, action), now_t, following_t)
         ruined = episode.account.ruined
         discount = config.discount * (1.0 - ruined)
-        episode = select(ruined, fresh, episode)
+        episode = select(ruined, draw.fresh, episode)
         return episode, (seen, action, decide.log_prob(logits, action), value, reward, discount)
 
     episode, steps = jax.lax.scan(step, segments.episode, (cells[:-1], noise, now, following))
     _, bootstrap = policy.act(params, cells[-1][:, None], see(episode))
     steps = [jnp.moveaxis(leaf, 0, 1) for leaf in steps]
+    rollout = Rollout._make([span, *steps, bootstrap])
+    return advanced(segments, length, episode), rollout
+
+
+def advanced(segments: Segments, length: int, episode: Episode) -> Segments:
+    """The segments `length` bars on, where their accounts stand as `episode` says."""
     index, left = segments.index + length, segments.left - length
-    rollout = Rollout._make([segments.index, drop, *steps, bootstrap])
-    return Segments(index, left, drop, episode), rollout
+    return Segments(index, left, segments.drop, episode)
+
+
+def times(drawn: Array | None, scale: Array | None) -> Array | None:
+    """The product of two factors, None being 1."""
+    if drawn is None or scale is None:
+        return drawn if scale is None else scale
+    return drawn * scale

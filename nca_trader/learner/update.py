@@ -22,11 +22,13 @@ from jax.sharding import PartitionSpec as P
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.learner.advantages import gae
+from nca_trader.learner.curriculum import cost_scale
+from nca_trader.learner.epochs import learn
+from nca_trader.learner.exact import exact
 from nca_trader.learner.optimizer import make_optimizer
 from nca_trader.learner.population import over_seeds
-from nca_trader.learner.ppo import Loss, ppo_loss
-from nca_trader.learner.rollout import Rollout, Segments, begin_segments, collect
+from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
+from nca_trader.learner.sampled import sampled
 from nca_trader.mesh import DATA, make_mesh, replicated, split
 from nca_trader.presets import AgentConfig, LearnerConfig
 
@@ -70,12 +72,15 @@ def make_learner(
       ConfigError: shapes that do not divide, or a mesh larger than this machine.
     """
     mesh = make_mesh(config.mesh.devices) if mesh is None else mesh
-    learn = config.learner
-    _check(env, policy, learn, mesh)
-    steps_per_update = learn.num_segments * learn.segment_length * learn.envs_per_segment
-    total = -(-learn.steps // steps_per_update) * learn.num_epochs * learn.num_minibatches
+    shape = config.learner
+    _check(env, policy, shape, mesh)
+    steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
+    updates = -(-shape.steps // steps_per_update)
+    total = updates * shape.num_epochs * shape.num_minibatches
     optimizer = make_optimizer(config.optimizer, total)
-    iterate = functools.partial(_iterate, env, policy, learn, optimizer, _reward_scale(env, learn))
+    make_method = exact if shape.advantages == "exact" else sampled
+    method = make_method(env, policy, shape, _reward_scale(env, shape))
+    iterate = functools.partial(_iterate, env, policy, config, optimizer, method, updates)
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA)])
     sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
     market = jax.device_put(env.market, replicated(mesh))
@@ -83,8 +88,8 @@ def make_learner(
     def fresh(key: Array) -> LearnerState:
         params_key, run_key = jax.random.split(key)
         params = policy.init(params_key)
-        none = jnp.zeros(learn.num_segments, jnp.int32)
-        each = (learn.num_segments, learn.envs_per_segment)
+        none = jnp.zeros(shape.num_segments, jnp.int32)
+        each = (shape.num_segments, shape.envs_per_segment)
         # Placeholders: `left` is 0, so the first update draws every segment anew.
         episode = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
         drop = jax.vmap(env.begin_drops)(jnp.broadcast_to(run_key, each[:1]))
@@ -151,9 +156,10 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
 def _iterate(
     env: TradingEnv,
     policy: Policy,
-    config: LearnerConfig,
+    config: AgentConfig,
     optimizer: optax.GradientTransformation,
-    reward_scale: float,
+    method: Method,
+    num_updates: int,
     state: LearnerState,
     market: Market,
 ) -> tuple[LearnerState, Metrics]:
@@ -163,106 +169,21 @@ def _iterate(
     count = state.segments.index.shape[0]
     number = jax.lax.axis_index(DATA) * count + jnp.arange(count)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    scale = cost_scale(config.curriculum, state.update, num_updates)
     segments, fresh = begin_segments(
-        env, config, policy.first_decision, state.segments, fold(start_key, number)
+        env, config.learner, policy.first_decision, state.segments, fold(start_key, number)
     )
-    segments, rollout = collect(
-        env, policy, config, state.params, market, segments, fresh, fold(action_key, number)
-    )
-    advantage, value_target = estimate(config, rollout, reward_scale)
-    drop_rate = env.config.drop_bars
-    params, opt_state, losses = _learn(
-        policy,
-        config,
-        drop_rate,
+    draw = Draw(fold(action_key, number), fresh, scale)
+    segments, batch, metrics = method.gather(state.params, market, segments, draw)
+    params, opt_state, losses = learn(
+        lambda params, items: method.lose(params, market, items),
+        config.learner,
         optimizer,
-        market,
-        state,
-        rollout,
-        advantage,
-        value_target,
+        state.params,
+        state.opt_state,
+        batch,
         shuffle_key,
     )
-    metrics = losses | _rollout_metrics(rollout, value_target)
-    metrics["skipped"] = opt_state.skipped
+    metrics |= losses | {"skipped": opt_state.skipped}
     state = LearnerState(params, opt_state, state.key, state.update + 1, segments)
     return state, metrics
-
-
-def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tuple[Array, Array]:
-    """Advantages `[S, L, E]`, normalised over all devices, and the values' targets."""
-    next_value = jnp.concatenate([rollout.value[:, 1:], rollout.bootstrap[:, None]], axis=1)
-    mixing = jnp.full_like(rollout.reward, config.gae_lambda)
-    args = (reward_scale * rollout.reward, rollout.discount, rollout.value, next_value, mixing)
-    over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
-    advantage = over_time(*args)
-    value_target = advantage + rollout.value
-    mean = jax.lax.pmean(advantage.mean(), DATA)
-    variance = jax.lax.pmean(((advantage - mean) ** 2).mean(), DATA)
-    return (advantage - mean) / (jnp.sqrt(variance) + 1e-8), value_target
-
-
-def _learn(
-    policy: Policy,
-    config: LearnerConfig,
-    drop_rate: float,
-    optimizer: optax.GradientTransformation,
-    market: Market,
-    state: LearnerState,
-    rollout: Rollout,
-    advantage: Array,
-    value_target: Array,
-    key: Array,
-) -> tuple[Params, Any, Metrics]:
-    """Epochs of minibatches over whole segments; returns the losses' mean over all of them."""
-    lose = functools.partial(ppo_loss, drop_rate=drop_rate)
-    local = config.logical_shards // jax.lax.axis_size(DATA)
-    shard = jax.lax.axis_index(DATA) * local + jnp.arange(local)
-    each = rollout.index.shape[0] // local
-    # The bootstrap is not learnt from: dropped here, it need not be gathered.
-    data = (rollout._replace(bootstrap=rollout.index), advantage, value_target)
-    data = jax.tree.map(lambda a: a.reshape(local, each, *a.shape[1:]), data)
-
-    def minibatch(carry: Any, piece: Array) -> Any:
-        params, opt_state = carry
-        batch = jax.tree.map(
-            lambda a: jax.vmap(lambda rows, at: rows[at])(a, piece).reshape(-1, *a.shape[2:]),
-            data,
-        )
-
-        def objective(params: Params) -> tuple[Array, Loss]:
-            loss = jax.lax.pmean(lose(params, policy, config, market, *batch), DATA)
-            return loss.loss, loss
-
-        # The mean over devices stands inside the gradient: outside, it would be N times too big.
-        gradient, loss = jax.grad(objective, has_aux=True)(params)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        metrics = loss._asdict() | {"grad_norm": optax.tree.norm(gradient)}
-        return (optax.apply_updates(params, updates), opt_state), metrics
-
-    def epoch(carry: Any, epoch_key: Array) -> Any:
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, shard)
-        order = jax.vmap(lambda k: jax.random.permutation(k, each))(keys)
-        pieces = order.reshape(local, config.num_minibatches, -1)
-        return jax.lax.scan(minibatch, carry, jnp.moveaxis(pieces, 1, 0))
-
-    carry = (state.params, state.opt_state)
-    (params, opt_state), metrics = jax.lax.scan(
-        epoch, carry, jax.random.split(key, config.num_epochs)
-    )
-    return params, opt_state, jax.tree.map(jnp.mean, metrics)
-
-
-def _rollout_metrics(rollout: Rollout, value_target: Array) -> Metrics:
-    """What the rollout itself says: reward a step, trading, and how much the values explain."""
-    error = value_target - rollout.value
-    mean, mean_error = jax.lax.pmean((value_target.mean(), error.mean()), DATA)
-    spread, missed = jax.lax.pmean(
-        (((value_target - mean) ** 2).mean(), ((error - mean_error) ** 2).mean()), DATA
-    )
-    changed = (rollout.action[:, 1:] != rollout.action[:, :-1]).mean()
-    return {
-        "explained_variance": 1.0 - missed / jnp.maximum(spread, 1e-12),
-        "reward": jax.lax.pmean(rollout.reward.mean(), DATA),
-        "action_changes": jax.lax.pmean(changed, DATA),
-    }

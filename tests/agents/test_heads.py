@@ -1,5 +1,6 @@
 """The readout, its distribution against enumeration, and what it sees of an account."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -64,15 +65,22 @@ def test_account_features_by_hand():
     account = open_account(jnp.array([0.25, -0.1]))._replace(
         weight_low=jnp.array([0.05, 0.0]), ordered=jnp.array([0.4, 0.0])
     )
+    spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(-0.4, 0.0, 0.4), warmup=0)
     np.testing.assert_allclose(
-        heads.account_features(account, 0.4), [[0.75, 1.0, 0.8], [-0.25, 0.0, 0.8]], rtol=1e-6
+        heads.account_features(spec, account), [[0.75, 1.0, 0.8], [-0.25, 0.0, 0.8]], rtol=1e-6
+    )
+    # Of constant size: what is held is what was ordered, whatever the weights drifted to.
+    constant = dataclasses.replace(spec, constant_size=True)
+    np.testing.assert_allclose(
+        heads.account_features(constant, account), [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], rtol=1e-6
     )
 
 
 def test_account_features_of_a_float64_account_are_float32():
     with jax.enable_x64(True):
         account = open_account(jnp.array([0.1, 0.2], jnp.float64))
-        assert heads.account_features(account, 0.5).dtype == jnp.float32
+        spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(0.0, 0.5), warmup=0)
+        assert heads.account_features(spec, account).dtype == jnp.float32
 
 
 def test_readout_by_hand_and_accounts_share_a_cell():

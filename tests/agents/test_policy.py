@@ -42,7 +42,7 @@ def test_the_same_description_gives_the_same_policy():
 
 def test_size_and_first_decision_follow_from_the_environment():
     policy = make_policy(AgentConfig(), SPEC)
-    assert policy.size == 1.0
+    assert policy.spec.size == 1.0
     assert policy.receptive_field == 63  # 1 + 2 (1 + 2 + 4 + 8 + 16)
     assert policy.first_decision == 30 + 62
 

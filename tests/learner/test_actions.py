@@ -39,7 +39,7 @@ def test_an_agent_trains_and_its_backtest_is_the_environments_own_walk(kind, tmp
         window = env.window(state.observation, policy.receptive_field)
         cells = policy.encode(params, window[None], present[None])[0, -1]
         account = state.observation.account
-        seen = heads.account_features(account, policy.size)
+        seen = heads.account_features(policy.spec, account)
         logits, _ = policy.act(params, cells, seen)
         decide = policy.distribution
         action = decide.order(policy.spec, decide.mode(logits))

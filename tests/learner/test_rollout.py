@@ -35,7 +35,7 @@ def replay(stage, env, segments, fresh, rollout):
     for s, e in np.ndindex(SEGMENTS, ACCOUNTS):
         account = at(segments.episode.account, s, e)
         for t in range(LENGTH):
-            seen.append(heads.account_features(account, policy.size))
+            seen.append(heads.account_features(policy.spec, account))
             row = jnp.asarray(rows[s, t])
             state = EnvState(jax.random.key(0), row, None, Episode(account), jnp.asarray(10**6))
             _, timestep = step(state, rollout.action[s, t, e])
@@ -44,7 +44,7 @@ def replay(stage, env, segments, fresh, rollout):
             account = timestep.observation.account
             if timestep.discount == 0.0:
                 account = at(fresh.account, s, e)
-        seen.append(heads.account_features(account, policy.size))
+        seen.append(heads.account_features(policy.spec, account))
         accounts[s][e] = account
     order = (SEGMENTS, ACCOUNTS, -1)
     seen = np.array(seen).reshape(*order, 2, 3).swapaxes(1, 2)
@@ -83,7 +83,7 @@ def test_a_rollout_is_what_the_environment_does_with_its_actions(stage, which):
         s, t, e = np.argwhere(ruined[:, :-1])[0]
         first = jax.tree.map(lambda a: a[s, e], fresh)
         np.testing.assert_array_equal(
-            rollout.seen[s, t + 1, e], heads.account_features(first.account, stage.policy.size)
+            rollout.seen[s, t + 1, e], heads.account_features(stage.policy.spec, first.account)
         )
         assert rollout.reward[s, t, e] < -0.9
         assert not np.asarray(after.episode.account.ruined).any()
@@ -117,7 +117,7 @@ def test_an_episode_goes_on_where_it_stood_and_then_begins_anew(stage):
     )
     after, rollout = stage.collect(market, second, fresh, keys(4))
     held = heads.account_features
-    expected = jax.vmap(jax.vmap(lambda a: held(a, stage.policy.size)))(second.episode.account)
+    expected = jax.vmap(jax.vmap(lambda a: held(stage.policy.spec, a)))(second.episode.account)
     np.testing.assert_array_equal(rollout.seen[:, 0], expected)
     third, fresh = stage.begin(after, keys(5))
     assert (third.left[fits] == 16).all()

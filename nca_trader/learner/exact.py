@@ -1,0 +1,318 @@
+"""Exact advantages: every position and every action of an account, at every bar, no sampling.
+
+What an agent does never changes the bars. Where an account is, for what follows, one of P
+positions, a segment of L bars is a known Markov decision process of L P states: what each action
+earns, where it leads, what the policy does there. Its values follow by recursion from the last
+bar backwards, how often the policy is in each state from the first bar onwards.
+
+    Q(t, p, a) = r(t, p, a) + gamma V(t + 1, p'(p, a))      V(t, p) = sum_a pi(a | t, p) Q(t, p, a)
+    d(t + 1, q) = sum_{p, a: p'(p, a) = q} d(t, p) pi(a | t, p)
+    loss = -sum_{t, p} d(t, p) sum_a pi_old(a | t, p) min(rho A, clip(rho) A)        A = Q - V
+
+It is the expectation of the sampled surrogate over actions, so its gradient at rho = 1 is that of
+the expected return. The value after the last bar is the critic's. Accounts are solvent here: ruin
+ends no episode. Source of the all-actions gradient: Sutton et al. 2000, "Policy gradient methods
+for reinforcement learning with function approximation", theorem 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from nca_trader.agents.heads import account_features
+from nca_trader.agents.policy import Params, Policy
+from nca_trader.envs import rewards
+from nca_trader.envs.account import FILLED, WHOLE, Account, on_bar, open_account
+from nca_trader.envs.actions import to_target
+from nca_trader.envs.legs import Legs
+from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
+from nca_trader.errors import ConfigError
+from nca_trader.learner.ppo import Loss, Old, ppo_loss
+from nca_trader.learner.rollout import (
+    Draw,
+    Method,
+    Segments,
+    Span,
+    advanced,
+    encode_span,
+)
+from nca_trader.learner.sampled import explained_variance
+from nca_trader.mesh import DATA
+from nca_trader.presets import LearnerConfig
+
+
+class Enumeration(NamedTuple):
+    """All that can happen on each segment, and how the policy values it.
+
+    span: of the segments. seen: `[S, L, A, P, 1, 3]` features of an account in each state.
+    occupancy: `[S, L, A, P]`, sums to 1 over P. log_prob, advantage: `[S, L, A, P, n]`. value,
+    value_target: `[S, L, A, P]`.
+    """
+
+    span: Span
+    seen: Array
+    occupancy: Array
+    log_prob: Array
+    advantage: Array
+    value: Array
+    value_target: Array
+
+
+def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: float) -> Method:
+    """The method of `learner.advantages` "exact".
+
+    Raises:
+      ConfigError: the account has not finitely many states in this environment.
+    """
+    check_finite(env)
+    drop_rate, length = env.config.drop_bars, config.segment_length
+
+    def gather(
+        params: Params, market: Market, segments: Segments, draw: Draw
+    ) -> tuple[Segments, Enumeration, dict[str, Array]]:
+        span = Span(segments.index, segments.drop)
+        seen, reward = enumerate_segments(env, market, span, length, draw.cost_scale)
+        cells = encode_span(policy, params, market, span, length + 1, drop_rate)
+        log_prob, value = read_states(policy, params, cells, seen)
+        log_prob, leads = log_prob[:, :-1], leads_to(env)
+        pi = jnp.exp(log_prob)
+        q = action_values(reward_scale * reward, pi, leads, config.discount, value[:, -1])
+        target, value = (pi * q).sum(-1), value[:, :-1]
+        occupancy, last = occupancies(start_of(env, segments.episode), pi, leads)
+        advantage = normalised(q - target[..., None], occupancy[..., None] * pi)
+        batch = Enumeration(span, seen[:, :-1], occupancy, log_prob, advantage, value, target)
+        metrics = expected_metrics(batch, reward, leads)
+        episode = reopened(env, segments.episode, last, draw.keys)
+        return advanced(segments, length, episode), batch, metrics
+
+    def lose(params: Params, market: Market, items: Enumeration) -> Loss:
+        cells = encode_span(policy, params, market, items.span, length, drop_rate)
+        log_prob, value = read_states(policy, params, cells, items.seen)
+        # Sums over assets, as the entropy and the log-probability of a joint action are.
+        entropy = -log_prob.shape[2] * (jnp.exp(log_prob) * log_prob).sum(-1)
+        weight = items.occupancy[..., None] * jnp.exp(items.log_prob)
+        old = Old(items.log_prob, items.advantage, items.value, items.value_target)
+        return ppo_loss(
+            config,
+            old,
+            log_prob,
+            entropy,
+            value,
+            over_actions=lambda x: (weight * x).sum((2, 3, 4)).mean(),
+            over_states=lambda x: (items.occupancy * x).sum(3).mean(),
+        )
+
+    return Method(gather, lose)
+
+
+def enumerate_segments(
+    env: TradingEnv, market: Market, span: Span, length: int, cost_scale: Array | None
+) -> tuple[Array, Array]:
+    """What is seen in each state, and what each action earns there, by the environment's own step.
+
+    Each asset is an account of its own. Every segment begins in accounts that hold exactly one
+    of the positions; later ones have drifted since they were ordered, where positions do.
+
+    Returns:
+      Account features `[S, L + 1, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`, times A: so that
+      their mean over assets is the account's.
+    """
+    config, spec, rules = env.config, env.spec, env.rules
+    rows = span.index[:, None] + jnp.arange(length + 1)[None]
+    legs = take_legs(config, market, rows, span.drop)
+    legs = Legs(**{name: _alone(name, leg) for name, leg in legs._asdict().items()})
+    over_assets = Legs(**{name: _axis(name, leg) for name, leg in legs._asdict().items()})
+    begun = jax.vmap(open_account)(jnp.asarray(spec.targets, jnp.float32)[:, None])
+    shape = (len(span.index), length + 1, spec.num_assets)
+    accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
+
+    def held(account: Account, legs: Legs) -> Account:
+        """The account at the close of the bar before which it ordered its position."""
+        pending = jnp.full_like(account.pending, WHOLE if rules.fill == "next_open" else FILLED)
+        return on_bar(account._replace(pending=pending), legs, env.costs, rules)[0]
+
+    def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
+        episode = Episode(account, rewards.begin(config), cost_scale)
+        return transition(config, spec, rules, episode, action[None], now, following)[1]
+
+    if not spec.constant_size:
+        each = jax.vmap(jax.vmap(held, (0, None)), (0, over_assets))
+        later = jax.vmap(jax.vmap(each))(accounts, legs)
+        accounts = jax.tree.map(
+            lambda first, a: jnp.concatenate([first[:, :1], a[:, 1:]], axis=1), accounts, later
+        )
+    see = jax.vmap(jax.vmap(jax.vmap(jax.vmap(lambda a: account_features(spec, a)))))
+    each = jax.vmap(jax.vmap(earned, (None, None, None, 0)), (0, None, None, None))
+    each = jax.vmap(each, (0, over_assets, over_assets, None))
+    each = jax.vmap(jax.vmap(each, (0, 0, 0, None)), (0, 0, 0, None))
+    now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in (_BUT_LAST, _BUT_FIRST))
+    before = jax.tree.map(lambda a: a[:, :-1], accounts)
+    reward = each(before, now, following, jnp.arange(spec.num_actions))
+    return see(accounts), spec.num_assets * reward
+
+
+_BUT_LAST, _BUT_FIRST = slice(None, -1), slice(1, None)
+
+
+def _alone(name: str, leg: Array | None) -> Array | None:
+    """A leg `[S, T, A]` as legs `[S, T, A, 1]` of accounts of one asset; `years` has no assets."""
+    return leg if leg is None or name == "years" else leg[..., None]
+
+
+def _axis(name: str, leg: Array | None) -> int | None:
+    return None if leg is None or name == "years" else 0
+
+
+def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> tuple[Array, Array]:
+    """Log-probabilities `[S, T, A, P, n]` and values `[S, T, A, P]` of each asset's every state.
+
+    Args:
+      cells: `[S, T, A, C]`. seen: `[S, T, A, P, 1, 3]`.
+    """
+    logits, value = policy.act(params, cells[:, :, :, None, None], seen)
+    return jax.nn.log_softmax(logits[..., 0, :].astype(jnp.float32)), value
+
+
+def leads_to(env: TradingEnv) -> Array:
+    """`[P, n, P]` 1 where an action at a position orders the last axis' position, else 0."""
+    positions = jnp.asarray(env.spec.targets, jnp.float32)
+    actions = jnp.arange(env.spec.num_actions)
+    ordered = to_target(env.spec, actions[None], positions[:, None])
+    shape = (len(positions), len(actions), len(positions))
+    ordered = jnp.broadcast_to(ordered, shape[:2])[..., None]
+    return (ordered == positions[None, None]).astype(jnp.float32)
+
+
+def action_values(reward: Array, pi: Array, leads: Array, discount: float, last: Array) -> Array:
+    """`Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
+
+    Args:
+      reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`. last: `[S, A, P]` value after the last.
+    """
+
+    def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward_t, pi_t = xs
+        q = reward_t + discount * jnp.einsum("paq,siq->sipa", leads, later)
+        return (pi_t * q).sum(-1), q
+
+    xs = (jnp.moveaxis(reward, 1, 0), jnp.moveaxis(pi, 1, 0))
+    return jnp.moveaxis(jax.lax.scan(backward, last, xs, reverse=True)[1], 0, 1)
+
+
+def occupancies(start: Array, pi: Array, leads: Array) -> tuple[Array, Array]:
+    """How probable each state is: `[S, L, A, P]`, and `[S, A, P]` after the last step.
+
+    Args:
+      start: `[S, A, P]` at the first bar. pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
+    """
+
+    def forward(now: Array, pi_t: Array) -> tuple[Array, Array]:
+        return jnp.einsum("sip,sipa,paq->siq", now, pi_t, leads), now
+
+    last, occupancy = jax.lax.scan(forward, start, jnp.moveaxis(pi, 1, 0))
+    return jnp.moveaxis(occupancy, 0, 1), last
+
+
+def start_of(env: TradingEnv, episode: Episode) -> Array:
+    """`[S, A, P]` how many of a segment's accounts, `[S, E]`, are at each position."""
+    positions = jnp.asarray(env.spec.targets, jnp.float32)
+    nearest = jnp.abs(jnp.subtract.outer(episode.account.ordered, positions)).argmin(-1)
+    return jax.nn.one_hot(nearest, len(positions)).mean(1)
+
+
+def reopened(env: TradingEnv, episode: Episode, last: Array, keys: Array) -> Episode:
+    """Accounts `[S, E]` that go on from positions drawn from `last` `[S, A, P]`."""
+    count = episode.account.ordered.shape[1]
+
+    def draw(key: Array, probability: Array) -> Array:
+        shape = (count, *probability.shape[:1])
+        return jax.random.categorical(key, jnp.log(probability), shape=shape)
+
+    weight = jnp.asarray(env.spec.targets, jnp.float32)[jax.vmap(draw)(keys, last)]
+    return episode._replace(account=jax.vmap(jax.vmap(open_account))(weight))
+
+
+def normalised(advantage: Array, weight: Array) -> Array:
+    """Advantages `[S, L, A, P, n]` of the account, over their deviation on all devices.
+
+    Assets decide independently, and each action's mean under the policy is 0, so the variance of
+    an account's advantage is the sum of its assets'.
+
+    Args:
+      advantage: of A times an asset's share of the reward. weight: probability of state and action.
+    """
+    share = advantage / advantage.shape[2]
+    variance = jax.lax.pmean((weight * share**2).sum((2, 3, 4)).mean(), DATA)
+    return share / (jnp.sqrt(variance) + 1e-8)
+
+
+def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[str, Array]:
+    """Expected reward a step, how often a position changes, and what the values explain."""
+    pi = jnp.exp(batch.log_prob)
+    elsewhere = 1.0 - jnp.einsum("pap->pa", leads)
+    changes = jnp.einsum("slipa,pa->slip", pi, elsewhere)
+
+    def mean(x: Array) -> Array:
+        return (batch.occupancy * x).sum(-1).mean()
+
+    metrics = {"reward": mean((pi * reward).sum(-1)), "action_changes": mean(changes)}
+    metrics = jax.lax.pmean(metrics, DATA)
+    metrics["explained_variance"] = explained_variance(batch.value, batch.value_target, mean)
+    return metrics
+
+
+def check_finite(env: TradingEnv) -> None:
+    """Refuses environments in which an account has more states than its positions.
+
+    Raises:
+      ConfigError: one line, with everything that stands in the way.
+    """
+    problems = list(_drifts(env) if env.config.reward == "log_return" else ())
+    problems = [*_infinite(env), *problems]
+    if problems:
+        raise ConfigError(
+            "learner.advantages = 'exact' enumerates the states of an account, but "
+            f"{'; '.join(problems)}; change this in the environment, or take 'gae'."
+        )
+
+
+def _infinite(env: TradingEnv) -> Iterator[str]:
+    """What no reward allows."""
+    config = env.config
+    if config.actions == "weights":
+        yield "actions = 'weights' order any weight (take 'direction' or 'orders')"
+    if config.reward not in ("pnl", "log_return"):
+        yield f"reward = '{config.reward}' remembers the past (take 'pnl')"
+    if config.random_costs is not None:
+        yield "random_costs differ by account (leave them out)"
+    if config.maintenance_margin is not None:
+        yield "maintenance_margin closes positions by equity (leave it out)"
+    if config.delist_after is not None:
+        yield "delist_after closes positions (leave it out)"
+
+
+def _drifts(env: TradingEnv) -> Iterator[str]:
+    """What makes the weight that is held a matter of more than the last bar and order."""
+    config, costs, spec = env.config, env.costs, env.spec
+    if spec.num_assets > 1:
+        yield "log-returns of several assets do not add up (take reward = 'pnl')"
+    if config.order != "rebalance":
+        yield "order = 'on_change' lets weights drift (take 'rebalance', or reward = 'pnl')"
+    names = ("commission", "slippage", "half_spread", "impact", "fixed_fee")
+    paid = [f"costs.{name}" for name in names if getattr(costs, name)]
+    paid += ["a quoted half_spread"] * (env.market.legs.half_spread is not None)
+    paid += [name for name in ("tick",) if getattr(config, name)]
+    if paid:
+        yield f"{', '.join(paid)} let the weight held depend on those before (take reward = 'pnl')"
+    if env.rules.sized:
+        yield "lot, min_notional or max_participation change what is filled (leave them out)"
+    if config.drop_bars or not env.bars.present.all():
+        yield "orders do not fill in bars that are missing (take reward = 'pnl')"
+    caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
+    if spec.size > min(caps, default=spec.size) or (spec.size > 1.0 and not config.borrow):
+        yield f"a weight of {spec.size:g} is cut (set borrow, max_gross, max_net or size)"
