@@ -122,7 +122,7 @@ def _scan_pieces(
     spec, decide = policy.spec, policy.distribution
 
     def one(episode: Episode, row: Array) -> Episode:
-        seen = account_features(episode.account, policy.size)
+        seen = account_features(policy.spec, episode.account)
         logits, _ = policy.act(params, cells[row], seen)
         action = decide.order(spec, decide.mode(logits))
         now, following = (take_legs(config, market, at, None) for at in (row, row + 1))
@@ -165,10 +165,7 @@ def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
     quiet = raw - _noise(task, rows, positions) / slope
     quiet_best = raw_best - _noise(task, rows, best) / slope
     optimum = float(task.optimum or 0.0)
-    gap, error = (
-        task.score(quiet.mean()) - task.score(quiet_best.mean()),
-        _error(quiet - quiet_best),
-    )
+    gap = task.score(quiet.mean()) - task.score(quiet_best.mean())
     before = np.concatenate([np.zeros_like(positions[:, :1]), positions[:, :-1]], axis=1)
     return Reached(
         fraction=1.0 + gap / optimum if optimum else math.nan,
