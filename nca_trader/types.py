@@ -274,6 +274,8 @@ class EnvSpec:
       actions: "direction": an action is an index into `targets`; "orders": 0 sells, 1 holds, 2
         buys, which moves the last ordered target one step; "weights": an action is a target.
       constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
+      nearest: for each asset the numbers of the others, the most correlated first, as
+        `nca_trader.envs.nearest` ranks them; () for one asset.
     """
 
     symbols: tuple[str, ...]
@@ -282,6 +284,7 @@ class EnvSpec:
     warmup: int
     actions: str = "direction"
     constant_size: bool = False
+    nearest: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_assets(self) -> int:

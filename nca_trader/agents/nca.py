@@ -1,21 +1,38 @@
 """The neural cellular automaton: cells are bars (and assets), one rule for all cells and steps.
 
 Run as a causal lattice over a whole segment, every bar of it is encoded once, whatever number
-of decisions read it; a cell at bar t sees bars t - RF + 1 .. t and no later one.
+of decisions read it; a cell at bar t sees bars t - RF + 1 .. t and no later one. Run as a stream,
+one new bar costs K updates of a cell: each step keeps the states that its taps will reach.
 """
 
+from __future__ import annotations
+
+import functools
 import itertools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form
+from nca_trader.numerics import hash_uniform
 from nca_trader.presets import PolicyConfig
 from nca_trader.types import EnvSpec
 
-TAPS = 3
-NEIGHBOURS = {"none": 0, "ring": 2, "all": 1}
+
+class Fire(NamedTuple):
+    """Which updates of cells take place; the same words draw the same mask, wherever they run.
+
+    seed: `[B]` uint32. first: `[B]` int32 row, among all bars, of the first bar that is encoded:
+    a bar keeps its mask whichever segment it is encoded in.
+    """
+
+    seed: Array
+    first: Array
 
 
 def dilations_of(config: PolicyConfig) -> tuple[int, ...]:
@@ -23,9 +40,11 @@ def dilations_of(config: PolicyConfig) -> tuple[int, ...]:
     return tuple(itertools.islice(itertools.cycle(config.dilations), config.steps))
 
 
-def receptive_field(config: PolicyConfig) -> int:
-    """Bars that a cell sees, itself included: `1 + 2 sum_k d_k`."""
-    return 1 + (TAPS - 1) * sum(dilations_of(config))
+def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
+    """How many neighbours have weights of their own; in a ring of two there is but one other."""
+    others = spec.num_assets - 1
+    wanted = {"none": 0, "ring": 2, "all": 1, "nearest": config.num_neighbours}
+    return min(wanted[config.neighbours], others)
 
 
 class NCA(nnx.Module):
@@ -34,17 +53,17 @@ class NCA(nnx.Module):
     With `e = [clip(x) m, m] E`, `s_0 = e`, and for each step k with dilation d_k:
 
         h = relu(sum_j s[t - j d_k] W1_j + sum_n s[neighbour_n] G_n + e U + b1)    j = 0, 1, 2
-        s = (1 - leak) s + tanh(h W2 + b2)
+        s = (1 - leak) s + tanh(h W2 + b2) fire
 
-    so `|s| <= max(|e|, 1 / leak)`. W2 starts at zero: an untrained rule hands on its input.
-    State and sums are float32; the operands of matrix products have `matmul_dtype`.
+    so `|s| <= max(|e|, 1 / leak)` where fire is 1. W2 starts at zero: an untrained rule hands on
+    its input. State and sums are float32; the operands of matrix products have `matmul_dtype`.
     """
 
     def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
         """Draws the parameters; every draw takes its own key from `rngs`."""
-        self.config = config
+        self.config, self.spec = config, spec
         self.matmul_dtype = matmul_dtype
-        width, hidden, slots = config.channels, config.hidden, NEIGHBOURS[config.neighbours]
+        width, hidden, slots = config.channels, config.hidden, num_slots(spec, config)
         normal = jax.nn.initializers.lecun_normal()
         self.embed = nnx.Param(normal(rngs.params(), (spec.num_features + 1, width)))
         self.taps = nnx.Param(normal(rngs.params(), ((TAPS + slots) * width, hidden)))
@@ -53,69 +72,140 @@ class NCA(nnx.Module):
         self.update = nnx.Param(jnp.zeros((hidden, width)))
         self.update_bias = nnx.Param(jnp.zeros(width))
 
-    def __call__(self, x: Array, present: Array) -> Array:
-        """Encodes every cell of the lattice.
+    @staticmethod
+    def receptive_field(config: PolicyConfig) -> int:
+        """Bars that a cell sees, itself included: `1 + 2 sum_k d_k`."""
+        return 1 + (TAPS - 1) * sum(dilations_of(config))
 
-        Inside, arrays are `[C, T, B, A]`: long contiguous rows, a delay is a shift by whole bars,
-        and sums over cells run along rows; twice as fast on the CPU as channels last.
+    def __call__(self, x: Array, present: Array, fire: Fire | None = None) -> Array:
+        """Encodes every cell of the lattice, in the form that suits the platform it is lowered for.
 
         Args:
-          x: `[B, T, A, F]` features. present: `[B, T, A]` bool.
+          x: `[B, T, A, F]` features. present: `[B, T, A]` bool. fire: None is every update.
 
         Returns:
           `[B, T, A, C]` states, float32. The first RF - 1 bars see fewer than RF bars; bars
           before the first are state 0 at every step.
         """
-        config = self.config
-        mask = present.astype(jnp.float32).transpose(1, 0, 2)[None]
-        clip = config.feature_clip
-        clipped = jnp.clip(x, -clip, clip).transpose(3, 1, 0, 2) * mask
-        embedded = self._matmul(self.embed[...], jnp.concatenate([clipped, mask]))
-        injected = self._matmul(self.inject[...], embedded) + _column(self.hidden_bias[...])
+        return jax.lax.platform_dependent(
+            x,
+            present,
+            fire,
+            tpu=functools.partial(self.encode, CHANNELS_LAST),
+            default=functools.partial(self.encode, ROWS),
+        )
+
+    def encode(self, form: Form, x: Array, present: Array, fire: Fire | None) -> Array:
+        """`__call__` in one form; the forms differ by rounding alone."""
+        dilations = dilations_of(self.config)
+        mask, embedded, injected = self._enter(form, x, present)
+        chances = None
+        if fire is not None and self.config.fire_rate < 1.0:
+            chances = functools.partial(_fire_mask, fire, x.shape[:3], self.config.fire_rate)
+
+        def run(steps: range, state: Array, mask: Array, injected: Array) -> Array:
+            for k in steps:
+                beside = self._beside(form, state, mask)
+                seen = form.taps(self.taps[...], state, dilations[k], beside, self.matmul_dtype)
+                on = None if chances is None else form.enter(chances(k)[..., None])
+                state = self._move(form, state, seen + injected, on)
+            return state
+
         state = embedded
-        for dilation in dilations_of(config):
-            seen = [_delayed(state, j * dilation) for j in range(TAPS)]
-            seen += neighbour_states(state, mask, config.neighbours)
-            hidden = self._matmul(self.taps[...], jnp.concatenate(seen)) + injected
-            change = self._matmul(self.update[...], jax.nn.relu(hidden))
-            change = jnp.tanh(change + _column(self.update_bias[...]))
-            state = (1.0 - config.leak) * state + change
-        return state.transpose(2, 1, 3, 0)
+        for steps, run_steps in _blocks(self.config, run):
+            state = run_steps(steps, state, mask, injected)
+        return form.leave(state)
 
-    def _matmul(self, w: Array, x: Array) -> Array:
-        """`w` `[I, O]` applied to the channels of `x` `[I, T, B, A]`: `[O, T, B, A]` float32."""
-        dtype = jnp.dtype(self.matmul_dtype)
-        # Flat rows: with the cells on three axes the gradient's product is transposed by hand.
-        flat = x.reshape(x.shape[0], -1).astype(dtype)
-        out = jnp.matmul(w.T.astype(dtype), flat, preferred_element_type=jnp.float32)
-        return out.reshape(-1, *x.shape[1:])
+    @staticmethod
+    def begin(spec: EnvSpec, config: PolicyConfig) -> tuple[Array, ...]:
+        """The stream's state before the first bar: 2 d_k rows `[C, 2 d_k, 1, A]` for each step."""
+        return tuple(
+            jnp.zeros((config.channels, (TAPS - 1) * dilation, 1, spec.num_assets), jnp.float32)
+            for dilation in dilations_of(config)
+        )
+
+    def stream(
+        self, past: tuple[Array, ...], x: Array, present: Array
+    ) -> tuple[tuple[Array, ...], Array]:
+        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; cells `[A, C]` come back.
+
+        The rows kept are the newest and not a ring with a pointer, so that the state is a
+        function of the last RF - 1 bars alone, whenever the stream began.
+        """
+        mask, state, injected = self._enter(ROWS, x[None, None], present[None, None])
+        kept = []
+        for rows, dilation in zip(past, dilations_of(self.config), strict=True):
+            joined = jnp.concatenate([rows, state], axis=1)
+            kept.append(joined[:, 1:])
+            taps = [joined[:, j * dilation :][:, :1] for j in reversed(range(TAPS))]
+            beside = self._beside(ROWS, state, mask)
+            seen = ROWS.dense(self.taps[...], jnp.concatenate(taps + beside), self.matmul_dtype)
+            state = self._move(ROWS, state, seen + injected, None)
+        return tuple(kept), ROWS.leave(state)[0, 0]
+
+    def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
+        """In the layout of `form`: the mask, `e`, and what `e` adds to every step."""
+        mask = present.astype(jnp.float32)[..., None]
+        clip = self.config.feature_clip
+        seen = jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1)
+        embedded = form.dense(self.embed[...], form.enter(seen), self.matmul_dtype)
+        injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
+        return form.enter(mask), embedded, injected + form.column(self.hidden_bias[...])
+
+    def _beside(self, form: Form, state: Array, mask: Array) -> list[Array]:
+        return neighbour_states(state, mask, self.spec, self.config, form.assets)
+
+    def _move(self, form: Form, state: Array, hidden: Array, fire: Array | None) -> Array:
+        """The state after a step whose hidden layer sums to `hidden`."""
+        change = form.dense(self.update[...], jax.nn.relu(hidden), self.matmul_dtype)
+        change = jnp.tanh(change + form.column(self.update_bias[...]))
+        change = change if fire is None else change * fire
+        return (1.0 - self.config.leak) * state + change
 
 
-def neighbour_states(state: Array, mask: Array, neighbours: str) -> list[Array]:
-    """What each asset's cell sees of the other assets at the same bar, one array a slot.
+def neighbour_states(
+    state: Array, mask: Array, spec: EnvSpec, config: PolicyConfig, axis: int
+) -> list[Array]:
+    """What each asset's cell sees of other assets at the same bar, one array for each slot.
+
+    A slot has weights of its own, so that a direction can be learnt; an asset that is missing
+    shows 0.
 
     Args:
-      state: `[C, T, B, A]`. mask: `[1, T, B, A]`, 1 where the asset is present.
-      neighbours: "none"; "ring": the asset before and the one after, each with weights of its
-        own, so that a direction can be learnt; "all": the mean over the other present assets.
+      state: cells, with assets on `axis`. mask: of one channel, 1 where the asset is present.
+      config: "ring" shows the asset before and the one after (of two assets: the other one);
+        "nearest" those that `spec.nearest` ranks first; "all" the mean over the others present.
     """
+    slots = num_slots(spec, config)
     shown = state * mask
-    if neighbours == "ring":
-        return [jnp.roll(shown, 1, axis=-1), jnp.roll(shown, -1, axis=-1)]
-    if neighbours == "all":
-        others = mask.sum(axis=-1, keepdims=True) - mask
-        return [(shown.sum(axis=-1, keepdims=True) - shown) / jnp.maximum(others, 1.0)]
+    if config.neighbours == "ring":
+        return [jnp.roll(shown, shift, axis) for shift in (1, -1)[:slots]]
+    if config.neighbours == "nearest":
+        ranked = np.array(spec.nearest, np.int32)
+        return [jnp.take(shown, ranked[:, slot], axis) for slot in range(slots)]
+    if slots:
+        others = mask.sum(axis, keepdims=True) - mask
+        return [(shown.sum(axis, keepdims=True) - shown) / jnp.maximum(others, 1.0)]
     return []
 
 
-def _delayed(state: Array, bars: int) -> Array:
-    """`state` `[C, T, B, A]` as it was `bars` earlier on the lattice, 0 before the first bar."""
-    if bars == 0:
-        return state
-    length = state.shape[1]
-    bars = min(bars, length)
-    return jnp.pad(state, ((0, 0), (bars, 0), (0, 0), (0, 0)))[:, :length]
+def _fire_mask(fire: Fire, shape: tuple[int, ...], rate: float, step: int) -> Array:
+    """`shape` `[B, T, A]`: 1 / rate where the update of `step` takes place, else 0."""
+    _, length, assets = shape
+    row = fire.first[:, None, None] + jnp.arange(length, dtype=jnp.int32)[None, :, None]
+    asset = jnp.arange(assets, dtype=jnp.int32)[None, None]
+    drawn = hash_uniform(fire.seed[:, None, None], row, asset, step)
+    return jnp.where(drawn < rate, jnp.float32(1.0 / rate), jnp.float32(0.0))
 
 
-def _column(vector: Array) -> Array:
-    return vector.reshape(-1, 1, 1, 1)
+def _blocks(config: PolicyConfig, run: Callable) -> list[tuple[range, Callable]]:
+    """Steps that run together, and how: what `remat` keeps for the gradient is theirs alone."""
+    steps, remat = range(config.steps), config.remat
+    if remat == "none":
+        return [(steps, run)]
+    if remat == "dots":
+        keep = jax.checkpoint_policies.dots_saveable
+        return [(steps, jax.checkpoint(run, static_argnums=0, policy=keep))]
+    every = 1 if remat == "step" else int(remat.removeprefix("every:"))
+    again = jax.checkpoint(run, static_argnums=0)
+    return [(steps[first : first + every], again) for first in range(0, len(steps), every)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -12,31 +13,40 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.agents.heads import Distribution, Head, account_features, distribution
-from nca_trader.agents.nca import NCA, receptive_field
+from nca_trader.agents.nca import NCA, Fire
 from nca_trader.envs.account import Account
 from nca_trader.errors import ConfigError
-from nca_trader.presets import AgentConfig
+from nca_trader.presets import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec
 
 Params = dict[str, Any]
+ENCODERS: dict[str, Any] = {"nca": NCA}
 
 
 class Policy(NamedTuple):
     """A policy split into functions; `params` is a nested dict of float32 arrays.
 
     init: `(key) -> params`.
-    encode: `(params, x [B, T, A, F], present [B, T, A]) -> cells [B, T, A, C]`.
+    encode: `(params, x [B, T, A, F], present [B, T, A], fire=None) -> cells [B, T, A, C]`, all
+      bars of a segment at once; `fire`, a `Fire`, is for training alone.
     act: `(params, cells [..., A, C], account_features [..., A, 3]) -> (logits [..., A, n],
       value [...])`.
+    begin: `() -> state` of a stream before its first bar.
+    stream: `(params, state, x [A, F], present [A]) -> (state, cells [A, C])`, one new bar; the
+      cells are those of `encode` over the same bars, to rounding.
     receptive_field: bars that a decision sees, its own included.
     spec: the environment that it was made for.
+    fire_rate: share of cell updates that take place in training; 1 needs no `fire`.
     """
 
     init: Callable[[Array], Params]
-    encode: Callable[[Params, Array, Array], Array]
+    encode: Callable[..., Array]
     act: Callable[[Params, Array, Array], tuple[Array, Array]]
+    begin: Callable[[], Any]
+    stream: Callable[[Params, Any, Array, Array], tuple[Any, Array]]
     receptive_field: int
     spec: EnvSpec
+    fire_rate: float
 
     @property
     def distribution(self) -> Distribution:
@@ -49,19 +59,31 @@ class Policy(NamedTuple):
         return self.spec.warmup + self.receptive_field - 1
 
 
-@functools.lru_cache(maxsize=64)
 def make_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
     """Builds the policy of `agent` for environments that look like `spec`.
 
     The same arguments give the same object, so that what was compiled for it is found again.
+
+    Raises:
+      ConfigError: the policy sees each asset's nearest ones, and `spec` does not rank them.
     """
-    config, dtype = agent.policy, agent.precision.matmul
-    if config.kind != "nca":
-        raise ConfigError(f"policy.kind = {config.kind!r} is not a policy; there is 'nca'.")
+    if agent.policy.neighbours != "nearest":
+        spec = dataclasses.replace(spec, nearest=())  # other bars, and yet the same policy
+    elif spec.num_assets > 1 and len(spec.nearest) != spec.num_assets:
+        raise ConfigError(
+            "policy.neighbours = 'nearest', and the environment's spec ranks no assets; take the "
+            "spec of a TradingEnv."
+        )
+    return _make_policy(agent.policy, agent.precision.matmul, spec)
+
+
+@functools.lru_cache(maxsize=64)
+def _make_policy(config: PolicyConfig, dtype: str, spec: EnvSpec) -> Policy:
+    encoder = ENCODERS[config.kind]
 
     def build(rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         return {
-            "nca": NCA(spec, config, dtype, rngs),
+            config.kind: encoder(spec, config, dtype, rngs),
             "head": Head(spec, config.channels, config.head_hidden, rngs),
         }
 
@@ -75,13 +97,35 @@ def make_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
     def module(name: str, params: Params) -> Any:
         return nnx.merge(graphs[name], params[name])
 
+    def encode(params: Params, x: Array, present: Array, fire: Fire | None = None) -> Array:
+        return module(config.kind, params)(x, present, fire)
+
+    def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
+        return module(config.kind, params).stream(state, x, present)
+
     return Policy(
         init=init,
-        encode=lambda params, x, present: module("nca", params)(x, present),
+        encode=encode,
         act=lambda params, cells, seen: module("head", params)(cells, seen),
-        receptive_field=receptive_field(config),
+        begin=lambda: encoder.begin(spec, config),
+        stream=stream,
+        receptive_field=encoder.receptive_field(config),
         spec=spec,
+        fire_rate=config.fire_rate,
     )
+
+
+def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:
+    """The agent with another number K of updates a cell; its parameters are the same.
+
+    The cycle of dilations goes on, so the receptive field, and the halo with it, follows K.
+
+    Raises:
+      ConfigError: `steps` is not a positive whole number, or the policy makes no steps.
+    """
+    if agent.policy.kind != "nca":
+        raise ConfigError(f"steps = {steps}: policy.kind = {agent.policy.kind!r} makes no steps.")
+    return dataclasses.replace(agent, policy=dataclasses.replace(agent.policy, steps=steps))
 
 
 def decide(

@@ -6,6 +6,7 @@ What an agent does never changes the bars, so an observation is the bar's index 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from nca_trader.envs.account import Account, log_return, on_bar, open_account
 from nca_trader.envs.account import place as place_order
 from nca_trader.envs.actions import targets_of, to_target
 from nca_trader.envs.legs import Legs, legs_of
+from nca_trader.envs.nearest import nearest_assets
 from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import hash_uniform
@@ -175,7 +177,8 @@ class TradingEnv:
         self.task = bars if isinstance(bars, Task) else None
         self.config = config
         names = tuple(f"state:{name}" for name in states[0])
-        self.spec = spec_of(config, self.bars.symbols, names)
+        spec = spec_of(config, self.bars.symbols, names)
+        self.spec = dataclasses.replace(spec, nearest=nearest_assets(self.bars))
         self.costs, self.rules = config.costs, rules_of(config)
         if len(self.bars) < self.spec.warmup + 2:
             raise BarError(

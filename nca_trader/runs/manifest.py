@@ -34,7 +34,7 @@ from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
-FORMAT = 2
+FORMAT = 3
 MANIFEST = ("name", "seed", "command", "data", "spec", "config")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
 
@@ -76,6 +76,7 @@ class Run:
             targets=tuple(spec["targets"]),
             warmup=spec["warmup"],
             actions=spec["actions"],
+            nearest=tuple(tuple(row) for row in spec["nearest"]),
         )
         self._seed = seed
         if not 0 <= self.selected < self.agent_config.num_seeds:

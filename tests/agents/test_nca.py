@@ -8,16 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nca_trader.agents.policy import decide, make_policy
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS
+from nca_trader.agents.nca import NCA, Fire
+from nca_trader.agents.policy import decide, make_policy, with_steps
 from nca_trader.envs.account import open_account
+from nca_trader.errors import ConfigError
+from nca_trader.numerics import hash_uniform
 from nca_trader.presets import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 SPEC = EnvSpec(
-    symbols=("A", "B", "C"), features=("rsi", "macd"), targets=(-0.3, 0.0, 0.3), warmup=0
+    symbols=("A", "B", "C"),
+    features=("rsi", "macd"),
+    targets=(-0.3, 0.0, 0.3),
+    warmup=0,
+    nearest=((2, 1), (2, 0), (0, 1)),
 )
 SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
-NEIGHBOURS = ("none", "ring", "all")
+NEIGHBOURS = ("none", "ring", "nearest", "all")
 
 
 def policy_of(spec=SPEC, matmul="float32", **changes):
@@ -42,14 +50,26 @@ def random_params(policy, seed=0, scale=0.5):
     return jax.tree.map(draw, shapes)
 
 
-def random_input(length, batch=2, seed=1):
+def random_input(length, batch=2, seed=1, assets=3):
     rng = np.random.default_rng(seed)
-    x = 3.0 * rng.normal(size=(batch, length, 3, 2))
-    return x.astype(np.float32), rng.random((batch, length, 3)) > 0.2
+    x = 3.0 * rng.normal(size=(batch, length, assets, 2))
+    return x.astype(np.float32), rng.random((batch, length, assets)) > 0.2
 
 
-def cell_by_cell(params, config, x, present):
-    """The states of one sequence `[T, A, C]` in float64, one cell at a time."""
+def others_of(config, asset, assets):
+    """The assets that have a slot of weights beside `asset`, in order."""
+    if config.neighbours == "nearest":
+        return SPEC.nearest[asset][: config.num_neighbours]
+    around = {"ring": [(asset - 1) % assets, (asset + 1) % assets]}.get(config.neighbours, [])
+    return [b for i, b in enumerate(around) if b != asset and b not in around[:i]]
+
+
+def cell_by_cell(params, config, x, present, fires=lambda t, a, k: 1.0):
+    """The states of one sequence `[T, A, C]` in float64, one cell at a time.
+
+    Args:
+      fires: what an update is multiplied with.
+    """
     p = {name: np.asarray(value, np.float64) for name, value in params["nca"].items()}
     length, assets = present.shape
     width = config.channels
@@ -73,12 +93,12 @@ def cell_by_cell(params, config, x, present):
             others = [b for b in range(assets) if b != a and present[t, b]]
             if config.neighbours == "all" and others:
                 total = total + sum(state[t, b] for b in others) / len(others) @ slots[0]
-            if config.neighbours == "ring":
-                for slot, b in zip(slots, ((a - 1) % assets, (a + 1) % assets), strict=True):
+            if config.neighbours in ("ring", "nearest"):
+                for slot, b in zip(slots, others_of(config, a, assets), strict=True):
                     if present[t, b]:
                         total = total + state[t, b] @ slot
             change = np.tanh(np.maximum(total, 0.0) @ p["update"] + p["update_bias"])
-            new[t, a] = (1.0 - config.leak) * state[t, a] + change
+            new[t, a] = (1.0 - config.leak) * state[t, a] + change * fires(t, a, k)
         state = new
     return np.array([[state[t, a] for a in range(assets)] for t in range(length)])
 
@@ -214,3 +234,162 @@ def test_sums_of_bfloat16_products_are_float32():
     # Op by op: compiled whole, XLA may drop a rounding to bfloat16 that should not be there.
     got = policy.encode(params, x, present)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def spec_of(assets):
+    return dataclasses.replace(SPEC, symbols=tuple("ABCDE"[:assets]), nearest=())
+
+
+@pytest.mark.parametrize("assets", [1, 2, 4])
+@pytest.mark.parametrize("neighbours", ["ring", "all"])
+def test_few_assets_have_no_more_slots_than_others(assets, neighbours):
+    # In a ring of two the one before is the one after; one asset is no neighbour of itself.
+    spec, config = spec_of(assets), dataclasses.replace(SMALL, neighbours=neighbours)
+    policy = policy_of(spec, neighbours=neighbours)
+    params, (x, present) = random_params(policy), random_input(9, 1, assets=assets)
+    slots = min(assets - 1, 2 if neighbours == "ring" else 1)
+    assert params["nca"]["taps"].shape == ((3 + slots) * 4, 6)
+    expected = cell_by_cell(params, config, x[0], present[0])
+    np.testing.assert_allclose(
+        encode(policy, params, x, present)[0], expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_nearest_neighbours_follow_the_ranking_and_need_one():
+    one, other = (dataclasses.replace(SPEC, nearest=n) for n in (SPEC.nearest, ((1, 2),) * 3))
+    policies = [policy_of(spec, neighbours="nearest", num_neighbours=1) for spec in (one, other)]
+    params, (x, present) = random_params(policies[0]), random_input(9)
+    a, b = (encode(policy, params, x, present) for policy in policies)
+    assert np.abs(a - b).max() > 1e-3
+    # Whoever sees none takes the policy that was made for another ranking.
+    assert policy_of(one) is policy_of(other)
+    with pytest.raises(ConfigError, match="ranks no assets"):
+        policy_of(spec_of(3), neighbours="nearest")
+
+
+FIRES = {"neighbours": "ring", "fire_rate": 0.6, "steps": 3}
+
+
+def fire_at(seed, row, rate=0.6):
+    """What the update of asset a at absolute row `row + t` and step k is multiplied with."""
+    return lambda t, a, k: float(hash_uniform(seed, row + t, a, k) < rate) / rate
+
+
+def test_fire_masks_updates_by_seed_row_asset_and_step():
+    policy, config = policy_of(**FIRES), dataclasses.replace(SMALL, **FIRES)
+    params, (x, present) = random_params(policy), random_input(8)
+    fire = Fire(jnp.array([7, 2**32 - 1], jnp.uint32), jnp.array([100, 3], jnp.int32))
+    cells = compiled(policy.encode)(params, x, present, fire)
+    for b, (seed, row) in enumerate(((7, 100), (2**32 - 1, 3))):
+        with jax.disable_jit():
+            chances = fire_at(np.uint32(seed), row)
+            expected = cell_by_cell(params, config, x[b], present[b], chances)
+        np.testing.assert_allclose(cells[b], expected, rtol=1e-4, atol=1e-5)
+    # Evaluation makes every update, and a rate of 1 draws nothing.
+    quiet = encode(policy, params, x, present)
+    everywhere = cell_by_cell(params, config, x[0], present[0])
+    np.testing.assert_allclose(quiet[0], everywhere, rtol=1e-4, atol=1e-5)
+    assert np.abs(quiet - cells).max() > 0.1
+    always = policy_of(**FIRES | {"fire_rate": 1.0})
+    np.testing.assert_array_equal(compiled(always.encode)(params, x, present, fire), quiet)
+
+
+def test_a_bar_keeps_its_fire_wherever_its_segment_begins():
+    policy = policy_of(**FIRES)
+    halo = policy.receptive_field - 1
+    params, (x, present) = random_params(policy), random_input(halo + 9, 1)
+    fire = Fire(jnp.array([5], jnp.uint32), jnp.array([40], jnp.int32))
+    whole = compiled(policy.encode)(params, x, present, fire)[:, halo + 2 :]
+    later = fire._replace(first=fire.first + 2)
+    cut = compiled(policy.encode)(params, x[:, 2:], present[:, 2:], later)[:, halo:]
+    np.testing.assert_allclose(cut, whole, rtol=1e-5, atol=1e-6)
+    off = compiled(policy.encode)(params, x[:, 2:], present[:, 2:], fire)[:, halo:]
+    assert np.abs(off - whole).max() > 1e-2
+
+
+@functools.cache
+def loss_and_gradient(policy):
+    @jax.jit
+    def both(params, x, present, fire):
+        return jax.value_and_grad(
+            lambda p: (policy.encode(p, x, present, fire)[:, 4:] ** 2).mean()
+        )(params)
+
+    return both
+
+
+@pytest.mark.parametrize("remat", ["step", "every:2", "every:9", "dots"])
+def test_remat_changes_neither_value_nor_gradient(remat):
+    plain, again = policy_of(**FIRES), policy_of(**FIRES, remat=remat)
+    params, (x, present) = random_params(plain), random_input(10)
+    fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
+    expected = loss_and_gradient(plain)(params, x, present, fire)
+    got = loss_and_gradient(again)(params, x, present, fire)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_remat_saves_memory():
+    def temporaries(remat):
+        policy = policy_of(steps=8, channels=16, hidden=64, remat=remat)
+        params, (x, present) = random_params(policy), random_input(40, 4)
+        lose = jax.grad(lambda p: (policy.encode(p, x, present) ** 2).mean())
+        return jax.jit(lose).lower(params).compile().memory_analysis().temp_size_in_bytes
+
+    kept = {remat: temporaries(remat) for remat in ("none", "step", "dots")}
+    assert kept["step"] < 0.5 * kept["none"]
+    assert kept["dots"] < 0.95 * kept["none"]
+
+
+def module_of(policy_changes, params):
+    """The encoder itself, to call in a form of one's choice."""
+    from flax import nnx
+
+    config = dataclasses.replace(SMALL, **policy_changes)
+    module = nnx.eval_shape(lambda: NCA(SPEC, config, "float32", nnx.Rngs(0)))
+    return nnx.merge(nnx.graphdef(module), params["nca"])
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_the_form_for_a_tpu_equals_the_form_for_a_cpu(neighbours):
+    changes = {"neighbours": neighbours, "fire_rate": 0.6, "dilations": (2, 1)}
+    policy = policy_of(**changes)
+    params, (x, present) = random_params(policy), random_input(12)
+    fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
+
+    @jax.jit
+    def both(params):
+        def lose(params, form):
+            cells = module_of(changes, params).encode(form, x, present, fire)
+            return (cells**2).mean(), cells
+
+        return [jax.grad(lose, has_aux=True)(params, form) for form in (ROWS, CHANNELS_LAST)]
+
+    rows, last = (jax.tree.leaves(tree) for tree in both(params))
+    for a, b in zip(rows, last, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cpu_runs_no_convolution_and_a_tpu_does():
+    policy = policy_of()
+    params, (x, present) = random_params(policy), random_input(12)
+    lose = jax.grad(lambda p: (policy.encode(p, x, present) ** 2).mean())
+    traced = jax.jit(lose).trace(params)
+    text = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda", "tpu")}
+    assert {p for p in text if "stablehlo.convolution" in text[p]} == {"tpu"}
+
+
+def test_another_number_of_steps_goes_on_with_the_cycle_and_takes_the_same_parameters():
+    agent = AgentConfig(policy=SMALL)  # three steps: 1, 2, 1
+    params = random_params(policy_of())
+    longer = make_policy(with_steps(agent, 4), SPEC)
+    assert longer.receptive_field == 1 + 2 * (1 + 2 + 1 + 2)
+    x, present = random_input(14, 1)
+    expected = cell_by_cell(params, dataclasses.replace(SMALL, steps=4), x[0], present[0])
+    np.testing.assert_allclose(
+        encode(longer, params, x, present)[0], expected, rtol=1e-4, atol=1e-5
+    )
+    with pytest.raises(ConfigError, match="steps=0"):
+        with_steps(agent, 0)
+    with pytest.raises(ConfigError, match="'mlp' makes no steps"):
+        with_steps(AgentConfig(policy=PolicyConfig(kind="mlp")), 3)

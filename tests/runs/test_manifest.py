@@ -157,8 +157,8 @@ def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
     [
         ("run.json", "{", StateError, "run.json: not JSON"),
         ("run.json", "[]", StateError, "run.json: not a JSON object"),
-        ("run.json", '{"format": 2}', StateError, "run.json: has no 'name'"),
-        ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 2"),
+        ("run.json", '{"format": 3}', StateError, "run.json: has no 'name'"),
+        ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 3"),
         ("run.json", b"\xff\xfe", StateError, "run.json: not JSON"),
         ("selection.json", "nonsense", StateError, "selection.json: not JSON"),
         ("selection.json", '{"selected": 3}', RunError, "has no agent 3; it trained 1"),

@@ -1,0 +1,73 @@
+"""The ranking of neighbours against numpy's own correlations, and who stores it."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from ledger import random_bars
+
+from nca_trader.envs.nearest import correlations, nearest_assets
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.presets import EnvConfig
+from nca_trader.runs.manifest import Run, open_run
+
+
+def linked_bars(num_bars=300, missing=0.1, seed=3):
+    """Bars of five assets whose returns share a common part in various degrees."""
+    rng = np.random.default_rng(seed)
+    bars = random_bars(rng, num_bars, 5, missing=missing)
+    common = rng.normal(0, 0.01, (num_bars, 1))
+    own = rng.normal(0, 0.01, (num_bars, 5))
+    mixed = np.array([1.0, 0.9, -0.8, 0.3, 0.0])
+    close = 100.0 * np.exp(np.cumsum(mixed * common + (1 - np.abs(mixed)) * own, axis=0))
+    for row in range(1, num_bars):
+        close[row] = np.where(bars.present[row], close[row], close[row - 1])
+    return dataclasses.replace(bars, open=close, high=close, low=close, close=close)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.2])
+def test_correlations_equal_numpys_over_the_bars_that_a_pair_shares(missing):
+    bars = linked_bars(missing=missing)
+    returns = np.diff(np.log(bars.close), axis=0)
+    there = bars.present[1:] & bars.present[:-1]
+    found = correlations(bars)
+    for a, b in itertools.combinations(range(5), 2):
+        both = there[:, a] & there[:, b]
+        expected = np.corrcoef(returns[both, a], returns[both, b])[0, 1]
+        np.testing.assert_allclose(found[[a, b], [b, a]], expected, rtol=1e-9)
+
+
+def test_the_most_correlated_comes_first():
+    nearest = nearest_assets(linked_bars())
+    assert nearest[0][0] == 1 and nearest[1][0] == 0
+    assert nearest[0][-1] == 2  # which moves against it
+    assert all(sorted((*row, a)) == list(range(5)) for a, row in enumerate(nearest))
+
+
+def test_who_never_moved_or_was_never_there_comes_last_in_order():
+    bars = linked_bars()
+    close = bars.close.copy()
+    close[:, 1] = 50.0
+    present = bars.present.copy()
+    present[:, 3] = False
+    bars = dataclasses.replace(
+        bars, open=close, high=close, low=close, close=close, present=present
+    )
+    nearest = nearest_assets(bars)
+    assert nearest[0][-2:] == (1, 3) and nearest[1] == (0, 2, 3, 4)
+
+
+def test_one_asset_has_no_neighbours_and_many_are_cut():
+    assert nearest_assets(linked_bars().select("A0")) == ()
+    many = nearest_assets(random_bars(np.random.default_rng(0), 50, 20))
+    assert len(many) == 20 and {len(row) for row in many} == {16}
+
+
+def test_an_environment_ranks_its_own_bars_and_its_run_keeps_the_ranking(tiny, tmp_path):
+    bars = linked_bars()
+    config = EnvConfig(features=("return_1",))
+    env = TradingEnv(bars, config)
+    assert env.spec.nearest == nearest_assets(bars)
+    run = open_run(env, tiny.run.agent_config, tmp_path / "run", seed=0)
+    assert Run(run.path).spec == env.spec
