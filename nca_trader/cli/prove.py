@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli.prove_page import check_output, write
     from nca_trader.cli.prove_runs import prepare, prove
 
+    _refuse_numbers(args)
     agent = load_agent(args.agent, args.set)
     check_output(args.out)
     names = args.markets or list(BARS)
@@ -79,6 +80,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         write(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")
     return _verdict(proofs, args.json)
+
+
+def _refuse_numbers(args: argparse.Namespace) -> None:
+    from nca_trader.errors import ConfigError
+
+    for name, least in (("seed", 0), ("steps", 1)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} {value} is not a whole number of at least {least}.")
 
 
 def _print_line(line: str) -> None:

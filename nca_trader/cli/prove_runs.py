@@ -12,13 +12,15 @@ import jax
 import numpy as np
 
 from nca_trader.agents.policy import make_policy
+from nca_trader.agents.presets import load_agent
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.prove import Reached, evaluation_bars, reached_by
+from nca_trader.learner.exact import check_finite
 from nca_trader.learner.update import make_learner
-from nca_trader.presets import AgentConfig, EnvConfig
+from nca_trader.presets import AgentConfig, EnvConfig, PolicyConfig
 
 # What an agent sees of every market: the last return, and how high price and volume stand. All
 # of it comes from the bars up to the decision; the market's own state is not among it.
@@ -126,23 +128,37 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     config = dataclasses.replace(
         config, features=FEATURES, market_state=False, market_bars=TRAINING_BARS
     )
-    learner = agent.learner
+    kind = _env_of(dataclasses.replace(config, market_bars=1_000), 0)
+    agent = suited(agent, kind)
     if steps is not None:
-        learner = dataclasses.replace(learner, steps=steps)
-    agent = dataclasses.replace(agent, learner=learner, num_seeds=1)
-    return Trial(market=name, config=config, agents=contenders(agent, config))
+        learner = dataclasses.replace(agent.learner, steps=steps)
+        agent = dataclasses.replace(agent, learner=learner)
+    agent = dataclasses.replace(agent, num_seeds=1)
+    return Trial(market=name, config=config, agents=contenders(agent, kind.spec.num_assets))
 
 
-def contenders(agent: AgentConfig, config: EnvConfig) -> dict[str, AgentConfig]:
-    """The agent, and what stands beside it, by label."""
+def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
+    """The agent with exact advantages where an account has finitely many states; else as it is."""
+    try:
+        check_finite(env)
+    except ConfigError:
+        return agent
+    learner = dataclasses.replace(agent.learner, advantages="exact")
+    return dataclasses.replace(agent, learner=learner)
 
-    def other(**changes: Any) -> AgentConfig:
-        return dataclasses.replace(agent, policy=dataclasses.replace(agent.policy, **changes))
 
+def contenders(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
+    """The agent, and what stands beside it, by label; all learn as it does."""
+
+    def other(policy: PolicyConfig) -> AgentConfig:
+        return dataclasses.replace(agent, policy=policy)
+
+    mlp = load_agent("mlp").policy
     found = {agent.policy.kind: agent}
-    found["one bar"] = other(steps=1, dilations=(1,))
-    if agent.policy.neighbours != "none":
-        found["own history"] = other(neighbours="none")
+    found.setdefault("mlp", other(mlp))
+    found["one bar"] = other(dataclasses.replace(mlp, window=1))
+    if agent.policy.neighbours != "none" and num_assets > 1:
+        found["own history"] = other(dataclasses.replace(agent.policy, neighbours="none"))
     return found
 
 
