@@ -8,6 +8,7 @@ from nca_trader.envs.registration import register
 
 if TYPE_CHECKING:
     from nca_trader.agents import rules
+    from nca_trader.agents.check import check_policy
     from nca_trader.agents.policy import make_policy
     from nca_trader.agents.presets import load_agent
     from nca_trader.agents.rules import Strategy
@@ -63,6 +64,7 @@ __all__ = [
     "align",
     "backtest",
     "check_env",
+    "check_policy",
     "flat_at_close",
     "leakcheck",
     "load_agent",
@@ -102,6 +104,7 @@ _HOME = {
     "Strategy": "agents.rules",
     "TradingEnv": "envs.trading",
     "check_env": "envs.check",
+    "check_policy": "agents.check",
     "align": "data.resampling",
     "backtest": "evaluate.backtest",
     "flat_at_close": "data.calendar",

@@ -23,6 +23,7 @@ from nca_trader.types import Costs
 
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
+OTHER_KINDS = {"mlp", "gru"}
 
 
 def complaint(cls, text, *overrides):
@@ -32,7 +33,7 @@ def complaint(cls, text, *overrides):
 
 
 def test_every_agent_and_environment_of_the_readme_is_there(root):
-    assert set(preset_names("agents")) == set(SIZES)
+    assert set(preset_names("agents")) == set(SIZES) | OTHER_KINDS
     assert {"index_daily", "equity_daily"} <= set(preset_names("envs"))
     for folder in ("agents", "envs"):
         readme = (root / folder / "README.md").read_text()
@@ -49,6 +50,25 @@ def test_an_agent_has_its_size_and_the_receptive_field_its_file_states(name):
         oldest += 2 * policy.dilations[step % len(policy.dilations)]
     text = (preset_folder("agents") / f"{name}.toml").read_text()
     assert re.findall(r"^# receptive field: (\d+) bars$", text, re.M) == [str(oldest + 1)]
+    said = re.findall(r"^# K = (\d+) steps, dilations ([\d, ]+)$", text, re.M)
+    assert said == [(str(policy.steps), ", ".join(map(str, policy.dilations)))]
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_a_policy_of_another_kind_states_its_window(name):
+    policy = load_agent(name).policy
+    assert policy.kind == name
+    text = (preset_folder("agents") / f"{name}.toml").read_text()
+    assert re.findall(r"^# receptive field: (\d+) bars$", text, re.M) == [str(policy.window)]
+
+
+def test_what_is_of_the_automaton_is_refused_for_other_kinds():
+    (line,) = complaint(AgentConfig, "[policy]\nkind = 'mlp'\nneighbours = 'ring'")
+    assert line.startswith("my.toml: [policy] neighbours='ring' is of the automaton")
+    (line,) = complaint(AgentConfig, "[policy]\nremat = 'every:0'")
+    assert "every:n" in line
+    (line,) = complaint(AgentConfig, "[policy]\nnum_neighbours = 17")
+    assert "is above 16" in line
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -235,6 +255,10 @@ def test_logical_shards_must_be_a_multiple_of_the_devices():
         (PolicyConfig, "dilations", ((1,), (3, 2)), ((), (0,), (1.5,))),
         (PolicyConfig, "leak", (0.1, 1.0), (0.0, 1.1)),
         (PolicyConfig, "channels", (1, 512), (0, -1, 1.0)),
+        (PolicyConfig, "fire_rate", (0.1, 1.0), (0.0, 1.5)),
+        (PolicyConfig, "remat", ("none", "step", "every:2", "dots"), ("every:", "all", 3)),
+        (PolicyConfig, "num_neighbours", (1, 16), (0, 17)),
+        (PolicyConfig, "window", (1, 63), (0, 2.0)),
         (LearnerConfig, "gae_lambda", (0.0, 1.0), (-0.1, 1.1)),
         (LearnerConfig, "discount", (0.5, 1.0), (0.0, 1.1)),
         (OptimizerConfig, "b2", (0.0, 0.999), (1.0, -0.1)),

@@ -12,7 +12,9 @@ import jax
 from flax import nnx
 from jax import Array
 
+from nca_trader.agents.gru import GRU
 from nca_trader.agents.heads import Distribution, Head, account_features, distribution
+from nca_trader.agents.mlp import MLP
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.envs.account import Account
 from nca_trader.errors import ConfigError
@@ -20,7 +22,7 @@ from nca_trader.presets import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec
 
 Params = dict[str, Any]
-ENCODERS: dict[str, Any] = {"nca": NCA}
+ENCODERS: dict[str, Any] = {"nca": NCA, "mlp": MLP, "gru": GRU}
 
 
 class Policy(NamedTuple):

@@ -37,7 +37,7 @@ class Check(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The checks of one environment; printed, a line each."""
+    """The checks of one environment or policy; printed, a line each."""
 
     checks: tuple[Check, ...]
 
@@ -100,8 +100,8 @@ def check_env(
             bars = sample_bars("sp500")[:NUM_BARS]
         env = TradingEnv(bars, env)
     run = _Run(env, seed)
-    checks = (check for check in CHECKS if only is None or _name(check) in only)
-    return Report(tuple(_checked(check, run) for check in checks))
+    checks = (check for check in CHECKS if only is None or name_of(check) in only)
+    return Report(tuple(checked(check, run) for check in checks))
 
 
 class _Run:
@@ -144,15 +144,17 @@ def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
     return jax.random.randint(key, shape, 0, spec.num_actions)
 
 
-def _name(check: Callable) -> str:
+def name_of(check: Callable) -> str:
+    """What a check is called: its function's name in words."""
     return check.__name__.strip("_").replace("_", " ")
 
 
-def _checked(check: Callable[[_Run], str | Check], run: _Run) -> Check:
-    name = _name(check)
+def checked(check: Callable[[Any], str | Check], run: Any) -> Check:
+    """What a check finds; an exception is a fault."""
+    name = name_of(check)
     try:
         found = check(run)
-    except Exception as error:  # an environment that breaks has failed the check that broke it
+    except Exception as error:  # what breaks has failed the check that broke it
         return Check(name, f"{type(error).__name__}: {str(error).splitlines()[0]}")
     return found if isinstance(found, Check) else Check(name, found)
 

@@ -68,6 +68,15 @@ def test_parameters_of_nano_counted_by_hand():
     assert num_parameters(make_policy(load_agent("nano"), spec)) == rule + head
 
 
+def test_parameters_of_the_other_kinds_counted_by_hand():
+    spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
+    head = lambda cells: cells * 32 + 3 * 32 + 32 + 32 * 2 + 32 + 1  # noqa: E731
+    mlp = 63 * 17 * 64 + 64 + 64 * 64 + 64
+    assert num_parameters(make_policy(load_agent("mlp"), spec)) == mlp + head(64)
+    gru = 3 * (17 * 32 + 32 * 32 + 32)
+    assert num_parameters(make_policy(load_agent("gru"), spec)) == gru + head(32)
+
+
 def test_a_policy_of_an_unknown_kind_is_refused():
     with pytest.raises(ConfigError, match="kind"):
         load_agent("nano", ["policy.kind=transformer"])

@@ -9,7 +9,7 @@ from ledger import random_bars
 
 from nca_trader.envs.nearest import correlations, nearest_assets
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.presets import EnvConfig
+from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs.manifest import Run, open_run
 
 
@@ -59,15 +59,15 @@ def test_who_never_moved_or_was_never_there_comes_last_in_order():
 
 
 def test_one_asset_has_no_neighbours_and_many_are_cut():
-    assert nearest_assets(linked_bars().select("A0")) == ()
+    assert nearest_assets(linked_bars().select("S0")) == ()
     many = nearest_assets(random_bars(np.random.default_rng(0), 50, 20))
     assert len(many) == 20 and {len(row) for row in many} == {16}
 
 
-def test_an_environment_ranks_its_own_bars_and_its_run_keeps_the_ranking(tiny, tmp_path):
+def test_an_environment_ranks_its_own_bars_and_its_run_keeps_the_ranking(tmp_path):
     bars = linked_bars()
     config = EnvConfig(features=("return_1",))
     env = TradingEnv(bars, config)
     assert env.spec.nearest == nearest_assets(bars)
-    run = open_run(env, tiny.run.agent_config, tmp_path / "run", seed=0)
+    run = open_run(env, AgentConfig(), tmp_path / "run", seed=0)
     assert Run(run.path).spec == env.spec

@@ -1,0 +1,214 @@
+"""What every policy promises, checked by running it: `nca.check_policy(policy)`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.agents.heads import account_features
+from nca_trader.agents.policy import Policy
+from nca_trader.envs.account import open_account
+from nca_trader.envs.check import CLOSE, Check, Report, checked, difference, name_of
+
+AFTER = 4  # bars that are encoded beyond the first whole receptive field
+BATCH = 2
+
+
+def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = None) -> Report:
+    """Runs a policy on random bars, a fifth of them missing, and reports which promises it keeps.
+
+    Its parameters are drawn and then moved at random: at its start a policy may hand on its input
+    and so hide a fault.
+
+    Args:
+      policy: from `nca.make_policy`, or one of your own with the same fields.
+      seed: of parameters and bars. only: names of the checks to run; None is all of them.
+
+    Returns:
+      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+    """
+    run = _Run(policy, seed)
+    checks = (check for check in CHECKS if only is None or name_of(check) in only)
+    return Report(tuple(checked(check, run) for check in checks))
+
+
+class _Run:
+    """A policy, its parameters and bars, and what it makes of them; computed once."""
+
+    def __init__(self, policy: Policy, seed: int):
+        self.policy = policy
+        self.keys = jax.random.split(jax.random.key(seed), 4)
+        self.length = policy.receptive_field + AFTER
+        shape = (BATCH, self.length, policy.spec.num_assets)
+        size = (*shape, policy.spec.num_features)
+        self.x = np.asarray(3.0 * jax.random.normal(self.keys[1], size))
+        self.present = np.asarray(jax.random.uniform(self.keys[2], shape) > 0.2)
+        self.encode, self.encoded = _counted(policy.encode)
+        self.stream, self.stepped = _counted(policy.stream)
+
+    @functools.cached_property
+    def params(self) -> Any:
+        drawn = self.policy.init(self.keys[0])
+        leaves, tree = jax.tree.flatten(drawn)
+        keys = jax.random.split(self.keys[3], len(leaves))
+        moved = [
+            leaf + 0.3 * jax.random.normal(key, leaf.shape)
+            for key, leaf in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(tree, moved)
+
+    def cells(self, x: np.ndarray, present: np.ndarray) -> np.ndarray:
+        return np.asarray(self.encode(self.params, x, present))
+
+    @functools.cached_property
+    def lattice(self) -> np.ndarray:
+        """`[B, T, A, C]`."""
+        return self.cells(self.x, self.present)
+
+    @functools.cached_property
+    def streamed(self) -> np.ndarray:
+        """`[T, A, C]` of the first row of the batch."""
+
+        def run(params: Any, x: Array, present: Array) -> Array:
+            def step(state: Any, bar: tuple[Array, Array]) -> tuple[Any, Array]:
+                return self.policy.stream(params, state, *bar)
+
+            return jax.lax.scan(step, self.policy.begin(), (x, present))[1]
+
+        return np.asarray(jax.jit(run)(self.params, self.x[0], self.present[0]))
+
+
+def _counted(function: Callable) -> tuple[Callable, list[Any]]:
+    """The function, compiled, and the shapes of its arguments each time that it is traced."""
+    traced = []
+
+    def call(*args: Any) -> Any:
+        traced.append([leaf.shape for leaf in jax.tree.leaves(args)])
+        return function(*args)
+
+    return jax.jit(call), traced
+
+
+def _parameters_are_plain_dicts_of_float32(run: _Run) -> str:
+    def fault(tree: Any, path: str) -> str:
+        if type(tree) is dict:
+            return next(filter(None, (fault(v, f"{path}[{k!r}]") for k, v in tree.items())), "")
+        if not isinstance(tree, jax.Array):
+            return f"params{path} is a {type(tree).__name__}"
+        return "" if tree.dtype == jnp.float32 else f"params{path} is {tree.dtype}"
+
+    drawn = run.policy.init(run.keys[0])
+    return fault(drawn, "") if type(drawn) is dict else f"params is a {type(drawn).__name__}"
+
+
+def _a_key_decides_the_parameters(run: _Run) -> str:
+    draw = run.policy.init
+    if fault := difference(draw(run.keys[0]), draw(run.keys[0])):
+        return f"the same key draws twice: {fault}"
+    return "" if difference(draw(run.keys[0]), draw(run.keys[1])) else "two keys draw the same"
+
+
+def _shapes_and_types_are_as_documented(run: _Run) -> str:
+    policy, spec = run.policy, run.policy.spec
+    assets, shape = spec.num_assets, run.present.shape
+    account = open_account(jnp.zeros(assets))
+    seen = jnp.broadcast_to(account_features(account, policy.size), (*shape, 3))
+    logits, value = jax.eval_shape(policy.act, run.params, run.lattice, seen)
+    outputs = policy.distribution.outputs(spec)
+    for name, array, expected in (
+        ("cells", run.lattice, (*shape, run.lattice.shape[-1])),
+        ("logits", logits, (*shape, outputs)),
+        ("value", value, shape[:-1]),
+    ):
+        if array.shape != expected or array.dtype != jnp.float32:
+            return f"{name} is {array.dtype}{array.shape}, not float32{expected}"
+    return ""
+
+
+def _the_same_call_gives_the_same_result(run: _Run) -> str:
+    """Not compiled, for a trace would freeze whatever an impure function counts."""
+    x, present = run.x[:, : AFTER + 1], run.present[:, : AFTER + 1]
+    first = run.policy.encode(run.params, x, present)
+    return difference(first, run.policy.encode(run.params, x, present))
+
+
+def _a_stream_keeps_its_shapes_and_types(run: _Run) -> str:
+    before = run.policy.begin()
+    bar = (run.x[0, 0], run.present[0, 0])
+    after, cells = jax.eval_shape(run.policy.stream, run.params, before, *bar)
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        return "the state has another structure after a bar"
+    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, a), b in pairs:
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            name = jax.tree_util.keystr(path)
+            return f"state{name} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
+    expected = run.lattice.shape[2:]
+    return "" if cells.shape == expected else f"cells are {cells.shape}, not {expected}"
+
+
+def _nothing_is_traced_twice(run: _Run) -> str:
+    state = run.policy.begin()
+    bars = 3
+    for t in range(bars):
+        state, _ = run.stream(run.params, state, run.x[0, t], run.present[0, t])
+    run.cells(run.x, run.present)
+    run.cells(run.x[::-1], run.present[::-1])
+    if len(run.stepped) > 1:
+        return f"stream is traced {len(run.stepped)} times in {bars} bars"
+    again = any(shapes in run.encoded[:i] for i, shapes in enumerate(run.encoded))
+    return "encode is traced again for arguments of the same shapes" if again else ""
+
+
+def _a_window_gives_the_cells_of_the_lattice(run: _Run) -> str:
+    field = run.policy.receptive_field
+    window = run.cells(run.x[:, -field:], run.present[:, -field:])[:, -1]
+    return difference(run.lattice[:, -1], window, CLOSE)
+
+
+def _a_stream_gives_the_cells_of_the_lattice(run: _Run) -> str:
+    first = run.policy.receptive_field - 1
+    return difference(run.lattice[0, first:], run.streamed[first:], CLOSE)
+
+
+def _later_bars_change_no_earlier_cell(run: _Run) -> str:
+    at = run.length - AFTER
+    x, present = run.x.copy(), run.present.copy()
+    x[:, at:] += 1.0
+    present[:, at:] = ~present[:, at:]
+    changed = (run.cells(x, present) != run.lattice).any(axis=(0, 2, 3))
+    if changed[:at].any():
+        return f"bar {at} changes the cells of bar {np.argmax(changed)}"
+    return "" if changed[at:].any() else f"bar {at} changes no cell at all"
+
+
+def _a_missing_bar_shows_no_features(run: _Run) -> str:
+    hidden = np.where(run.present[..., None], run.x, 1e3).astype(np.float32)
+    return difference(run.lattice, run.cells(hidden, run.present))
+
+
+def _the_rows_of_a_batch_do_not_meet(run: _Run) -> str:
+    x, present = run.x.copy(), run.present.copy()
+    x[1:], present[1:] = 7.0, False
+    return difference(run.lattice[0], run.cells(x, present)[0], CLOSE)
+
+
+CHECKS: tuple[Callable[[_Run], str | Check], ...] = (
+    _parameters_are_plain_dicts_of_float32,
+    _a_key_decides_the_parameters,
+    _shapes_and_types_are_as_documented,
+    _the_same_call_gives_the_same_result,
+    _a_stream_keeps_its_shapes_and_types,
+    _nothing_is_traced_twice,
+    _a_window_gives_the_cells_of_the_lattice,
+    _a_stream_gives_the_cells_of_the_lattice,
+    _later_bars_change_no_earlier_cell,
+    _a_missing_bar_shows_no_features,
+    _the_rows_of_a_batch_do_not_meet,
+)

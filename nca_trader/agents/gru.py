@@ -1,0 +1,90 @@
+"""The recurrent unit, over a window: another that an automaton is compared with."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from nca_trader.agents.lattice import ROWS, rows_dense
+from nca_trader.agents.mlp import entered
+from nca_trader.agents.nca import Fire
+from nca_trader.presets import PolicyConfig
+from nca_trader.types import EnvSpec
+
+
+class GRU(nnx.Module):
+    """A gated recurrent unit that begins anew, from state 0, W bars before each decision.
+
+    A state carried along for ever would depend on where a segment begins; over a window a cell is
+    a function of its bars, so lattice, window and stream agree. It costs W updates a bar in all of
+    them. With `z_t = [clip(x_t) m_t, m_t]`:
+
+        r = sigma(z U_r + s R_r + b_r),  u = sigma(z U_u + s R_u + b_u)
+        n = tanh(z U_n + b_n + r (s R_n)),  s' = (1 - u) n + u s
+
+    Bars before the first leave the state at 0. Sums are float32; the operands of matrix products
+    have `matmul_dtype`. Source: Cho et al., Learning phrase representations (2014), with the reset
+    gate after the product.
+    """
+
+    def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
+        """Draws the parameters; every draw takes its own key from `rngs`."""
+        self.config, self.matmul_dtype = config, matmul_dtype
+        normal, width = jax.nn.initializers.lecun_normal(), config.channels
+        self.inputs = nnx.Param(normal(rngs.params(), (spec.num_features + 1, 3 * width)))
+        self.recurrent = nnx.Param(normal(rngs.params(), (width, 3 * width)))
+        self.bias = nnx.Param(jnp.zeros(3 * width))
+
+    @staticmethod
+    def receptive_field(config: PolicyConfig) -> int:
+        """Bars that a cell sees, itself included."""
+        return config.window
+
+    def __call__(self, x: Array, present: Array, fire: Fire | None = None) -> Array:
+        """`[B, T, A, C]` cells of all bars; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
+        added, window = self._added(x, present), self.config.window
+        length = added.shape[1]
+        padded = jnp.pad(added, ((0, 0), (window - 1, 0), (0, 0), (0, 0)))
+
+        def step(state: Array, late: Array) -> tuple[Array, None]:
+            """All windows take their bar number `late`: of bar t it is t - W + 1 + late."""
+            bar = jax.lax.dynamic_slice_in_dim(padded, late, length, axis=1)
+            there = jnp.arange(length) + late >= window - 1
+            return jnp.where(there.reshape(1, -1, 1, 1), self._next(state, bar), state), None
+
+        # It begins from the data, so that it has their sharding type under shard_map.
+        state = jnp.zeros_like(added[: self.config.channels])
+        return ROWS.leave(jax.lax.scan(step, state, jnp.arange(window))[0])
+
+    @staticmethod
+    def begin(spec: EnvSpec, config: PolicyConfig) -> Array:
+        """The stream's state before the first bar, `[C, W, 1, A]`: a unit for each open window."""
+        return jnp.zeros((config.channels, config.window, 1, spec.num_assets), jnp.float32)
+
+    def stream(self, states: Array, x: Array, present: Array) -> tuple[Array, Array]:
+        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; cells `[A, C]` come back.
+
+        The units are of the windows that are open, oldest first; the bar closes the oldest, and
+        opens one that ends W bars later.
+        """
+        added = self._added(x[None, None], present[None, None])
+        states = self._next(states, jnp.broadcast_to(added, (len(added), *states.shape[1:])))
+        fresh = jnp.zeros_like(states[:, :1])
+        return jnp.concatenate([states[:, 1:], fresh], axis=1), states[:, 0, 0].T
+
+    def _added(self, x: Array, present: Array) -> Array:
+        """`[3 C, T, B, A]` what each bar adds to the gates."""
+        seen = entered(self.config, x, present)
+        added = rows_dense(self.inputs[...], seen, self.matmul_dtype)
+        return added + ROWS.column(self.bias[...])
+
+    def _next(self, state: Array, added: Array) -> Array:
+        reset, update, new = jnp.split(added, 3)
+        reset_s, update_s, new_s = jnp.split(
+            rows_dense(self.recurrent[...], state, self.matmul_dtype), 3
+        )
+        keep = jax.nn.sigmoid(update + update_s)
+        new = jnp.tanh(new + jax.nn.sigmoid(reset + reset_s) * new_s)
+        return (1.0 - keep) * new + keep * state
