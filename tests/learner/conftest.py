@@ -100,12 +100,14 @@ class Stage:
 
     @functools.cached_property
     def collect(self):
-        """`(market, segments, fresh, keys) -> (segments, rollout)`, compiled."""
-        return jax.jit(
-            functools.partial(
-                rollout.collect, self.env, self.policy, self.agent.learner, self.params
-            )
-        )
+        """`(market, segments, fresh, keys, cost_scale=None) -> (segments, rollout)`, compiled."""
+        args = (self.env, self.policy, self.agent.learner, self.params)
+
+        def collect(market, segments, fresh, keys, cost_scale=None):
+            draw = rollout.Draw(keys, fresh, cost_scale)
+            return rollout.collect(*args, market, segments, draw)
+
+        return jax.jit(collect)
 
     def empty_segments(self):
         """Segments as a learner's `init` makes them: no episode has begun."""

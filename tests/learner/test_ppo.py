@@ -9,9 +9,8 @@ import pytest
 from scipy.special import log_softmax
 
 from nca_trader.agents import heads
-from nca_trader.learner.ppo import ppo_loss
-from nca_trader.learner.rollout import gather_segment
-from nca_trader.learner.update import estimate
+from nca_trader.learner.rollout import encode_span
+from nca_trader.learner.sampled import estimate, rollout_loss
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +28,13 @@ def data(stage):
 def loss(stage):
     """`(params, rollout, advantage, value_target) -> Loss`, compiled."""
     policy, config, market = stage.policy, stage.agent.learner, stage.env.market
-    return jax.jit(lambda params, *rest: ppo_loss(params, policy, config, market, *rest))
+    return jax.jit(lambda params, *rest: rollout_loss(policy, config, 0.0, params, market, *rest))
 
 
 def logits_and_values(stage, params, rollout):
     """By windows of one receptive field each, not by the lattice."""
     field = stage.policy.receptive_field
-    rows = np.asarray(rollout.index)[:, None] + np.arange(8)
+    rows = np.asarray(rollout.span.index)[:, None] + np.arange(8)
     history = rows[..., None] - field + 1 + np.arange(field)
     x = stage.env.features[history].reshape(-1, field, 2, 2)
     present = stage.env.bars.present[history].reshape(-1, field, 2)
@@ -51,10 +50,7 @@ def test_at_the_first_minibatch_the_policy_is_the_one_that_acted(stage, loss, da
     np.testing.assert_allclose(
         first.value_loss, 0.5 * ((rollout.value - target) ** 2).mean(), rtol=1e-4
     )
-    x, present = gather_segment(
-        stage.env.market, rollout.index, stage.policy.receptive_field - 1, 8
-    )
-    cells = stage.policy.encode(stage.params, x, present)[:, stage.policy.receptive_field - 1 :]
+    cells = encode_span(stage.policy, stage.params, stage.env.market, rollout.span, 8, 0.0)
     logits, value = stage.policy.act(stage.params, cells[:, :, None], rollout.seen)
     ratio = np.exp(heads.log_prob(logits, rollout.action) - rollout.log_prob)
     np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
@@ -103,11 +99,11 @@ def test_first_gradient_is_the_policy_gradient(stage, data):
     policy, market = stage.policy, stage.env.market
 
     def surrogate(params):
-        return ppo_loss(params, policy, config, market, rollout, advantage, target).loss
+        args = (market, rollout, advantage, target)
+        return rollout_loss(policy, config, 0.0, params, *args).loss
 
     def log_likelihood(params):
-        x, present = gather_segment(market, rollout.index, policy.receptive_field - 1, 8)
-        cells = policy.encode(params, x, present)[:, policy.receptive_field - 1 :]
+        cells = encode_span(policy, params, market, rollout.span, 8, 0.0)
         logits, _ = policy.act(params, cells[:, :, None], rollout.seen)
         return -(advantage * heads.log_prob(logits, rollout.action)).mean()
 
@@ -140,8 +136,8 @@ def test_gains_beyond_the_clip_have_no_gradient(stage, data):
     rare = rollout._replace(log_prob=rollout.log_prob - np.log(2.0))
 
     def surrogate(params, advantage):
-        args = (stage.policy, config, stage.env.market, rare, advantage, target)
-        return ppo_loss(params, *args).loss
+        args = (stage.env.market, rare, advantage, target)
+        return rollout_loss(stage.policy, config, 0.0, params, *args).loss
 
     gradient = jax.jit(jax.grad(surrogate))
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient(stage.params, abs(advantage))))
