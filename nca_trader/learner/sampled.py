@@ -51,6 +51,8 @@ def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tu
     over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
     advantage = over_time(reward, rollout.discount, rollout.value, next_value, mixing)
     value_target = advantage + rollout.value
+    if config.envs_per_segment > 1:
+        advantage = advantage - advantage.mean(axis=-1, keepdims=True)
     mean = jax.lax.pmean(advantage.mean(), DATA)
     variance = jax.lax.pmean(((advantage - mean) ** 2).mean(), DATA)
     return (advantage - mean) / (jnp.sqrt(variance) + 1e-8), value_target
