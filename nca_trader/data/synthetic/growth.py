@@ -186,10 +186,10 @@ def garleanu_pedersen(
         pay=pay,
         state_names=("predictor",),
         bounds=(-math.inf, math.inf),
-        # No bound binds: 12 standard deviations of the best position.
+        # Hardly a bound binds: 5 standard deviations of the best position.
         environment=dict(
             actions="weights",
-            size=max(1.0, round(12 * math.sqrt(x_x), 1)),
+            size=max(1.0, round(5 * math.sqrt(x_x), 1)),
             risk_aversion=g * sigma**2,
             quadratic_cost=cost * sigma**2,
         ),
