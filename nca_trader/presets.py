@@ -263,6 +263,12 @@ class LearnerConfig:
         baseline; "exact": every position and action is enumerated, where the account has finitely
         many states. See `nca_trader.learner.advantages` and `nca_trader.learner.exact`.
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
+      micro_batches: pieces in which a minibatch's gradient is summed; more take less memory, with
+        the same result. memory_gb: what a device has for one update; where the compiled program
+        needs more, `micro_batches` is doubled until it fits. None is what the device reports; a
+        CPU reports nothing, and is not bounded.
+      max_kl: KL divergence from the policy that acted, over all devices, beyond which the rest of
+        an update's minibatches is left out; None is never.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
         1 +- it, the value to its old one +- it, in units of the targets' spread.
       value_coef, entropy_coef: weights in the loss.
@@ -276,6 +282,9 @@ class LearnerConfig:
     advantages: str = "gae"
     num_epochs: int = 4
     num_minibatches: int = 4
+    micro_batches: int = 1
+    memory_gb: float | None = None
+    max_kl: float | None = None
     discount: float = 0.99
     gae_lambda: float = 0.95
     clip_epsilon: float = 0.2
@@ -285,7 +294,7 @@ class LearnerConfig:
     def __post_init__(self):
         counts = ("num_segments", "segment_length", "envs_per_segment", "logical_shards")
         refuse(
-            whole(self, 1, *counts, "num_epochs", "num_minibatches"),
+            whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
             one_of(self, "advantages", ("gae", "group", "exact")),
             between(self, "(0, 1]", "discount"),
             between(self, "[0, 1]", "gae_lambda"),
@@ -297,6 +306,8 @@ class LearnerConfig:
         each = self.num_segments // self.logical_shards
         of = "num_segments / logical_shards"
         refuse(divides("num_minibatches", self.num_minibatches, of, each))
+        given = [n for n in ("memory_gb", "max_kl") if getattr(self, n) is not None]
+        refuse(between(self, "(0, inf)", *given))
         if self.advantages == "group" and self.envs_per_segment < 2:
             refuse(
                 [

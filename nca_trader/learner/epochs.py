@@ -28,38 +28,54 @@ def learn(
     opt_state: Any,
     batch: Any,
     key: Array,
+    micro_batches: int = 1,
 ) -> tuple[Params, Any, dict[str, Array]]:
     """Takes `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
 
+    With `max_kl`, the first minibatch on which the policy is further than that from the one that
+    acted, and all after it, move nothing: `kl_stopped` counts them.
+
     Args:
       lose: `(params, items) -> Loss`, a mean over the items. batch: pytree of `[N, ...]`, this
-        device's N items, `logical_shards` over all devices. key: of the shuffling, the same on
-        every device.
+        device's N items, of `logical_shards` over all devices. key: of the shuffling, the same
+        on every device. micro_batches: pieces in which a minibatch's gradient is summed.
 
     Returns:
-      Parameters, optimiser state and the losses' mean over the minibatches.
+      Parameters, optimiser state and the losses' mean over the minibatches that were computed.
     """
     local = config.logical_shards // jax.lax.axis_size(DATA)
     shard = jax.lax.axis_index(DATA) * local + jnp.arange(local)
     each = jax.tree.leaves(batch)[0].shape[0] // local
     data = jax.tree.map(lambda a: a.reshape(local, each, *a.shape[1:]), batch)
 
-    def minibatch(carry: Any, piece: Array) -> Any:
-        params, opt_state = carry
+    def compute(params: Params, opt_state: Any, piece: Array) -> Any:
         items = jax.tree.map(
             lambda a: jax.vmap(lambda rows, at: rows[at])(a, piece).reshape(-1, *a.shape[2:]),
             data,
         )
-
-        def objective(params: Params) -> tuple[Array, Loss]:
-            loss = jax.lax.pmean(lose(params, items), DATA)
-            return loss.loss, loss
-
-        # The mean over devices stands inside the gradient: outside, it would be N times too big.
-        gradient, loss = jax.grad(objective, has_aux=True)(params)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        gradient, loss = gradient_of(lose, params, items, micro_batches)
         metrics = loss._asdict() | {"grad_norm": optax.tree.norm(gradient)}
-        return (optax.apply_updates(params, updates), opt_state), metrics
+
+        def move() -> Any:
+            updates, moved = optimizer.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), moved
+
+        if config.max_kl is None:
+            return (*move(), jnp.bool_(True)), metrics
+        near = loss.approx_kl <= config.max_kl
+        return (*jax.lax.cond(near, move, lambda: (params, opt_state)), near), metrics
+
+    def minibatch(carry: Any, piece: Array) -> Any:
+        params, opt_state, going = carry
+        if config.max_kl is None:
+            carry, metrics = compute(params, opt_state, piece)
+        else:
+            shapes = jax.eval_shape(lambda: compute(params, opt_state, piece)[1])
+            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            carry, metrics = jax.lax.cond(
+                going, lambda: compute(params, opt_state, piece), lambda: (carry, nothing)
+            )
+        return carry, (metrics, going, carry[-1])
 
     def epoch(carry: Any, epoch_key: Array) -> Any:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, shard)
@@ -67,7 +83,40 @@ def learn(
         pieces = order.reshape(local, config.num_minibatches, -1)
         return jax.lax.scan(minibatch, carry, jnp.moveaxis(pieces, 1, 0))
 
-    (params, opt_state), metrics = jax.lax.scan(
-        epoch, (params, opt_state), jax.random.split(key, config.num_epochs)
+    carry = (params, opt_state, jnp.bool_(True))
+    (params, opt_state, _), (metrics, computed, moved) = jax.lax.scan(
+        epoch, carry, jax.random.split(key, config.num_epochs)
     )
-    return params, opt_state, jax.tree.map(jnp.mean, metrics)
+    metrics = jax.tree.map(lambda m: m.sum() / computed.sum(), metrics)
+    return params, opt_state, metrics | {"kl_stopped": (~moved).sum()}
+
+
+def gradient_of(
+    lose: Lose, params: Params, items: Any, micro_batches: int = 1
+) -> tuple[Params, Loss]:
+    """The gradient of the mean loss over all devices' items, and the loss's terms.
+
+    Each device sums its own pieces' gradients, in float32, before they are averaged over devices:
+    of parameters marked as varying, the gradient is the device's own.
+    """
+    own = jax.tree.map(lambda p: jax.lax.pcast(p, DATA, to="varying"), params)
+
+    def one(items: Any) -> tuple[Params, Loss]:
+        def objective(params: Params) -> tuple[Array, Loss]:
+            loss = lose(params, items)
+            return loss.loss, loss
+
+        return jax.grad(objective, has_aux=True)(own)
+
+    if micro_batches == 1:
+        return jax.lax.pmean(one(items), DATA)
+    pieces = jax.tree.map(lambda a: a.reshape(micro_batches, -1, *a.shape[1:]), items)
+
+    def add(total: Params, piece: Any) -> tuple[Params, Loss]:
+        gradient, loss = one(piece)
+        return jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, gradient), loss
+
+    zero = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), own)
+    total, losses = jax.lax.scan(add, zero, pieces)
+    gradient = jax.tree.map(lambda t, p: (t / micro_batches).astype(p.dtype), total, own)
+    return jax.lax.pmean((gradient, jax.tree.map(jnp.mean, losses)), DATA)

@@ -40,6 +40,7 @@ from nca_trader.learner.rollout import (
     Span,
     advanced,
     encode_span,
+    span_of,
 )
 from nca_trader.learner.sampled import explained_variance
 from nca_trader.mesh import DATA
@@ -75,7 +76,7 @@ def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: 
     def gather(
         params: Params, market: Market, segments: Segments, draw: Draw
     ) -> tuple[Segments, Enumeration, dict[str, Array]]:
-        span = Span(segments.index, segments.drop)
+        span = span_of(policy, segments, draw)
         seen, reward = enumerate_segments(env, market, span, length, draw.cost_scale)
         cells = encode_span(policy, params, market, span, length + 1, drop_rate)
         log_prob, value = read_states(policy, params, cells, seen)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.heads import account_features
+from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import (
     Episode,
@@ -41,11 +42,13 @@ class Segments(NamedTuple):
 class Span(NamedTuple):
     """Which bars of the market an update's segments are; what is seen there is gathered anew.
 
-    index: `[S]` int32 bar of the first decision. drop: `[S]`, as in `Segments`.
+    index: `[S]` int32 bar of the first decision. drop: `[S]`, as in `Segments`. fire: `[S]` seeds
+    of which updates of cells take place, where not all do: collecting and learning draw the same.
     """
 
     index: Array
     drop: Array | None
+    fire: Array | None = None
 
 
 class Draw(NamedTuple):
@@ -110,7 +113,17 @@ def encode_span(
     """Cells `[S, length, A, C]` of the bars from `span.index` on, each with all its past."""
     halo = policy.receptive_field - 1
     x, present = gather_segment(market, span, halo, length, drop_rate)
-    return policy.encode(params, x, present)[:, halo:]
+    fire = None if span.fire is None else Fire(span.fire, span.index - halo)
+    return policy.encode(params, x, present, fire)[:, halo:]
+
+
+def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
+    """The bars of the segments as this update sees them."""
+    if policy.fire_rate == 1.0:
+        return Span(segments.index, segments.drop)
+    # Beside the segment's own key, which draws the actions.
+    seeds = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32))
+    return Span(segments.index, segments.drop, seeds(draw.keys))
 
 
 def begin_segments(
@@ -165,7 +178,7 @@ def collect(
 ) -> tuple[Segments, Rollout]:
     """Lives through `segment_length` bars on every segment."""
     length, spec = config.segment_length, policy.spec
-    span = Span(segments.index, segments.drop)
+    span = span_of(policy, segments, draw)
     cells = encode_span(policy, params, market, span, length + 1, env.config.drop_bars)
     cells = jnp.moveaxis(cells, 1, 0)
     decide = policy.distribution

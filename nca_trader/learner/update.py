@@ -25,12 +25,14 @@ from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
-from nca_trader.learner.optimizer import make_optimizer
+from nca_trader.learner.memory import fitting, memory_limit, piece_counts
+from nca_trader.learner.optimizer import learning_rate, make_optimizer
 from nca_trader.learner.population import over_seeds
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
 from nca_trader.mesh import DATA, make_mesh, replicated, split
 from nca_trader.presets import AgentConfig, LearnerConfig
+from nca_trader.ranges import divides, refuse
 
 Metrics = dict[str, Array]
 
@@ -80,9 +82,9 @@ def make_learner(
     optimizer = make_optimizer(config.optimizer, total)
     make_method = exact if shape.advantages == "exact" else sampled
     method = make_method(env, policy, shape, _reward_scale(env, shape))
-    iterate = functools.partial(_iterate, env, policy, config, optimizer, method, updates)
+    schedule = learning_rate(config.optimizer, total)
+    iterate = functools.partial(_iterate, env, policy, config, optimizer, schedule, method, updates)
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA)])
-    sharded = jax.shard_map(iterate, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
     market = jax.device_put(env.market, replicated(mesh))
 
     def fresh(key: Array) -> LearnerState:
@@ -97,13 +99,26 @@ def make_learner(
         update = jnp.zeros((), jnp.int32)
         return LearnerState(params, optimizer.init(params), run_key, update, segments)
 
+    def build(micro_batches: int) -> Any:
+        step = jax.shard_map(
+            functools.partial(iterate, micro_batches),
+            mesh=mesh,
+            in_specs=(spec, P()),
+            out_specs=(spec, P()),
+        )
+        if config.num_seeds > 1:
+            step, _ = over_seeds(step, fresh, config.num_seeds, mesh)
+        return jax.jit(step, donate_argnums=0)
+
     whole, parts = replicated(mesh), split(mesh)
     begin: Callable[[Array], LearnerState] = fresh
     if config.num_seeds > 1:
-        sharded, begin = over_seeds(sharded, fresh, config.num_seeds, mesh)
+        _, begin = over_seeds(lambda *args: args, fresh, config.num_seeds, mesh)
         parts = NamedSharding(mesh, P(None, DATA))
     init = jax.jit(begin, out_shardings=LearnerState._make([whole] * 4 + [parts]))
-    step = jax.jit(sharded, donate_argnums=0)
+    items = shape.num_segments // shape.num_minibatches // mesh.size
+    limit = memory_limit(shape.memory_gb, mesh)
+    step = fitting(build, piece_counts(shape.micro_batches, items), limit)
     steps_per_update *= config.num_seeds
     return Learner(init, lambda state: step(state, market), steps_per_update, mesh)
 
@@ -123,6 +138,8 @@ def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -
             f"{mesh.size} devices; the nearest that is, is "
             f"{max(1, round(config.logical_shards / mesh.size)) * mesh.size}."
         )
+    items = config.num_segments // config.num_minibatches // mesh.size
+    refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
     episode = env.config.episode_bars or config.segment_length
     if episode % config.segment_length:
         raise ConfigError(
@@ -158,8 +175,10 @@ def _iterate(
     policy: Policy,
     config: AgentConfig,
     optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
     method: Method,
     num_updates: int,
+    micro_batches: int,
     state: LearnerState,
     market: Market,
 ) -> tuple[LearnerState, Metrics]:
@@ -183,7 +202,19 @@ def _iterate(
         state.opt_state,
         batch,
         shuffle_key,
+        micro_batches,
     )
-    metrics |= losses | {"skipped": opt_state.skipped}
+    metrics |= losses | {"skipped": opt_state.skipped, "lr": schedule(_steps(opt_state))}
+    metrics["micro_batches"] = jnp.int32(micro_batches)
     state = LearnerState(params, opt_state, state.key, state.update + 1, segments)
     return state, metrics
+
+
+def _steps(opt_state: Any) -> Array:
+    """`[]` gradient steps behind the learning-rate schedule; one that was skipped is none."""
+
+    def of_schedule(path: Any, value: Any) -> bool:
+        del value
+        return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"
+
+    return optax.tree.get(opt_state, "count", filtering=of_schedule)
