@@ -25,7 +25,7 @@ from nca_trader.presets import AgentConfig, EnvConfig, PolicyConfig
 # What an agent sees of every market: the last return, and how high price and volume stand. All
 # of it comes from the bars up to the decision; the market's own state is not among it.
 FEATURES = ("return_1", "price_level", "volume_level")
-TRAINING_BARS = 400_000
+TRAINING_CELLS = 2**19  # bars times assets of the path that is trained on
 LOOKS = 12  # evaluations along a run, for the curve; the clock stands still in them
 MOST_TURNOVER = 0.01  # a step, where nothing can be earned
 
@@ -125,10 +125,9 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     config = load_env(name)
     if not config.market:
         raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
-    config = dataclasses.replace(
-        config, features=FEATURES, market_state=False, market_bars=TRAINING_BARS
-    )
-    kind = _env_of(dataclasses.replace(config, market_bars=1_000), 0)
+    config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
+    kind = _env_of(config, 0)
+    config = dataclasses.replace(config, market_bars=TRAINING_CELLS // kind.spec.num_assets)
     agent = suited(agent, kind)
     if steps is not None:
         learner = dataclasses.replace(agent.learner, steps=steps)
