@@ -118,7 +118,7 @@ CATEGORICAL = Distribution(
     order=lambda spec, action: action,
 )
 
-LEAST_LOG_STD, MOST_LOG_STD = -4.0, 1.0
+LEAST_LOG_STD, MOST_LOG_STD = -3.0, 1.0
 
 
 def _moments(logits: Array) -> tuple[Array, Array]:

@@ -255,6 +255,19 @@ def _volume() -> Feature:
     return _feature(_average, update, warmup=SPAN, counts=_has_volume)
 
 
+def _level(value: Callable[[Bar], Tensor], counts: Callable[[Bar], Tensor]) -> Feature:
+    """log(x_t), z-scored by the mean and deviation of all of its values up to t-1.
+
+    For what comes back to a level of its own: a spread, a rate, turnover. Most prices do not.
+    """
+
+    def update(past, bar, count):
+        x = jnp.log(jnp.where(counts(bar), value(bar), 1.0))
+        return _add(past, x, span=np.inf), _z_score(past, x)
+
+    return _feature(_average, update, warmup=SPAN, counts=counts)
+
+
 def _range() -> Feature:
     """x_t over the EW mean of x up to t-1, less 1; x = (high - low) / close."""
 
@@ -308,6 +321,8 @@ FEATURES: dict[str, Feature] = {
     "atr": _atr(),
     "bollinger": _bollinger(),
     "volume": _volume(),
+    "price_level": _level(lambda bar: bar.close, lambda bar: bar.present),
+    "volume_level": _level(lambda bar: bar.volume, _has_volume),
     "range": _range(),
     "drawdown": _drawdown(),
     **{

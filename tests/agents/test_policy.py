@@ -61,8 +61,9 @@ def test_each_preset_says_its_own_size(name, root):
 
 
 def test_parameters_of_nano_counted_by_hand():
-    # 17 inputs, C = 16, H = 64, three taps, readout 32 wide, two actions, three account features.
-    rule = 17 * 16 + 3 * 16 * 64 + 16 * 64 + 64 + 64 * 16 + 16
+    # 17 inputs, C = 16, H = 64, three taps and one neighbour, readout 32 wide, two actions,
+    # three account features.
+    rule = 17 * 16 + (3 + 1) * 16 * 64 + 16 * 64 + 64 + 64 * 16 + 16
     head = 16 * 32 + 3 * 32 + 32 + 32 * 2 + 32 + 1
     spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
     assert num_parameters(make_policy(load_agent("nano"), spec)) == rule + head

@@ -75,6 +75,9 @@ def expected(name, frame):
         return out
 
     kind, _, horizon = name.rpartition("_")
+    if horizon == "level":
+        x = np.log(c if kind == "price" else v)
+        return (x - x.expanding().mean().shift()) / x.expanding().std(ddof=0).shift()
     if kind == "return":
         return np.log(c / c.shift(int(horizon))) / (past * np.sqrt(int(horizon)))
     if name == "volatility_ratio":

@@ -145,7 +145,8 @@ def garleanu_pedersen(
         aim(f) = B f / (g sigma^2) / (1 + phi_mr a / g),    g = gamma_risk.
 
     The optimum follows from the moments of (x, f). `costs` are none: the quadratic cost is in
-    `pay`, not a fraction of what is traded.
+    `pay`, not a fraction of what is traded. Traders are given the predictor, which returns hardly
+    tell; bars show it as their volume, exp(f / its deviation).
     Source: Garleanu and Pedersen, Dynamic Trading with Predictable Returns and Transaction Costs
     (2013), propositions 3 and 4, without discounting.
     """
@@ -185,15 +186,16 @@ def garleanu_pedersen(
         pay=pay,
         state_names=("predictor",),
         bounds=(-math.inf, math.inf),
-        # No bound binds: 12 standard deviations of the best position.
+        # Hardly a bound binds: 5 standard deviations of the best position.
         environment=dict(
             actions="weights",
-            size=max(1.0, round(12 * math.sqrt(x_x), 1)),
+            size=max(1.0, round(5 * math.sqrt(x_x), 1)),
             risk_aversion=g * sigma**2,
             quadratic_cost=cost * sigma**2,
         ),
         optimum=B * x_f - sigma**2 / 2 * (g * x_x + cost * trade),
         optimal_policy=lambda state, position: (1 - rate) * position + rate * aim * state,
         expected_return=lambda state: B * state,
+        volume=lambda state: np.exp(state / math.sqrt(variance_f or 1.0)),
         details={"trade_rate": rate, "aim_per_predictor": aim},
     )

@@ -61,6 +61,8 @@ class Market:
         for numpy arrays as for jax's; the position is the one held.
       expected_return: `expected_return(state [..., S]) -> [..., A]`, E[r of the next bar]. Where
         `pay` is linear in r, paying it instead of r takes the noise out of an evaluation.
+      volume: `volume(state [..., S]) -> [..., A]` of the bar that the state is known at the close
+        of: how bars show a state that prices do not tell. None is a volume of 1.
       environment: fields of the `EnvConfig` in which an agent earns what the market pays.
       score_reward: what the mean reward of that environment is worth, in the unit of `optimum`.
       details: what else the solution knows, e.g. the cuts of a threshold rule.
@@ -79,6 +81,7 @@ class Market:
     optimum: float | None = None
     optimal_policy: Policy | None = None
     expected_return: Callable[[Tensor], Tensor] | None = None
+    volume: Callable[[Tensor], Tensor] | None = None
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     score_reward: Callable[[float], float] = float
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -187,11 +190,13 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
         path = market.generate(jax.random.key(seed), num_bars)
         states, returns, start = (np.asarray(part, np.float64) for part in path)
     given = {field.name: getattr(market, field.name) for field in dataclasses.fields(Market)}
-    bars = bars_of(market, returns, start, seed)
+    bars = bars_of(market, states, returns, start, seed)
     return Task(**given, bars=bars, states=states, returns=returns, seed=seed)
 
 
-def bars_of(market: Market, returns: np.ndarray, start: np.ndarray, seed: int) -> Bars:
+def bars_of(
+    market: Market, states: np.ndarray, returns: np.ndarray, start: np.ndarray, seed: int
+) -> Bars:
     """Bars of returns `[N, A]`: each opens at the close before, and moves straight to its own."""
     if market.reward == "simple":
         if not (returns > -1.0).all():
@@ -209,6 +214,7 @@ def bars_of(market: Market, returns: np.ndarray, start: np.ndarray, seed: int) -
     price = np.exp(level)
     before, after = price[:-1], price[1:]
     length, width = returns.shape
+    volume = np.ones((length, width)) if market.volume is None else market.volume(states)
     return Bars(
         time=BEGINNING + np.arange(length) * BAR,
         symbols=tuple(f"{market.name.upper()}{i}" for i in range(width))
@@ -218,7 +224,7 @@ def bars_of(market: Market, returns: np.ndarray, start: np.ndarray, seed: int) -
         high=np.maximum(before, after),
         low=np.minimum(before, after),
         close=after,
-        volume=np.ones((length, width)),
+        volume=volume,
         present=np.ones((length, width), bool),
         source=f"synthetic {market.name}, seed {seed}",
         note=f"A synthetic market: {market.name}.",

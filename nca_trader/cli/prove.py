@@ -1,0 +1,111 @@
+"""`nca-trader prove`: trains where the best is known, and says how much of it is reached."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from typing import Any
+
+HELP = "train on markets whose optimum is known, and print the fraction reached"
+# What the nano preset reaches, as a fraction of the optimum, in each seed: claims and no settings.
+BARS = {
+    "ou_mid": 0.95,
+    "ou_log": 0.98,
+    "ou_expensive": 0.95,
+    "ar1_weak": 0.95,
+    "hidden": 0.95,
+    "garleanu_pedersen": 0.95,
+    "sine": 0.99,
+    "ring": 0.95,
+    "ring_hop3": 0.95,
+    "kelly": 0.95,
+    "merton": 0.95,
+    "martingale": 0.0,  # there is nothing to earn: the bar is that it hardly trades
+}
+DEFAULT_BAR = 0.95
+NUM_SEEDS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument(
+        "markets",
+        nargs="*",
+        metavar="MARKET",
+        help=f"environments of known optimum, preset names or TOML files (default all: "
+        f"{', '.join(BARS)})",
+    )
+    parser.add_argument("--agent", default="nano", help="agent (default %(default)s)")
+    parser.add_argument("--steps", type=int, help="environment steps of each run")
+    parser.add_argument(
+        "--seed", type=int, help=f"one seed; without it {NUM_SEEDS} are drawn, and printed"
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="no other agents beside it: a third of the time"
+    )
+    parser.add_argument("--out", help="write the curves (.png, .svg) or a page of all (.html)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="change a field of the agent; repeatable",
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Proves market by market.
+
+    Raises:
+      CheckFailed: a bar is missed; the JSON line is printed before.
+      ConfigError: an unknown market, agent or kind of output.
+    """
+    from nca_trader.agents.presets import load_agent
+    from nca_trader.cli.prove_page import check_output, write
+    from nca_trader.cli.prove_runs import prepare, prove
+
+    _refuse_numbers(args)
+    agent = load_agent(args.agent, args.set)
+    check_output(args.out)
+    names = args.markets or list(BARS)
+    trials = {name: prepare(name, agent, args.steps) for name in names}
+    drawn = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
+    seeds = drawn if args.seed is None else [args.seed]
+    print(f"seeds {', '.join(map(str, seeds))}; `--seed {seeds[0]}` repeats the first of them")
+    proofs = []
+    for name, trial in trials.items():
+        bar = BARS.get(name, DEFAULT_BAR)
+        proofs += prove(trial, bar, seeds, beside=not args.alone, report=_print_line)
+    if args.out:
+        write(args.out, proofs, args.agent)
+        print(f"The curves: {args.out}")
+    return _verdict(proofs, args.json)
+
+
+def _refuse_numbers(args: argparse.Namespace) -> None:
+    from nca_trader.errors import ConfigError
+
+    for name, least in (("seed", 0), ("steps", 1)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} {value} is not a whole number of at least {least}.")
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
+
+
+def _verdict(proofs: list[Any], as_json: bool) -> dict[str, Any]:
+    """The result; raises CheckFailed where a bar is missed, after what `--json` asks for."""
+    from nca_trader.cli import print_json
+    from nca_trader.errors import CheckFailed
+
+    result = {"results": [proof.row() for proof in proofs]}
+    missed = [proof for proof in proofs if not proof.passed]
+    if not missed:
+        print(f"all {len(proofs)} runs reached their bars")
+        return result
+    if as_json:
+        print_json(result)
+    names = ", ".join(dict.fromkeys(proof.market for proof in missed))
+    raise CheckFailed(f"{len(missed)} of {len(proofs)} runs missed their bar: {names}.")

@@ -1,0 +1,161 @@
+"""Judging against a known optimum: the best scores 1, flat 0, and who looks ahead is caught."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from nca_trader import AgentConfig, TradingEnv, make_policy
+from nca_trader.data import synthetic
+from nca_trader.envs.presets import load_env
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.evaluate import prove
+from nca_trader.presets import PolicyConfig
+
+KNOWN = {
+    "ou": {},
+    "ar1": {},
+    "markov_drift": dict(hidden=True),
+    "garleanu_pedersen": {},
+    "kelly": {},
+    "merton": dict(gamma=3.0, mu=0.12, sigma=0.3),  # whose score is a logarithm of a mean
+    "ring": dict(assets=4),
+    "sine": {},
+}
+BARS = 30_000
+
+
+@functools.cache
+def task_of(name):
+    return synthetic.make(name, num_bars=BARS, seed=4, **KNOWN.get(name, {}))
+
+
+@functools.cache
+def rows():
+    return prove.pieces(BARS, 70)
+
+
+def test_pieces_count_every_bar_once():
+    counted = rows()[:, prove.WARM :].ravel()
+    np.testing.assert_array_equal(
+        counted, np.arange(70 + prove.WARM, 70 + prove.WARM + len(counted))
+    )
+    assert counted[-1] < BARS - 1 <= counted[-1] + prove.COUNTED
+
+
+def test_too_few_bars_for_a_standard_error_are_refused():
+    least = 70 + 1 + prove.WARM + 8 * prove.COUNTED
+    assert len(prove.pieces(least, 70)) == 8
+    with pytest.raises(BarError, match=f"give {least} or more"):
+        prove.pieces(least - 1, 70)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_optimal_policy_scores_one(name):
+    task = task_of(name)
+    reached = prove.judge(task, rows(), prove.optimal_positions(task, rows()))
+    # Against itself the fraction is 1 by construction; what it earned on this path is not.
+    assert reached.fraction == 1.0 and not reached.looks_ahead
+    assert abs(reached.earned - task.optimum) <= 3 * reached.earned_error + 1e-3 * task.optimum
+    assert reached.earned_error < 0.05 * task.optimum  # and that says something
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_who_never_trades_scores_nothing(name):
+    task = task_of(name)
+    reached = prove.judge(task, rows(), np.zeros((*rows().shape, task.num_assets)))
+    assert reached.earned == 0.0 == reached.turnover
+    assert abs(reached.fraction) <= 3 * reached.error + 1e-3
+
+
+@pytest.mark.parametrize("name", ["ou", "ar1", "ring", "martingale"])
+def test_who_sees_the_next_return_is_caught(name):
+    task = task_of(name)
+    size = task.bounds[1]
+    ahead = size * np.sign(task.returns[rows() + 1])
+    assert prove.judge(task, rows(), ahead).looks_ahead
+    # Not by what is expected of its positions, which is what the fraction is of.
+    assert not prove.judge(task, rows(), ahead).fraction > 1.0
+
+
+def test_a_coin_tossed_for_positions_loses_its_costs():
+    task = task_of("martingale")
+    tossed = np.random.default_rng(0).choice([-1.0, 1.0], (*rows().shape, 1))
+    reached = prove.judge(task, rows(), tossed)
+    assert np.isnan(reached.fraction) and not reached.looks_ahead
+    assert reached.turnover == pytest.approx(1.0, abs=0.02)
+    assert reached.earned == pytest.approx(-0.001 * reached.turnover, rel=1e-9)
+
+
+def test_the_fraction_is_that_of_a_long_run_without_the_comparison():
+    """The sign rule on ou, from its definition: what it pays over the optimum, noise and all."""
+    task = task_of("ou")
+    held = -np.sign(task.states[rows()])
+    reached = prove.judge(task, rows(), held)
+    plain = -np.sign(task.states)
+    alone = task.rewards(plain)[70 + prove.WARM :].mean() / task.optimum
+    noise = task.returns.std() / len(plain) ** 0.5 / task.optimum
+    assert alone == pytest.approx(reached.fraction, abs=3 * noise)
+    assert reached.fraction < 0.9
+
+
+TINY = AgentConfig(
+    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=8)
+)
+
+
+@functools.cache
+def env_of(name):
+    config = dataclasses.replace(load_env(name), market_bars=9_000)
+    return TradingEnv(synthetic.task_of(config, 1), config)
+
+
+@pytest.mark.parametrize("name", ["ou_mid", "garleanu_pedersen"])
+def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
+    """One piece, bar by bar through `env.step` with windows: neither cells nor pieces."""
+    env = env_of(name)
+    policy = make_policy(TINY, env.spec)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda s: 0.5 * rng.normal(size=s.shape).astype(np.float32), shapes)
+    all_rows = policy.first_decision + np.arange(40) + np.array([[0], [500]])
+    positions = prove.greedy_positions(env, policy, params, all_rows)
+    assert len(np.unique(positions)) > 1
+
+    flat = dataclasses.replace(env.config, random_start=False)
+    single = TradingEnv(env.task, flat)
+    state, _ = single.reset(jax.random.key(0))
+    state = state._replace(index=state.index * 0 + int(all_rows[1, 0]))
+
+    @jax.jit
+    def one(params, state, window):
+        from nca_trader.agents.policy import decide
+
+        present = np.ones(window.shape[:2], bool)
+        logits = decide(policy, params, window, present, state.episode.account)
+        action = policy.distribution.order(env.spec, policy.distribution.mode(logits))
+        return single.step(state, action)[0]
+
+    for t in range(40):
+        window = single.window(state.observation, policy.receptive_field)
+        state = one(params, state, window)
+        ordered = np.asarray(state.episode.account.ordered)
+        np.testing.assert_allclose(ordered, positions[1, t], rtol=2e-5, atol=1e-6)
+
+
+def test_an_agent_is_judged_on_the_whole_path():
+    env = env_of("ou_mid")
+    policy = make_policy(TINY, env.spec)
+    reached = prove.reached_by(env, policy, policy.init(jax.random.key(0)))
+    # An untrained policy's most probable action hardly depends on the bar.
+    assert reached.turnover < 0.5 and reached.fraction < 0.5
+
+
+def test_bars_of_no_known_optimum_are_refused():
+    task = synthetic.make("garch", num_bars=500)
+    env = TradingEnv(task)
+    policy = make_policy(TINY, env.spec)
+    with pytest.raises(ConfigError, match="no optimum is known"):
+        prove.reached_by(env, policy, {})
