@@ -27,7 +27,8 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs import rewards
-from nca_trader.envs.account import FILLED, WHOLE, Account, on_bar, open_account
+from nca_trader.envs.account import FILLED, WHOLE, Account, open_account
+from nca_trader.envs.accounting import on_bar
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.legs import Legs
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
