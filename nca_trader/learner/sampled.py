@@ -53,11 +53,7 @@ def _learnt(rollout: Rollout) -> Rollout:
 def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tuple[Array, Array]:
     """Advantages `[S, L, E]`, and the values' targets.
 
-    Those of "gae" are normalised over all devices, those of "group" within their segment. Before,
-    the mean over the accounts that share a bar is taken from each: what the bars did to all of
-    them is no merit of an action, and bars are the same whatever is done, so that the others'
-    mean is a fair baseline. Source: Mao et al. 2019, "Variance reduction for reinforcement
-    learning in input-driven environments", theorem 1.
+    Those of "gae" are normalised over all devices, those of "group" within their segment.
     """
     reward = reward_scale * rollout.reward
     if config.advantages == "group":
@@ -67,13 +63,19 @@ def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tu
     over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
     advantage = over_time(reward, rollout.discount, rollout.value, next_value, mixing)
     value_target = advantage + rollout.value
-    if config.envs_per_segment > 1:
-        advantage -= advantage.mean(axis=-1, keepdims=True)
     return standardised(advantage), value_target
 
 
 def standardised(advantage: Array) -> Array:
-    """`advantage` with mean 0 and deviation 1 over all devices."""
+    """`advantage` `[S, L, E]` with mean 0 and deviation 1 over all devices.
+
+    Before, the mean over the accounts that share a bar is taken from each: what the bars did to
+    all of them is no merit of an action, and bars are the same whatever is done, so that the
+    others' mean is a fair baseline. Source: Mao et al. 2019, "Variance reduction for
+    reinforcement learning in input-driven environments", theorem 1.
+    """
+    if advantage.shape[-1] > 1:
+        advantage -= advantage.mean(axis=-1, keepdims=True)
     mean = jax.lax.pmean(advantage.mean(), DATA)
     variance = jax.lax.pmean(((advantage - mean) ** 2).mean(), DATA)
     return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
