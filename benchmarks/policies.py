@@ -9,6 +9,7 @@ Report what comes out, also where the automaton loses.
 """
 
 import argparse
+import bisect
 import dataclasses
 import json
 import math
@@ -99,12 +100,14 @@ def of_equal_size(kind, agent, spec, equal):
     if kind == "nca":
         return policy_of(kind, agent, spec, 0)
 
-    def off(width):
-        return abs(
-            math.log(sizes(kind, agent, policy_of(kind, agent, spec, width))[which] / target)
-        )
+    def size(width):
+        return sizes(kind, agent, policy_of(kind, agent, spec, width))[which]
 
-    return policy_of(kind, agent, spec, min(range(2, 129), key=off))
+    # Sizes rise with the width, and a policy takes a while to describe: halve, do not try all.
+    width = 2 + bisect.bisect_left(range(2, 513), target, key=size)
+    return policy_of(
+        kind, agent, spec, min((max(width - 1, 2), width), key=lambda w: abs(size(w) - target))
+    )
 
 
 def fraction(policy, params, env, key, history=None):

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
             else:
                 beside = f"   {row['ratio']:.3g} x {row['peer']}" if row["peer"] else ""
                 told = ("temp_mb", "p50_us", "p99_us")
-                beside += "".join(f"   {key} {row[key]:.1f}" for key in told if key in row)
+                beside += "".join(f"   {key} {row[key]:.1f}" for key in told if row.get(key))
                 print(
                     f"{name:<7} {row['name']:<44} {row['steps_per_s']:>14,.0f} steps/s   "
                     f"compile {row['compile_s']:.1f} s{beside}"
