@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
             else:
                 peer = f"   {row['ratio']:.3g} x {row['peer']}" if row["peer"] else ""
                 told = ("temp_mb", "p50_us", "p99_us", "matmul_share")
-                peer += "".join(f"   {key} {row[key]:.3g}" for key in told if key in row)
+                peer += "".join(f"   {key} {row[key]:.3g}" for key in told if row.get(key))
                 print(
                     f"{name:<7} {row['name']:<44} {row['steps_per_s']:>14,.0f} steps/s   "
                     f"compile {row['compile_s']:.1f} s{peer}"

@@ -75,7 +75,7 @@ class _Case:
         jitted = jax.jit(call)
         found = measure(name, jitted, self.params, self.segments * self.length)
         needed = jitted.lower(self.params).compile().memory_analysis()
-        return found | {"temp_mb": needed.temp_size_in_bytes / 1e6}
+        return found | {"temp_mb": needed.temp_size_in_bytes / 1e6 if needed else None}
 
     def loss(self, params: Any) -> Any:
         return (self.policy.encode(params, self.x, self.present) ** 2).mean()

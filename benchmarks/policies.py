@@ -1,0 +1,205 @@
+"""The automaton beside a recurrent unit, a perceptron and a dilated convolution of equal size.
+
+    python -m benchmarks.policies --market ou_mid --equal parameters --steps 1000000 --seeds 3
+
+Each kind gets the width that makes its parameters, or its operations for each bar of the lattice,
+those of the automaton's preset, and the same learner. A row a kind and seed: the fraction of the
+known optimum on a fresh draw; with bars dropped; and with fewer bars of history than in training.
+Report what comes out, also where the automaton loses.
+"""
+
+import argparse
+import bisect
+import dataclasses
+import json
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nca_trader.agents.heads import account_features
+from nca_trader.agents.lattice import ROWS, TAPS, delayed, rows_dense
+from nca_trader.agents.mlp import entered
+from nca_trader.agents.nca import dilations_of
+from nca_trader.agents.policy import make_policy
+from nca_trader.agents.presets import load_agent
+from nca_trader.data.synthetic import task_of
+from nca_trader.envs.presets import load_env
+from nca_trader.envs.trading import TradingEnv, kept
+from nca_trader.learner.update import make_learner
+
+KINDS = ("nca", "gru", "mlp", "tcn")
+DROPPED = (0.0, 0.1, 0.3, 0.5)
+SHORTER = (0.5, 0.25)  # of the receptive field
+UNSEEN = 20_000  # bars of the fresh draw
+
+
+def policy_of(kind, agent, spec, width):
+    """The policy of `kind` and `width`; the automaton is as its preset says."""
+    config = agent.policy
+    window = make_policy(agent, spec).receptive_field
+    changes = {"kind": kind, "channels": width, "hidden": width, "window": window}
+    if kind == "nca":
+        return make_policy(agent, spec)
+    if kind == "tcn":
+        changes["kind"] = "mlp"
+    policy = make_policy(
+        dataclasses.replace(agent, policy=dataclasses.replace(config, **changes)), spec
+    )
+    return convolutional(policy, config, width) if kind == "tcn" else policy
+
+
+def convolutional(policy, config, width):
+    """A residual stack of dilated causal layers, each with weights of its own.
+
+    Source: Bai, Kolter, Koltun, An empirical evaluation of generic convolutional and recurrent
+    networks for sequence modeling (2018), without its dropout and normalisation.
+    """
+    dilations = dilations_of(config)
+
+    def init(key):
+        keys = jax.random.split(key, len(dilations) + 2)
+        normal = jax.nn.initializers.lecun_normal()
+        params = {"embed": normal(keys[0], (policy.spec.num_features + 1, width))}
+        for k, layer in enumerate(keys[2:]):
+            params[f"taps_{k}"] = normal(layer, (TAPS * width, width))
+            params[f"bias_{k}"] = jnp.zeros(width)
+        return {"tcn": params, "head": policy.init(keys[1])["head"]}
+
+    def encode(params, x, present, fire=None):
+        p = params["tcn"]
+        state = rows_dense(p["embed"], entered(config, x, present), "float32")
+        for k, dilation in enumerate(dilations):
+            seen = jnp.concatenate([delayed(state, j * dilation) for j in range(TAPS)])
+            hidden = rows_dense(p[f"taps_{k}"], seen, "float32")
+            state = state + jax.nn.relu(hidden + ROWS.column(p[f"bias_{k}"]))
+        return ROWS.leave(state)
+
+    return policy._replace(init=init, encode=encode)
+
+
+def sizes(kind, agent, policy):
+    """Parameters of the encoder, and its operations for a bar of the lattice."""
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))[kind]
+    count = {name: math.prod(leaf.shape) for name, leaf in shapes.items()}
+    once = sum(count.values())
+    if kind == "nca":
+        again = agent.policy.steps - 1
+        return once, 2 * (once + again * (count["taps"] + count["update"]))
+    if kind == "gru":
+        return once, 2 * (once + (policy.receptive_field - 1) * count["recurrent"])
+    return once, 2 * once
+
+
+def of_equal_size(kind, agent, spec, equal):
+    """The policy of `kind` whose size is nearest to the automaton's."""
+    which = ("parameters", "operations").index(equal)
+    target = sizes("nca", agent, policy_of("nca", agent, spec, 0))[which]
+    if kind == "nca":
+        return policy_of(kind, agent, spec, 0)
+
+    def size(width):
+        return sizes(kind, agent, policy_of(kind, agent, spec, width))[which]
+
+    # Sizes rise with the width, and a policy takes a while to describe: halve, do not try all.
+    width = 2 + bisect.bisect_left(range(2, 513), target, key=size)
+    return policy_of(
+        kind, agent, spec, min((max(width - 1, 2), width), key=lambda w: abs(size(w) - target))
+    )
+
+
+def fraction(policy, params, env, key, history=None):
+    """Mean reward of the most probable actions over all bars, as a fraction of the optimum.
+
+    Args:
+      history: bars that each decision sees; None is all of them.
+    """
+
+    def run(params, key):
+        state, _ = env.reset(key)
+        x, present = env.market.features, env.market.legs.present
+        if state.drop is not None:
+            rows = jnp.arange(len(env))
+            there = kept(env.config.drop_bars, state.drop, rows, env.spec.num_assets)
+            x, present = jnp.where(there[..., None], x, 0.0), present & there
+        if history is None:
+            cells = policy.encode(params, x[None], present[None])[0]
+        else:
+            rows = jnp.arange(len(env))[:, None] + jnp.arange(1 - history, 1)[None]
+            x, present = (
+                jnp.pad(a, [(history, 0)] + [(0, 0)] * (a.ndim - 1)) for a in (x, present)
+            )
+            cells = jax.lax.map(
+                lambda at: policy.encode(params, x[at][None], present[at][None])[0, -1],
+                rows + history,
+                batch_size=512,
+            )
+
+        def step(state, _):
+            seen = account_features(state.episode.account, policy.size)
+            logits, _ = policy.act(params, cells[state.index], seen)
+            mode = policy.distribution.mode(logits)
+            state, timestep = env.step(state, policy.distribution.order(policy.spec, mode))
+            return state, timestep.reward
+
+        return jax.lax.scan(step, state, length=len(env) - 1 - env.spec.warmup)[1].mean()
+
+    reward = float(jax.jit(run)(params, key))
+    return env.task.score_reward(reward) / env.task.optimum
+
+
+def compare(market, preset, equal, steps, seeds, unseen=UNSEEN, kinds=KINDS, dropped=DROPPED):
+    """Rows of the comparison."""
+    config = load_env(market)
+    agent = preset if not isinstance(preset, str) else load_agent(preset)
+    env = TradingEnv(config=config)
+    for kind in kinds:
+        policy = of_equal_size(kind, agent, env.spec, equal)
+        parameters, operations = sizes(kind, agent, policy)
+        learner = make_learner(env, policy, agent)
+        for seed in range(seeds):
+            state, began = learner.init(jax.random.key(seed)), time.perf_counter()
+            for _ in range(max(1, steps // learner.steps_per_update)):
+                state, _ = learner.step(state)
+            params = jax.device_get(state.params)
+            row = {"kind": kind, "seed": seed, "parameters": parameters, "operations": operations}
+            row["seconds"] = time.perf_counter() - began
+            fresh = dataclasses.replace(config, market_bars=unseen)
+            for rate in dropped:
+                there = dataclasses.replace(fresh, drop_bars=rate)
+                other = TradingEnv(task_of(there, seed=1000 + seed), there)
+                row[f"dropped {rate:.0%}"] = fraction(policy, params, other, jax.random.key(seed))
+            other = TradingEnv(task_of(fresh, seed=1000 + seed), fresh)
+            for share in SHORTER:
+                bars = max(1, round(share * policy.receptive_field))
+                found = fraction(policy, params, other, jax.random.key(seed), bars)
+                row[f"history {share:g} RF"] = found
+            yield row
+
+
+def main(words=None):
+    """Prints a row of JSON a kind and seed, then the medians."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--market", default="ou_mid")
+    parser.add_argument("--agent", default="nano")
+    parser.add_argument("--equal", choices=("parameters", "operations"), default="parameters")
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args(words)
+    rows = []
+    for row in compare(args.market, args.agent, args.equal, args.steps, args.seeds):
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    for kind in KINDS:
+        of = [row for row in rows if row["kind"] == kind]
+        names = [name for name in of[0] if name.startswith(("dropped", "history"))]
+        medians = (f"{name} {np.median([row[name] for row in of]):.3f}" for name in names)
+        print(f"{kind:<4} {of[0]['parameters']:>6} parameters  " + "  ".join(medians))
+
+
+if __name__ == "__main__":
+    main()
