@@ -5,6 +5,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.numerics import arrays
+from nca_trader.types import Tensor
+
+
+def horizon(decay: Tensor | float, length: int) -> Tensor:
+    """Over how many of `length` steps independent noise adds up, discounted by `decay` a step.
+
+    `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
+    """
+    return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
+
 
 def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:
     """Generalised advantage estimates: `A_{t-1} = delta_t + discount_t lambda_t A_t`.
