@@ -82,9 +82,7 @@ def _holding(config: T, **values: Any) -> T:
     return config
 
 
-def exploit(
-    config: PopulationConfig, state: Any, fitness: Array, key: Array
-) -> tuple[Any, Array]:
+def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) -> tuple[Any, Array]:
     """The worst agents go on as copies of the best, with hyper-parameters of their own.
 
     Args:
