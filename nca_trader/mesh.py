@@ -24,8 +24,3 @@ def make_mesh(devices: int = 1) -> Mesh:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, P())
-
-
-def split(mesh: Mesh) -> NamedSharding:
-    """The leading axis split over the `data` axis."""
-    return NamedSharding(mesh, P(DATA))

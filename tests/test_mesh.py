@@ -3,18 +3,19 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from nca_trader import ConfigError, make_mesh
-from nca_trader.mesh import DATA, replicated, split
+from nca_trader.mesh import DATA, replicated
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_split_gives_each_device_its_own_rows_and_replicated_gives_each_all(devices):
+def test_the_data_axis_gives_each_device_its_own_rows_and_replicated_gives_each_all(devices):
     mesh = make_mesh(devices)
     assert mesh.shape == {DATA: devices} and mesh.axis_types == (AxisType.Auto,)
     rows = np.arange(16.0).reshape(16, 1)
-    parts = jax.device_put(rows, split(mesh)).addressable_shards
+    parts = jax.device_put(rows, NamedSharding(mesh, P(DATA))).addressable_shards
     assert [part.data.shape for part in parts] == [(16 // devices, 1)] * devices
     np.testing.assert_array_equal(np.concatenate([part.data for part in parts]), rows)
     copies = jax.device_put(rows, replicated(mesh)).addressable_shards

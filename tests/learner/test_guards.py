@@ -87,7 +87,7 @@ def dropped(learner, state, where=""):
     jax.tree.map(np.testing.assert_array_equal, learnt(after), learnt(before))
     assert int(after.update) == int(before.update) + 1
     assert (after.segments.index != before.segments.index).all()
-    assert np.isfinite(float(metrics["param_norm"])) and not np.isfinite(float(metrics["loss"]))
+    assert np.isfinite(float(metrics["param_norm"]))
     return state, int(metrics["skipped"])
 
 
