@@ -214,7 +214,7 @@ def bars_of(
     price = np.exp(level)
     before, after = price[:-1], price[1:]
     length, width = returns.shape
-    volume = np.ones((length, width)) if market.volume is None else market.volume(states)
+    shown = np.ones((length, width)) if market.volume is None else market.volume(states)
     return Bars(
         time=BEGINNING + np.arange(length) * BAR,
         symbols=tuple(f"{market.name.upper()}{i}" for i in range(width))
@@ -224,7 +224,7 @@ def bars_of(
         high=np.maximum(before, after),
         low=np.minimum(before, after),
         close=after,
-        volume=volume,
+        volume=np.asarray(shown),
         present=np.ones((length, width), bool),
         source=f"synthetic {market.name}, seed {seed}",
         note=f"A synthetic market: {market.name}.",
