@@ -75,9 +75,10 @@ def _index(envs: int, window: int) -> dict[str, Any]:
     """
     import jax
     import jax.numpy as jnp
+    from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from nca_trader.mesh import DATA, make_mesh, split
+    from nca_trader.mesh import DATA, make_mesh
 
     mesh = make_mesh(len(jax.devices()))
     walk, begin = _walk(window)
@@ -89,7 +90,7 @@ def _index(envs: int, window: int) -> dict[str, Any]:
 
     spread = jax.shard_map(blocks, mesh=mesh, in_specs=P(DATA), out_specs=P(DATA))
     lanes = jnp.arange(envs, dtype=jnp.uint32)
-    carry = jax.device_put(jax.jit(begin)(lanes), split(mesh))
+    carry = jax.device_put(jax.jit(begin)(lanes), NamedSharding(mesh, P(DATA)))
     name = f"{window} x {FEATURES} windows" if window else "index observations, all costs"
     call = jax.jit(spread, donate_argnums=0)
     return measure(name, call, carry, envs * LENGTH, envs=envs, devices=mesh.size, block=block)

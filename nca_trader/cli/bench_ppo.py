@@ -91,7 +91,7 @@ def _update_flops(policy: Any, learn: Any) -> float:
     x = jax.ShapeDtypeStruct((*shape, policy.spec.num_features), jnp.float32)
     present = jax.ShapeDtypeStruct(shape, jnp.bool_)
     params = jax.eval_shape(policy.init, jax.random.key(0))
-    cost = jax.jit(policy.encode).lower(params, x, present).cost_analysis()
+    cost: Any = jax.jit(policy.encode).lower(params, x, present).cost_analysis()
     return float(cost["flops"]) * (1 + 3 * learn.num_epochs)
 
 

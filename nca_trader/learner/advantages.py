@@ -1,17 +1,19 @@
 """How much better an action was than what the policy expected."""
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.numerics import arrays
-from nca_trader.types import Tensor
 
 
-def horizon(decay: Tensor | float, length: int) -> Tensor:
+def horizon(decay: Any, length: int) -> Any:
     """Over how many of `length` steps independent noise adds up, discounted by `decay` a step.
 
+    A number, or an array where `decay` is one.
     `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
     """
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
