@@ -330,11 +330,6 @@ class LearnerConfig:
                 ]
             )
 
-    @property
-    def critic(self) -> bool:
-        """Whether values are learnt."""
-        return self.advantages != "group"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:

@@ -1,9 +1,20 @@
 """How much better an action was than what the policy expected."""
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+
+def horizon(decay: Any, length: int) -> Any:
+    """Over how many of `length` steps independent noise adds up, discounted by `decay` (a float, or traced).
+
+    `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
+    """
+    most: Any = jnp.maximum if isinstance(decay, Array) else max
+    return 1.0 / most(1.0 - decay**2, 1.0 / length)
 
 
 def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
+from nca_trader.learner.advantages import horizon
 from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
@@ -193,9 +194,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
         spread = 1.0
     if spread == 0.0:
         return 1.0  # prices that never move: costs are all there is
-    # One over the horizon, which is no longer than a segment. The discount may be traced.
-    xp: Any = jnp if isinstance(config.discount, jax.Array) else np
-    return xp.sqrt(xp.maximum(1.0 - config.discount**2, 1.0 / config.segment_length)) / spread
+    return 1.0 / (spread * horizon(config.discount, config.segment_length) ** 0.5)
 
 
 def _iterate(

@@ -11,6 +11,7 @@ import pytest
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.learner import update
+from nca_trader.presets import CurriculumConfig
 
 METRICS = {
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
@@ -195,3 +196,40 @@ def test_steps_of_an_update_are_those_of_all_accounts(stage):
     two = dataclasses.replace(stage.agent, num_seeds=2)
     policy = make_policy(two, stage.env.spec)
     assert make_learner(stage.env, policy, two).steps_per_update == 2 * 16 * 8 * 2
+
+
+ESTIMATORS = {
+    "group": ({}, {}),
+    "exact": ({"reward": "pnl"}, {"max_kl": 0.05, "micro_batches": 2}),
+}
+
+
+@functools.cache
+def run_estimator(stage, name, devices):
+    """Two updates with another estimator of advantages, on the stage's bars."""
+    env_changes, learner_changes = ESTIMATORS[name]
+    env = TradingEnv(stage.env.bars, dataclasses.replace(stage.env.config, **env_changes))
+    learn = dataclasses.replace(
+        stage.agent.learner, advantages=name, num_minibatches=1, **learner_changes
+    )
+    agent = dataclasses.replace(
+        stage.agent, learner=learn, curriculum=CurriculumConfig(costs_from=0.5)
+    )
+    learner = stage.recorded(env, agent, devices)
+    state, rows = learner.init(jax.random.key(0)), []
+    for _ in range(2):
+        state, metrics = learner.step(state)
+        rows.append({key: float(value) for key, value in metrics.items()})
+    return jax.device_get(state._replace(key=jax.random.key_data(state.key))), rows
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_is_the_same_run_on_any_number_of_devices(stage, name):
+    (one, rows), (many, others) = (run_estimator(stage, name, devices) for devices in (1, 8))
+    assert distance(many.opt_state.inner.gradients, one.opt_state.inner.gradients) < 2e-6
+    assert distance(many.params, one.params) < 2e-6
+    ours, theirs = many.segments.episode.account, one.segments.episode.account
+    np.testing.assert_allclose(ours.ordered, theirs.ordered)
+    for got, want in zip(rows, others, strict=True):
+        assert got == pytest.approx(want, rel=1e-4, abs=2e-6)
+        assert np.isfinite(list(got.values())).all() and got["grad_norm"] > 1e-3
