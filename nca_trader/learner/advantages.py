@@ -9,7 +9,7 @@ from jax import Array
 
 
 def horizon(decay: Any, length: int) -> Any:
-    """Over how many of `length` steps independent noise adds up, discounted by `decay` (a float, or traced).
+    """Over how many of `length` steps independent noise adds up, discounted by `decay`, maybe traced.
 
     `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
     """
