@@ -9,8 +9,9 @@ from jax import Array
 
 
 def horizon(decay: Any, length: int) -> Any:
-    """Over how many of `length` steps independent noise adds up, discounted by `decay`, maybe traced.
+    """Over how many of `length` steps independent noise adds up, discounted by `decay` a step.
 
+    The decay may be traced.
     `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
     """
     most: Any = jnp.maximum if isinstance(decay, Array) else max
