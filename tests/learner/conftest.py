@@ -74,6 +74,11 @@ class Stage:
         return make_policy(self.agent, self.env.spec)
 
     @functools.cached_property
+    def pnl(self):
+        """The same bars, where positions have constant size."""
+        return TradingEnv(self.env.bars, dataclasses.replace(self.env.config, reward="pnl"))
+
+    @functools.cached_property
     def params(self):
         """No parameter zero: an untrained rule would hide a fault of the lattice."""
         rng = np.random.default_rng(0)
