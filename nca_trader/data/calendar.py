@@ -131,7 +131,7 @@ class Sessions:
         """
         index = pd.DatetimeIndex(time, tz="UTC").tz_convert(self.zone).tz_localize(None)
         local = index.to_numpy("datetime64[ns]")
-        opened = np.full(len(local), np.datetime64("NaT"), "datetime64[ns]")
+        opened = np.full(len(local), np.datetime64("NaT", "ns"))
         closed = opened.copy()
         monday = local.astype("datetime64[D]") - (index.day_of_week.to_numpy() * DAY)
         off = _dates(self.holidays)

@@ -45,7 +45,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
     if not inside.any():
         raise BarError(f"{bars.source or 'bars'}: no bar of {every} is over; give more bars.")
     rows = np.flatnonzero(inside)
-    starts = np.flatnonzero(np.concatenate(([True], np.diff(end[rows]) > np.timedelta64(0))))
+    starts = np.flatnonzero(np.concatenate(([True], np.diff(end[rows]) > np.timedelta64(0, "ns"))))
     note = f"Bars of {every}, stamped by their close."
     return dataclasses.replace(
         bars,

@@ -195,7 +195,7 @@ class TimeReader:
         none = np.array(["NaT"], "datetime64[ns]")
         dates = np.concatenate((iso.to_numpy("datetime64[ns]"), none))
         if faults:
-            dates[:] = np.datetime64("NaT")
+            dates[:] = np.datetime64("NaT", "ns")
         for part in self._parts:
             utc = dates[part.code] + (part.clock - np.datetime64(0, "ns"))
             self._settle(utc, part.aware, lambda row, part=part: self._text(part, row))

@@ -232,7 +232,7 @@ class GymVectorEnv(VectorEnv):
         }
         info = {}
         for name, value in values.items():
-            value[~which] = np.datetime64("NaT") if value.dtype.kind == "M" else 0
+            value[~which] = np.array("NaT", value.dtype) if value.dtype.kind == "M" else 0
             info |= {name: value, f"_{name}": which.copy()}
         return info
 

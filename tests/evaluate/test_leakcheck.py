@@ -482,7 +482,7 @@ def test_shorter_and_longer_bars_agree_where_they_should():
             getattr(longer(rng, bars, 9), name)[:160], getattr(bars, name)
         )
     more = longer(rng, bars, 9)
-    assert len(more) == 169 and (np.diff(more.time) > np.timedelta64(0)).all()
+    assert len(more) == 169 and (np.diff(more.time) > np.timedelta64(0, "ns")).all()
 
 
 def test_cases_reach_both_ends_every_column_and_every_asset():
