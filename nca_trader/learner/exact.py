@@ -132,9 +132,12 @@ def enumerate_segments(
     config, spec, rules = env.config, env.spec, env.rules
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
     legs = take_legs(config, market, rows, span.drop)
-    legs = Legs(**{name: _alone(name, leg) for name, leg in legs._asdict().items()})
+    years = legs.years
+    if years is not None:  # the one leg without an axis of assets
+        years = jnp.broadcast_to(years[..., None], legs.present.shape)
+    legs = jax.tree.map(lambda leg: leg[..., None], legs._replace(years=None))
+    legs = legs._replace(years=years)
     now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in (_BUT_LAST, _BUT_FIRST))
-    over_assets = Legs(**{name: _axis(name, leg) for name, leg in legs._asdict().items()})
     begun = jax.vmap(open_account)(jnp.asarray(spec.targets, jnp.float32)[:, None])
     shape = (len(span.index), length, spec.num_assets)
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
@@ -149,28 +152,19 @@ def enumerate_segments(
         return transition(config, spec, rules, episode, action[None], now, following)[1]
 
     if not spec.constant_size:
-        each = jax.vmap(jax.vmap(held, (0, None)), (0, over_assets))
-        later = jax.vmap(jax.vmap(each))(accounts, now)
+        each = jax.vmap(jax.vmap(jax.vmap(jax.vmap(held, (0, None)))))
+        later = each(accounts, now)
         accounts = jax.tree.map(
             lambda first, a: jnp.concatenate([first[:, :1], a[:, 1:]], axis=1), accounts, later
         )
     see = jax.vmap(jax.vmap(jax.vmap(jax.vmap(lambda a: account_features(spec, a)))))
     each = jax.vmap(jax.vmap(earned, (None, None, None, 0)), (0, None, None, None))
-    each = jax.vmap(each, (0, over_assets, over_assets, None))
-    each = jax.vmap(jax.vmap(each, (0, 0, 0, None)), (0, 0, 0, None))
+    for _ in shape:
+        each = jax.vmap(each, (0, 0, 0, None))
     return see(accounts), each(accounts, now, following, jnp.arange(spec.num_actions))
 
 
 _BUT_LAST, _BUT_FIRST = slice(None, -1), slice(1, None)
-
-
-def _alone(name: str, leg: Array | None) -> Array | None:
-    """A leg `[S, T, A]` as legs `[S, T, A, 1]` of accounts of one asset; `years` has no assets."""
-    return leg if leg is None or name == "years" else leg[..., None]
-
-
-def _axis(name: str, leg: Array | None) -> int | None:
-    return None if leg is None or name == "years" else 0
 
 
 def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Array:

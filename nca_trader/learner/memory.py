@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from nca_trader.errors import ConfigError
@@ -61,7 +62,7 @@ def fitting(build: Callable[[int], Any], counts: Iterable[int], limit: float | N
     chosen: list[Any] = []
 
     def step(*args: Any) -> Any:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return build(remaining[0])(*args)  # someone else compiles: they ask what it needs
         while True:
             if not chosen:

@@ -62,7 +62,7 @@ def ppo_loss(
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     policy_loss = -over_actions(jnp.minimum(ratio * old.advantage, clipped * old.advantage))
     value_loss = jnp.zeros_like(policy_loss)
-    if old.value_target is not None:
+    if value is not None and old.value is not None and old.value_target is not None:
         near = old.value + jnp.clip(value - old.value, -eps, eps)
         error = jnp.maximum((value - old.value_target) ** 2, (near - old.value_target) ** 2)
         value_loss = 0.5 * over_states(error)

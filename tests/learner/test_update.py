@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
+from ledger import random_bars
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.learner import update
@@ -230,3 +232,22 @@ def test_every_estimator_is_the_same_run_on_any_devices_and_in_any_pieces(stage,
     assert np.isfinite(list(row.values())).all() and row["grad_norm"] > 1e-3
     assert row["value_loss"] == 0.0 and row["kl_stopped"] == 0
     assert row["lr"] == pytest.approx(1e-2)  # after the warm-up of two steps
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_an_iteration_is_the_same_without_a_compiler():
+    """What XLA fuses and reorders changes nothing but the last digits; nothing falls back."""
+    learn = dataclasses.replace(
+        tiny.AGENT.learner, num_segments=1, logical_shards=1, segment_length=2, envs_per_segment=2
+    )
+    agent = dataclasses.replace(tiny.AGENT, learner=learn)
+    env = TradingEnv(random_bars(np.random.default_rng(0), 80, 1), tiny.ENV)
+    learner = make_learner(env, make_policy(agent, env.spec), agent)
+    compiled, metrics = learner.step(learner.init(jax.random.key(0)))
+    state = learner.init(jax.random.key(0))
+    with jax.disable_jit():
+        eager, others = learner.step(state)
+    assert distance(eager.params, compiled.params) < 1e-6
+    for name, value in metrics.items():
+        assert float(others[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
