@@ -316,11 +316,6 @@ class LearnerConfig:
                 ]
             )
 
-    @property
-    def critic(self) -> bool:
-        """Whether values are learnt."""
-        return self.advantages != "group"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:

@@ -6,6 +6,15 @@ import jax.numpy as jnp
 from jax import Array
 
 
+def horizon(decay: float, length: int) -> float:
+    """Over how many of `length` steps independent noise adds up, discounted by `decay` a step.
+
+    `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
+    """
+    left = 1.0 - decay**2
+    return min(1.0 / left, length) if left > 0.0 else float(length)
+
+
 def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:
     """Generalised advantage estimates: `A_{t-1} = delta_t + discount_t lambda_t A_t`.
 

@@ -10,9 +10,12 @@ bar backwards, how often the policy is in each state from the first bar onwards.
     loss = -sum_{t, p} d(t, p) sum_a pi_old(a | t, p) min(rho A, clip(rho) A)        A = Q - V
 
 It is the expectation of the sampled surrogate over actions, so its gradient at rho = 1 is that of
-the expected return. The value after the last bar is the critic's. Accounts are solvent here: ruin
-ends no episode. Source of the all-actions gradient: Sutton et al. 2000, "Policy gradient methods
-for reinforcement learning with function approximation", theorem 1.
+the expected return. V is 0 after the last bar: there is no critic. Source of the all-actions
+gradient: Sutton et al. 2000, "Policy gradient methods for reinforcement learning with function
+approximation", theorem 1.
+
+A critic was tried for the value after the last bar: learning it slowed the policy down, to never
+trading on ou_mid. Accounts are solvent here: ruin ends no episode.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from nca_trader.envs.actions import to_target
 from nca_trader.envs.legs import Legs
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
 from nca_trader.errors import ConfigError
+from nca_trader.learner.advantages import horizon
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.rollout import (
     Draw,
@@ -42,17 +46,15 @@ from nca_trader.learner.rollout import (
     encode_span,
     span_of,
 )
-from nca_trader.learner.sampled import explained_variance
 from nca_trader.mesh import DATA
 from nca_trader.presets import LearnerConfig
 
 
 class Enumeration(NamedTuple):
-    """All that can happen on each segment, and how the policy values it.
+    """All that can happen on each segment, and what the policy does there.
 
     span: of the segments. seen: `[S, L, A, P, 1, 3]` features of an account in each state.
-    occupancy: `[S, L, A, P]`, sums to 1 over P. log_prob, advantage: `[S, L, A, P, n]`. value,
-    value_target: `[S, L, A, P]`.
+    occupancy: `[S, L, A, P]`, sums to 1 over P. log_prob, advantage: `[S, L, A, P, n]`.
     """
 
     span: Span
@@ -60,8 +62,6 @@ class Enumeration(NamedTuple):
     occupancy: Array
     log_prob: Array
     advantage: Array
-    value: Array
-    value_target: Array
 
 
 def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: float) -> Method:
@@ -72,43 +72,49 @@ def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: 
     """
     check_finite(env)
     drop_rate, length = env.config.drop_bars, config.segment_length
+    scale = reward_scale * advantage_scale(config)
 
     def gather(
         params: Params, market: Market, segments: Segments, draw: Draw
     ) -> tuple[Segments, Enumeration, dict[str, Array]]:
         span = span_of(policy, segments, draw)
         seen, reward = enumerate_segments(env, market, span, length, draw.cost_scale)
-        cells = encode_span(policy, params, market, span, length + 1, drop_rate)
-        log_prob, value = read_states(policy, params, cells, seen)
-        log_prob, leads = log_prob[:, :-1], leads_to(env)
+        cells = encode_span(policy, params, market, span, length, drop_rate)
+        log_prob, leads = read_states(policy, params, cells, seen), leads_to(env)
         pi = jnp.exp(log_prob)
-        q = action_values(reward_scale * reward, pi, leads, config.discount, value[:, -1])
-        target, value = (pi * q).sum(-1), value[:, :-1]
+        q = action_values(reward, pi, leads, config.discount)
+        advantage = scale * (q - (pi * q).sum(-1, keepdims=True))
         occupancy, last = occupancies(start_of(env, segments.episode), pi, leads)
-        advantage = normalised(q - target[..., None], occupancy[..., None] * pi)
-        batch = Enumeration(span, seen[:, :-1], occupancy, log_prob, advantage, value, target)
-        metrics = expected_metrics(batch, reward, leads)
+        batch = Enumeration(span, seen, occupancy, log_prob, advantage)
         episode = reopened(env, segments.episode, last, draw.keys)
-        return advanced(segments, length, episode), batch, metrics
+        return advanced(segments, length, episode), batch, expected_metrics(batch, reward, leads)
 
     def lose(params: Params, market: Market, items: Enumeration) -> Loss:
         cells = encode_span(policy, params, market, items.span, length, drop_rate)
-        log_prob, value = read_states(policy, params, cells, items.seen)
-        # Sums over assets, as the entropy and the log-probability of a joint action are.
-        entropy = -log_prob.shape[2] * (jnp.exp(log_prob) * log_prob).sum(-1)
+        log_prob = read_states(policy, params, cells, items.seen)
         weight = items.occupancy[..., None] * jnp.exp(items.log_prob)
-        old = Old(items.log_prob, items.advantage, items.value, items.value_target)
+        # Sums over assets, as the log-probability and the entropy of a joint action are.
         return ppo_loss(
             config,
-            old,
+            Old(items.log_prob, items.advantage),
             log_prob,
-            entropy,
-            value,
+            entropy=-(jnp.exp(log_prob) * log_prob).sum(-1),
             over_actions=lambda x: (weight * x).sum((2, 3, 4)).mean(),
-            over_states=lambda x: (items.occupancy * x).sum(3).mean(),
+            over_states=lambda x: (items.occupancy * x).sum((2, 3)).mean(),
         )
 
     return Method(gather, lose)
+
+
+def advantage_scale(config: LearnerConfig) -> float:
+    """What generalised advantages would be multiplied by in a market of noise alone.
+
+    So a bonus for entropy weighs the same in both. The deviation of exact advantages themselves
+    is no measure: it falls as the policy gets good, and what is divided by it drowns the bonus,
+    which freezes the policy early.
+    """
+    noise = horizon(config.discount * config.gae_lambda, config.segment_length)
+    return (horizon(config.discount, config.segment_length) / noise) ** 0.5
 
 
 def enumerate_segments(
@@ -120,16 +126,16 @@ def enumerate_segments(
     of the positions; later ones have drifted since they were ordered, where positions do.
 
     Returns:
-      Account features `[S, L + 1, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`, times A: so that
-      their mean over assets is the account's.
+      Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`.
     """
     config, spec, rules = env.config, env.spec, env.rules
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
     legs = take_legs(config, market, rows, span.drop)
     legs = Legs(**{name: _alone(name, leg) for name, leg in legs._asdict().items()})
+    now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in (_BUT_LAST, _BUT_FIRST))
     over_assets = Legs(**{name: _axis(name, leg) for name, leg in legs._asdict().items()})
     begun = jax.vmap(open_account)(jnp.asarray(spec.targets, jnp.float32)[:, None])
-    shape = (len(span.index), length + 1, spec.num_assets)
+    shape = (len(span.index), length, spec.num_assets)
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
 
     def held(account: Account, legs: Legs) -> Account:
@@ -143,7 +149,7 @@ def enumerate_segments(
 
     if not spec.constant_size:
         each = jax.vmap(jax.vmap(held, (0, None)), (0, over_assets))
-        later = jax.vmap(jax.vmap(each))(accounts, legs)
+        later = jax.vmap(jax.vmap(each))(accounts, now)
         accounts = jax.tree.map(
             lambda first, a: jnp.concatenate([first[:, :1], a[:, 1:]], axis=1), accounts, later
         )
@@ -151,10 +157,7 @@ def enumerate_segments(
     each = jax.vmap(jax.vmap(earned, (None, None, None, 0)), (0, None, None, None))
     each = jax.vmap(each, (0, over_assets, over_assets, None))
     each = jax.vmap(jax.vmap(each, (0, 0, 0, None)), (0, 0, 0, None))
-    now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in (_BUT_LAST, _BUT_FIRST))
-    before = jax.tree.map(lambda a: a[:, :-1], accounts)
-    reward = each(before, now, following, jnp.arange(spec.num_actions))
-    return see(accounts), spec.num_assets * reward
+    return see(accounts), each(accounts, now, following, jnp.arange(spec.num_actions))
 
 
 _BUT_LAST, _BUT_FIRST = slice(None, -1), slice(1, None)
@@ -169,14 +172,14 @@ def _axis(name: str, leg: Array | None) -> int | None:
     return None if leg is None or name == "years" else 0
 
 
-def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> tuple[Array, Array]:
-    """Log-probabilities `[S, T, A, P, n]` and values `[S, T, A, P]` of each asset's every state.
+def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Array:
+    """Log-probabilities `[S, L, A, P, n]` of each asset's actions in its every state.
 
     Args:
-      cells: `[S, T, A, C]`. seen: `[S, T, A, P, 1, 3]`.
+      cells: `[S, L, A, C]`. seen: `[S, L, A, P, 1, 3]`.
     """
-    logits, value = policy.act(params, cells[:, :, :, None, None], seen)
-    return jax.nn.log_softmax(logits[..., 0, :].astype(jnp.float32)), value
+    logits, _ = policy.act(params, cells[:, :, :, None, None], seen)
+    return jax.nn.log_softmax(logits[..., 0, :].astype(jnp.float32))
 
 
 def leads_to(env: TradingEnv) -> Array:
@@ -189,11 +192,11 @@ def leads_to(env: TradingEnv) -> Array:
     return (ordered == positions[None, None]).astype(jnp.float32)
 
 
-def action_values(reward: Array, pi: Array, leads: Array, discount: float, last: Array) -> Array:
+def action_values(reward: Array, pi: Array, leads: Array, discount: float) -> Array:
     """`Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
 
     Args:
-      reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`. last: `[S, A, P]` value after the last.
+      reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
     """
 
     def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -202,7 +205,8 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float, last:
         return (pi_t * q).sum(-1), q
 
     xs = (jnp.moveaxis(reward, 1, 0), jnp.moveaxis(pi, 1, 0))
-    return jnp.moveaxis(jax.lax.scan(backward, last, xs, reverse=True)[1], 0, 1)
+    nothing = jnp.zeros_like(reward[:, 0, ..., 0])
+    return jnp.moveaxis(jax.lax.scan(backward, nothing, xs, reverse=True)[1], 0, 1)
 
 
 def occupancies(start: Array, pi: Array, leads: Array) -> tuple[Array, Array]:
@@ -238,33 +242,20 @@ def reopened(env: TradingEnv, episode: Episode, last: Array, keys: Array) -> Epi
     return episode._replace(account=jax.vmap(jax.vmap(open_account))(weight))
 
 
-def normalised(advantage: Array, weight: Array) -> Array:
-    """Advantages `[S, L, A, P, n]` of the account, over their deviation on all devices.
-
-    Assets decide independently, and each action's mean under the policy is 0, so the variance of
-    an account's advantage is the sum of its assets'.
-
-    Args:
-      advantage: of A times an asset's share of the reward. weight: probability of state and action.
-    """
-    share = advantage / advantage.shape[2]
-    variance = jax.lax.pmean((weight * share**2).sum((2, 3, 4)).mean(), DATA)
-    return share / (jnp.sqrt(variance) + 1e-8)
-
-
 def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[str, Array]:
-    """Expected reward a step, how often a position changes, and what the values explain."""
+    """Expected reward a step of the account, and how often an asset's position changes."""
     pi = jnp.exp(batch.log_prob)
     elsewhere = 1.0 - jnp.einsum("pap->pa", leads)
     changes = jnp.einsum("slipa,pa->slip", pi, elsewhere)
 
-    def mean(x: Array) -> Array:
-        return (batch.occupancy * x).sum(-1).mean()
+    def each_asset(x: Array) -> Array:
+        return (batch.occupancy * x).sum(-1).mean((0, 1))
 
-    metrics = {"reward": mean((pi * reward).sum(-1)), "action_changes": mean(changes)}
-    metrics = jax.lax.pmean(metrics, DATA)
-    metrics["explained_variance"] = explained_variance(batch.value, batch.value_target, mean)
-    return metrics
+    metrics = {
+        "reward": each_asset((pi * reward).sum(-1)).sum(),
+        "action_changes": each_asset(changes).mean(),
+    }
+    return jax.lax.pmean(metrics, DATA)
 
 
 def check_finite(env: TradingEnv) -> None:

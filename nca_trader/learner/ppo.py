@@ -21,16 +21,16 @@ class Loss(NamedTuple):
 
 
 class Old(NamedTuple):
-    """What is held against the policy that acted, of one shape unless a mean says otherwise.
+    """What is known of the policy that acted, of one shape unless a mean says otherwise.
 
     log_prob: of the actions when they were taken. advantage: of them, normalised. value: of the
-    states, as estimated then. value_target: what the values should have been.
+    states, as estimated then. value_target: what the values should have been; None: no critic.
     """
 
     log_prob: Array
     advantage: Array
-    value: Array
-    value_target: Array
+    value: Array | None = None
+    value_target: Array | None = None
 
 
 def ppo_loss(
@@ -38,14 +38,14 @@ def ppo_loss(
     old: Old,
     log_prob: Array,
     entropy: Array,
-    value: Array,
+    value: Array | None = None,
     over_actions: Callable[[Array], Array] = jnp.mean,
     over_states: Callable[[Array], Array] = jnp.mean,
 ) -> Loss:
     """Clipped surrogate, clipped value loss and entropy.
 
     `-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]` with `rho = pi / pi_old`. A gradient at
-    rho = 1 is the policy gradient. Without a critic ("group") the values are not learnt.
+    rho = 1 is the policy gradient. Where there are no targets, no values are learnt.
     Source: Schulman et al. 2017, "Proximal policy optimization algorithms", equations 7 and 9;
     the KL estimate is `E[rho - 1 - log rho]`, Schulman 2020, "Approximating KL divergence".
 
@@ -61,7 +61,7 @@ def ppo_loss(
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     policy_loss = -over_actions(jnp.minimum(ratio * old.advantage, clipped * old.advantage))
     value_loss = jnp.zeros_like(policy_loss)
-    if config.critic:
+    if old.value_target is not None:
         near = old.value + jnp.clip(value - old.value, -eps, eps)
         error = jnp.maximum((value - old.value_target) ** 2, (near - old.value_target) ** 2)
         value_loss = 0.5 * over_states(error)

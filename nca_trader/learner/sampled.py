@@ -26,10 +26,10 @@ def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale
 
     def gather(
         params: Params, market: Market, segments: Segments, draw: Draw
-    ) -> tuple[Segments, tuple[Rollout, Array, Array], dict[str, Array]]:
+    ) -> tuple[Segments, tuple[Rollout, Array, Array | None], dict[str, Array]]:
         segments, rollout = collect(env, policy, config, params, market, segments, draw)
         advantage, value_target = estimate(config, rollout, reward_scale)
-        metrics = rollout_metrics(config, rollout, value_target)
+        metrics = rollout_metrics(rollout, value_target)
         # The bootstrap is not learnt from: dropped here, it need not be gathered.
         rollout = rollout._replace(bootstrap=rollout.span.index)
         return segments, (rollout, advantage, value_target), metrics
@@ -38,8 +38,10 @@ def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale
     return Method(gather, lambda params, market, items: lose(params, market, *items))
 
 
-def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tuple[Array, Array]:
-    """Advantages `[S, L, E]`, and the values' targets.
+def estimate(
+    config: LearnerConfig, rollout: Rollout, reward_scale: float
+) -> tuple[Array, Array | None]:
+    """Advantages `[S, L, E]`, and the values' targets; None where there is no critic.
 
     Those of "gae" are normalised over all devices, those of "group" within their segment. Before,
     the mean over the accounts that share a bar is taken from each: what the bars did to all of
@@ -49,7 +51,7 @@ def estimate(config: LearnerConfig, rollout: Rollout, reward_scale: float) -> tu
     """
     reward = reward_scale * rollout.reward
     if config.advantages == "group":
-        return jax.vmap(group_advantages)(reward, rollout.discount), rollout.value
+        return jax.vmap(group_advantages)(reward, rollout.discount), None
     next_value = jnp.concatenate([rollout.value[:, 1:], rollout.bootstrap[:, None]], axis=1)
     mixing = jnp.full_like(rollout.reward, config.gae_lambda)
     over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
@@ -70,13 +72,13 @@ def rollout_loss(
     market: Market,
     rollout: Rollout,
     advantage: Array,
-    value_target: Array,
+    value_target: Array | None,
 ) -> Loss:
     """The loss over whole segments, encoded anew.
 
     Args:
       drop_rate: chance that a bar is dropped, as in `EnvConfig.drop_bars`. rollout: of M
-        segments. advantage: `[M, L, E]`, normalised. value_target: `[M, L, E]`.
+        segments. advantage: `[M, L, E]`, normalised. value_target: `[M, L, E]`, or None.
     """
     length = config.segment_length
     cells = encode_span(policy, params, market, rollout.span, length, drop_rate)
@@ -87,25 +89,23 @@ def rollout_loss(
     return ppo_loss(config, old, log_prob, entropy, value)
 
 
-def rollout_metrics(
-    config: LearnerConfig, rollout: Rollout, value_target: Array
-) -> dict[str, Array]:
+def rollout_metrics(rollout: Rollout, value_target: Array | None) -> dict[str, Array]:
     """What the rollout itself says: reward a step, trading, and how much the values explain."""
     changed = (rollout.action[:, 1:] != rollout.action[:, :-1]).mean()
     metrics = {
         "reward": jax.lax.pmean(rollout.reward.mean(), DATA),
         "action_changes": jax.lax.pmean(changed, DATA),
     }
-    if config.critic:
-        metrics["explained_variance"] = explained_variance(rollout.value, value_target, jnp.mean)
+    if value_target is not None:
+        metrics["explained_variance"] = explained_variance(rollout.value, value_target)
     return metrics
 
 
-def explained_variance(value: Array, target: Array, mean) -> Array:
-    """`[]` `1 - var(target - value) / var(target)` over all devices; `mean` is over a device's."""
+def explained_variance(value: Array, target: Array) -> Array:
+    """`[]` `1 - var(target - value) / var(target)` over all devices."""
     error = target - value
-    center, center_error = jax.lax.pmean((mean(target), mean(error)), DATA)
+    center, center_error = jax.lax.pmean((target.mean(), error.mean()), DATA)
     spread, missed = jax.lax.pmean(
-        (mean((target - center) ** 2), mean((error - center_error) ** 2)), DATA
+        (((target - center) ** 2).mean(), ((error - center_error) ** 2).mean()), DATA
     )
     return 1.0 - missed / jnp.maximum(spread, 1e-12)

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
+from nca_trader.learner.advantages import horizon
 from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
@@ -165,9 +166,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> float:
         spread = 1.0
     if spread == 0.0:
         return 1.0  # prices that never move: costs are all there is
-    left = 1.0 - config.discount**2
-    horizon = min(1.0 / left, config.segment_length) if left > 0.0 else config.segment_length
-    return 1.0 / (spread * horizon**0.5)
+    return 1.0 / (spread * horizon(config.discount, config.segment_length) ** 0.5)
 
 
 def _iterate(

@@ -73,6 +73,11 @@ class Stage:
         return make_policy(self.agent, self.env.spec)
 
     @functools.cached_property
+    def pnl(self):
+        """The same bars, where positions have constant size."""
+        return TradingEnv(self.env.bars, dataclasses.replace(self.env.config, reward="pnl"))
+
+    @functools.cached_property
     def params(self):
         """No parameter zero: an untrained rule would hide a fault of the lattice."""
         rng = np.random.default_rng(0)
@@ -84,9 +89,14 @@ class Stage:
     @functools.cache  # noqa: B019  (lives as long as the tests)
     def learner(self, devices):
         """A learner on so many devices, whose optimiser records gradients."""
+        return self.recorded(self.env, self.agent, devices)
+
+    def recorded(self, env, agent, devices):
+        """A learner in another environment, or of another agent, that records gradients too."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(update, "make_optimizer", recording_optimizer)
-            return update.make_learner(self.env, self.policy, self.agent, make_mesh(devices))
+            policy = make_policy(agent, env.spec)
+            return update.make_learner(env, policy, agent, make_mesh(devices))
 
     @functools.cached_property
     def begin(self):

@@ -11,10 +11,11 @@ import pytest
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.learner import update
+from nca_trader.presets import CurriculumConfig
 
 METRICS = {
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
-    "explained_variance", "grad_norm", "skipped",
+    "explained_variance", "grad_norm", "skipped", "kl_stopped", "lr", "micro_batches",
 }  # fmt: skip
 
 
@@ -195,3 +196,37 @@ def test_steps_of_an_update_are_those_of_all_accounts(stage):
     two = dataclasses.replace(stage.agent, num_seeds=2)
     policy = make_policy(two, stage.env.spec)
     assert make_learner(stage.env, policy, two).steps_per_update == 2 * 16 * 8 * 2
+
+
+@functools.cache
+def run_estimator(stage, name, devices, micro_batches):
+    """The first update with another estimator of advantages, on the stage's bars."""
+    learn = dataclasses.replace(
+        stage.agent.learner,
+        advantages=name,
+        micro_batches=micro_batches,
+        num_epochs=1,
+        max_kl=0.05,
+    )
+    easier = CurriculumConfig(costs_from=0.5)
+    agent = dataclasses.replace(stage.agent, learner=learn, curriculum=easier)
+    learner = stage.recorded(stage.pnl if name == "exact" else stage.env, agent, devices)
+    state, metrics = learner.step(learner.init(jax.random.key(0)))
+    state = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
+    return state, {key: float(value) for key, value in metrics.items()}
+
+
+@pytest.mark.parametrize("name", ["group", "exact"])
+def test_every_estimator_is_the_same_run_on_any_devices_and_in_any_pieces(stage, name):
+    one, row = run_estimator(stage, name, 1, 4)
+    many, other = run_estimator(stage, name, 8, 1)
+    assert distance(many.opt_state.inner.gradients, one.opt_state.inner.gradients) < 1e-6
+    assert distance(many.params, one.params) < 1e-6
+    np.testing.assert_array_equal(
+        many.segments.episode.account.ordered, one.segments.episode.account.ordered
+    )
+    assert (row.pop("micro_batches"), other.pop("micro_batches")) == (4, 1)
+    assert row == pytest.approx(other, rel=1e-4, abs=2e-6)
+    assert np.isfinite(list(row.values())).all() and row["grad_norm"] > 1e-3
+    assert row["value_loss"] == 0.0 and row["kl_stopped"] == 0
+    assert row["lr"] == pytest.approx(1e-2)  # after the warm-up of two steps

@@ -1,0 +1,301 @@
+"""Exact advantages against every sequence of actions in numpy, samples, and the true gradient."""
+
+import dataclasses
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT, ENV
+
+from nca_trader import ConfigError, Costs, TradingEnv, make_policy
+from nca_trader.agents.heads import account_features
+from nca_trader.envs.trading import EnvState, Episode
+from nca_trader.learner import rollout
+from nca_trader.learner.exact import enumerate_segments, exact, read_states, reopened
+from nca_trader.learner.sampled import rollout_loss
+
+SEGMENTS, LENGTH, COST, SCALE = 2, 4, 0.02, 30.0
+# What advantages are multiplied by: noise that adds up over so many steps, at gamma and at
+# gamma lambda, but over no more than a segment has.
+UNIT = SCALE * (min(1 / (1 - 0.9**2), 4) / min(1 / (1 - 0.855**2), 4)) ** 0.5
+PNL = dataclasses.replace(
+    ENV, reward="pnl", episode_bars=None, costs=Costs(commission=0.012, slippage=0.008)
+)
+LEARNER = dataclasses.replace(
+    AGENT.learner,
+    num_segments=SEGMENTS,
+    segment_length=LENGTH,
+    envs_per_segment=2,
+    logical_shards=1,
+    num_minibatches=1,
+    advantages="exact",
+    discount=0.9,
+)
+
+
+def random_params(policy):
+    """No parameter zero: an untrained rule would hide a fault of the lattice."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    return jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), "f4"), shapes)
+
+
+def parts(config, assets, learner=LEARNER, missing=0.0):
+    """An environment, a policy with random parameters, and segments at rows 40 and 57."""
+    bars = random_bars(np.random.default_rng(1), 80, assets, missing=missing)
+    env = TradingEnv(bars, config)
+    policy = make_policy(AGENT, env.spec)
+    params = random_params(policy)
+    keys = jax.random.split(jax.random.key(0), (SEGMENTS, learner.envs_per_segment))
+    index = jnp.array([40, 57], jnp.int32)
+    left = jnp.full(SEGMENTS, LENGTH, jnp.int32)
+    segments = rollout.Segments(index, left, None, jax.jit(jax.vmap(jax.vmap(env.begin)))(keys))
+    draw = rollout.Draw(jax.random.split(jax.random.key(1), SEGMENTS), segments.episode)
+    return types.SimpleNamespace(**locals())
+
+
+def on_one_device(function):
+    """`function`, compiled, where the data axis has one device."""
+    mapped = jax.vmap(lambda args: function(*args), axis_name="data")
+
+    def call(*args):
+        out = mapped(jax.tree.map(lambda a: a[None], args))
+        return jax.tree.map(lambda a: a[0], out)
+
+    return jax.jit(call)
+
+
+def gathered(part, learner=LEARNER):
+    method = exact(part.env, part.policy, learner, SCALE)
+    run = on_one_device(lambda *args: method.gather(args[0], part.env.market, *args[1:]))
+    return method, run(part.params, part.segments, part.draw)
+
+
+def states(part):
+    """Log-probabilities and rewards `[S, L, A, P, n]` of all states."""
+    span = rollout.Span(part.segments.index, None)
+    seen, reward = enumerate_segments(part.env, part.env.market, span, LENGTH, None)
+    cells = rollout.encode_span(part.policy, part.params, part.env.market, span, LENGTH, 0.0)
+    return read_states(part.policy, part.params, cells, seen), reward
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two assets, some bars missing, actions that move the position a step."""
+    part = parts(dataclasses.replace(PNL, actions="orders"), 2, missing=0.1)
+    part.method, (part.after, part.batch, part.metrics) = gathered(part)
+    part.log_prob, part.reward = jax.jit(lambda: states(part))()
+    return part
+
+
+@pytest.fixture(scope="module")
+def one():
+    """One asset that can be short, flat or long."""
+    return parts(PNL, 1)
+
+
+def leads(env, p, a):
+    """Where action a at position p leads."""
+    last = len(env.spec.targets) - 1
+    return a if env.config.actions == "direction" else min(max(p + a - 1, 0), last)
+
+
+def pay(part, s, t, asset, p, a):
+    """What the step pays, by hand from prices."""
+    env, row = part.env, int(part.segments.index[s]) + t
+    before, after = (env.spec.targets[q] for q in (p, leads(env, p, a)))
+    close = env.bars.close[:, asset]
+    return after * np.log(close[row + 1] / close[row]) - COST * abs(after - before)
+
+
+def test_rewards_are_those_of_the_prices(two):
+    for s, t, i, p, a in np.ndindex(two.reward.shape):
+        np.testing.assert_allclose(
+            two.reward[s, t, i, p, a], pay(two, s, t, i, p, a), rtol=1e-3, atol=1e-6
+        )
+
+
+def test_values_and_occupancies_equal_a_sum_over_all_sequences_of_actions(two):
+    pi = np.exp(np.asarray(two.log_prob, np.float64))
+    start = np.asarray(two.segments.episode.account.ordered)
+    positions = np.asarray(two.env.spec.targets, np.float32)
+    for s, i in itertools.product(range(SEGMENTS), range(2)):
+        at_first = [np.argmin(abs(positions - x)) for x in start[s, :, i]]
+        occupancy = np.zeros((LENGTH, 3))
+        for first in at_first:
+            for actions in itertools.product(range(3), repeat=LENGTH):
+                p, chance = first, 1 / len(at_first)
+                for t, a in enumerate(actions):
+                    occupancy[t, p] += chance * 3.0 ** (t - LENGTH + 1) / 3  # later ones repeat it
+                    chance *= pi[s, t, i, p, a]
+                    p = leads(two.env, p, a)
+        np.testing.assert_allclose(two.batch.occupancy[s, :, i], occupancy, rtol=1e-4, atol=1e-6)
+        for t, p in itertools.product(range(LENGTH), range(3)):
+            worth_of = np.zeros(3)  # of each first action, whatever follows
+            for actions in itertools.product(range(3), repeat=LENGTH - t):
+                here, chance, worth = p, 1.0, 0.0
+                for k, a in enumerate(actions):
+                    chance *= pi[s, t + k, i, here, a] if k else 1.0
+                    worth += 0.9**k * pay(two, s, t + k, i, here, a)
+                    here = leads(two.env, here, a)
+                worth_of[actions[0]] += chance * worth
+            mean = pi[s, t, i, p] @ worth_of
+            np.testing.assert_allclose(
+                two.batch.advantage[s, t, i, p], UNIT * (worth_of - mean), rtol=2e-3, atol=2e-4
+            )
+
+
+def test_expected_loss_is_the_mean_of_sampled_ones(one):
+    """The environment's own accounts visit states and take actions as the recursion says."""
+    many = dataclasses.replace(LEARNER, envs_per_segment=4000)
+    part = parts(PNL, 1, many)
+    _, sampled = jax.jit(
+        lambda draw: rollout.collect(
+            part.env, part.policy, many, part.params, part.env.market, part.segments, draw
+        )
+    )(part.draw)
+    method, (_, batch, metrics) = gathered(part, many)
+    rng = np.random.default_rng(5)
+    moved = jax.tree.map(lambda p: p + 0.15 * rng.normal(size=p.shape).astype("f4"), part.params)
+    expected = jax.jit(method.lose)(moved, part.env.market, batch)
+    assert 0.05 < expected.clip_fraction < 0.95
+    # The sampled loss, account by account, with the exact advantage of its state and action.
+    position = np.abs(
+        np.asarray(sampled.seen)[..., 0, 1, None] - np.array([-1.0, 0.0, 1.0])
+    ).argmin(-1)
+    s, t, _ = np.indices(position.shape)
+    action = np.asarray(sampled.action)[..., 0]
+    advantage = np.asarray(batch.advantage)[s, t, 0, position, action]
+
+    @jax.jit
+    def each(rollout_, advantage):
+        def of_account(seen, action, log_prob, value, advantage):
+            alone = rollout_._replace(
+                seen=seen[:, :, None], action=action[:, :, None], log_prob=log_prob[:, :, None],
+                value=value[:, :, None],
+            )  # fmt: skip
+            args = (part.env.market, alone, advantage[:, :, None], None)
+            return rollout_loss(part.policy, many, 0.0, moved, *args)
+
+        fields = (rollout_.seen, rollout_.action, rollout_.log_prob, rollout_.value)
+        return jax.vmap(of_account, in_axes=2)(*fields, advantage)
+
+    losses = each(sampled, advantage)
+    for name, values in losses._asdict().items():
+        values = np.asarray(values, np.float64)
+        error = values.std() / np.sqrt(len(values))
+        assert abs(values.mean() - float(getattr(expected, name))) <= 4 * error, name
+    rewards = np.asarray(sampled.reward, np.float64).mean((0, 1))
+    error = rewards.std() / np.sqrt(len(rewards))
+    assert abs(rewards.mean() - float(metrics["reward"])) < 4 * error
+    # And an action's advantage is what accounts earned more from there on, on the mean.
+    to_go = np.zeros(many.envs_per_segment)
+    for back in reversed(range(LENGTH)):
+        to_go = UNIT * np.asarray(sampled.reward, np.float64)[0, back] + 0.9 * to_go
+        for p in range(3):
+            here = position[0, back] == p
+            took = [to_go[here & (action[0, back] == a)] for a in range(3)]
+            error = np.hypot(*(x.std() / np.sqrt(len(x)) for x in (took[2], took[0])))
+            exact_gap = batch.advantage[0, back, 0, p, 2] - batch.advantage[0, back, 0, p, 0]
+            assert abs(took[2].mean() - took[0].mean() - float(exact_gap)) < 4 * error + 1e-4
+
+
+def test_the_gradient_is_that_of_the_expected_return(one):
+    undiscounted = dataclasses.replace(LEARNER, discount=1.0, value_coef=0.0, entropy_coef=0.0)
+    method, (_, batch, _) = gathered(one, undiscounted)
+    got = jax.jit(jax.grad(lambda p: method.lose(p, one.env.market, batch).loss))(one.params)
+    actions = np.array(list(itertools.product(range(3), repeat=LENGTH)))  # [81, L]
+    before = [np.hstack([np.full((81, 1), p), actions[:, :-1]]) for p in range(3)]
+    at = (np.arange(LENGTH)[None], 0, np.stack(before), actions[None])  # [3, 81, L]
+
+    def expected_return(params):
+        log_prob, reward = states(types.SimpleNamespace(**vars(one) | {"params": params}))
+        total = 0.0
+        for s in range(SEGMENTS):
+            chance = jnp.exp(log_prob[s][at].sum(-1)) * batch.occupancy[s, 0, 0][:, None]
+            worth = reward[s][at].sum(-1)
+            total += (chance * worth).sum()
+        return total
+
+    want = jax.jit(jax.grad(expected_return))(one.params)
+    got, want = (
+        np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree["head"])]).astype("f8")
+        for tree in (got, want)
+    )
+    unit = -SCALE * (4 / min(1 / (1 - 0.95**2), 4)) ** 0.5 / (SEGMENTS * LENGTH)
+    np.testing.assert_allclose(got, unit * want, atol=2e-4 * np.abs(got).max())
+
+
+def test_rebalancing_without_costs_is_finite_too():
+    config = dataclasses.replace(
+        ENV, order="rebalance", costs=Costs(), episode_bars=None, reward="log_return"
+    )
+    part = parts(config, 1)
+    seen, reward = jax.jit(
+        lambda: enumerate_segments(
+            part.env, part.env.market, rollout.Span(part.segments.index, None), LENGTH, None
+        )
+    )()
+    step = jax.jit(part.env.step)
+    rng = np.random.default_rng(2)
+    for s in range(SEGMENTS):
+        account = jax.tree.map(lambda a, s=s: a[s, 0], part.segments.episode.account)
+        p = int(np.argmin(abs(np.array(part.env.spec.targets) - float(account.ordered[0]))))
+        row = part.segments.index[s]
+        for t in range(LENGTH):
+            np.testing.assert_allclose(
+                seen[s, t, 0, p], account_features(part.env.spec, account), rtol=1e-5, atol=1e-6
+            )
+            a = int(rng.integers(3))
+            state = EnvState(jax.random.key(0), row + t, None, Episode(account), jnp.asarray(10**6))
+            _, timestep = step(state, jnp.array([a]))
+            np.testing.assert_allclose(reward[s, t, 0, p, a], timestep.reward, rtol=1e-4, atol=1e-6)
+            account, p = timestep.observation.account, a
+
+
+def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
+    chances = jnp.array([[[0.2, 0.5, 0.3], [0.0, 0.9, 0.1]]] * SEGMENTS)
+    wide = jax.tree.map(
+        lambda a: jnp.broadcast_to(a[:, :1], (a.shape[0], 4000, *a.shape[2:])),
+        two.segments.episode,
+    )
+    episode = reopened(two.env, wide, chances, two.draw.keys)
+    ordered = np.asarray(episode.account.ordered)
+    np.testing.assert_array_equal(ordered, episode.account.weight)
+    for i, p in itertools.product(range(2), range(3)):
+        share = (ordered[..., i] == np.float32(two.env.spec.targets[p])).mean()
+        assert share == pytest.approx(float(chances[0, i, p]), abs=0.03)
+    np.testing.assert_array_equal(two.after.index, two.segments.index + LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"actions": "weights"}, "actions = 'weights' order any weight"),
+        ({"reward": "drawdown"}, "reward = 'drawdown' remembers the past"),
+        ({"random_costs": (0.5, 2.0)}, "random_costs differ by account"),
+        ({"maintenance_margin": 0.2}, "maintenance_margin closes positions"),
+        ({"delist_after": 3}, "delist_after closes positions"),
+        ({"reward": "log_return"}, "log-returns of several assets do not add up.*on_change"),
+        ({"reward": "log_return", "order": "rebalance"}, "costs.commission, costs.slippage let"),
+        (
+            {"reward": "log_return", "order": "rebalance", "costs": Costs(), "drop_bars": 0.1},
+            "orders do not fill in bars that are missing",
+        ),
+        (
+            {"reward": "log_return", "max_gross": 0.3},
+            "a weight of 0.5 is cut",
+        ),
+    ],
+)
+def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, says):
+    env = TradingEnv(
+        random_bars(np.random.default_rng(1), 80, 2), dataclasses.replace(PNL, **changes)
+    )
+    with pytest.raises(ConfigError, match=says) as error:
+        exact(env, make_policy(AGENT, env.spec), LEARNER, 1.0)
+    assert "\n" not in str(error.value) and "take 'gae'" in str(error.value)
