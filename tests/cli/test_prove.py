@@ -150,7 +150,7 @@ def test_curves_are_written(command, trained, tmp_path, kind):
 @pytest.mark.timeout(300)
 def test_nano_learns_a_market_in_seconds(command):
     """The whole of it once: another draw, an unseen path, the bar of the claim."""
-    said = command("prove", "ou_mid", "--seed=1", "--steps=500000", "--alone", "--json")
+    said = command("prove", "ou_mid", "--seed=1", "--steps=2000000", "--alone", "--json")
     (row,) = said.json["results"]
     assert said.code == 0 and row["passed"] and row["fraction"] > 0.95 and row["error"] < 0.01
 
