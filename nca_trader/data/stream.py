@@ -16,9 +16,9 @@ from nca_trader.data.shards import Shard, Shards
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bars
 
-# Measured, see benchmarks/NOTES.md.
-READERS = 2
-PREFETCH = 4
+# Measured on two cores (benchmarks/NOTES.md): a second reader takes from the computation.
+READERS = 1
+PREFETCH = 2
 
 
 class Piece(NamedTuple):
