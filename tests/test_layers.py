@@ -7,7 +7,7 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "annual", "numerics", "ranges", "toml", "presets"}
+FOUNDATION = {"errors", "types", "annual", "disk", "numerics", "ranges", "toml", "presets"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"runs", "mesh", "learner"}
@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "annual": set(),
     "types": {"errors", "annual"},
     "numerics": {"errors", "types"},
+    "disk": {"errors"},
     "ranges": {"errors"},
     "toml": {"errors", "ranges"},
     "presets": {"errors", "types", "ranges"},

@@ -8,7 +8,9 @@ from nca_trader.data.features import FEATURES, Feature, FeatureSet, feature_set
 from nca_trader.data.holidays import new_york
 from nca_trader.data.resampling import align, resample
 from nca_trader.data.samples import sample_bars
+from nca_trader.data.shards import Shards, open_shards, write_shards
 from nca_trader.data.splits import Span, Splits, split
+from nca_trader.data.stream import stream
 
 __all__ = [
     "EVERY_DAY",
@@ -18,17 +20,21 @@ __all__ = [
     "Feature",
     "FeatureSet",
     "Sessions",
+    "Shards",
     "Span",
     "Splits",
     "align",
     "feature_set",
     "flat_at_close",
     "new_york",
+    "open_shards",
     "read_bars",
     "resample",
     "sample_bars",
     "session_ends",
     "split",
+    "stream",
     "validate",
     "write_bars",
+    "write_shards",
 ]

@@ -22,13 +22,13 @@ import numpy as np
 from jax import Array
 
 from nca_trader.agents.policy import make_policy
+from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, LearnerState, make_learner
 from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
-from nca_trader.runs.files import write_atomically
 from nca_trader.runs.manifest import Run, open_run
 
 Report = Callable[[dict[str, Any]], None]

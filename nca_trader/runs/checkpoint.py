@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from jax import Array
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.runs.files import sha256_of, write_atomically
+from nca_trader.disk import sha256_of, write_atomically
 
 FORMAT = 1
 FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there

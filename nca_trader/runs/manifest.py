@@ -29,7 +29,7 @@ from nca_trader.errors import RunError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.files import sha256_of, write_atomically
+from nca_trader.disk import sha256_of, write_atomically
 from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 

@@ -17,7 +17,7 @@ from nca_trader.learner.train import steps_done, train
 from nca_trader.presets import CheckpointConfig, MeshConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
-from nca_trader.runs.files import write_atomically
+from nca_trader.disk import write_atomically
 from nca_trader.runs.manifest import Run, open_run
 
 
@@ -99,7 +99,9 @@ def test_another_experiment_is_refused_by_what_differs(tiny, tmp_path, name):
 
 def test_more_steps_and_other_checkpoints_are_the_same_experiment(tiny, tmp_path, env):
     mine = tiny.copy(tmp_path / "t")
-    agent = dataclasses.replace(AGENT, checkpoint=CheckpointConfig(every=7, keep=1), mesh=MeshConfig(devices=2))
+    agent = dataclasses.replace(
+        AGENT, checkpoint=CheckpointConfig(every=7, keep=1), mesh=MeshConfig(devices=2)
+    )
     run = train(env, agent, mine.path, steps=300)
     assert steps_done(tiny.run) == 256 and steps_done(run) == 384
     assert run.metrics()[:2] == tiny.run.metrics()

@@ -8,12 +8,16 @@ import pathlib
 from nca_trader.errors import StateError
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes `text` so that a reader, or a crash, never sees half of it."""
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
+    """Writes `content`, a text as UTF-8, so that a reader, or a crash, never sees half of it.
+
+    Raises:
+      StateError: it can't be written; then nothing of it is left.
+    """
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(part, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -1,0 +1,294 @@
+"""Shards: Parquet files of bars under one manifest, for markets larger than memory.
+
+`shards.json` lists, for each shard, its path beside the manifest, rows, SHA-256, the first and
+last time and the symbols. A shard is a market of its own: features begin anew in each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from nca_trader.disk import write_atomically
+from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.types import EXTRAS, PRICES, Bars
+
+FORMAT = 1
+MANIFEST = "shards.json"
+REQUIRED = (*PRICES, "volume", "present")
+AGAIN = "copy it again from where it came, or write the shards anew"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of the manifest, or some of its symbols.
+
+    Attributes:
+      path: relative to the manifest, with "/". rows: N, bars on its time axis.
+      sha256: of the file's bytes, hexadecimal. span: its first and its last time, UTC.
+      symbols: those that are read. stored: all that the file holds, in its order.
+      source, note: as in `Bars`.
+    """
+
+    path: str
+    rows: int
+    sha256: str
+    span: tuple[np.datetime64, np.datetime64]
+    symbols: tuple[str, ...]
+    stored: tuple[str, ...]
+    source: str = ""
+    note: str = ""
+
+
+class Shards(Sequence[Shard]):
+    """The shards of a folder, or a part of them; opened by `open_shards`."""
+
+    def __init__(self, folder: Path, shards: Iterable[Shard], depth: int = 0, verified: Any = None):
+        self.folder, self._shards, self._depth = folder, tuple(shards), depth
+        # Path to size and time of the bytes that had the right SHA-256; parts share it.
+        self._verified: dict[str, tuple[int, int]] = {} if verified is None else verified
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A shard; or, of a slice, the `Shards` that it takes."""
+        if isinstance(index, slice):
+            return Shards(self.folder, self._shards[index], self._depth, self._verified)
+        return self._shards[index]
+
+    def __repr__(self) -> str:
+        return f"Shards({len(self)} shards, {self.rows:,} rows, {self.folder})"
+
+    @property
+    def rows(self) -> int:
+        """The bars of all time axes together."""
+        return sum(shard.rows for shard in self)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Every symbol once, as they first occur."""
+        return tuple(dict.fromkeys(symbol for shard in self for symbol in shard.symbols))
+
+    def part(self, index: int, count: int, by: str = "symbol") -> Shards:
+        """The part `index` of `count`: disjoint, together everything, the same on every host.
+
+        A name's part is its SHA-256 modulo `count`: it depends on no other name and on no order,
+        and sizes are equal only on average. A part of a part is drawn by another hash, so that
+        e.g. each host's shards still fall into training and selection.
+
+        Args:
+          by: "symbol": a symbol's whole series lies in one part, and a shard of several symbols
+            gives each part its own; for training against selection. "file": whole shards, so
+            that one series may be spread over the parts; for hosts that share the work.
+
+        Raises:
+          ConfigError: no such part, or another `by`.
+        """
+        if by not in ("symbol", "file"):
+            raise ConfigError(f"by={by!r}: shards are split by 'symbol' or by 'file'.")
+        if not 0 <= index < count:
+            raise ConfigError(f"part {index} of {count}: give an index from 0 to the count - 1.")
+
+        def here(name: str) -> bool:
+            word = hashlib.sha256(f"{self._depth}:{name}".encode()).digest()
+            return int.from_bytes(word[:8]) % count == index
+
+        def taken(shard: Shard) -> tuple[str, ...]:
+            if by == "file":
+                return shard.symbols if here(shard.path) else ()
+            return tuple(symbol for symbol in shard.symbols if here(symbol))
+
+        chosen = ((shard, taken(shard)) for shard in self)
+        shards = [dataclasses.replace(shard, symbols=own) for shard, own in chosen if own]
+        return Shards(self.folder, shards, self._depth + 1, self._verified)
+
+    def read(self, shard: Shard) -> Bars:
+        """The bars `[rows, A]` of a shard of these; its SHA-256 is checked when first read.
+
+        Raises:
+          BarError: it is missing. StateError: it is not the file that was written.
+        """
+        content = self._content(shard)
+        try:
+            # One thread a shard: several shards are read at once instead.
+            with pyarrow.parquet.ParquetFile(pa.BufferReader(content)) as file:
+                names = set(file.schema_arrow.names) - {"symbol"}
+                table = file.read(sorted(names), use_threads=False)
+            shape = (shard.rows, len(shard.stored))
+            arrays = {name: table[name].to_numpy().reshape(shape) for name in names}
+            time = arrays.pop("time")[:, 0]
+            optional = {name: None for name in EXTRAS}
+            bars = Bars(
+                time=time,
+                symbols=shard.stored,
+                source=shard.source,
+                note=shard.note,
+                **(optional | arrays),
+            )
+        except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
+            what = str(error).partition("\n")[0].rstrip(".")
+            raise StateError(
+                f"{self.folder / shard.path}: is no shard of {shard.rows} rows and "
+                f"{len(shard.stored)} symbols ({what}); {AGAIN}."
+            ) from error
+        return bars if shard.symbols == shard.stored else bars.select(*shard.symbols)
+
+    def verify(self) -> None:
+        """Reads every shard's bytes and compares their SHA-256 with the manifest's.
+
+        Raises:
+          BarError: shards are missing. StateError: shards are changed. A line for each.
+        """
+        faults: list[BarError | StateError] = []
+        for shard in self:
+            self._verified.pop(shard.path, None)
+            try:
+                self._content(shard)
+            except (BarError, StateError) as error:
+                faults.append(error)
+        if faults:
+            raise type(faults[0])("\n".join(map(str, faults)))
+
+    def _content(self, shard: Shard) -> bytes:
+        """The file's bytes: what is parsed is what was compared with the manifest."""
+        path = self.folder / shard.path
+        try:
+            with open(path, "rb") as file:
+                found = path.stat()
+                content = file.read()
+        except OSError as error:
+            raise BarError(
+                f"{path}: a shard of {self.folder / MANIFEST} can't be read ({error.strerror}); "
+                f"{AGAIN}."
+            ) from None
+        state = (found.st_size, found.st_mtime_ns)
+        if self._verified.get(shard.path) != state:
+            if hashlib.sha256(content).hexdigest() != shard.sha256:
+                raise StateError(
+                    f"{path}: not the bytes that were written (another SHA-256 than in "
+                    f"{MANIFEST}); {AGAIN}."
+                )
+            self._verified[shard.path] = state
+        return content
+
+
+def write_shards(bars: Bars | Iterable[Bars], folder: str | Path, *, rows: int = 100_000) -> Shards:
+    """Writes bars as shards of at most `rows` rows, each whole or not there, the manifest last.
+
+    Args:
+      bars: of one series of assets, or several one after the other, of which only one need be in
+        memory: `(read_bars(path) for path in paths)`. For a shard a symbol give
+        `(bars.select(symbol) for symbol in bars.symbols)`.
+      folder: made if it is not there.
+      rows: N of a shard. The last of a series may be shorter, and compiles a program of its own.
+
+    Raises:
+      ConfigError: `rows` is below 1. BarError: there are no bars.
+      StateError: the folder has a manifest already, or can't be written.
+    """
+    folder = Path(folder)
+    if rows < 1:
+        raise ConfigError(f"rows={rows}: give at least one row a shard.")
+    if (folder / MANIFEST).exists():
+        raise StateError(f"{folder / MANIFEST}: is there already; choose another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"{folder}: cannot be made ({error.strerror}); choose another folder."
+        ) from None
+    entries: list[dict[str, Any]] = []
+    for series in [bars] if isinstance(bars, Bars) else bars:
+        for first in range(0, len(series), rows):
+            piece, name = series[first : first + rows], f"{len(entries):06d}.parquet"
+            content = _parquet(piece)
+            write_atomically(folder / name, content)
+            entries.append(
+                {
+                    "path": name,
+                    "rows": len(piece),
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                    "span": [str(piece.time[0]), str(piece.time[-1])],
+                    "symbols": list(piece.symbols),
+                    "source": piece.source,
+                    "note": piece.note,
+                }
+            )
+    if not entries:
+        raise BarError(f"{folder}: there are no bars to write; give at least one.")
+    manifest = {"format": FORMAT, "shards": entries}
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    return open_shards(folder)
+
+
+def open_shards(folder: str | Path) -> Shards:
+    """The shards that a folder's manifest lists; none of them is read yet.
+
+    Raises:
+      BarError: there is no manifest, or one of another format. StateError: it is damaged.
+    """
+    path = Path(folder) / MANIFEST
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        version = read["format"]
+        shards = [_shard(entry) for entry in read["shards"]] if version == FORMAT else []
+    except OSError as error:
+        raise BarError(
+            f"{path}: can't be read ({error.strerror}); give a folder that write_shards wrote."
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{path}: is no manifest of shards ({error!r}); {AGAIN}.") from error
+    if version != FORMAT:
+        raise BarError(
+            f"{path}: has format {version}, this version reads {FORMAT}; write the shards anew."
+        )
+    return Shards(Path(folder), shards)
+
+
+def _shard(entry: dict[str, Any]) -> Shard:
+    symbols = tuple(map(str, entry["symbols"]))
+    path = PurePosixPath(entry["path"])
+    if path.is_absolute() or ".." in path.parts:  # a manifest may be a stranger's
+        raise ValueError(f"{path} lies outside the folder")
+    first, last = entry["span"]
+    return Shard(
+        path=str(path),
+        rows=int(entry["rows"]),
+        sha256=str(entry["sha256"]),
+        span=(np.datetime64(first), np.datetime64(last)),
+        symbols=symbols,
+        stored=symbols,
+        source=str(entry.get("source", "")),
+        note=str(entry.get("note", "")),
+    )
+
+
+def _parquet(bars: Bars) -> bytes:
+    """A bar file, one row an asset and time, that `read_bars` takes as well."""
+    width = bars.num_assets
+    codes = np.tile(np.arange(width, dtype=np.int32), len(bars))
+    columns = {
+        "time": pa.array(bars.time.repeat(width), pa.timestamp("ns", "UTC")),
+        "symbol": pa.DictionaryArray.from_arrays(codes, list(bars.symbols)),
+        **{name: pa.array(getattr(bars, name).ravel()) for name in bars.fields},
+    }
+    file = io.BytesIO()
+    # Prices hardly repeat, so that a dictionary of them costs time and saves nothing.
+    pyarrow.parquet.write_table(
+        pa.table(columns),
+        file,
+        row_group_size=max(len(codes), 1),
+        use_dictionary=["symbol"],
+        column_encoding={"time": "DELTA_BINARY_PACKED"},
+    )
+    return file.getvalue()
