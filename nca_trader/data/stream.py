@@ -74,14 +74,14 @@ def stream(
 
     def load(shard: Shard) -> Piece:
         with jax.enable_x64(x64), jax.default_device(default):
-            with jax.profiler.TraceAnnotation("stream:read"):
+            with jax.profiler.TraceAnnotation("stream_read"):
                 bars = shards.read(shard)
-            with jax.profiler.TraceAnnotation("stream:prepare"):
+            with jax.profiler.TraceAnnotation("stream_prepare"):
                 return Piece(shard, bars, jax.tree.map(_ours, prepare(bars)))
 
     def place(piece: Piece) -> Piece:
         with jax.enable_x64(x64), jax.default_device(default):
-            with jax.profiler.TraceAnnotation("stream:place"):
+            with jax.profiler.TraceAnnotation("stream_place"):
                 return piece._replace(arrays=jax.device_put(piece.arrays, device))
 
     if not prefetch:
