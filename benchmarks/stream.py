@@ -130,13 +130,15 @@ def table(shards, prepare, options, repeats):
 
 def spans(shards, prepare, consume):
     """What each thread did when: events of the chrome trace format of one stream."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # its calls would crowd out the rest
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
+        with jax.profiler.trace(folder, profiler_options=options):
             seconds_of(stream(shards, prepare), consume)
         (path,) = glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
         with gzip.open(path) as file:
-            events = json.load(file)["traceEvents"]
-    ours = [e for e in events if e["name"].startswith("stream:") or e["name"] == "compute"]
+            events = [e for e in json.load(file)["traceEvents"] if "name" in e]
+    ours = [e for e in events if e["name"].startswith("stream_") or e["name"] == "compute"]
     threads = {(e["pid"], e["tid"]) for e in ours}
     return [
         *(e for e in events if e["name"] == "thread_name" and (e["pid"], e["tid"]) in threads),
@@ -146,7 +148,7 @@ def spans(shards, prepare, consume):
 
 def timeline(events, width=72):
     """The spans as text, a line a thread: r reads, p prepares, d puts on the device, C computes."""
-    letters = {"stream:read": "r", "stream:prepare": "p", "stream:place": "d", "compute": "C"}
+    letters = {"stream_read": "r", "stream_prepare": "p", "stream_place": "d", "compute": "C"}
     marked = [e for e in events if e["name"] in letters]
     begin = min(e["ts"] for e in marked)
     scale = width / (max(e["ts"] + e["dur"] for e in marked) - begin)

@@ -20,11 +20,10 @@ import pyarrow.parquet
 
 from nca_trader.disk import write_atomically
 from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.types import EXTRAS, PRICES, Bars
+from nca_trader.types import Bars
 
 FORMAT = 1
 MANIFEST = "shards.json"
-REQUIRED = (*PRICES, "volume", "present")
 AGAIN = "copy it again from where it came, or write the shards anew"
 
 
@@ -125,15 +124,14 @@ class Shards(Sequence[Shard]):
                 names = set(file.schema_arrow.names) - {"symbol"}
                 table = file.read(sorted(names), use_threads=False)
             shape = (shard.rows, len(shard.stored))
-            arrays = {name: table[name].to_numpy().reshape(shape) for name in names}
+            arrays: dict[str, Any] = {name: table[name].to_numpy().reshape(shape) for name in names}
             time = arrays.pop("time")[:, 0]
-            optional = {name: None for name in EXTRAS}
             bars = Bars(
                 time=time,
                 symbols=shard.stored,
                 source=shard.source,
                 note=shard.note,
-                **(optional | arrays),
+                **arrays,
             )
         except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
             what = str(error).partition("\n")[0].rstrip(".")
@@ -288,7 +286,7 @@ def _parquet(bars: Bars) -> bytes:
         pa.table(columns),
         file,
         row_group_size=max(len(codes), 1),
-        use_dictionary=["symbol"],
+        use_dictionary=["symbol"],  # pyright: ignore[reportArgumentType]
         column_encoding={"time": "DELTA_BINARY_PACKED"},
     )
     return file.getvalue()

@@ -69,18 +69,19 @@ def stream(
             f"readers={readers}, prefetch={prefetch}: give at least 1 reader, and 0 or more ahead."
         )
     # These settings of JAX belong to a thread; the consumer's hold in ours as well.
-    x64, default = bool(jax.config.jax_enable_x64), jax.config.jax_default_device
+    settings: Any = jax.config
+    x64, default = settings.jax_enable_x64, settings.jax_default_device
 
     def load(shard: Shard) -> Piece:
         with jax.enable_x64(x64), jax.default_device(default):
-            with jax.profiler.TraceAnnotation("stream:read"):
+            with jax.profiler.TraceAnnotation("stream_read"):
                 bars = shards.read(shard)
-            with jax.profiler.TraceAnnotation("stream:prepare"):
+            with jax.profiler.TraceAnnotation("stream_prepare"):
                 return Piece(shard, bars, jax.tree.map(_ours, prepare(bars)))
 
     def place(piece: Piece) -> Piece:
         with jax.enable_x64(x64), jax.default_device(default):
-            with jax.profiler.TraceAnnotation("stream:place"):
+            with jax.profiler.TraceAnnotation("stream_place"):
                 return piece._replace(arrays=jax.device_put(piece.arrays, device))
 
     if not prefetch:
