@@ -119,6 +119,8 @@ class Proof:
 def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     """The trial of `agent` in the environment called `name`, for `steps` or the agent's own.
 
+    The agent's own are of one asset: a step of A assets teaches as much as A of one.
+
     Raises:
       ConfigError: no such environment, or one whose bars are real.
     """
@@ -128,11 +130,9 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
     kind = _env_of(config, 0)
     config = dataclasses.replace(config, market_bars=TRAINING_CELLS // kind.spec.num_assets)
-    agent = suited(agent, kind)
-    if steps is not None:
-        learner = dataclasses.replace(agent.learner, steps=steps)
-        agent = dataclasses.replace(agent, learner=learner)
-    agent = dataclasses.replace(agent, num_seeds=1)
+    steps = steps or -(-agent.learner.steps // kind.spec.num_assets)
+    learner = dataclasses.replace(suited(agent, kind).learner, steps=steps)
+    agent = dataclasses.replace(agent, learner=learner, num_seeds=1)
     return Trial(market=name, config=config, agents=contenders(agent, kind.spec.num_assets))
 
 
