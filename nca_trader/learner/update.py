@@ -187,7 +187,9 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
     """
     legs = env.market.legs
     growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
-    spread = float(np.log(np.maximum(growth, 1e-6)).mean(axis=1).std())
+    log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
+    # Where prices move, but always by the same, the spread is rounding and the move is the scale.
+    spread = max(float(log_return.std()), abs(float(log_return.mean())))
     # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
     spread *= env.spec.num_assets * env.spec.bounds[1]
     if env.config.reward == "differential_sharpe":

@@ -12,8 +12,9 @@ import tiny
 from ledger import random_bars
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
+from nca_trader.envs import probes
 from nca_trader.learner import update
-from nca_trader.presets import CurriculumConfig
+from nca_trader.presets import CurriculumConfig, LearnerConfig
 
 METRICS = {
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
@@ -251,3 +252,10 @@ def test_an_iteration_is_the_same_without_a_compiler():
     assert distance(eager.params, compiled.params) < 1e-6
     for name, value in metrics.items():
         assert float(others[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
+
+
+def test_prices_that_always_move_by_the_same_are_scaled_by_it():
+    env = probes.make("rising").env()
+    learn = LearnerConfig(discount=0.9)
+    want = 1 / (np.log(1.01) * (1 / 0.19) ** 0.5)
+    assert update._reward_scale(env, learn) == pytest.approx(want, rel=1e-2)
