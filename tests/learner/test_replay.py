@@ -122,6 +122,7 @@ def test_vtrace_of_the_own_policy_is_gae_and_of_one_that_never_acts_so_is_nothin
     np.testing.assert_allclose(replay.vtrace(*own, np.abs(log_rho))[0], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
     env, policy, config, params = stage.env, stage.policy, stage.agent.learner, stage.params
 

@@ -41,7 +41,7 @@ def distance(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_the_same_seed_is_the_same_run_on_any_number_of_devices(stage, devices):
     (states, rows), (expected, expected_rows) = run(stage, devices), run(stage, 1)
     for got, want in zip(states, expected, strict=True):
@@ -219,7 +219,7 @@ def run_estimator(stage, name, devices, micro_batches):
     return state, {key: float(value) for key, value in metrics.items()}
 
 
-@pytest.mark.parametrize("name", ["group", "exact"])
+@pytest.mark.parametrize("name", [pytest.param("group", marks=pytest.mark.slow), "exact"])
 def test_every_estimator_is_the_same_run_on_any_devices_and_in_any_pieces(stage, name):
     one, row = run_estimator(stage, name, 1, 4)
     many, other = run_estimator(stage, name, 8, 1)
