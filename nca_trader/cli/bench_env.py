@@ -11,7 +11,7 @@ from typing import Any
 from nca_trader.cli.bench import beside, measure
 
 LENGTH, EPISODE = 128, 256  # bars of one compiled call, and of an episode
-BLOCK = 1024  # accounts that one core walks together: what they touch stays in its cache
+BLOCK = 2048  # accounts that one core walks together: what they touch stays in its cache
 WINDOW, FEATURES = 64, 20
 # What a row is held against: the peer's module, and its options.
 PEERS = {

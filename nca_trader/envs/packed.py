@@ -117,7 +117,7 @@ class Kernel:
         self._carry, self.seen = Packing(carry), Packing(seen).size
         self.observation = slice(self.seen - seen.observation.size, self.seen)
         self._reset = jax.jit(self.begin_row)
-        self._step = jax.jit(self._step_pair, compiler_options=_options())
+        self._step = jax.jit(self._step_pair)
 
     def reset(self, seed: np.ndarray, count: int, start: int = DRAWN) -> Array:
         """`[W]` the row of episode `count` of `seed` `[2]`, at row `start` of the bars if given."""
@@ -194,16 +194,6 @@ class Kernel:
             equity(observation.account).astype(jnp.float32),
             jnp.concatenate(parts).astype(jnp.float32),
         )
-
-
-def _options() -> dict[str, str]:
-    """Compiler options for the step of one account.
-
-    XLA's CPU client runs a program that it counts as cheap, below 1,000 operations, where it is
-    called, and hands others to another thread, which on a busy machine takes longer than the
-    step. Fusion repeats what several results need: 260 operations become 2,600.
-    """
-    return {"xla_disable_hlo_passes": "fusion"} if jax.default_backend() == "cpu" else {}
 
 
 def account_row(observation: Observation) -> Array:
