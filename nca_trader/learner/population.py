@@ -138,24 +138,29 @@ def correlations(hyper: Hyper, fitness: Array) -> dict[str, Array]:
     return dict(zip(hyper._fields, cov[-1, :-1] / (spread[:-1] * spread[-1]), strict=True))
 
 
-def over_seeds(
-    step: Callable[..., Any], init: Callable[[Array], Any], num_seeds: int, mesh: Mesh
-) -> tuple[Callable[..., Any], Callable[[Array], Any]]:
-    """Maps a learner's step and init over `num_seeds` agents; state and metrics gain an axis.
+def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], T]:
+    """Maps a learner's init over `num_agents`: agent i is what `init(fold_in(key, i))` alone is.
 
-    Agent i is the one that `init(fold_in(key, i))` alone would be. Initialisation is a `lax.map`
-    and not a `vmap`: batched decompositions in one program can deadlock on the CPU.
+    It is a `lax.map` and not a `vmap`: batched decompositions in one program can deadlock on the
+    CPU.
     """
 
-    def init_all(key: Array) -> Any:
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(num_seeds))
+    def init_all(key: Array) -> T:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(num_agents))
         return jax.lax.map(init, keys)
 
-    # The CPU has no parallelism to gain from a batch of small matrix products, and is twice as
-    # fast one agent after the other; it is one program all the same.
-    together = None if mesh.devices.flat[0].platform == "cpu" else num_seeds
+    return init_all
 
-    def step_all(state: Any, market: Any) -> Any:
+
+def step_each(step: Callable[[Any, Any], T], num_agents: int, mesh: Mesh) -> Callable[..., T]:
+    """Maps a learner's step over `num_agents`; state and metrics gain a leading axis.
+
+    The CPU has no parallelism to gain from a batch of small matrix products, and is twice as
+    fast one agent after the other; it is one program all the same.
+    """
+    together = None if mesh.devices.flat[0].platform == "cpu" else num_agents
+
+    def step_all(state: Any, market: Any) -> T:
         return jax.lax.map(lambda s: step(s, market), state, batch_size=together)
 
-    return step_all, init_all
+    return step_all

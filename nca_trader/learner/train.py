@@ -78,9 +78,7 @@ def train(
     updates = planned_steps(agent) // learner.steps_per_update
     config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
     with Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints:
-        state = _restore(learner, checkpoints, seed)
-        done = _updates_done(state)
-        _cut_metrics(run.path / "metrics.jsonl", done)
+        state, done = _resume(learner, checkpoints, seed, run)
         health = Health(agent.checkpoint, run)
         while done < updates:
             started = time.perf_counter()
@@ -91,9 +89,7 @@ def train(
             row = _row(metrics, done, learner.steps_per_update, seconds)
             row["rollbacks"] = health.rollbacks
             if fault := health.fault(row):
-                state = _restore(learner, checkpoints, seed)
-                done = _updates_done(state)
-                _cut_metrics(run.path / "metrics.jsonl", done)
+                state, done = _resume(learner, checkpoints, seed, run)
                 state = health.roll_back(fault, state, done)
                 continue
             if agent.population.every and done % agent.population.every == 0:
@@ -219,22 +215,23 @@ def steps_done(run: Run) -> int:
     return rows[-1]["steps"] if rows else 0
 
 
-def _restore(learner: Learner, checkpoints: Checkpoints, seed: int) -> LearnerState:
+def _resume(
+    learner: Learner, checkpoints: Checkpoints, seed: int, run: Run
+) -> tuple[LearnerState, int]:
+    """The newest state that is saved, or a new one, and how many updates it has done.
+
+    Rows of updates that a kill or a rollback took back are dropped: they will be written again.
+    """
     state = learner.init(jax.random.key(seed))
     found = checkpoints.newest()
-    return state if found is None else unflatten(state, found[1])
-
-
-def _updates_done(state: LearnerState) -> int:
-    return int(np.asarray(state.update).flat[0])
-
-
-def _cut_metrics(path: pathlib.Path, done: int) -> None:
-    """Drops the rows of updates that a kill took back: they will be written again."""
+    state = state if found is None else unflatten(state, found[1])
+    done = int(np.asarray(state.update).flat[0])
+    path = run.path / "metrics.jsonl"
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
         if len(lines) > done:
             write_atomically(path, "".join(line + "\n" for line in lines[:done]))
+    return state, done
 
 
 def _number(value: Any) -> float | None:

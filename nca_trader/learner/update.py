@@ -33,7 +33,7 @@ from nca_trader.learner.optimizer import (
     make_optimizer,
     whole_or_nothing,
 )
-from nca_trader.learner.population import Hyper, draw_hyper, over_seeds, with_hyper
+from nca_trader.learner.population import Hyper, draw_hyper, init_each, step_each, with_hyper
 from nca_trader.learner.replay import (
     Ring,
     add,
@@ -135,13 +135,13 @@ def make_learner(
         one = functools.partial(iterate, pieces)
         step = jax.shard_map(one, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
         if config.num_seeds > 1:
-            step, _ = over_seeds(step, fresh, config.num_seeds, mesh)
+            step = step_each(step, config.num_seeds, mesh)
         return jax.jit(step, donate_argnums=0)
 
     begin: Callable[[Array], LearnerState] = fresh
     placed = spec
     if config.num_seeds > 1:
-        _, begin = over_seeds(lambda *args: args, fresh, config.num_seeds, mesh)
+        begin = init_each(fresh, config.num_seeds)
         placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, spec)
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
     init = jax.jit(begin, out_shardings=placed)
