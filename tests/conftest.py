@@ -28,6 +28,14 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_collection_modifyitems(items):
+    """Refuse parameters without an order: two test processes must collect the same tests."""
+    for item in items:
+        for mark in item.iter_markers("parametrize"):
+            if isinstance(mark.args[1], (set, frozenset)):
+                raise pytest.UsageError(f"{item.nodeid}: its parameters are a set; give a tuple.")
+
+
 @pytest.fixture(scope="session")
 def root() -> pathlib.Path:
     """The checkout."""

@@ -25,7 +25,7 @@ from nca_trader.types import Costs
 
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
-OTHER_KINDS = {"mlp", "gru"}
+OTHER_KINDS = ("mlp", "gru")
 
 
 def complaint(cls, text, *overrides):
@@ -35,7 +35,7 @@ def complaint(cls, text, *overrides):
 
 
 def test_every_agent_and_environment_of_the_readme_is_there(root):
-    assert set(preset_names("agents")) == set(SIZES) | OTHER_KINDS
+    assert set(preset_names("agents")) == set(SIZES) | set(OTHER_KINDS)
     assert {"index_daily", "equity_daily"} <= set(preset_names("envs"))
     for folder in ("agents", "envs"):
         readme = (root / folder / "README.md").read_text()
