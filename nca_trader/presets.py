@@ -181,8 +181,8 @@ class PolicyConfig:
       kind: "nca", the neural cellular automaton; "mlp", a perceptron over the last `window` bars
         of an asset (1 is no history); "gru", a gated recurrent unit over them. What is said below
         to be of the automaton must be left at its default for the others.
-      channels: C, state channels of a cell. hidden: H, width of the hidden layer; the recurrent
-        unit has `channels` units and no hidden layer.
+      channels: C, state channels of a cell. hidden: H, width of the hidden layer; of the
+        perceptron it may be 0, no such layer; the recurrent unit has none.
       window: bars that "mlp" and "gru" see: their receptive field.
       steps: K, updates of every cell. dilations: bars between taps at step 1, 2, ...; repeated
         if K is longer. The receptive field is 1 + 2 * sum(dilations over K steps) bars. Both are
@@ -216,10 +216,11 @@ class PolicyConfig:
     head_hidden: int = 32
 
     def __post_init__(self):
-        counts = ("channels", "hidden", "window", "steps", "num_neighbours", "head_hidden")
+        counts = ("channels", "window", "steps", "num_neighbours", "head_hidden")
         problems = [
             *one_of(self, "kind", ("nca", "mlp", "gru")),
             *whole(self, 1, *counts),
+            *whole(self, 0 if self.kind == "mlp" else 1, "hidden"),
             *one_of(self, "neighbours", ("none", "ring", "nearest", "all")),
             *between(self, "(0, 1]", "leak", "fire_rate"),
             *between(self, "(0, inf)", "feature_clip"),

@@ -21,7 +21,8 @@ class MLP(nnx.Module):
         h = tanh(sum_j z[t - j] W1_j + b1)    j = 0 .. W - 1
         s = tanh(h W2 + b2)
 
-    Sums are float32; the operands of matrix products have `matmul_dtype`.
+    Where `hidden` is 0 there is one layer, `s = h`, and with the readout's two in all. Sums are
+    float32; the operands of matrix products have `matmul_dtype`.
     """
 
     def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
@@ -29,8 +30,11 @@ class MLP(nnx.Module):
         self.config, self.matmul_dtype = config, matmul_dtype
         normal = jax.nn.initializers.lecun_normal()
         inputs = config.window * (spec.num_features + 1)
-        self.window = nnx.Param(normal(rngs.params(), (inputs, config.hidden)))
-        self.hidden_bias = nnx.Param(jnp.zeros(config.hidden))
+        first = config.hidden or config.channels
+        self.window = nnx.Param(normal(rngs.params(), (inputs, first)))
+        self.hidden_bias = nnx.Param(jnp.zeros(first))
+        if not config.hidden:
+            return
         self.cell = nnx.Param(normal(rngs.params(), (config.hidden, config.channels)))
         self.cell_bias = nnx.Param(jnp.zeros(config.channels))
 
@@ -61,6 +65,8 @@ class MLP(nnx.Module):
     def _cells(self, seen: Array) -> Array:
         dtype = self.matmul_dtype
         hidden = rows_dense(self.window[...], seen, dtype) + ROWS.column(self.hidden_bias[...])
+        if not self.config.hidden:
+            return jnp.tanh(hidden)
         cells = rows_dense(self.cell[...], jnp.tanh(hidden), dtype)
         return jnp.tanh(cells + ROWS.column(self.cell_bias[...]))
 

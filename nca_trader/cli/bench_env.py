@@ -11,7 +11,7 @@ from typing import Any
 from nca_trader.cli.bench import beside, measure
 
 LENGTH, EPISODE = 128, 256  # bars of one compiled call, and of an episode
-BLOCK = 2048  # accounts that one core walks together: what they touch stays in its cache
+BLOCK = 1024  # accounts that one core walks together: what they touch stays in its cache
 WINDOW, FEATURES = 64, 20
 # What a row is held against: the peer's module, and its options.
 PEERS = {
@@ -125,7 +125,7 @@ def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         h = number * jnp.uint32(2654435761) ^ lane * jnp.uint32(2246822519)
         h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
         h = h ^ (h >> 13)
-        action = ((h >> 16) % len(env.spec.targets)).astype(jnp.int32)[:, None]
+        action = _below(len(env.spec.targets), h).astype(jnp.int32)[:, None]
         now, after = env.legs_at(index), env.legs_at(index + 1)
         episode, reward = move(episode, action, now, after)
         total = total + reward
@@ -133,12 +133,17 @@ def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
             rows = index[:, None] + 1 - jnp.arange(window)[None]
             total = total + env.market.features[rows].sum((1, 2, 3))
         done = (left <= 1) | episode.account.ruined
-        start = first + (h % jnp.uint32(last - first)).astype(jnp.int32)
+        start = first + _below(last - first, h).astype(jnp.int32)
         index, left = jnp.where(done, start, index + 1), jnp.where(done, EPISODE, left - 1)
         episode = select(done, Episode(jax.vmap(open_account)(jnp.zeros((lane.size, 1)))), episode)
         return (lane, number + 1, index, left, episode, total), None
 
     return lambda carry: jax.lax.scan(step, carry, length=LENGTH)[0], begin
+
+
+def _below(limit: int, word: Any) -> Any:
+    """A number below `limit`, at most 65,536, from the high half of a random uint32."""
+    return (word >> 16) * limit >> 16
 
 
 def _one_env() -> dict[str, Any]:

@@ -56,11 +56,10 @@ def place(
     every target that is given. `quote` is what an order can fill at, at this close.
     """
     chex.assert_equal_shape([account.weight, target])
-    new = ~jnp.isnan(target) & ~account.ruined
-    if rules.order == "on_change":
-        new &= target != account.ordered
+    given = ~(jnp.isnan(target) | account.ruined)
+    new = given & (target != account.ordered) if rules.order == "on_change" else given
     account = account._replace(
-        ordered=jnp.where(new, target, account.ordered),
+        ordered=jnp.where(given, target, account.ordered),
         pending=jnp.where(new, WHOLE, account.pending).astype(jnp.int8),
     )
     if rules.fill == "close":

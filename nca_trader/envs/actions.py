@@ -28,4 +28,8 @@ def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
     if spec.actions == "orders":
         step = jnp.asarray(action - 1, ordered.dtype) * high
         return jnp.clip(ordered + step, low, high)
-    return jnp.asarray(spec.targets, ordered.dtype)[action]
+    # Selected, not looked up: a table of three is read one account at a time.
+    *rest, target = (jnp.asarray(weight, ordered.dtype) for weight in spec.targets)
+    for number, weight in reversed(list(enumerate(rest))):
+        target = jnp.where(action == number, weight, target)
+    return jnp.broadcast_to(target, ordered.shape)

@@ -10,11 +10,12 @@ from nca_trader.envs.account import FILLED, REST, Fill
 from nca_trader.envs.intrabar import Intrabar, pay, without
 from nca_trader.envs.legs import Quote
 from nca_trader.envs.orders import Rules
-from nca_trader.types import Costs
+from nca_trader.types import Costs, Tensor
 
 # A buy that was cut by less has filled: whether targets that sum to 1 leave a rest that waits
 # must not hang on the last bit of a sum.
 CUT_OF_ROUNDING = 1e-6
+TINY = 1e-30
 
 
 def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
@@ -28,9 +29,9 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
     account = now.account
     active = (account.pending != FILLED) & quote.present & ~now.ruined
     d = (capped(account.ordered, rules) - now.base) - now.change
-    d = jnp.where(active, d, 0.0)
-    wanted = jnp.where(account.pending == REST, jnp.maximum(d, 0.0), d)
-    d, waits = _constrained(wanted, now, quote, rules)
+    # A quotient, and so computed once for all that follows; what may not trade is d / inf = 0.
+    d = d / jnp.where(active & ((account.pending != REST) | (d > 0.0)), 1.0, jnp.inf)
+    d, waits = _constrained(d, now, quote, rules)
     s, parts = _worsening(d, now, quote, costs, rules)
     buys, whole, excess = d > 0.0, d, _excess(d, s, now, costs, rules)
     if excess is None:
@@ -99,21 +100,22 @@ def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[A
 
 def _worsening(
     d: Array, now: Intrabar, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Array, tuple[Array, Array]]:
-    """`[A]` how much worse than the price a fill is, and of it (spread, impact)."""
-    impacted = jnp.zeros((), d.dtype)
+) -> tuple[Tensor | float, tuple[Tensor | float, Tensor | float]]:
+    """How much worse than the price a fill is, and of it (spread, impact); `[A]`, or for all."""
+    impacted = 0.0
     if rules.capital is not None:
         units = d * _units_a_weight(now, quote, rules)
         impacted = cost_of.impact(costs.impact, units, jnp.asarray(quote.volume))
     s, spread = cost_of.worsening(costs, quote.half_spread, impacted)
     if rules.tick:
         s = cost_of.on_tick(jnp.asarray(quote.price), s, jnp.sign(d), rules.tick)
-    s, spread, impacted = (jnp.broadcast_to(x, d.shape) for x in (s, spread, impacted))
     return s, (spread, impacted)
 
 
-def _at_least_nothing(d: Array, s: Array) -> Array:
+def _at_least_nothing(d: Array, s: Tensor | float) -> Tensor | float:
     """`s` where no price falls below zero: what is sold brings at least nothing."""
+    if isinstance(s, float) and s <= 1.0:
+        return s
     return jnp.where(d < 0.0, jnp.minimum(s, 1.0), s)
 
 
@@ -122,7 +124,7 @@ def _fixed_fee(now: Intrabar, costs: Costs, rules: Rules) -> Array | float:
     return 0.0 if rules.capital is None else costs.fixed_fee / _money(now, rules)
 
 
-def _excess(d: Array, s: Array, now: Intrabar, costs: Costs, rules: Rules) -> Array | None:
+def _excess(d: Array, s: Tensor | float, now: Intrabar, costs: Costs, rules: Rules) -> Array | None:
     """`[]` what every buy must be divided by for cash to pay for all; None where all is paid."""
     if rules.borrow:
         return None
@@ -132,22 +134,22 @@ def _excess(d: Array, s: Array, now: Intrabar, costs: Costs, rules: Rules) -> Ar
     if rules.capital is not None:
         cash = cash - _fixed_fee(now, costs, rules) * (d != 0.0).sum()
     need = (jnp.maximum(d, 0.0) * (1.0 + s)).sum() * (1.0 + f)
-    some = cash > 0.0
-    return jnp.where(some, jnp.maximum(need / jnp.where(some, cash, 1.0), 1.0), jnp.inf)
+    # Without cash the quotient is infinite, never NaN.
+    return jnp.maximum((need + TINY) / jnp.maximum(cash, 0.0), 1.0)
 
 
 def _execute(
     now: Intrabar,
     d: Array,
-    s: Array,
-    parts: tuple[Array, Array],
+    s: Tensor | float,
+    parts: tuple[Tensor | float, Tensor | float],
     costs: Costs,
     rules: Rules,
     liquidation_fee: float | None = None,
 ) -> tuple[Intrabar, Fill]:
     """Trades `d` `[A]` at prices worse by `s` `[A]`, and pays for it out of equity."""
     s, size, (spread, impacted) = _at_least_nothing(d, s), jnp.abs(d), parts
-    paid = size * (1.0 + jnp.sign(d) * s)
+    paid = size + d * s
     fee = _fixed_fee(now, costs, rules)
     items = {
         "commission": -costs.commission * paid.sum(),

@@ -12,9 +12,11 @@ import weakref
 from typing import Any
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from jax import Array
 
 from nca_trader.data.bars import read_bars
 from nca_trader.data.samples import SAMPLES, sample_bars
@@ -220,9 +222,9 @@ class GymEnv(gymnasium.Env):
         self._seed, self._count = None, 0
         self._words = None
         self._row, self._over = 0, False
-        self._orders = None  # for one asset: an array for each action
+        self._orders = None  # for one asset: an array on the device for each action
         if isinstance(self.action_space, spaces.Discrete):
-            self._orders = np.arange(spec.num_actions, dtype=np.int32)[:, None]
+            self._orders = list(jnp.arange(spec.num_actions, dtype=jnp.int32)[:, None])
         self._history: list[tuple[int, float, np.ndarray]] = []
 
     def reset(
@@ -244,7 +246,7 @@ class GymEnv(gymnasium.Env):
         """Orders what `action` means, and moves one bar on."""
         if self._over or self._words is None:
             raise ResetNeeded("the episode is over; call reset() before the next step().")
-        self._words = self._open().step(self._words, self._row, self._action(action))
+        self._words = self._open().step(self._words, self._action(action))
         return self._read()
 
     def render(self) -> np.ndarray | None:
@@ -269,7 +271,7 @@ class GymEnv(gymnasium.Env):
             raise ClosedEnvironmentError("the environment was closed; make another.")
         return self.kernel
 
-    def _action(self, action: Any) -> np.ndarray:
+    def _action(self, action: Any) -> Array | np.ndarray:
         if self._orders is not None and isinstance(action, int | np.integer):
             if 0 <= action < len(self._orders):  # what a check of arrays would take 5 us for
                 return self._orders[action]

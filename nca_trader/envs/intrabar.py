@@ -38,7 +38,7 @@ class Intrabar(NamedTuple):
     """
 
     account: Account
-    growth: Array
+    growth: Array | float
     room: Array
     held: Array
     base: Array
@@ -56,7 +56,7 @@ def begin(account: Account, rules: Rules) -> Intrabar:
     behind = (math.log(rules.floor) - account.log_equity) - account.log_equity_low
     return Intrabar(
         account=account,
-        growth=jnp.zeros_like(account.log_equity),
+        growth=0.0,  # not an array: XLA would go on multiplying by it
         room=jnp.expm1(behind),
         held=account.weight + account.weight_low,
         base=account.weight,
@@ -146,8 +146,9 @@ def carry(now: Intrabar, legs: Legs, costs: Costs, rules: Rules) -> tuple[Intrab
     items = {
         "interest": cost_of.interest(held.sum(), costs, years),
         "borrow_fee": -cost_of.borrow_fee(held, costs, years),
-        "funding": -cost_of.funding(held, costs, years, legs.funding),
     }
+    if legs.funding is not None or _may_be(costs.funding):
+        items["funding"] = -cost_of.funding(held, costs, years, legs.funding)
     return earn(now, jnp.zeros_like(held), items, rules)
 
 
@@ -168,7 +169,7 @@ def without(now: Intrabar, closed: Tensor, withdrawn: Tensor) -> Intrabar:
 
 def recorded(now: Intrabar, after: Intrabar, items: Mapping[str, Tensor], rules: Rules) -> Fill:
     """The fill of `items`, fractions of equity `now`; ruin is what they do not explain."""
-    none = jnp.zeros_like(now.growth)
+    none = jnp.zeros_like(now.room)
     flows = {
         name: jnp.where(now.ruined, 0.0, now.equity * amount) + none
         for name, amount in items.items()
@@ -179,8 +180,14 @@ def recorded(now: Intrabar, after: Intrabar, items: Mapping[str, Tensor], rules:
     return Fill(jnp.zeros_like(now.base), none, every)
 
 
+def _may_be(rate: Tensor | float) -> bool:
+    """Whether a rate is not known to be 0 before the program runs."""
+    return not isinstance(rate, float) or rate != 0.0
+
+
 def _grown(now: Intrabar, gain: Array) -> Intrabar:
     """Compounds `gain` `[]`, and sees whether ruin has come."""
-    growth = now.growth + gain + now.growth * gain
+    begun = isinstance(now.growth, float)  # nothing to compound with yet
+    growth = gain if begun else now.growth + gain + now.growth * gain
     ruined = now.ruined | (gain <= -1.0) | (growth <= now.room)
     return now._replace(growth=growth, ruined=ruined)

@@ -272,7 +272,8 @@ class TradingEnv:
 
 def take_legs(config: EnvConfig, market: Market, index: Array, drop: Array | None) -> Legs:
     """The legs of the bars at `index` `[...]`; nothing fills in those that `drop` drops."""
-    legs = jax.tree.map(lambda leg: leg[index], market.legs)
+    row = jnp.asarray(index, jnp.uint32)  # never counted from the end: no check for that
+    legs = jax.tree.map(lambda leg: leg[row], market.legs)
     if drop is None:
         return legs
     there = kept(config.drop_bars, drop, index, legs.present.shape[-1])

@@ -160,10 +160,10 @@ def test_a_policy_that_breaks_has_failed():
     assert [check.fault for check in report.checks] == ["ValueError: no such bar"]
 
 
-@pytest.mark.parametrize("kind", ["mlp", "gru"])
-def test_a_cell_is_of_its_window_bar_by_bar(kind):
+@pytest.mark.parametrize(("kind", "changes"), [("mlp", {}), ("mlp", {"hidden": 0}), ("gru", {})])
+def test_a_cell_is_of_its_window_bar_by_bar(kind, changes):
     """Numpy, in float64, one window at a time."""
-    config = KINDS[kind]
+    config = dataclasses.replace(KINDS[kind], **changes)
     policy = make_policy(AgentConfig(policy=config), SPEC)
     rng = np.random.default_rng(2)
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
@@ -183,7 +183,7 @@ def test_a_cell_is_of_its_window_bar_by_bar(kind):
         if kind == "mlp":
             newest_first = [np.zeros(3) if bar is None else bar for bar in reversed(z)]
             hidden = np.tanh(np.concatenate(newest_first) @ p["window"] + p["hidden_bias"])
-            expected = np.tanh(hidden @ p["cell"] + p["cell_bias"])
+            expected = np.tanh(hidden @ p["cell"] + p["cell_bias"]) if config.hidden else hidden
         else:
             expected = np.zeros(4)
             for bar in (bar for bar in z if bar is not None):
