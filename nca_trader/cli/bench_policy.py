@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from nca_trader.cli.bench import SECONDS, beside, measure
 
 SEGMENTS, LENGTH = 16, 128  # of the lattice; a step is a decision of a segment
+LONG = 4  # times as long are the segments of a second lattice: the bars before them weigh less
 BARS = 2000  # that are streamed
 REMAT = ("step", "every:2", "dots")
 
@@ -32,12 +34,15 @@ def bench_policy(
     case = _Case(agent, spec, segments, length)
     windows = case.row(f"{args.agent} windows, forward", case.windows)
     yield windows
-    lattice = case.row(f"{args.agent} lattice, forward", case.forward)
-    yield lattice | {
-        "peer": "windows",
-        "peer_steps_per_s": windows["steps_per_s"],
-        "ratio": lattice["steps_per_s"] / windows["steps_per_s"],
-    }
+    for times in (1, LONG):
+        longer = _Case(agent, spec, max(1, segments // times), length * times)
+        what = f"{args.agent} lattice of {length * times} bars, forward"
+        lattice = longer.row(what, longer.forward)
+        yield lattice | {
+            "peer": "windows",
+            "peer_steps_per_s": windows["steps_per_s"],
+            "ratio": lattice["steps_per_s"] / windows["steps_per_s"],
+        }
     yield case.row(f"{args.agent} lattice, forward and backward", case.backward)
     if agent.policy.kind == "nca":
         for remat in REMAT:
@@ -145,15 +150,22 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
 def _beside_cax(
     args: argparse.Namespace, agent: Any, spec: Any, segments: int, length: int, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """One asset, as many cells, channels, hidden units and steps; steps are cells encoded."""
+    """One asset, as many cells, channels and hidden units; steps are cells encoded.
+
+    CAX's perception has no dilation. So there are two rivals: one of as many updates, which sees
+    fewer bars, and one of as many updates as its cells need to see what ours see.
+    """
     one = dataclasses.replace(spec, symbols=spec.symbols[:1])
     case = _Case(agent, one, segments, length)
     cells = case.present.size
     config = agent.policy
     options = {"segments": segments, "bars": case.present.shape[1], "channels": config.channels}
-    options |= {"hidden": config.hidden, "updates": config.steps, "seconds": seconds}
+    options |= {"hidden": config.hidden, "seconds": seconds}
     pairs = (("forward", case.forward), ("forward and backward", case.backward))
-    for backward, (what, call) in enumerate(pairs):
-        row = case.row(f"{args.agent} lattice of one asset, {what}, cells", call)
+    field = case.policy.receptive_field
+    rivals = ((config.steps, "as many updates"), (field // 2, f"one that sees {field} cells"))
+    for (updates, rival), (backward, (what, call)) in itertools.product(rivals, enumerate(pairs)):
+        row = case.row(f"{args.agent} lattice of one asset, {what}, cells; beside {rival}", call)
         row["steps_per_s"] *= cells / (segments * length)
-        yield beside(row, args.peers, "cax_nca", options | {"backward": backward})
+        given = options | {"updates": updates, "backward": backward}
+        yield beside(row, args.peers, "cax_nca", given)
