@@ -32,4 +32,4 @@ def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
     *rest, target = (jnp.asarray(weight, ordered.dtype) for weight in spec.targets)
     for number, weight in reversed(list(enumerate(rest))):
         target = jnp.where(action == number, weight, target)
-    return jnp.broadcast_to(target, ordered.shape)
+    return jnp.broadcast_to(target, jnp.shape(action))
