@@ -187,7 +187,7 @@ def answer(question: Question) -> Answer:
             if not out_of_memory(error):
                 raise
             seconds = time.perf_counter() - began
-            last = Answer(False, needed=_said(str(error)), seconds=seconds, **known)
+            last = Answer(False, needed=said_bytes(str(error)), seconds=seconds, **known)
             continue
         seconds = time.perf_counter() - began
         needed = bytes_needed(compiled)
@@ -204,7 +204,7 @@ def answer(question: Question) -> Answer:
     return last
 
 
-def _said(error: str) -> int | None:
+def said_bytes(error: str) -> int | None:
     """The bytes that a program would need, as the compiler's refusal says."""
     found = re.search(r"(?:total memory required[^(]*\(|Used )([\d.]+)([KMGT])", error)
     return int(float(found[1]) * 1024 ** (" KMGT".index(found[2]))) if found else None
