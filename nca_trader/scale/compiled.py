@@ -177,8 +177,10 @@ def answer(question: Question) -> Answer:
         "bars": len(env) - policy.first_decision,
         "steps": learner.steps_per_update,
     }
-    programs = list(learner.programs.items())
+    programs, least = list(learner.programs.items()), 0.0
     for pieces, program in programs if question.search else programs[:1]:
+        if pieces < least:
+            continue
         began = time.perf_counter()
         known |= {"micro_batches": pieces, "kinds": kinds, "cost": None, "unknown_loops": 0}
         try:
@@ -187,7 +189,10 @@ def answer(question: Question) -> Answer:
             if not out_of_memory(error):
                 raise
             seconds = time.perf_counter() - began
-            last = Answer(False, needed=said_bytes(str(error)), seconds=seconds, **known)
+            needed = said_bytes(str(error))
+            last = Answer(False, needed=needed, seconds=seconds, **known)
+            # n times as many pieces save at most all but an n-th: fewer cannot do.
+            least = pieces * (needed or 0) / limit
             continue
         seconds = time.perf_counter() - began
         needed = bytes_needed(compiled)
@@ -201,6 +206,7 @@ def answer(question: Question) -> Answer:
         last = Answer(needed <= limit, needed=needed, seconds=seconds, **known)
         if last.fits:
             break
+        least = pieces * needed / limit
     return last
 
 
