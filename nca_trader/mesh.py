@@ -38,9 +38,7 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
     """The arrays where `sharding` says; their shapes alone where its devices are only described."""
     if not is_described(sharding.mesh):
         return jax.device_put(tree, sharding)
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree
-    )
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -81,15 +81,16 @@ def _compute(report: Report) -> Iterator[str]:
         return
     yield ""
     yield f"time: {SOURCES}"
-    parts = sorted(report["cycles"].items(), key=lambda item: -item[1])
+    parts = sorted(report["cycles"].items(), key=lambda item: -item[1])  # the whole comes first
     for name, cycles in parts:
         floor = report["cycles_over_floor"].get(name)
-        over = "" if floor is None else f"{floor:>9,.1f} x the matrix units' floor"
+        over = "" if floor is None else f"  {floor:>7,.3g} x the floor of the matrix units"
         label = "the whole update" if name == "update" else name
         yield f"  {label:<24}{cycles:>15,} cycles{over}"
     yield (
         f"  {duration(estimate['step_s'])} an update of {estimate['steps']:,} steps, "
-        f"{estimate['steps_per_s']:,.3g} steps/s; matrix units {estimate['matrix_units_busy']:.1%} busy"
+        f"{estimate['steps_per_s']:,.3g} steps/s; matrix units busy for "
+        f"{100 * estimate['matrix_units_busy']:.2g}% of it"
     )
     seconds = ", ".join(f"{name} {duration(each)}" for name, each in estimate["seconds"].items())
     yield f"  bound by {estimate['bound']}: {seconds}"

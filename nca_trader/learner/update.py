@@ -155,9 +155,7 @@ def make_learner(
     programs = {pieces: build(pieces) for pieces in piece_counts(shape.micro_batches, items)}
     run = fitting(programs.__getitem__, programs, limit)
     steps_per_update *= config.num_seeds
-    return Learner(
-        init, lambda state: run(state, market), steps_per_update, mesh, programs, market
-    )
+    return Learner(init, lambda state: run(state, market), steps_per_update, mesh, programs, market)
 
 
 def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -> None:

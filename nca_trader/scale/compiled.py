@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import importlib.util
+import math
 import multiprocessing
 import os
 import re
@@ -137,9 +138,7 @@ def devices_of(there: Slice) -> list[Any]:
     from jax.experimental import topologies
 
     try:
-        devices = topologies.get_topology_desc(
-            platform="tpu", topology_name=there.name
-        ).devices
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=there.name).devices
     except Exception as error:  # of several classes, by what is wrong
         why = str(error).splitlines()[0]
         raise ConfigError(f"--topology {there.name}: the compiler says: {why}") from None
@@ -152,7 +151,6 @@ def answer(question: Question) -> Answer:
 
     from nca_trader.agents.policy import make_policy, num_parameters
     from nca_trader.envs.trading import TradingEnv
-    from nca_trader.learner.memory import bytes_needed, out_of_memory
     from nca_trader.learner.update import make_learner
     from nca_trader.mesh import mesh_of
 
@@ -171,43 +169,62 @@ def answer(question: Question) -> Answer:
         "replay": _bytes(state.replay),
         "rollout": _rollout_bytes(env, policy, agent, mesh, learner.market, state),
     }
-    known = {
-        "limit": limit,
-        "parameters": num_parameters(policy),
-        "bars": len(env) - policy.first_decision,
-        "steps": learner.steps_per_update,
-    }
+    known = Answer(
+        fits=False,
+        limit=limit,
+        needed=None,
+        kinds=kinds,
+        micro_batches=0,
+        cost=None,
+        unknown_loops=0,
+        parameters=num_parameters(policy),
+        bars=len(env) - policy.first_decision,
+        steps=learner.steps_per_update,
+        seconds=0.0,
+    )
     programs, least = list(learner.programs.items()), 0.0
     for pieces, program in programs if question.search else programs[:1]:
         if pieces < least:
             continue
-        began = time.perf_counter()
-        known |= {"micro_batches": pieces, "kinds": kinds, "cost": None, "unknown_loops": 0}
-        try:
-            compiled = program.lower(state, learner.market).compile()
-        except jax.errors.JaxRuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            seconds = time.perf_counter() - began
-            needed = said_bytes(str(error))
-            last = Answer(False, needed=needed, seconds=seconds, **known)
-            # n times as many pieces save at most all but an n-th: fewer cannot do.
-            least = pieces * (needed or 0) / limit
-            continue
-        seconds = time.perf_counter() - began
-        needed = bytes_needed(compiled)
-        known["kinds"] = kinds | {
-            "arguments": compiled.memory_analysis().argument_size_in_bytes,
-            "temporaries": compiled.memory_analysis().temp_size_in_bytes,
-            "code": compiled.memory_analysis().generated_code_size_in_bytes,
-        }
-        module = read_module(compiled.as_text())
-        known |= {"cost": cost_of(module, mesh.size), "unknown_loops": unknown_loops(module)}
-        last = Answer(needed <= limit, needed=needed, seconds=seconds, **known)
-        if last.fits:
+        began = known._replace(micro_batches=pieces)
+        found = _compiled(began, program, (state, learner.market), mesh.size)
+        if found.fits:
             break
-        least = pieces * needed / limit
-    return last
+        # n times as many pieces save at most all but an n-th: fewer cannot do.
+        least = pieces * (found.needed or 0) / limit
+    return found
+
+
+def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
+    """What is known, and what compiling the program says."""
+    import jax
+
+    from nca_trader.learner.memory import bytes_needed, out_of_memory
+
+    began = time.perf_counter()
+    try:
+        compiled = program.lower(*args).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        seconds = time.perf_counter() - began
+        return known._replace(needed=said_bytes(str(error)), seconds=seconds)
+    seconds = time.perf_counter() - began
+    sizes, needed = compiled.memory_analysis(), bytes_needed(compiled)
+    module = read_module(compiled.as_text())
+    return known._replace(
+        fits=needed <= known.limit,
+        needed=needed,
+        kinds=known.kinds
+        | {
+            "arguments": sizes.argument_size_in_bytes,
+            "temporaries": sizes.temp_size_in_bytes,
+            "code": sizes.generated_code_size_in_bytes,
+        },
+        cost=cost_of(module, devices),
+        unknown_loops=unknown_loops(module),
+        seconds=seconds,
+    )
 
 
 def said_bytes(error: str) -> int | None:
@@ -218,8 +235,6 @@ def said_bytes(error: str) -> int | None:
 
 def _bytes(tree: Any) -> int:
     """Of one device's part of abstract arrays."""
-    import math
-
     import jax
 
     total = 0

@@ -76,9 +76,7 @@ def cost_of(module: Module, devices: int) -> Cost:
         if instruction.cycles or flops:
             name = part_of(run.path)
             old = parts.get(name, Part(0, 0))
-            parts[name] = Part(
-                old.cycles + times * instruction.cycles, old.flops + times * flops
-            )
+            parts[name] = Part(old.cycles + times * instruction.cycles, old.flops + times * flops)
         traffic += times * traffic_of(module, instruction, run.computation)
         kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:

@@ -16,7 +16,9 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r" ?([a-z][\w\-]*)\(")
-_CALLED = re.compile(r"(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+)
 
 
 class Shape(NamedTuple):
@@ -129,9 +131,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
 
 def _shape(dtype: str, dims: str, layout: str) -> Shape:
     space = re.search(r"S\((\d+)\)", layout)
-    return Shape(
-        dtype, tuple(int(d) for d in dims.split(",") if d), int(space[1]) if space else 0
-    )
+    return Shape(dtype, tuple(int(d) for d in dims.split(",") if d), int(space[1]) if space else 0)
 
 
 def _closing(text: str) -> int:

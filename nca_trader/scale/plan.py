@@ -19,8 +19,6 @@ from nca_trader.types import Bars
 Report = dict[str, Any]
 CLOSE = 0.95  # of the best rate: what a smaller batch may lose
 REMAT_FROM = 0.25  # of the memory: temporaries of which it is worth knowing what remat saves
-# A doubling of the batch that gains less than this an environment step is no gain: the search
-# for a rate ends, the search for memory goes on.
 
 
 def plan(
@@ -155,13 +153,13 @@ def estimate(found: Answer, chip: Chip) -> Report:
 
 def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
     """How much of a matrix unit each width fills, and the next width that fills it whole."""
-    widths = {"policy.channels": agent.policy.channels, "policy.head_hidden": agent.policy.head_hidden}
-    if agent.policy.kind != "gru":
-        widths["policy.hidden"] = agent.policy.hidden
+    names = ["channels", "head_hidden"] + ["hidden"] * (agent.policy.kind != "gru")
     audit = []
-    for name, width in sorted(widths.items()):
+    for name in sorted(names):
+        width = getattr(agent.policy, name)
         full = -(-width // chip.mxu) * chip.mxu
-        audit.append({"name": name, "width": width, "fills": width / full, "full_width": full})
+        row = {"name": f"policy.{name}", "width": width, "fills": width / full}
+        audit.append(row | {"full_width": full})
     return audit
 
 

@@ -1,4 +1,4 @@
-"""`nca-trader plan` as a user meets it; the compiler's place is taken by one that answers at once."""
+"""`nca-trader plan` as a user meets it, a compiler that answers at once in the true one's place."""
 
 import contextlib
 import importlib.util

@@ -34,7 +34,8 @@ def test_a_conditional_is_its_dearest_branch():
     assert len(products) == 1
     # Also where the dear branch stands first.
     text = (SAMPLES / "either.hlo").read_text()
-    swapped = text.replace("{%region_0.0_spmd, %region_1.0_spmd}", "{%region_1.0_spmd, %region_0.0_spmd}")
+    first, second = "%region_0.0_spmd", "%region_1.0_spmd"
+    swapped = text.replace(f"{{{first}, {second}}}", f"{{{second}, {first}}}")
     assert swapped != text
     again = [run for run in runs(read_module(swapped)) if "dot_general" in run.instruction.op_name]
     assert len(again) == 1

@@ -59,7 +59,7 @@ def links(devices):
 
 def group_links(mesh):
     """All links between fsdp neighbours, then between model neighbours."""
-    data, fsdp, model = mesh.shape
+    _, fsdp, model = mesh.shape
     along_fsdp = links(mesh.transpose(1, 0, 2).reshape(fsdp, -1))
     along_model = links(mesh.transpose(2, 0, 1).reshape(model, -1))
     return along_fsdp, along_model
