@@ -34,13 +34,14 @@ def is_described(mesh: Mesh) -> bool:
     return "CompileOnly" in type(mesh.devices.flat[0].client).__name__
 
 
-def put(tree: Any, sharding: NamedSharding) -> Any:
-    """The arrays where `sharding` says; their shapes alone where its devices are only described."""
-    if not is_described(sharding.mesh):
-        return jax.device_put(tree, sharding)
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
-
-
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, P())
+
+
+def everywhere(tree: Any, mesh: Mesh) -> Any:
+    """The arrays, whole on every device; their shapes alone where devices are only described."""
+    sharding = replicated(mesh)
+    if not is_described(mesh):
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)

@@ -45,7 +45,7 @@ from nca_trader.learner.replay import (
 )
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
-from nca_trader.mesh import DATA, make_mesh, put, replicated
+from nca_trader.mesh import DATA, everywhere, make_mesh
 from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
@@ -120,7 +120,7 @@ def make_learner(
         return state, metrics | own_values
 
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P()])
-    market = put(env.market, replicated(mesh))
+    market = everywhere(env.market, mesh)
 
     def fresh(key: Array) -> LearnerState:
         params_key, run_key, hyper_key = jax.random.split(key, 3)

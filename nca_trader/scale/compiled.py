@@ -237,13 +237,8 @@ def _bytes(tree: Any) -> int:
     """Of one device's part of abstract arrays."""
     import jax
 
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        # A typed key is two words of 4 bytes.
-        size = 8 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
-        total += math.prod(shape) * size
-    return total
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
 
 
 def _rollout_bytes(
