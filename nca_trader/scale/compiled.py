@@ -12,6 +12,7 @@ import importlib.util
 import math
 import multiprocessing
 import os
+import pathlib
 import re
 import tempfile
 import time
@@ -203,15 +204,21 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
 
     began = time.perf_counter()
     try:
-        compiled = program.lower(*args).compile()
+        with tempfile.TemporaryDirectory(prefix="nca-trader-plan-") as folder:
+            # Not `as_text()`: it fails for some programs of TPU7x, which the compiler can print.
+            options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            compiled = program.lower(*args).compile(compiler_options=options)
+            (path,) = pathlib.Path(folder).glob("*.after_codegen.txt")
+            text = path.read_text()
     except jax.errors.JaxRuntimeError as error:
         if not out_of_memory(error):
-            raise
+            said = str(error).splitlines()[0]
+            raise RunError(f"the TPU compiler says: {said}; try another --topology.") from None
         seconds = time.perf_counter() - began
         return known._replace(needed=said_bytes(str(error)), seconds=seconds)
     seconds = time.perf_counter() - began
     sizes, needed = compiled.memory_analysis(), bytes_needed(compiled)
-    module = read_module(compiled.as_text())
+    module = read_module(text)
     return known._replace(
         fits=needed <= known.limit,
         needed=needed,
