@@ -1,5 +1,8 @@
 """The device mesh: where the learner runs is a mesh, not a code path."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -18,9 +21,27 @@ def make_mesh(devices: int = 1) -> Mesh:
             f"mesh.devices = {devices}, but this machine has {len(there)} "
             f"{there[0].platform} device(s); ask for at most {len(there)}."
         )
-    return Mesh(np.array(there[:devices]), (DATA,), axis_types=(AxisType.Auto,))
+    return mesh_of(there[:devices])
+
+
+def mesh_of(devices: Sequence[Any]) -> Mesh:
+    """A mesh of just these devices, on the `data` axis."""
+    return Mesh(np.array(devices), (DATA,), axis_types=(AxisType.Auto,))
+
+
+def is_described(mesh: Mesh) -> bool:
+    """Whether its devices are a topology's: programs can be compiled for them, nothing can run."""
+    return "CompileOnly" in type(mesh.devices.flat[0].client).__name__
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, P())
+
+
+def everywhere(tree: Any, mesh: Mesh) -> Any:
+    """The arrays, whole on every device; their shapes alone where devices are only described."""
+    sharding = replicated(mesh)
+    if not is_described(mesh):
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)

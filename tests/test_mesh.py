@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader import ConfigError, make_mesh
-from nca_trader.mesh import DATA, replicated
+from nca_trader.mesh import DATA, everywhere, replicated
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
@@ -28,3 +28,10 @@ def test_the_data_axis_gives_each_device_its_own_rows_and_replicated_gives_each_
 def test_a_mesh_that_this_machine_does_not_have_is_refused(devices):
     with pytest.raises(ConfigError, match=rf"mesh.devices = {devices}, .* has 8 cpu .* at most 8"):
         make_mesh(devices)
+
+
+def test_what_is_everywhere_is_whole_on_each_device():
+    mesh = make_mesh(4)
+    tree = {"a": np.arange(6.0).reshape(2, 3)}
+    copies = everywhere(tree, mesh)["a"].addressable_shards
+    assert [copy.data.shape for copy in copies] == [(2, 3)] * 4

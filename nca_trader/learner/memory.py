@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from nca_trader.errors import ConfigError
+from nca_trader.mesh import is_described
 
 log = logging.getLogger(__name__)
 Step = Callable[..., Any]
@@ -24,6 +25,8 @@ def memory_limit(memory_gb: float | None, mesh: Mesh) -> float | None:
     """
     if memory_gb is not None:
         return memory_gb * 1e9
+    if is_described(mesh):
+        return None  # whoever describes them knows what they have
     reported = mesh.devices.flat[0].memory_stats()
     return None if reported is None else reported.get("bytes_limit")
 
@@ -71,7 +74,7 @@ def fitting(build: Callable[[int], Any], counts: Iterable[int], limit: float | N
                 return chosen[0](*args)
             except jax.errors.JaxRuntimeError as error:
                 gone = any(leaf.is_deleted() for leaf in jax.tree.leaves(args))
-                if not _exhausted(error) or gone or len(remaining) == 1:
+                if not out_of_memory(error) or gone or len(remaining) == 1:
                     raise
                 _go_on(remaining, "allocation failed")
                 chosen.clear()
@@ -89,7 +92,7 @@ def _smallest(build: Callable[[int], Any], remaining: list[int], limit: float, a
                 return compiled
             why = f"an update needs {needed / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
         except jax.errors.JaxRuntimeError as error:
-            if not _exhausted(error):
+            if not out_of_memory(error):
                 raise
             why = f"the compiler says that an update does not fit into {limit / 1e9:.3g} GB"
         if len(remaining) == 1:
@@ -109,5 +112,6 @@ def _go_on(remaining: list[int], why: str) -> None:
     del remaining[0]
 
 
-def _exhausted(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Whether a compiler or an allocation says that memory does not suffice."""
     return "RESOURCE_EXHAUSTED" in str(error) or "HbmOom" in str(error)

@@ -45,7 +45,7 @@ from nca_trader.learner.replay import (
 )
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
-from nca_trader.mesh import DATA, make_mesh, replicated
+from nca_trader.mesh import DATA, everywhere, make_mesh
 from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
@@ -74,13 +74,16 @@ class Learner(NamedTuple):
     """init: `(key) -> state`. step: `(state) -> (state, metrics)`, donates its argument.
 
     steps_per_update: environment steps of one call of `step`, of all seeds together.
-    mesh: where it runs.
+    mesh: where it runs. programs: what `step` runs, the first that fits: by micro-batches, fewest
+      first, jitted `(state, market) -> (state, metrics)`. market: their second argument.
     """
 
     init: Callable[[Array], LearnerState]
     step: Callable[[LearnerState], tuple[LearnerState, Metrics]]
     steps_per_update: int
     mesh: Mesh
+    programs: dict[int, Any]
+    market: Market
 
 
 def make_learner(
@@ -91,6 +94,8 @@ def make_learner(
     Raises:
       BarError: fewer bars than one segment and the receptive field behind it.
       ConfigError: shapes that do not divide, or a mesh larger than this machine.
+
+    On a mesh of devices that are only described (see `scale.plan`) it can be lowered and compiled.
     """
     mesh = make_mesh(config.mesh.devices) if mesh is None else mesh
     shape = config.learner
@@ -115,7 +120,7 @@ def make_learner(
         return state, metrics | own_values
 
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P()])
-    market = jax.device_put(env.market, replicated(mesh))
+    market = everywhere(env.market, mesh)
 
     def fresh(key: Array) -> LearnerState:
         params_key, run_key, hyper_key = jax.random.split(key, 3)
@@ -147,9 +152,10 @@ def make_learner(
     init = jax.jit(begin, out_shardings=placed)
     items = shape.num_segments // shape.num_minibatches // mesh.size
     limit = memory_limit(shape.memory_gb, mesh)
-    step = fitting(build, piece_counts(shape.micro_batches, items), limit)
+    programs = {pieces: build(pieces) for pieces in piece_counts(shape.micro_batches, items)}
+    run = fitting(programs.__getitem__, programs, limit)
     steps_per_update *= config.num_seeds
-    return Learner(init, lambda state: step(state, market), steps_per_update, mesh)
+    return Learner(init, lambda state: run(state, market), steps_per_update, mesh, programs, market)
 
 
 def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -> None:
@@ -222,8 +228,10 @@ def _iterate(
         env, config.learner, policy.first_decision, state.segments, fold(start_key, number)
     )
     draw = Draw(fold(action_key, number), fresh, scale)
-    segments, batch, metrics = method.gather(state.params, market, segments, draw)
-    params, opt_state, losses = learn(
+    # Names for profiles and plans: what an instruction is part of.
+    gather = jax.named_scope("collect")(method.gather)
+    segments, batch, metrics = gather(state.params, market, segments, draw)
+    params, opt_state, losses = jax.named_scope("learn")(learn)(
         lambda params, items: method.lose(params, market, items),
         config.learner,
         optimizer,
@@ -235,7 +243,7 @@ def _iterate(
     )
     ring = state.replay
     if ring is not None:
-        params, opt_state = _learn_again(
+        params, opt_state = jax.named_scope("replay")(_learn_again)(
             method,
             config.learner,
             optimizer,

@@ -1,0 +1,1 @@
+"""Beyond one machine: chips and topologies, and what a run would need there."""

@@ -1,0 +1,250 @@
+"""What a training run would need on a slice, from the compiler's own account of its program.
+
+Everything here is arithmetic over an `Answer`: nothing was run, and seconds are estimates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from nca_trader.presets import AgentConfig, EnvConfig
+from nca_trader.scale.chips import Chip, Slice
+from nca_trader.scale.compiled import Answer, Ask, Question
+from nca_trader.scale.cost import wire_seconds
+from nca_trader.scale.layout import mesh_axes
+from nca_trader.types import Bars
+
+Report = dict[str, Any]
+CLOSE = 0.95  # of the best rate: what a smaller batch may lose
+REMAT_FROM = 0.25  # of the memory: temporaries of which it is worth knowing what remat saves
+
+
+def plan(
+    ask: Ask,
+    env: EnvConfig,
+    agent: AgentConfig,
+    bars: Bars | None,
+    there: Slice,
+    *,
+    largest: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """The report of one agent on one slice, as `nca-trader plan --json` prints it.
+
+    Args:
+      ask: of `compiler()`. bars: None where `env` draws its own.
+      largest: search for the largest batch as well; some ten compilations.
+      say: told what is being compiled.
+
+    Raises:
+      ConfigError: shapes that do not divide, or a slice that the compiler does not know.
+    """
+    agent, changes = on_slice(agent, there)
+    say(f"compiling the update for {there.name} ...")
+    found = ask(Question(env, agent, bars, there))
+    report = {
+        "topology": there.name,
+        "chips": there.chips,
+        "devices": there.devices,
+        "mesh": {"data": there.devices, "fsdp": 1, "model": 1},
+        "mesh_from_table": dict(zip(("data", "fsdp", "model"), mesh_axes(there), strict=True)),
+        "set": changes,
+    }
+    report |= described(found, there) | {"widths": width_audit(agent, there.of)}
+    report["remat"] = remat_advice(ask, Question(env, agent, bars, there), found, say)
+    if largest:
+        report["largest"] = largest_batch(ask, Question(env, agent, bars, there, False), say)
+    return report
+
+
+def on_slice(agent: AgentConfig, there: Slice) -> tuple[AgentConfig, dict[str, int]]:
+    """The agent with as many segments as the slice's devices can share, and what was changed.
+
+    Segments are drawn within logical shards, of which every device has as many as the others.
+    """
+    learner, devices = agent.learner, there.devices
+    shards = -(-learner.logical_shards // devices) * devices
+    unit = shards * learner.num_minibatches
+    segments = -(-learner.num_segments // unit) * unit
+    wanted = {
+        "mesh.devices": devices,
+        "learner.logical_shards": shards,
+        "learner.num_segments": segments,
+    }
+    before = {
+        "mesh.devices": agent.mesh.devices,
+        "learner.logical_shards": learner.logical_shards,
+        "learner.num_segments": learner.num_segments,
+    }
+    learner = dataclasses.replace(learner, logical_shards=shards, num_segments=segments)
+    mesh = dataclasses.replace(agent.mesh, devices=devices)
+    agent = dataclasses.replace(agent, learner=learner, mesh=mesh)
+    return agent, {name: value for name, value in wanted.items() if value != before[name]}
+
+
+def described(found: Answer, there: Slice) -> Report:
+    """The compiler's account, a chip, with what follows from it."""
+    chip = there.of
+    report: Report = {
+        "fits": found.fits,
+        "hbm_bytes_per_chip": None if found.needed is None else found.needed * chip.devices,
+        "hbm_limit": int(found.limit * chip.devices),
+        "bytes_by_kind": {kind: size * chip.devices for kind, size in found.kinds.items()},
+        "micro_batches": found.micro_batches,
+        "parameters": found.parameters,
+        "bars_per_parameter": found.bars / found.parameters,
+        "compile_s": found.seconds,
+        "collectives": {},
+        "cycles": {},
+        "cycles_over_floor": {},
+        "estimate": None,
+        "loops_counted_once": found.unknown_loops,
+    }
+    if found.cost is None:
+        return report
+    cost = found.cost
+    report["collectives"] = {
+        kind: each._asdict() | {"dtypes": list(each.dtypes)}
+        for kind, each in sorted(cost.collectives.items())
+    }
+    parts = {name: (part.cycles, part.flops) for name, part in sorted(cost.parts.items())}
+    parts["update"] = (cost.cycles, cost.flops)
+    report["cycles"] = {name: cycles for name, (cycles, _) in parts.items()}
+    report["cycles_over_floor"] = {
+        name: cycles * chip.flops_per_cycle / flops
+        for name, (cycles, flops) in parts.items()
+        if flops
+    }
+    report["estimate"] = estimate(found, chip)
+    return report
+
+
+def estimate(found: Answer, chip: Chip) -> Report:
+    """Seconds of an update and what bounds them, by the compiler's cycles and public rates.
+
+    compute: the compiler's cycles at the chip's clock. memory: traffic with main memory at the
+    vendor's rate. communication: bytes over the links, one way, without latency. Compute and
+    memory overlap, communication is waited for.
+    """
+    cost = found.cost
+    if cost is None:
+        raise ValueError("a program that the compiler refused has no cost")
+    one_way = chip.ici_gb_per_s * 1e9 / 2 / chip.devices
+    seconds = {
+        "compute": cost.cycles / chip.clock,
+        "memory": cost.hbm_bytes / (chip.hbm_gb_per_s * 1e9 / chip.devices),
+        "communication": sum(
+            wire_seconds(kind, each, one_way) for kind, each in cost.collectives.items()
+        ),
+    }
+    whole = max(seconds["compute"], seconds["memory"]) + seconds["communication"]
+    return {
+        "step_s": whole,
+        "steps_per_s": found.steps / whole,
+        "steps": found.steps,
+        "bound": max(seconds, key=lambda name: seconds[name]),
+        "seconds": seconds,
+        "matrix_units_busy": cost.flops / chip.flops_per_cycle / chip.clock / whole,
+        "hbm_traffic_bytes": cost.hbm_bytes,
+    }
+
+
+def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
+    """How much of a matrix unit each width fills, and the next width that fills it whole."""
+    names = ["channels", "head_hidden"] + ["hidden"] * (agent.policy.kind != "gru")
+    audit = []
+    for name in sorted(names):
+        width = getattr(agent.policy, name)
+        full = -(-width // chip.mxu) * chip.mxu
+        row = {"name": f"policy.{name}", "width": width, "fills": width / full}
+        audit.append(row | {"full_width": full})
+    return audit
+
+
+def remat_advice(ask: Ask, question: Question, found: Answer, say: Callable[[str], None]) -> Report:
+    """Whether `policy.remat` is worth its time here; where it may be, by compiling with it."""
+    policy = question.agent.policy
+    temporaries = found.kinds.get("temporaries")
+    share = None if temporaries is None else temporaries / found.limit
+    advice: Report = {"now": policy.remat, "temporaries_of_hbm": share, "with_step": None}
+    if policy.kind != "nca":
+        return advice | {"advice": f"policy.kind = {policy.kind!r} has no remat"}
+    if found.fits and share is not None and share < REMAT_FROM:
+        keep = "not needed" if policy.remat == "none" else f"{policy.remat!r} could be 'none'"
+        return advice | {"advice": f"{keep}: temporaries are {share:.2g} of the memory"}
+    if policy.remat == "step":
+        return advice | {"advice": "on, at every step: no more can be saved by it"}
+    say("compiling with policy.remat = 'step' ...")
+    again = dataclasses.replace(policy, remat="step")
+    other = ask(question._replace(agent=dataclasses.replace(question.agent, policy=again)))
+    advice["with_step"] = {
+        "fits": other.fits,
+        "temporaries": other.kinds.get("temporaries"),
+        "micro_batches": other.micro_batches,
+        "cycles": None if other.cost is None else other.cost.cycles,
+    }
+    if other.fits and not found.fits:
+        return advice | {"advice": "policy.remat = 'step' makes it fit"}
+    if not other.fits:
+        return advice | {"advice": "policy.remat = 'step' does not make it fit either"}
+    saved = 1.0 - other.kinds["temporaries"] / (temporaries or 1)
+    cycles = found.cost.cycles if found.cost else 1
+    more = (other.cost.cycles if other.cost else 1) / cycles - 1.0
+    return advice | {
+        "advice": f"policy.remat = 'step' saves {saved:.0%} of the temporaries and costs "
+        f"{more:+.0%} of the cycles"
+    }
+
+
+def largest_batch(ask: Ask, question: Question, say: Callable[[str], None]) -> Report:
+    """The most segments that fit without more micro-batches, and the fewest that are as fast.
+
+    The batch is doubled from the least that the mesh allows until it does not fit, then the gap
+    is narrowed to a sixteenth.
+
+    Returns:
+      `largest` and `efficient` (the fewest segments within 5% of the best estimated rate), each
+      a try; `tries`, all of them. None where not even the least fits.
+    """
+    learner, chip = question.agent.learner, question.there.of
+    unit = learner.logical_shards * learner.num_minibatches
+    tries: dict[int, Report] = {}
+
+    def fits(segments: int) -> bool:
+        say(f"compiling with {segments:,} segments ...")
+        changed = dataclasses.replace(learner, num_segments=segments)
+        found = ask(question._replace(agent=dataclasses.replace(question.agent, learner=changed)))
+        rate = estimate(found, chip)["steps_per_s"] if found.fits else None
+        tries[segments] = {
+            "num_segments": segments,
+            "steps": found.steps,
+            "fits": found.fits,
+            "hbm_bytes_per_chip": None if found.needed is None else found.needed * chip.devices,
+            "steps_per_s": rate,
+        }
+        return found.fits
+
+    most = search(fits, unit)
+    rated = [each for _, each in sorted(tries.items()) if each["fits"]]
+    best = max((each["steps_per_s"] for each in rated), default=0.0)
+    efficient = [each for each in rated if each["steps_per_s"] >= CLOSE * best]
+    return {
+        "largest": tries[most] if most else None,
+        "efficient": efficient[0] if efficient else None,
+        "tries": [each for _, each in sorted(tries.items())],
+    }
+
+
+def search(fits: Callable[[int], bool], unit: int) -> int:
+    """The largest multiple of `unit` that fits, to a sixteenth of it; 0 if not even `unit` does."""
+    if not fits(unit):
+        return 0
+    low, high = unit, 2 * unit
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > max(unit, low // 16):
+        middle = (low + high) // (2 * unit) * unit
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,149 @@
+"""`nca-trader plan` as a user meets it, a compiler that answers at once in the true one's place."""
+
+import contextlib
+import importlib.util
+
+import pytest
+
+from nca_trader.scale import compiled
+from nca_trader.scale.compiled import Answer
+from nca_trader.scale.cost import Collective, Cost, Part
+
+CONTRACT = {
+    "fits", "hbm_bytes_per_chip", "hbm_limit", "bytes_by_kind", "collectives",
+    "cycles_over_floor", "parameters", "compile_s",
+}  # fmt: skip
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Puts an answer in the compiler's place; the questions that are asked come back."""
+
+    def put(**changes):
+        asked = []
+        found = Answer(
+            fits=True, limit=15.75 * 2**30, needed=12 * 2**20,
+            kinds={"params": 28_932, "optimiser": 57_876, "replay": 0, "rollout": 230_208,
+                   "arguments": 992_768, "temporaries": 4_571_136, "code": 6_144_000},
+            micro_batches=1,
+            cost=Cost({"collect: accounts": Part(3_000_000, 0),
+                       "learn: encoder forward": Part(1_000_000, 131_072 * 800_000)},
+                      {"all-reduce": Collective(18, 231_716, ("f32", "s32"), 8)}, 10**6),
+            unknown_loops=0, parameters=7_233, bars=4_895, steps=32_768, seconds=20.0,
+        )._replace(**changes)  # fmt: skip
+
+        @contextlib.contextmanager
+        def compiler():
+            yield lambda question: asked.append(question) or found
+
+        monkeypatch.setattr(compiled, "compiler", compiler)
+        return asked
+
+    return put
+
+
+def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, answers):
+    asked = answers()
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
+    assert said.code == 0 and said.err == ""
+    assert said.json.keys() >= CONTRACT
+    assert said.json["bytes_by_kind"].keys() >= {
+        "params", "optimiser", "replay", "rollout", "arguments", "temporaries"
+    }  # fmt: skip
+    assert said.json["fits"] is True and said.json["hbm_limit"] == int(15.75 * 2**30)
+    assert said.json["cycles_over_floor"]["learn: encoder forward"] == 1.25
+    for words in (
+        "nano in index_daily on v5e:2x4: 8 chips, mesh data = 8",
+        "train it with --set mesh.devices=8",
+        "memory: fits: 12 MiB of 15.75 GiB a chip",
+        "18 x all-reduce over 8 devices, 226 KiB in all (f32, s32)",
+        "nothing was run",
+        "bound by compute",
+        "policy.channels = 16 fills 12% of its matrix units; 128 fills them",
+        "independent bars a parameter: 0.68  WARNING",
+        "remat: not needed",
+    ):
+        assert words in said.out, words
+    assert [question.there.name for question in asked] == ["v5e:2x4"]
+    assert asked[0].agent.mesh.devices == 8 and len(asked[0].bars) > 4_000
+
+
+def test_what_does_not_fit_ends_with_1_after_the_json(command, answers):
+    answers(fits=False, needed=20 * 2**30)
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
+    assert said.code == 1 and "memory: DOES NOT FIT: 20 GiB of 15.75 GiB a chip" in said.out
+    assert said.json["fits"] is False
+    assert said.err == "nca-trader plan: nano does not fit on a chip of v5e:2x4; see above.\n"
+
+
+def test_a_program_that_the_compiler_gave_up_on_is_reported_without_times(command, answers):
+    answers(fits=False, needed=None, cost=None, kinds={"params": 28_932})
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
+    assert said.code == 1 and "more than it has" in said.out and "bound by" not in said.out
+    assert said.json["estimate"] is None
+
+
+def test_a_pod_says_what_to_set_and_what_the_learner_does_not_split_yet(command, answers):
+    answers()
+    said = command("plan", "--agent", "nano", "--topology", "v5p-768", "--json")
+    assert "on v5p:4x8x12: 384 chips, mesh data = 384" in said.out
+    assert "data = 96, fsdp = 4, model = 1; the learner splits data only" in said.out
+    assert said.json["set"] == {
+        "mesh.devices": 384, "learner.logical_shards": 384, "learner.num_segments": 3072
+    }  # fmt: skip
+
+
+def test_a_market_that_is_drawn_needs_no_bars_and_settings_reach_the_compiler(command, answers):
+    asked = answers()
+    args = ("--env", "ou_mid", "--set", "learner.segment_length=64", "--set", "env.fill=close")
+    assert command("plan", "--agent", "nano", "--topology", "v6e", *args).code == 0
+    (question,) = asked
+    assert question.bars is None and question.there.name == "v6e:2x4"
+    assert question.agent.learner.segment_length == 64 and question.env.fill == "close"
+
+
+def test_largest_prints_both_batches(command, monkeypatch):
+    @contextlib.contextmanager
+    def compiler():
+        def ask(question):  # up to 1,000 segments fit
+            count = question.agent.learner.num_segments
+            cost = Cost({"other": Part(10_000 + 1_000 * count, 0)}, {}, 0)
+            return Answer(count <= 1_000, 1e9, count * 10**6, {"temporaries": 0}, 1, cost, 0,
+                          7_233, 4_895, count * 512, 1.0)  # fmt: skip
+
+        yield ask
+
+    monkeypatch.setattr(compiled, "compiler", compiler)
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--largest", "--json")
+    assert said.code == 0
+    largest, efficient = said.json["largest"]["largest"], said.json["largest"]["efficient"]
+    assert 940 <= largest["num_segments"] <= 1_000
+    assert efficient["num_segments"] == 256  # 256 / 266 of the best is within 5%, 128 / 138 not
+    assert f"learner.num_segments = {largest['num_segments']}" in said.out
+    assert "as fast, to 5%: learner.num_segments = 256" in said.out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--topology", "v5e-9"), "--topology v5e-9: the number counts chips, and no slice has 9"),
+        (("--topology", "h100:8"), "It may be a chip of v5e"),
+        (("--topology", "v5e-8", "--agent", "nanno"), "nanno"),
+        (("--topology", "v5e-8", "--set", "learner.sgements=8"), "sgements"),
+    ],
+)
+def test_wrong_input_is_one_line_and_2(command, answers, args, said):
+    asked = answers()
+    found = command("plan", "--agent", "nano", *args)
+    assert found.code == 2 and said in found.err and len(found.err.splitlines()) == 1
+    assert asked == []
+
+
+def test_without_the_compiler_it_ends_in_one_line_that_names_the_extra(command, monkeypatch):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "libtpu" else there(name)
+    )
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8")
+    assert said.code == 2 and len(said.err.splitlines()) == 1
+    assert "pip install 'nca-trader[tpu-plan]'" in said.err

@@ -1,0 +1,145 @@
+"""The program that is planned is the one that trains; what the compiler says of a tiny one."""
+
+import ctypes
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+
+import jax
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT, ENV
+
+from nca_trader.agents.policy import make_policy, num_parameters
+from nca_trader.cli import main
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError, RunError
+from nca_trader.learner.update import make_learner
+from nca_trader.mesh import is_described, make_mesh, mesh_of
+from nca_trader.scale import compiled
+from nca_trader.scale.chips import slice_of
+from nca_trader.scale.compiled import ENVIRONMENT, Question, answer, compiler, devices_of
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed"
+)
+BARS = random_bars(np.random.default_rng(0), 120, 2)
+REPLAY = dataclasses.replace(
+    AGENT,
+    learner=dataclasses.replace(AGENT.learner, replay_slots=2),
+    optimizer=dataclasses.replace(AGENT.optimizer, ema_decay=0.9),
+)
+HERE = slice_of("v5e:2x2")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """What the compiler needs to be told, in this process."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def made(mesh, agent=REPLAY):
+    env = TradingEnv(BARS, ENV)
+    return make_learner(env, make_policy(agent, env.spec), agent, mesh)
+
+
+def traced(learner):
+    """The program of one micro-batch, and what `step` runs, as jaxprs."""
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    return jax.make_jaxpr(learner.programs[1])(state, learner.market)
+
+
+def test_step_runs_the_program_that_a_plan_compiles():
+    learner = made(make_mesh(4))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    stepped = jax.make_jaxpr(learner.step)(state)
+    (call,) = stepped.eqns
+    (planned,) = traced(learner).eqns
+    assert call.params["jaxpr"] is planned.params["jaxpr"]  # traced once
+    assert not is_described(learner.mesh)
+
+
+def test_micro_batches_are_programs_fewest_first():
+    assert list(made(make_mesh(2)).programs) == [1, 2, 4]
+
+
+@needs_compiler
+def test_a_described_slice_gets_the_program_that_devices_get(environment):
+    described = made(mesh_of(devices_of(HERE)))
+    assert is_described(described.mesh)
+    leaves = jax.tree.leaves(described.market)
+    assert leaves and all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    kinds = r"device_kind=.*?, platform=\w+"
+    planned, trained = (str(traced(each)) for each in (described, made(make_mesh(4))))
+    assert re.sub(kinds, "", planned) == re.sub(kinds, "", trained)
+    assert re.findall(kinds, planned) != re.findall(kinds, trained)
+
+
+@needs_compiler
+def test_the_compilers_answer_about_a_tiny_agent(environment):
+    found = answer(Question(ENV, REPLAY, BARS, HERE))
+    policy = make_policy(REPLAY, TradingEnv(BARS, ENV).spec)
+    count = num_parameters(policy)
+    assert found.fits and found.micro_batches == 1 and found.parameters == count
+    assert found.bars == 120 - policy.first_decision and found.steps == 8 * 16
+    kinds = found.kinds
+    assert kinds["params"] == 4 * count
+    # Two moments and the average, float32, and a few counters.
+    assert 12 * count < kinds["optimiser"] <= 12 * count + 64
+    # Two segments a device: of each transition 3 features an asset and one action an asset, and
+    # log-probability, value, reward, discount, advantage and value target.
+    per_step = 4 * (2 * 3 + 2 + 6)
+    assert kinds["rollout"] == pytest.approx(2 * 16 * per_step, rel=0.25)
+    held = kinds["params"] + kinds["optimiser"] + kinds["replay"]
+    assert held < kinds["arguments"] <= found.needed <= found.limit
+    assert found.unknown_loops == 0
+    # Gradients and metrics of the fresh and of the replayed minibatch, and the statistics.
+    of = found.cost.collectives
+    assert set(of) == {"all-reduce"} and of["all-reduce"].group == 4
+    assert of["all-reduce"].bytes > 2 * 4 * count and "bf16" not in of["all-reduce"].dtypes
+    parts = found.cost.parts
+    for part in ("collect: encoder", "learn: encoder backward", "replay: encoder forward"):
+        assert parts[part].cycles > 0, part
+    # A gradient is at least once, at most three times the forward products again.
+    forward, backward = parts["learn: encoder forward"], parts["learn: encoder backward"]
+    assert forward.flops <= backward.flops <= 3 * forward.flops
+
+
+@needs_compiler
+def test_too_little_memory_is_tried_with_more_micro_batches(environment):
+    learner = dataclasses.replace(AGENT.learner, memory_gb=1e-6)
+    agent = dataclasses.replace(AGENT, learner=learner)
+    found = answer(Question(ENV, agent, BARS, HERE))
+    # A thousandth of what is needed: two pieces are known not to do, and are not compiled.
+    assert not found.fits and found.limit == 1e3 and found.micro_batches == 1
+    assert found.needed > 2e3
+
+
+@needs_compiler
+def test_a_slice_that_no_hosts_make_is_refused_in_the_compilers_words(environment):
+    with pytest.raises(ConfigError, match=r"v5e:3x3: the compiler says: .* not divisible"):
+        devices_of(slice_of("v5e:3x3"))
+
+
+@pytest.mark.slow
+def test_a_compiler_that_crashes_ends_in_one_line(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compiled, "answer", ctypes.string_at)  # of address 0: a segmentation fault
+    before = dict(os.environ)
+    with compiler() as ask, pytest.raises(RunError, match="the TPU compiler ended its process"):
+        ask(0)
+    assert dict(os.environ) == before
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v5e-8", "v5e-256", "tpu7x"])
+def test_a_pod_is_planned_in_a_process_of_its_own(capsys, name):
+    assert main(["plan", "--agent", "nano", "--topology", name, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["fits"] and said["compile_s"] < 600 and said["loops_counted_once"] == 0
+    assert said["collectives"]["all-reduce"]["group"] == said["devices"]

@@ -1,0 +1,198 @@
+"""What follows from a compiler's answer: arithmetic, searches and advice, with no compiler."""
+
+import dataclasses
+
+import pytest
+from tiny import AGENT, ENV
+
+from nca_trader.agents.presets import load_agent
+from nca_trader.scale.chips import GIB, slice_of
+from nca_trader.scale.compiled import Answer, Question, said_bytes
+from nca_trader.scale.cost import Collective, Cost, Part
+from nca_trader.scale.plan import (
+    described,
+    estimate,
+    largest_batch,
+    on_slice,
+    plan,
+    search,
+    width_audit,
+)
+
+V5E = slice_of("v5e-8")
+COST = Cost(
+    parts={"collect: encoder": Part(3_000_000, 131_072 * 2_000_000), "other": Part(1_500_000, 0)},
+    collectives={"all-reduce": Collective(4, 800_000, ("f32",), 8)},
+    hbm_bytes=819_000_000,
+)
+ANSWER = Answer(
+    fits=True,
+    limit=V5E.of.hbm_usable,
+    needed=2**30,
+    kinds={"params": 400, "temporaries": 2**29},
+    micro_batches=1,
+    cost=COST,
+    unknown_loops=0,
+    parameters=1_000,
+    bars=500,
+    steps=90_000,
+    seconds=12.0,
+)
+
+
+def model(limit, per_segment, cycles=lambda segments: 1_000 * segments):
+    """An `ask` whose memory and time follow a rule, and the questions that it was asked."""
+    asked = []
+
+    def ask(question: Question) -> Answer:
+        asked.append(question)
+        segments = question.agent.learner.num_segments
+        saved = 0.25 if question.agent.policy.remat == "step" else 1.0
+        needed = int(1_000 + saved * per_segment * segments)
+        cost = COST._replace(
+            parts={"other": Part(cycles(segments), 0)}, hbm_bytes=0, collectives={}
+        )
+        return ANSWER._replace(
+            fits=needed <= limit,
+            limit=limit,
+            needed=needed,
+            kinds={"temporaries": needed - 1_000},
+            cost=cost,
+            steps=segments * 16,
+        )
+
+    return ask, asked
+
+
+def test_seconds_are_cycles_at_the_clock_bytes_at_the_rates_and_the_wait_for_the_links():
+    found = estimate(ANSWER, V5E.of)
+    # 4.5e6 cycles at 1.5 GHz; 819 MB at 819 GB/s; 2 * 7/8 of 800 kB at 200 GB/s one way.
+    assert found["seconds"]["compute"] == pytest.approx(3e-3, rel=2e-3)
+    assert found["seconds"]["memory"] == pytest.approx(1e-3)
+    assert found["seconds"]["communication"] == pytest.approx(7e-6)
+    assert found["bound"] == "compute"
+    assert found["step_s"] == pytest.approx(3.007e-3, rel=2e-3)
+    assert found["steps_per_s"] == pytest.approx(90_000 / 3.007e-3, rel=2e-3)
+    # The units could have done it in 2e6 of the 4.5e6 cycles.
+    assert found["matrix_units_busy"] == pytest.approx(2e6 / 4.51e6, rel=2e-3)
+
+
+def test_more_traffic_than_cycles_is_bound_by_memory():
+    found = estimate(ANSWER._replace(cost=COST._replace(hbm_bytes=8_190_000_000)), V5E.of)
+    assert found["bound"] == "memory" and found["step_s"] == pytest.approx(10.007e-3, rel=1e-3)
+
+
+def test_cycles_are_held_against_the_floor_of_the_matrix_units():
+    report = described(ANSWER, V5E)
+    assert report["cycles_over_floor"] == {
+        "collect: encoder": pytest.approx(1.5), "update": pytest.approx(2.25)
+    }  # fmt: skip
+    assert report["cycles"] == {
+        "collect: encoder": 3_000_000, "other": 1_500_000, "update": 4_500_000
+    }  # fmt: skip
+    assert report["bars_per_parameter"] == 0.5
+
+
+def test_a_chip_of_two_devices_has_the_bytes_of_both():
+    there = slice_of("tpu7x")
+    report = described(ANSWER._replace(limit=there.of.hbm_usable / 2), there)
+    assert report["hbm_bytes_per_chip"] == 2 * 2**30
+    assert report["hbm_limit"] == int(2 * 94.74 * GIB)
+    assert report["bytes_by_kind"] == {"params": 800, "temporaries": 2**30}
+
+
+def test_an_agent_gets_as_many_shards_and_segments_as_devices_can_share():
+    nano = load_agent("nano")  # 64 segments in 8 minibatches, 8 logical shards
+    assert on_slice(nano, V5E)[1] == {"mesh.devices": 8}
+    agent, changes = on_slice(nano, slice_of("v5e-256"))
+    assert changes == {
+        "mesh.devices": 256, "learner.logical_shards": 256, "learner.num_segments": 2048
+    }  # fmt: skip
+    assert (agent.mesh.devices, agent.learner.num_segments) == (256, 2048)
+    # One device of a chip alone: what the file says stays.
+    assert on_slice(nano, slice_of("v5e-1")) == (nano, {})
+
+
+def test_widths_are_held_against_the_matrix_units_of_the_chip():
+    base = load_agent("base")
+    on_v5e = {w["name"]: w for w in width_audit(base, V5E.of)}
+    assert on_v5e["policy.channels"]["fills"] == 1.0
+    assert on_v5e["policy.head_hidden"] == {
+        "name": "policy.head_hidden", "width": 64, "fills": 0.5, "full_width": 128
+    }  # fmt: skip
+    on_v6e = {w["name"]: w["fills"] for w in width_audit(base, slice_of("v6e-8").of)}
+    assert on_v6e == {"policy.channels": 0.5, "policy.hidden": 0.5, "policy.head_hidden": 0.25}
+    wide = dataclasses.replace(base, policy=dataclasses.replace(base.policy, channels=129))
+    assert {w["name"]: w["full_width"] for w in width_audit(wide, V5E.of)}["policy.channels"] == 256
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 16, 17, 100, 1_000, 5_000])
+@pytest.mark.parametrize("unit", [1, 8])
+def test_the_search_finds_the_largest_that_fits_to_a_sixteenth(most, unit):
+    asked = []
+
+    def fits(segments):
+        asked.append(segments)
+        return segments <= most * unit
+
+    found = search(fits, unit)
+    assert found <= most * unit < found + max(unit, found // 16) + unit
+    assert found % unit == 0 and len(asked) == len(set(asked)) < 20
+
+
+def test_a_search_where_nothing_fits_says_so_at_once():
+    ask, asked = model(limit=1_500, per_segment=1_000)
+    found = largest_batch(ask, Question(ENV, AGENT, None, V5E, False), lambda line: None)
+    assert found["largest"] is None and found["efficient"] is None and len(asked) == 1
+
+
+def test_the_efficient_batch_is_the_smallest_within_5_percent_of_the_best():
+    # 100 cycles of overhead: 8 segments of 8 are at 8 / (8 + 100) of the best rate, and so on.
+    ask, _ = model(1e6, 100, cycles=lambda segments: 100_000 + 1_000 * segments)
+    found = largest_batch(ask, Question(ENV, AGENT, None, V5E, False), lambda line: None)
+    assert found["largest"]["hbm_bytes_per_chip"] <= 1e6
+    assert 9_990 / 17 * 16 <= found["largest"]["num_segments"] <= 9_990
+    best = max(t["steps_per_s"] for t in found["tries"] if t["fits"])
+    efficient = found["efficient"]
+    assert efficient["steps_per_s"] >= 0.95 * best
+    smaller = [t for t in found["tries"] if t["num_segments"] < efficient["num_segments"]]
+    assert smaller and all(t["steps_per_s"] < 0.95 * best for t in smaller)
+
+
+def test_remat_is_tried_where_memory_is_short_and_only_there():
+    say = []
+    ask, asked = model(limit=1e6, per_segment=100)
+    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    assert report["fits"] and "not needed" in report["remat"]["advice"] and len(asked) == 1
+    ask, asked = model(limit=3_000, per_segment=500)
+    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    assert not report["fits"] and report["remat"]["advice"].endswith("makes it fit")
+    assert [q.agent.policy.remat for q in asked] == ["none", "step"]
+    assert report["remat"]["with_step"]["temporaries"] == 1_000
+    ask, _ = model(limit=1_500, per_segment=500)
+    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    assert report["remat"]["advice"].endswith("does not make it fit either")
+    ask, _ = model(limit=8_000, per_segment=500)
+    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    assert report["remat"]["advice"].startswith("policy.remat = 'step' saves 75% of the temp")
+
+
+def test_what_the_compiler_gave_up_on_has_no_cost_and_says_so():
+    refused = ANSWER._replace(fits=False, needed=None, cost=None, kinds={"params": 1})
+    report = described(refused, V5E)
+    assert report["estimate"] is None and report["hbm_bytes_per_chip"] is None
+    assert report["cycles_over_floor"] == {} and report["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("error", "size"),
+    [
+        ("E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+         "temporaries (600.00G) exceeds available HBM (15.75G).", 600 * 2**30),
+        ("Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity "
+         "by 4.75G.", int(20.5 * 2**30)),
+        ("RESOURCE_EXHAUSTED: of another kind", None),
+    ],
+)  # fmt: skip
+def test_the_size_in_a_refusal_is_read(error, size):
+    assert said_bytes(error) == size
