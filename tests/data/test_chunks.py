@@ -12,7 +12,7 @@ import pyarrow.feather
 import pytest
 from planted import HEADER, PLANTS, market, text_of
 
-from nca_trader.data import delimited, files
+from nca_trader.data import delimited, files, times
 from nca_trader.data.bars import read_bars, write_bars
 from nca_trader.data.samples import sample_bars
 from nca_trader.errors import BarError
@@ -97,6 +97,67 @@ def test_times_are_read_alike_however_the_file_is_cut(form, tmp_path, small_chun
     small_chunks()
     for i, want in enumerate(at_once):
         assert outcome(tmp_path / f"{i}.csv", **options) == want
+
+
+def epochs(unit):
+    return lambda time: pd.Series(time.as_unit(unit).astype("int64").astype("str"))
+
+
+FORMS = {
+    "iso": lambda time: pd.Series(time.strftime("%Y-%m-%dT%H:%M:%SZ")),
+    "seconds": epochs("s"),
+    "milliseconds": epochs("ms"),
+    "nanoseconds": epochs("ns"),
+    "digits": lambda time: pd.Series(time.strftime("%Y%m%d %H%M%S")),
+    "compact": lambda time: pd.Series(time.strftime("%Y%m%d")),
+    "day first": lambda time: pd.Series(time.strftime("%d.%m.%Y %H:%M:%S")),
+}
+
+
+@pytest.mark.parametrize("first", FORMS)
+def test_times_that_change_their_form_are_refused_where_they_do(
+    first, tmp_path, monkeypatch, small_chunks
+):
+    monkeypatch.setattr(times, "HEAD", 20)
+    time = pd.date_range("2027-01-24", periods=60, freq="1D", tz="UTC")  # 1801...: as a year
+    path = tmp_path / "bars.csv"
+    for second in FORMS:
+        if second == first:
+            continue
+        small_chunks(1 << 16)
+        text = pd.concat([FORMS[first](time[:40]), FORMS[second](time[40:])])
+        pd.DataFrame({"time": text, "close": 5.0}).to_csv(path, index=False)
+        options = {"repair": "close-only,no-volume", "timezone": "UTC"}
+        at_once = outcome(path, **options)
+        small_chunks()
+        assert outcome(path, **options) == at_once, (first, second)
+        if {first, second} <= {"iso", "digits", "compact"}:  # each is ISO 8601
+            assert (read_bars(path, **options).index == time).all()
+            continue
+        said = f"D013 line 42 and 19 more: time '{text.iloc[40]}' can't be read. Write it as 2018"
+        assert said in at_once, (first, second, at_once)
+        assert len(read_bars(path, **options | {"repair": "close-only,no-volume,drop-bad"})) == 40
+
+
+def test_a_file_of_epochs_since_1970_is_read(tmp_path):
+    for freq, begin in (("1D", "1970-01-01"), ("30D", "1965-03-02")):
+        time = pd.date_range(begin, "2024-01-01", freq=freq, tz="UTC")
+        frame = pd.DataFrame({"time": FORMS["milliseconds"](time), "close": 5.0})
+        frame.to_csv(tmp_path / "bars.csv", index=False)
+        bars = read_bars(tmp_path / "bars.csv", repair="close-only,no-volume")
+        assert (bars.index == time).all()
+
+
+def test_the_order_of_day_and_month_may_be_proved_late(tmp_path, monkeypatch, small_chunks):
+    monkeypatch.setattr(times, "HEAD", 5)
+    small_chunks(4)
+    time = pd.DatetimeIndex([f"2021-{m:02}-{d:02}" for m in (1, 2, 3) for d in range(1, 13)])
+    time = time.append(pd.DatetimeIndex(["2021-03-13"]))
+    for write in ("%d/%m/%Y", "%m/%d/%Y"):
+        frame = pd.DataFrame({"time": time.strftime(write), "close": 5.0})
+        frame.to_csv(tmp_path / "bars.csv", index=False)
+        bars = read_bars(tmp_path / "bars.csv", repair="close-only,no-volume")
+        assert (bars.index.tz_localize(None) == time).all()
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet", "feather"])
