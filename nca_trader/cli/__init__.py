@@ -16,7 +16,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-COMMANDS = ("demo", "train", "prove", "backtest", "paper", "journal", "data", "leakcheck", "bench")
+COMMANDS = (
+    "demo", "train", "prove", "backtest", "paper", "journal", "data", "leakcheck", "doctor",
+    "bench",
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,1 @@
+"""From one chip to a pod: what a machine has, plans, profiles."""
