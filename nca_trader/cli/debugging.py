@@ -81,7 +81,7 @@ class Watch:
         self._updates = self._compiled = self.retraces = 0
         self._tracing = self._closed = False
 
-    def heard(self, event: str, duration: float, **facts: object) -> None:
+    def heard(self, event: str, duration_secs: float, **facts: object) -> None:
         """Takes an event of jax."""
         name = str(facts.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
         if event.endswith("/backend_compile_duration") and name == STEP and not self._closed:
