@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nca_trader.cli.debugging import add_debug_arguments, debugged
 from nca_trader.cli.reading import add_reading_arguments, reading_options
 
 HELP = "train an agent into a run folder; the same command goes on where it stopped"
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TABLE.KEY=VALUE",
         help="change a field of the agent, or env.KEY of the environment; repeatable",
     )
+    add_debug_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -54,7 +56,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
-    with stop_on_signal() as stop, shown(steps, "train") as report:
+    with (
+        stop_on_signal() as stop,
+        shown(steps, "train") as shows,
+        debugged(args, shows) as report,
+    ):
         trained = train(
             env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=report, stop=stop
         )

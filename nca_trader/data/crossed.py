@@ -11,9 +11,9 @@ from nca_trader.data.columns import ADJUSTMENTS
 from nca_trader.data.faults import Fault
 from nca_trader.data.jumps import is_jump, split_ratio
 from nca_trader.data.records import Records
+from nca_trader.data.swapped import assets_swapped, open_close_swapped, range_volume_swapped
 
 REUSE = np.timedelta64(180, "D")  # without bars, at least
-WINDOW = 100  # bars whose opens and closes are looked at together
 CHANGES = 1e-3  # relative: adjusted closes are rounded
 BLOCK = 1 << 16  # rows looked at together, so that what is computed of them is small
 
@@ -54,10 +54,20 @@ def series_faults(records: Records) -> Iterator[Fault]:
         say += f"{after / before:.4g} times{split_ratio(after / before)}"
         remedy = "Correct the prices, or adjust splits, e.g. --columns split=COLUMN"
         yield fault("D026", at, say, remedy, "keep-jumps")
-    at = _open_close_swapped(records["open"], records["close"], rows, inside)
+    name, at = range_volume_swapped(records, rows, code)
+    if name:
+        say = f"{name} and volume look swapped: the volume is of the size of the price, and the "
+        yield fault("D028", at, f"{say}{name} isn't", "Swap them there", "keep-jumps")
+    at = open_close_swapped(records, rows, inside, code)
     if len(at):
         say = f"open and close look swapped from about here, for {len(at):,} bars: the closes, "
-        yield fault("D029", at, f"{say}not the opens, go on from the bar before", "Swap them there")
+        say += "not the opens, go on from the bar before"
+        yield fault("D029", at, say, "Swap them there", "keep-jumps")
+    at = assets_swapped(records, rows, inside, code, time)
+    if len(at):
+        say = f"{records.symbols[code[at[0]]]} goes on from the price of another asset, and that "
+        say += "one from its: their columns look swapped from here, or up to here"
+        yield fault("D029", at, say, "Swap them there", "keep-jumps")
 
 
 def _in_order(records: Records) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
@@ -102,38 +112,6 @@ def part_reused(records: Records) -> None:
     # The assets in the order of their first rows.
     new, order = pd.factorize(out)
     records["symbol"], records.symbols = new.astype(np.int32), [names[i] for i in order]
-
-
-def _open_close_swapped(
-    opens: np.ndarray, closes: np.ndarray, rows: slice | np.ndarray, inside: np.ndarray
-) -> np.ndarray:
-    """Places, in order of symbol and time, whose close goes on from the open before it.
-
-    An open is nearer to the close before it than that bar's open is to this bar's close, over any
-    window of bars; where columns are swapped it is the other way round.
-    """
-    width = min(WINDOW, len(inside))
-    if width < 30:
-        return np.zeros(0, dtype=int)
-
-    def excess(begin: int, end: int, weight: float) -> np.ndarray:
-        part = slice(begin, end + 1) if isinstance(rows, slice) else rows[begin : end + 1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            o, c = np.log(opens[part]), np.log(closes[part])
-            more = np.abs(o[1:] - c[:-1]) - weight * np.abs(c[1:] - o[:-1])
-        return np.where(inside[begin:end], np.nan_to_num(more, nan=0.0), 0.0)
-
-    def suspect(begin: int) -> bool:
-        part = excess(begin, min(begin + BLOCK + width, len(inside)), 2.0)
-        total = np.concatenate(([0.0], np.cumsum(part)))
-        return bool((total[width:] - total[:-width] > 1e-9).any())
-
-    if not any(map(suspect, range(0, max(len(inside) - width + 1, 1), BLOCK))):
-        return np.zeros(0, dtype=int)
-    # The span in which swapped columns explain most: from the lowest to the highest of the sum.
-    total = np.concatenate(([0.0], np.cumsum(excess(0, len(inside), 1.0))))
-    last = int(np.argmax(total - np.minimum.accumulate(total)))
-    return np.arange(int(np.argmin(total[: last + 1])) + 1, last + 1)
 
 
 def column_faults(

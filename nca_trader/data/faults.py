@@ -10,9 +10,9 @@ and without UTC offset, D015 no time zone, D016 time that the zone's clock skips
 D017 day and month not told apart, D018 comma that may be a decimal one, D020 not increasing,
 D021 duplicate, D022 more or fewer fields than names, D023 no header, D024 symbol missing or
 unknown, D025 years between two spans of a symbol, D026 jump between bars, D027 adjustment in the
-file but not applied, D028 volume swapped with another column, D029 open and close swapped,
-D030 adjustment factor not usable, D031 crossed quotes, D032 dividends given twice, D033 half spread
-or funding rate that is no fraction.
+file but not applied, D028 volume swapped with another column, D029 open and close swapped, or the
+columns of two assets, D030 adjustment factor not usable, D031 crossed quotes, D032 dividends given
+twice, D033 half spread or funding rate that is no fraction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPAIRS = {
     "swap-volume": "put volume back where price shows that it stands in the other column",
     "part-reuse": "of a symbol with half a year without bars, make each span an asset of its own",
     "keep-gaps": "take half a year without bars as a gap of one asset",
-    "keep-jumps": "take jumps of the price as real",
+    "keep-jumps": "take jumps of the price, and gaps as of swapped columns, as real",
     "unadjusted": "take prices as they stand where the file holds an adjustment as well",
 }
 EXCLUSIVE = (("keep-first", "keep-last"), ("part-reuse", "keep-gaps"))

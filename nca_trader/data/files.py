@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 
@@ -56,7 +58,10 @@ def _guarded(path: Path, read: Callable[[], Iterator[Table]]) -> Iterator[Table]
     try:
         if path.stat().st_size == 0:
             raise BarError(f"{path}: D002 the file is empty. Give a file with bars.")
-        yield from read()
+        for table in read():
+            yield table
+            # Arrow keeps what it freed, which would add up to more than the bars.
+            pa.default_memory_pool().release_unused()
     except FileNotFoundError as error:
         raise BarError(f"{path}: D001 no such file. Check the path.") from error
     except BarError:
@@ -77,29 +82,68 @@ def _of_file(
 
 
 def _slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    rows = max(CELLS // max(frame.shape[1], 1), 1)
+    rows = _rows(frame.shape[1])
     for begin in range(0, len(frame), rows):
         yield frame.iloc[begin : begin + rows]
 
 
 def _parquet(path: Path) -> Iterator[pd.DataFrame]:
-    if path.is_dir():  # a data set of several files
-        yield from _slices(pd.read_parquet(path))
+    if path.is_dir():  # a data set of several files, whose folders may name columns
+        files = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
+        for fragment in files.get_fragments():
+            keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
+            if {*fragment.physical_schema.names, *keys} != set(files.schema.names):
+                say = "D005 its columns are not those of the folder's other files"
+                raise BarError(f"{fragment.path}: {say}. Write them alike.")
+            # The fragment's own scan would hold a whole row group.
+            yield from (frame.assign(**keys) for frame in _parquet(Path(fragment.path)))
         return
     with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-        rows = max(CELLS // max(len(file.schema_arrow.names), 1), 1)
-        for batch in file.iter_batches(batch_size=rows, use_threads=False):
-            yield pa.Table.from_batches([batch]).to_pandas()
+        size = _rows(len(file.schema_arrow.names))
+        yield from map(_frame, file.iter_batches(batch_size=size, use_threads=False))
 
 
 def _feather(path: Path) -> Iterator[pd.DataFrame]:
-    with pa.memory_map(str(path)) as memory:
-        if memory.read(6) != b"ARROW1":  # a feather file of the first version
+    # No memory map: the pages read of it would stay beside the bars.
+    with pa.OSFile(str(path)) as file:
+        if file.read(6) != b"ARROW1":  # a feather file of the first version
             yield from _slices(pd.read_feather(path))
             return
-        file = pyarrow.ipc.open_file(memory)
-        for i in range(file.num_record_batches):
-            yield from _slices(pa.Table.from_batches([file.get_batch(i)]).to_pandas())
+        for i in range(pyarrow.ipc.open_file(file).num_record_batches):
+            yield from _of_batch(file, i)
+
+
+def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
+    """The rows of one record batch, of which some writers make one of the whole table.
+
+    A batch is compressed by columns: in memory are one column and an eighth of the batch at most.
+    """
+    schema = pyarrow.ipc.open_file(file).schema
+
+    def column(at: int, begin: int, end: int) -> tuple[pa.Array, int]:
+        options = pyarrow.ipc.IpcReadOptions(included_fields=[at], use_threads=False)
+        whole = pyarrow.ipc.open_file(file, options=options).get_batch(index).column(0)
+        # Taken, not sliced: a slice would keep the whole column.
+        return whole.take(pa.array(np.arange(begin, min(end, len(whole))))), len(whole)
+
+    width, size = len(schema.names), column(0, 0, 0)[1]
+    rows = max(_rows(width), -(-size // 8))
+    for begin in range(0, size, rows):
+        columns = []
+        for at in range(width):
+            columns.append(column(at, begin, begin + rows)[0])
+            pa.default_memory_pool().release_unused()
+        for part in pa.Table.from_arrays(columns, schema=schema).to_batches(_rows(width)):
+            yield _frame(part)
+
+
+def _rows(width: int) -> int:
+    """Of a chunk of that many columns."""
+    return max(CELLS // max(width, 1), 1)
+
+
+def _frame(rows: pa.RecordBatch | pa.Table) -> pd.DataFrame:
+    return rows.to_pandas(use_threads=False)
 
 
 def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Table]:

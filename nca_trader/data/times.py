@@ -23,6 +23,8 @@ EARLIEST, LATEST = np.datetime64("1800-01-01"), np.datetime64("2200-01-01")
 DAY_AND_MONTH = r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})$"
 DIGITS = r"\d{8}[ T]?\d{6}(?:\d{3}|\d{6})?"
 DAY = np.timedelta64(1, "D")
+EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
+HEAD = 1 << 16  # rows that tell the form of the times; epochs of 1970 alone would tell no unit
 
 
 class Days(NamedTuple):
@@ -38,7 +40,10 @@ class Days(NamedTuple):
 
 
 class TimeReader:
-    """Reads the times of a file chunk by chunk, in the one form that most of the first have.
+    """Reads the times of a file chunk by chunk, in the one form that most of its first rows have.
+
+    These are the first HEAD, however the file is cut into chunks; a later row in another form can't
+    be read.
 
     Text is ISO 8601 (2018-12-31, 2018-12-31T14:30:00Z, ...), which no one reads as another day;
     or digits (20181231 143000); or a date in the order `dates`, of `DATES`. Without `dates` that
@@ -57,6 +62,7 @@ class TimeReader:
             raise BarError(f"unknown order of dates {dates!r}; give {known}.")
         self._timezone, self._dates = timezone, dates
         self._form, self._size = "", float("nan")
+        self._head: list[pd.Series] = []  # the first rows, until there are HEAD
         self._days: dict[str, int] = {}
         self._examples: list[str] = []  # of each day, the text of the first row of it
         self._clocks: list[Any] = []  # and its clock
@@ -69,17 +75,39 @@ class TimeReader:
     def add(self, column: pd.Series) -> None:
         """Takes the next rows of the file."""
         if pd.api.types.is_datetime64_any_dtype(column.dtype):
+            self._flush()
             zone = getattr(column.dtype, "tz", None)
-            times, aware = column, np.full(len(column), zone is not None)
-        elif pd.api.types.is_numeric_dtype(column.dtype) and self._form in ("", "number"):
-            times, aware = self._numbers(column)
+            times = column if zone is None else column.dt.tz_convert(None)
+            self._take(column, times, np.full(len(column), zone is not None))
+        elif self._form:
+            self._take_form(column)
         else:
-            text = _texts(column)
-            self._form = self._form or self._form_of(text)
-            if self._form == "day":
-                self._parts.append(self._day_parts(text))
-                return
-            times, aware = self._read(text)
+            self._head.append(column)
+            if sum(map(len, self._head)) >= HEAD:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Finds the form of the first rows, and takes these."""
+        head, self._head = self._head, []
+        if not head:
+            return
+        first = pd.concat([_texts(column) for column in head])[:HEAD]
+        self._form = self._form_of(first)
+        if self._form == "number":
+            self._size = float(pd.to_numeric(first, errors="coerce").abs().median())
+        for column in head:
+            self._take_form(column)
+
+    def _take_form(self, column: pd.Series) -> None:
+        """Takes rows in the form found, numbers as they are and others as texts."""
+        number = self._form == "number" and pd.api.types.is_numeric_dtype(column.dtype)
+        text = column if number else _texts(column)
+        if self._form == "day":
+            self._parts.append(self._day_parts(text))
+        else:
+            self._take(column, *self._read(text))
+
+    def _take(self, column: pd.Series, times: pd.Series, aware: np.ndarray) -> None:
         times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
         wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
         utc = times.mask(wild).to_numpy("datetime64[ns]").copy()
@@ -87,8 +115,10 @@ class TimeReader:
 
     def finish(self) -> tuple[np.ndarray, list[Fault]]:
         """`[rows]` datetime64[ns] in UTC, NaT where they are at fault, and the faults."""
+        self._flush()
         faults = self._resolve_days() if self._days else []
         times = self._times.whole
+        self._coarser_are_unread(times)
         masks = {name: each.whole for name, each in self._masks.items()}
         unread, naive, skipped = masks["unread"], masks["naive"], masks["skipped"]
         if unread.any() and not faults:
@@ -131,12 +161,25 @@ class TimeReader:
 
     def _numbers(self, column: pd.Series) -> tuple[pd.Series, np.ndarray]:
         """Times of whole numbers, and whether they are moments (epochs) and not dates."""
-        if column.notna().any():
-            self._form = self._form or "number"
-        if np.isnan(self._size):
-            self._size = float(column.abs().median())
         times, moments = _of_numbers(column, self._size)
         return times, np.full(len(column), moments)
+
+    def _coarser_are_unread(self, times: np.ndarray) -> None:
+        """Puts NaT where an epoch is in a coarser unit than the others, e.g. seconds after ms.
+
+        Read in the others' unit it is of 1970 or 1971, and nothing leads from there to the others.
+        """
+        unit = _unit(self._size) if self._form == "number" else None
+        if unit is None:
+            return
+        early = (times >= np.datetime64(0, "s")) & (times < UNIT_BEGINS)
+        if early.any() and times[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
+            first = int(times[early][0].astype(np.int64)) // unit
+            unread = self._masks["unread"].whole
+            if not unread[: int(np.argmax(early))].any():
+                self._texts["unread"] = str(first)
+            unread |= early
+            times[early] = np.datetime64("NaT", "ns")
 
     def _form_of(self, text: pd.Series) -> str:
         iso = _iso(text).notna().mean()
@@ -242,12 +285,15 @@ def _texts(column: pd.Series) -> pd.Series:
 
 def _iso(text: pd.Series) -> pd.Series:
     times = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
-    return times.mask((text.str.len() < len("2018-1-2")).to_numpy())  # "2018" is not a day
+    size = text.str.len()
+    # "2018" is not a day, and an epoch such as 1801010100 no hour of the year 1801.
+    none = (size < len("2018-1-2")) | ((size > len("20180102")) & text.str.isdigit())
+    return times.mask(none.to_numpy(dtype=bool, na_value=True))
 
 
 def _of_digits(text: pd.Series) -> pd.Series:
     """Times of 20181231 143000, with or without the blank, and further digits."""
-    digits = text.str.replace("[ T]", "", regex=True)
+    digits = text.where(text.str.fullmatch(DIGITS)).str.replace("[ T]", "", regex=True)
     cuts = (4, "-"), (6, "-"), (8, " "), (10, ":"), (12, ":"), (14, ".")
     iso, begin = digits.str.slice(0, 0), 0
     for end, sign in cuts:
@@ -256,11 +302,18 @@ def _of_digits(text: pd.Series) -> pd.Series:
     return pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
 
 
+def _unit(size: float) -> int | None:
+    """Nanoseconds of the unit of epochs of that size; None where they are dates or stamps."""
+    if STAMPS[0] <= size < STAMPS[1]:
+        return None
+    return next((unit for least, unit in EPOCHS if size >= least), None)
+
+
 def _of_numbers(column: pd.Series, size: float) -> tuple[pd.Series, bool]:
     """Times of whole numbers of about this `size`; whether they are moments and not dates."""
-    unit = next((unit for least, unit in EPOCHS if size >= least), None)
-    stamps = STAMPS[0] <= size < STAMPS[1]
-    if unit is None or stamps:
+    unit = _unit(size)
+    if unit is None:
+        stamps = STAMPS[0] <= size < STAMPS[1]
         whole = column.where(column % 1 == 0).astype("Int64").astype("str")
         form = "%Y%m%d%H%M%S" if stamps else "%Y%m%d"
         return pd.to_datetime(whole, format=form, errors="coerce"), False

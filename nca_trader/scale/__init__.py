@@ -1,1 +1,1 @@
-"""Beyond one machine: chips and topologies, and what a run would need there."""
+"""From one chip to a pod: what a machine has, and what a run would need elsewhere."""

@@ -1,0 +1,192 @@
+"""What is wrong with a machine, and how to mend it: pure functions of its `Facts`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from nca_trader.scale.facts import Facts
+
+GB = 1e9
+OLDEST = {"jax": (0, 10), "python": (3, 11)}
+# Options of JAX's environment that are no values of its configuration.
+OTHER_OPTIONS = {
+    "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK",
+}  # fmt: skip
+TRUTHS = {"0", "1", "true", "false", "on", "off", "yes", "no", "t", "f", "y", "n"}
+ERROR, WARNING = "error", "warning"
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong: `level` "error" (it will fail) or "warning", and its `remedy`."""
+
+    level: str
+    name: str
+    what: str
+    remedy: str
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """All findings, errors first; none for a machine that is well."""
+    found = [finding for check in CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: finding.level != ERROR)
+
+
+def mesh_of(facts: Facts) -> dict[str, int]:
+    """The mesh that `--devices` with all of them makes: every device on the data axis."""
+    return {"data": max(len(facts.kinds), 1)}
+
+
+def versions(facts: Facts) -> Iterator[Finding]:
+    """Too old ones, and a jaxlib that isn't jax's."""
+    known = {name: _numbers(text) for name, text in facts.versions.items()}
+    for name, least in OLDEST.items():
+        if name in known and known[name] < least:
+            wanted = ".".join(map(str, least))
+            what = f"{name} {facts.versions[name]} is older than {wanted}"
+            yield Finding(ERROR, "version", what, f"Install {name} {wanted} or newer")
+    if "jax" in known and "jaxlib" in known and known["jax"][:2] != known["jaxlib"][:2]:
+        what = f"jax {facts.versions['jax']} with jaxlib {facts.versions['jaxlib']}"
+        yield Finding(ERROR, "version", what, "Install both of one version: pip install -U jax")
+
+
+def xla_flags(facts: Facts) -> Iterator[Finding]:
+    """Flags that end the process: of a TPU, without dashes, or unknown to this XLA."""
+    words = facts.environment.get("XLA_FLAGS", "").split()
+    for word in words:
+        if not word.startswith("--"):
+            what = f"XLA_FLAGS holds {word!r}, which XLA takes as the name of a file"
+            yield Finding(ERROR, "xla_flags", what, f"Write --{word.lstrip('-')}")
+        elif word.startswith("--xla_tpu_"):
+            what = f"XLA_FLAGS holds {word}, which ends every process that has no TPU"
+            yield Finding(ERROR, "xla_flags", what, "Put it into LIBTPU_INIT_ARGS")
+    unknown = re.search(r"Unknown flags? in XLA_FLAGS: *(.*)", facts.probe_error)
+    for word in unknown[1].split() if unknown else ():
+        if not word.startswith("--xla_tpu_"):
+            what = f"XLA_FLAGS holds {word}, which this version of XLA doesn't know"
+            yield Finding(ERROR, "xla_flags", what, "Remove it, or correct its name")
+
+
+def environment(facts: Facts) -> Iterator[Finding]:
+    """Variables of JAX that it doesn't know, or whose value is no truth value."""
+    known = {name.upper() for name in facts.options} | OTHER_OPTIONS
+    for name in facts.environment:
+        if name.startswith("JAX_") and facts.options and name not in known:
+            what = f"{name} is no option of this version of JAX, and does nothing"
+            yield Finding(WARNING, "environment", what, "Unset it, or correct its name")
+        if name.startswith("NCA_TRADER_") and name != "NCA_TRADER_NO_CACHE":
+            what = f"{name} is nothing that nca_trader reads"
+            yield Finding(WARNING, "environment", what, "Unset it, or correct its name")
+    for name in ("JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_ENABLE_X64"):
+        value = facts.environment.get(name, "0").lower()
+        if value not in TRUTHS:
+            what = f"{name}={value} is no truth value"
+            yield Finding(ERROR, "environment", what, "Set it to 0 or 1, or unset it")
+        elif value in ("1", "true", "on", "yes", "t", "y"):
+            what = f"{name} is on, for every program"
+            yield Finding(WARNING, "environment", what, "Unset it unless you are after a fault")
+
+
+def started(facts: Facts) -> Iterator[Finding]:
+    """JAX that finds no device, for another reason than those that have a name of their own."""
+    named = any(f.level == ERROR for check in (xla_flags, environment) for f in check(facts))
+    if facts.platform or named or (facts.lock_held and facts.tpu_files):
+        return
+    if facts.probe_error == "timeout":
+        remedy = "See whether another process holds the device; JAX_PLATFORMS=cpu goes without it"
+        yield Finding(ERROR, "devices", "JAX waits for its devices without end", remedy)
+    else:
+        platforms = facts.environment.get("JAX_PLATFORMS", "")
+        remedy = "Unset JAX_PLATFORMS" if platforms else "JAX_PLATFORMS=cpu goes without it"
+        yield Finding(ERROR, "devices", f"JAX doesn't start: {facts.probe_error}", remedy)
+
+
+def accelerators(facts: Facts) -> Iterator[Finding]:
+    """A GPU or a TPU that JAX doesn't use, as its plugin isn't installed."""
+    if facts.platform != "cpu" or facts.environment.get("JAX_PLATFORMS") == "cpu":
+        return
+    if facts.gpus:
+        what = f"{len(facts.gpus)} GPU(s) ({facts.gpus[0]}), but JAX runs on the CPU"
+        plugin = any(name.startswith("jax-cuda") for name in facts.versions)
+        remedy = "Update the driver for the plugin" if plugin else "pip install 'jax[cuda13]'"
+        yield Finding(ERROR, "gpu", what, f"{remedy}; JAX_PLATFORMS=cpu if that is meant")
+    if facts.tpu_files:
+        what = f"{len(facts.tpu_files)} TPU chip(s), but JAX runs on the CPU"
+        remedy = "See LIBTPU_INIT_ARGS" if "libtpu" in facts.versions else "pip install 'jax[tpu]'"
+        yield Finding(ERROR, "tpu", what, f"{remedy}; JAX_PLATFORMS=cpu if that is meant")
+
+
+def gpu_sharing(facts: Facts) -> Iterator[Finding]:
+    """Other processes on a GPU of which JAX takes three quarters at its start."""
+    others = sorted({pid for _, pid in facts.gpu_users if pid != facts.pid})
+    preallocates = facts.environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
+    part = facts.environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
+    if others and preallocates not in ("false", "0") and not part:
+        what = f"process {', '.join(map(str, others))} is on a GPU, and JAX takes 75% of it at once"
+        remedy = "End it, choose another by CUDA_VISIBLE_DEVICES, or set "
+        remedy += "XLA_PYTHON_CLIENT_PREALLOCATE=false or XLA_PYTHON_CLIENT_MEM_FRACTION=.4"
+        yield Finding(WARNING, "gpu", what, remedy)
+    if part and not (_is_number(part) and 0.0 < float(part) <= 1.0):
+        what = f"XLA_PYTHON_CLIENT_MEM_FRACTION={part} is no part of the memory"
+        yield Finding(ERROR, "gpu", what, "Give a number above 0 up to 1, e.g. .9")
+
+
+def tpu_lock(facts: Facts) -> Iterator[Finding]:
+    """One process at a time may load libtpu."""
+    if facts.lock_held and facts.environment.get("ALLOW_MULTIPLE_LIBTPU_LOAD") != "1":
+        what = "another process holds libtpu's lock, /tmp/libtpu_lockfile"
+        remedy = "Wait for it or end it; to compile ahead of time, without a TPU, set "
+        level = ERROR if facts.tpu_files else WARNING
+        yield Finding(level, "tpu", what, f"{remedy}ALLOW_MULTIPLE_LIBTPU_LOAD=1")
+
+
+def compile_cache(facts: Facts) -> Iterator[Finding]:
+    """Programs that are compiled again at every start, or a disk that fills."""
+    if facts.cache_error:
+        what = f"compiled programs can't be kept in {facts.cache} ({facts.cache_error})"
+        yield Finding(WARNING, "cache", what, "Set JAX_COMPILATION_CACHE_DIR to a folder of yours")
+    elif not facts.cache:
+        what = "compiled programs are not kept: every start compiles again"
+        yield Finding(WARNING, "cache", what, "Unset NCA_TRADER_NO_CACHE")
+    if facts.disk_free < 1 * GB:
+        what = f"{facts.disk_free / GB:.1f} GB free on the disk of {facts.cache}"
+        yield Finding(WARNING, "cache", what, "Free some, or empty the folder")
+
+
+def host_memory(facts: Facts) -> Iterator[Finding]:
+    """Little of it: a training process with sample bars takes about 1 GB."""
+    if facts.memory_free < 1 * GB:
+        what = f"{facts.memory_free / GB:.1f} of {facts.memory / GB:.0f} GB of memory are free"
+        yield Finding(WARNING, "memory", what, "End other processes, or give the container more")
+
+
+def coordinator(facts: Facts) -> Iterator[Finding]:
+    """The process that the others of several hosts meet at."""
+    if facts.coordinator_error:
+        what = f"coordinator {facts.coordinator}: {facts.coordinator_error}"
+        remedy = "Start process 0 there, open the port to this host, or correct the address"
+        yield Finding(ERROR, "coordinator", what, remedy)
+
+
+def data(facts: Facts) -> Iterator[Finding]:
+    """The bar file that was asked for."""
+    if facts.data_error:
+        what = facts.data_error.partition("\n")[0].rstrip(".")
+        remedy = f"See `nca-trader data check {facts.data}`"
+        yield Finding(ERROR, "data", what, remedy)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d*\.?\d+", text) is not None
+
+
+CHECKS = (
+    versions, xla_flags, environment, started, accelerators, gpu_sharing, tpu_lock, compile_cache,
+    host_memory, coordinator, data,
+)  # fmt: skip

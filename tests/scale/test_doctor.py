@@ -1,0 +1,177 @@
+"""Each check finds the fault that is planted, says its remedy, and is silent on clean machines."""
+
+import dataclasses
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from nca_trader.scale import facts as gathering
+from nca_trader.scale.doctor import examine, mesh_of
+from nca_trader.scale.facts import Facts, gather
+
+CPU = Facts(
+    versions={"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2"},
+    options=("jax_platforms", "jax_debug_nans", "jax_disable_jit", "jax_enable_x64"),
+    environment={"JAX_PLATFORMS": "cpu"},
+    cache="/home/me/.cache/nca_trader/jax",
+    pid=7,
+)
+GPU = dataclasses.replace(
+    CPU,
+    environment={},
+    versions=CPU.versions | {"jax-cuda13-plugin": "0.10.2"},
+    platform="gpu",
+    kinds=("H200",) * 2,
+    device_memory=(100 << 30,) * 2,
+    gpus=("H200",) * 2,
+    gpu_users=((0, 7),),
+)
+TPU = dataclasses.replace(
+    CPU,
+    environment={"LIBTPU_INIT_ARGS": "--xla_tpu_x=1"},
+    versions=CPU.versions | {"libtpu": "0.0.51"},
+    platform="tpu",
+    kinds=("TPU v5 lite",) * 8,
+    device_memory=(16 << 30,) * 8,
+    tpu_files=("/dev/accel0",),
+)
+
+
+@pytest.mark.parametrize("clean", [CPU, GPU, TPU], ids=["cpu", "gpu", "tpu"])
+def test_a_clean_machine_has_no_finding(clean):
+    assert examine(clean) == []
+
+
+def test_the_mesh_has_every_device():
+    assert mesh_of(TPU) == {"data": 8}
+    assert mesh_of(CPU) == {"data": 1}
+
+
+DEAD = {"platform": "", "kinds": (), "device_memory": ()}
+FAULTS = {
+    "old jax": (CPU, {"versions": {"jax": "0.4.30"}}, "error", "version", "jax 0.10 or newer"),
+    "jaxlib of another": (
+        CPU, {"versions": {"jax": "0.11.2", "jaxlib": "0.10.2"}}, "error", "version", "-U jax",
+    ),
+    "flag without dashes": (
+        CPU, {"environment": {"XLA_FLAGS": "xla_dump_to=x"}, **DEAD, "probe_error": "Could not"},
+        "error", "xla_flags", "--xla_dump_to=x",
+    ),
+    "tpu flag": (
+        CPU, {"environment": {"XLA_FLAGS": "--xla_tpu_y=1"}, **DEAD,
+              "probe_error": "Unknown flags in XLA_FLAGS: --xla_tpu_y=1"},
+        "error", "xla_flags", "LIBTPU_INIT_ARGS",
+    ),
+    "unknown flag": (
+        CPU, {"environment": {"XLA_FLAGS": "--xla_foo=1"}, **DEAD,
+              "probe_error": "Unknown flags in XLA_FLAGS: --xla_foo=1"},
+        "error", "xla_flags", "Remove it",
+    ),
+    "unknown option": (
+        CPU, {"environment": {"JAX_DEBUG_NANZ": "1"}}, "warning", "environment", "correct its name",
+    ),
+    "unknown of ours": (
+        CPU, {"environment": {"NCA_TRADER_CACHE": "1"}}, "warning", "environment", "Unset it",
+    ),
+    "no truth": (
+        CPU, {"environment": {"JAX_DEBUG_NANS": "maybe"}, **DEAD, "probe_error": "invalid"},
+        "error", "environment", "0 or 1",
+    ),
+    "left on": (
+        CPU, {"environment": {"JAX_DISABLE_JIT": "1"}}, "warning", "environment", "Unset it",
+    ),
+    "hangs": (CPU, {**DEAD, "probe_error": "timeout"}, "error", "devices", "another process"),
+    "no such platform": (
+        CPU, {"environment": {"JAX_PLATFORMS": "tpu"}, **DEAD, "probe_error": "Unable to"},
+        "error", "devices", "Unset JAX_PLATFORMS",
+    ),
+    "gpu without a plugin": (
+        GPU, {"versions": CPU.versions, "platform": "cpu"}, "error", "gpu", "jax[cuda13]",
+    ),
+    "gpu with an old driver": (GPU, {"platform": "cpu"}, "error", "gpu", "Update the driver"),
+    "tpu without libtpu": (
+        TPU, {"versions": CPU.versions, "platform": "cpu"}, "error", "tpu", "jax[tpu]",
+    ),
+    "two on a gpu": (
+        GPU, {"gpu_users": ((0, 7), (1, 99))}, "warning", "gpu", "PREALLOCATE=false",
+    ),
+    "fraction": (
+        GPU, {"environment": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "75%"}}, "error", "gpu", "e.g. .9",
+    ),
+    "libtpu's lock": (
+        TPU, {"lock_held": True, **DEAD, "probe_error": "in use"}, "error", "tpu", "MULTIPLE",
+    ),
+    "lock, compiling only": (CPU, {"lock_held": True}, "warning", "tpu", "MULTIPLE"),
+    "no cache": (CPU, {"cache": ""}, "warning", "cache", "NCA_TRADER_NO_CACHE"),
+    "cache of root": (
+        CPU, {"cache_error": "Permission denied"}, "warning", "cache", "a folder of yours",
+    ),
+    "full disk": (CPU, {"disk_free": 10**8}, "warning", "cache", "Free some"),
+    "little memory": (CPU, {"memory_free": 10**8}, "warning", "memory", "End other"),
+    "coordinator": (
+        CPU, {"coordinator": "a:1", "coordinator_error": "refused"}, "error", "coordinator", "port",
+    ),
+    "data": (
+        CPU, {"data": "x.csv", "data_error": "x.csv: D001 no such file."}, "error", "data",
+        "data check x.csv",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_the_one_finding_with_its_remedy(name):
+    machine, planted, level, kind, remedy = FAULTS[name]
+    (finding,) = examine(dataclasses.replace(machine, **planted))
+    assert (finding.level, finding.name) == (level, kind)
+    assert remedy in finding.remedy
+    assert "\n" not in finding.what + finding.remedy
+
+
+def test_errors_stand_before_warnings():
+    ill = dataclasses.replace(CPU, cache="", data="x", data_error="x: D001 no such file.")
+    assert [finding.level for finding in examine(ill)] == ["error", "warning"]
+
+
+@pytest.fixture
+def no_probe(monkeypatch):
+    """JAX takes seconds to start."""
+    monkeypatch.setattr(gathering, "_probe", lambda timeout: {"options": CPU.options})
+
+
+def test_the_coordinator_is_really_tried(no_probe):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert gather(coordinator=address).coordinator_error == ""
+    assert "refused" in gather(coordinator=address).coordinator_error
+    assert gather(coordinator="nowhere").coordinator_error == "no HOST:PORT"
+
+
+def test_what_is_gathered_of_cache_and_data_is_so(no_probe, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "program").write_bytes(b"x" * 1000)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(cache))
+    data = tmp_path / "bars.csv"
+    data.write_text("time,close\n2020-01-01,5\n2020-01-02,6\n")
+    found = gather(str(data), reading={"repair": "close-only,no-volume"})
+    assert (found.cache_bytes, found.cache_error, found.data_rows) == (1000, "", 2)
+    assert 0 < found.memory_free <= found.memory
+    assert "D005" in gather(str(data)).data_error
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(data))  # no folder
+    assert "exists" in gather().cache_error
+
+
+def test_the_command_outlives_a_flag_that_aborts_every_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    command = [sys.executable, "-m", "nca_trader", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not found["ok"]
+    assert [f["name"] for f in found["findings"] if f["level"] == "error"] == ["xla_flags"]
+    assert "--xla_no_such_flag=1" in found["findings"][0]["what"]
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
