@@ -262,6 +262,8 @@ class LearnerConfig:
       advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
         baseline; "exact": every position and action is enumerated, where the account has finitely
         many states. See `nca_trader.learner.advantages` and `nca_trader.learner.exact`.
+      shard_updates: updates on one shard, where data are shards larger than memory, before the
+        next takes its place; None: until as many bars were drawn as the longest shard has.
       replay_slots: earlier rollouts that are kept on the device; each update learns from one of
         them as well, corrected by V-trace. 0 is off; else at least 2, one being written. Needs
         "gae", and `optimizer.ema_decay`, whose average bootstraps their values.
@@ -283,6 +285,7 @@ class LearnerConfig:
     envs_per_segment: int = 4
     logical_shards: int = 8
     advantages: str = "gae"
+    shard_updates: int | None = None
     replay_slots: int = 0
     num_epochs: int = 4
     num_minibatches: int = 4
@@ -320,6 +323,8 @@ class LearnerConfig:
                     f"advantages={self.advantages!r} has none; take 'gae', or replay_slots=0."
                 ]
             )
+        if self.shard_updates is not None:
+            refuse(whole(self, 1, "shard_updates"))
         given = [n for n in ("memory_gb", "max_kl") if getattr(self, n) is not None]
         refuse(between(self, "(0, inf)", *given))
         if self.advantages == "group" and self.envs_per_segment < 2:

@@ -25,6 +25,7 @@ from nca_trader.envs.trading import (
 from nca_trader.learner.ppo import Loss
 from nca_trader.presets import LearnerConfig
 
+from nca_trader.types import Tensor
 
 class Segments(NamedTuple):
     """Where the environments stand between updates: S segments with E accounts on each.
@@ -131,20 +132,25 @@ def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
 
 
 def begin_segments(
-    env: TradingEnv, config: LearnerConfig, first: int, segments: Segments, keys: Array
+    env: TradingEnv,
+    config: LearnerConfig,
+    first: int,
+    segments: Segments,
+    keys: Array,
+    rows: int | Tensor,
 ) -> tuple[Segments, Episode]:
     """Draws a new start and new accounts where an episode is over.
 
     Args:
       first: the earliest bar at which a decision may be taken.
-      keys: `[S]` one key a segment.
+      keys: `[S]` one key a segment. rows: `[]` bars of the market.
 
     Returns:
       The segments, and fresh episodes `[S, E]` that take the place of ruined ones.
     """
     length = config.segment_length
     episode = env.config.episode_bars or length
-    last = len(env) - 1 - length
+    last = rows - 1 - length
 
     def draw(key: Array) -> tuple[Array, Array | None, Episode]:
         start_key, account_key = jax.random.split(key)

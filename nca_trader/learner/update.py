@@ -20,12 +20,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.advantages import horizon
 from nca_trader.learner.curriculum import cost_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
+from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
 from nca_trader.learner.memory import fitting, memory_limit, piece_counts
 from nca_trader.learner.optimizer import (
     averaged,
@@ -71,14 +73,15 @@ class LearnerState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """init: `(key) -> state`. step: `(state) -> (state, metrics)`, donates its argument.
+    """init: `(key) -> state`. step: `(state, market=None) -> (state, metrics)`, donates the state.
 
-    steps_per_update: environment steps of one call of `step`, of all seeds together.
-    mesh: where it runs.
+    The market is a shard's where the environment is of shards, and on the mesh; None is the
+    environment's own. steps_per_update: environment steps of one call of `step`, of all seeds
+    together. mesh: where it runs.
     """
 
     init: Callable[[Array], LearnerState]
-    step: Callable[[LearnerState], tuple[LearnerState, Metrics]]
+    step: Callable[..., tuple[LearnerState, Metrics]]
     steps_per_update: int
     mesh: Mesh
 
@@ -95,6 +98,8 @@ def make_learner(
     mesh = make_mesh(config.mesh.devices) if mesh is None else mesh
     shape = config.learner
     _check(env, policy, shape, mesh)
+    if isinstance(env, ShardedEnv):
+        check_shards(env, policy, config)
     steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
     updates = -(-shape.steps // steps_per_update)
     total = updates * shape.num_epochs * shape.num_minibatches
@@ -103,8 +108,11 @@ def make_learner(
     method = make_method(env, policy, shape, _reward_scale(env, shape))
     schedule = learning_rate(config.optimizer, total)
     common = (env, policy, updates)
+    turn = shard_updates(env, shape) if isinstance(env, ShardedEnv) else None
 
     def iterate(pieces: int, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+        if turn is not None:
+            state = state._replace(segments=begun_anew(turn, state.update, state.segments))
         if state.hyper is None:
             return _iterate(*common, config, optimizer, schedule, method, pieces, state, market)
         own, own_values = with_hyper(config, state.hyper), state.hyper._asdict()
@@ -115,7 +123,8 @@ def make_learner(
         return state, metrics | own_values
 
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P()])
-    market = jax.device_put(env.market, replicated(mesh))
+    # One of many shards waits on the host: the markets of a run's updates are handed to `step`.
+    market = env.market if turn else jax.device_put(env.market, replicated(mesh))
 
     def fresh(key: Array) -> LearnerState:
         params_key, run_key, hyper_key = jax.random.split(key, 3)
@@ -149,7 +158,11 @@ def make_learner(
     limit = memory_limit(shape.memory_gb, mesh)
     step = fitting(build, piece_counts(shape.micro_batches, items), limit)
     steps_per_update *= config.num_seeds
-    return Learner(init, lambda state: step(state, market), steps_per_update, mesh)
+
+    def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
+        return step(state, market if given is None else given)
+
+    return Learner(init, advance, steps_per_update, mesh)
 
 
 def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -> None:
@@ -187,7 +200,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
     """
     legs = env.market.legs
     growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
-    log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
+    log_return = np.log(np.maximum(growth[: len(env)], 1e-6)).mean(axis=1)
     # Where prices move, but always by the same, the spread is rounding and the move is the scale.
     spread = max(float(log_return.std()), abs(float(log_return.mean())))
     # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
@@ -219,7 +232,12 @@ def _iterate(
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     scale = cost_scale(config.curriculum, state.update, num_updates)
     segments, fresh = begin_segments(
-        env, config.learner, policy.first_decision, state.segments, fold(start_key, number)
+        env,
+        config.learner,
+        policy.first_decision,
+        state.segments,
+        fold(start_key, number),
+        len(env) if market.rows is None else market.rows,
     )
     draw = Draw(fold(action_key, number), fresh, scale)
     segments, batch, metrics = method.gather(state.params, market, segments, draw)

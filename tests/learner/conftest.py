@@ -105,7 +105,7 @@ class Stage:
         env, policy, config = self.env, self.policy, self.agent.learner
         return jax.jit(
             lambda segments, keys: rollout.begin_segments(
-                env, config, policy.first_decision, segments, keys
+                env, config, policy.first_decision, segments, keys, len(env)
             )
         )
 
