@@ -386,12 +386,22 @@ class CurriculumConfig:
       costs_from: factor on all costs in the first update; it rises in a straight line to 1, the
         true costs. 1 is no curriculum. costs_share: share of the run's updates that this takes.
     """
+      volatility_from: factor on the log-returns that accounts live through in the first update;
+        it goes in a straight line to 1, the true prices. Above 1 what there is to earn stands out
+        against costs; below 1 accounts are ruined less. Features are of the true prices
+        throughout. volatility_share: share of the run's updates that this takes.
 
     costs_from: float = 1.0
     costs_share: float = 0.5
 
+    volatility_from: float = 1.0
+    volatility_share: float = 0.5
     def __post_init__(self):
-        refuse(between(self, "[0, 1]", "costs_from"), between(self, "(0, 1]", "costs_share"))
+        refuse(
+            between(self, "[0, 1]", "costs_from"),
+            between(self, "(0, inf)", "volatility_from"),
+            between(self, "(0, 1]", "costs_share", "volatility_share"),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

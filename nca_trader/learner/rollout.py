@@ -22,10 +22,11 @@ from nca_trader.envs.trading import (
     take_legs,
     transition,
 )
+from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
 from nca_trader.presets import LearnerConfig
-
 from nca_trader.types import Tensor
+
 
 class Segments(NamedTuple):
     """Where the environments stand between updates: S segments with E accounts on each.
@@ -56,12 +57,13 @@ class Draw(NamedTuple):
     """What an update draws and meets, beside its segments.
 
     keys: `[S]` one a segment. fresh: `[S, E]` episodes that take the place of ruined ones.
-    cost_scale: `[]` factor on all costs, or None.
+    cost_scale, volatility_scale: `[]` factors on all costs and log-returns, or None.
     """
 
     keys: Array
     fresh: Episode
     cost_scale: Array | None = None
+    volatility_scale: Array | None = None
 
 
 class Method(NamedTuple):
@@ -195,7 +197,7 @@ def collect(
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
     noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)
     rows = segments.index[None] + jnp.arange(length + 1)[:, None]
-    legs = take_legs(env.config, market, rows, span.drop)
+    legs = moved(take_legs(env.config, market, rows, span.drop), draw.volatility_scale)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
     see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))

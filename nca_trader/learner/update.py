@@ -24,7 +24,7 @@ from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.advantages import horizon
-from nca_trader.learner.curriculum import cost_scale
+from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
 from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
@@ -230,7 +230,7 @@ def _iterate(
     count = state.segments.index.shape[0]
     number = jax.lax.axis_index(DATA) * count + jnp.arange(count)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    scale = cost_scale(config.curriculum, state.update, num_updates)
+    course = (config.curriculum, state.update, num_updates)
     segments, fresh = begin_segments(
         env,
         config.learner,
@@ -239,7 +239,7 @@ def _iterate(
         fold(start_key, number),
         len(env) if market.rows is None else market.rows,
     )
-    draw = Draw(fold(action_key, number), fresh, scale)
+    draw = Draw(fold(action_key, number), fresh, cost_scale(*course), volatility_scale(*course))
     segments, batch, metrics = method.gather(state.params, market, segments, draw)
     params, opt_state, losses = learn(
         lambda params, items: method.lose(params, market, items),

@@ -78,7 +78,7 @@ def gathered(part, learner=LEARNER):
 def states(part):
     """Log-probabilities and rewards `[S, L, A, P, n]` of all states."""
     span = rollout.Span(part.segments.index, None)
-    seen, reward = enumerate_segments(part.env, part.env.market, span, LENGTH, None)
+    seen, reward = enumerate_segments(part.env, part.env.market, span, LENGTH, part.draw)
     cells = rollout.encode_span(part.policy, part.params, part.env.market, span, LENGTH, 0.0)
     return read_states(part.policy, part.params, cells, seen), reward
 
@@ -237,7 +237,7 @@ def test_rebalancing_without_costs_is_finite_too():
     part = parts(config, 1)
     seen, reward = jax.jit(
         lambda: enumerate_segments(
-            part.env, part.env.market, rollout.Span(part.segments.index, None), LENGTH, None
+            part.env, part.env.market, rollout.Span(part.segments.index, None), LENGTH, part.draw
         )
     )()
     step = jax.jit(part.env.step)
