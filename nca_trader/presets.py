@@ -269,9 +269,10 @@ class LearnerConfig:
         "gae", and `optimizer.ema_decay`, whose average bootstraps their values.
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
       micro_batches: pieces in which a minibatch's gradient is summed; more take less memory, with
-        the same result. memory_gb: what a device has for one update; where the compiled program
-        needs more, `micro_batches` is doubled until it fits. None is what the device reports; a
-        CPU reports nothing, and is not bounded.
+        the same result. memory_gb: what a device has for an update and all that it holds: agents,
+        market, replay. Where the compiled program needs more, fewer agents of a population move at
+        once, then `micro_batches` is doubled, until it fits; a replay ring that leaves no room is
+        refused. None is what the device reports; a CPU reports nothing, and is not bounded.
       max_kl: KL divergence from the policy that acted, over all devices, beyond which the rest of
         an update's minibatches is left out; None is never.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
@@ -385,17 +386,17 @@ class CurriculumConfig:
     Attributes:
       costs_from: factor on all costs in the first update; it rises in a straight line to 1, the
         true costs. 1 is no curriculum. costs_share: share of the run's updates that this takes.
-    """
       volatility_from: factor on the log-returns that accounts live through in the first update;
         it goes in a straight line to 1, the true prices. Above 1 what there is to earn stands out
         against costs; below 1 accounts are ruined less. Features are of the true prices
         throughout. volatility_share: share of the run's updates that this takes.
+    """
 
     costs_from: float = 1.0
     costs_share: float = 0.5
-
     volatility_from: float = 1.0
     volatility_share: float = 0.5
+
     def __post_init__(self):
         refuse(
             between(self, "[0, 1]", "costs_from"),

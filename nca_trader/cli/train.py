@@ -99,6 +99,16 @@ def is_shards(path: str) -> bool:
     return (pathlib.Path(path) / MANIFEST).is_file() or pathlib.Path(path).name == MANIFEST
 
 
+def memory_line(row: dict[str, Any]) -> str:
+    """The sizes that were chosen to fit a device, as a row of metrics has them."""
+    agents = int(row["agents_at_once"])
+    return (
+        f"memory: an update needs {row['memory_gb']:.3g} GB of a device, with "
+        f"{agents} agent{'s' if agents > 1 else ''} at once and micro_batches = "
+        f"{row['micro_batches']:.0f}"
+    )
+
+
 def replay_line(env: Any, agent: Any) -> str:
     """What the agent's replay ring holds; builds nothing on the device."""
     import jax
@@ -122,6 +132,8 @@ def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
         def report(row: dict[str, Any]) -> None:
             nonlocal seen
             if seen is None:  # a resumed run begins where it was
+                if "memory_gb" in row:
+                    print(memory_line(row))
                 before = row["steps"] - row["steps"] // row["update"]
                 bar.skip(before)
                 seen = before

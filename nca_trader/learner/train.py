@@ -93,7 +93,7 @@ def train(
             seconds = time.perf_counter() - started
             done += 1
             row = _row(metrics, done, learner.steps_per_update, seconds)
-            row["rollbacks"] = health.rollbacks
+            row |= {"rollbacks": health.rollbacks} | learner.fitting.figures
             if (shard := markets.shard(done - 1)) is not None:
                 row["shard"] = shard
             if fault := health.fault(row):

@@ -28,14 +28,21 @@ from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
 from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
-from nca_trader.learner.memory import fitting, memory_limit, piece_counts
+from nca_trader.learner.memory import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
 from nca_trader.learner.optimizer import (
     averaged,
     learning_rate,
     make_optimizer,
     whole_or_nothing,
 )
-from nca_trader.learner.population import Hyper, draw_hyper, init_each, step_each, with_hyper
+from nca_trader.learner.population import (
+    Hyper,
+    agents_at_once,
+    draw_hyper,
+    init_each,
+    step_each,
+    with_hyper,
+)
 from nca_trader.learner.replay import (
     Ring,
     add,
@@ -77,13 +84,14 @@ class Learner(NamedTuple):
 
     The market is a shard's where the environment is of shards, and on the mesh; None is the
     environment's own. steps_per_update: environment steps of one call of `step`, of all seeds
-    together. mesh: where it runs.
+    together. mesh: where it runs. fitting: the sizes in which it does, and the memory that takes.
     """
 
     init: Callable[[Array], LearnerState]
     step: Callable[..., tuple[LearnerState, Metrics]]
     steps_per_update: int
     mesh: Mesh
+    fitting: Fitting
 
 
 def make_learner(
@@ -140,11 +148,11 @@ def make_learner(
         opt_state, hyper = optimizer.init(params), draw_hyper(config, hyper_key)
         return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
 
-    def build(pieces: int) -> Any:
-        one = functools.partial(iterate, pieces)
+    def build(sizes: Sizes) -> Any:
+        one = functools.partial(iterate, sizes.micro_batches)
         step = jax.shard_map(one, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
         if config.num_seeds > 1:
-            step = step_each(step, config.num_seeds, mesh)
+            step = step_each(step, sizes.agents)
         return jax.jit(step, donate_argnums=0)
 
     begin: Callable[[Array], LearnerState] = fresh
@@ -155,14 +163,22 @@ def make_learner(
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
     init = jax.jit(begin, out_shardings=placed)
     items = shape.num_segments // shape.num_minibatches // mesh.size
-    limit = memory_limit(shape.memory_gb, mesh)
-    step = fitting(build, piece_counts(shape.micro_batches, items), limit)
+    sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
+    ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
+    step = Fitting(build, sizes, memory_limit(shape.memory_gb, mesh), ring)
     steps_per_update *= config.num_seeds
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
         return step(state, market if given is None else given)
 
-    return Learner(init, advance, steps_per_update, mesh)
+    return Learner(init, advance, steps_per_update, mesh, step)
+
+
+def _ring_held(init: Callable[[Array], LearnerState], slots: int, mesh: Mesh) -> Held:
+    """What the ring of a state that `init` makes takes of each device."""
+    ring = jax.eval_shape(init, jax.random.key(0)).replay
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ring.data))
+    return Held(slots, held / mesh.size / slots)
 
 
 def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -> None:
