@@ -222,12 +222,16 @@ def test_the_gradient_is_that_of_the_expected_return(one):
         return total
 
     want = jax.jit(jax.grad(expected_return))(one.params)
-    got, want = (
-        np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree["head"])]).astype("f8")
-        for tree in (got, want)
-    )
     unit = -SCALE * (4 / min(1 / (1 - 0.95**2), 4)) ** 0.5 / (SEGMENTS * LENGTH)
-    np.testing.assert_allclose(got, unit * want, atol=2e-4 * np.abs(got).max())
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for (path, leaf), expected in zip(
+        jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        assert np.abs(leaf).max() > 0 or "value" in name, name  # values are not learnt here
+        expected = unit * np.asarray(expected, np.float64)
+        atol = 2e-4 * np.abs(expected).max()
+        np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=atol, err_msg=name)
 
 
 def test_rebalancing_without_costs_is_finite_too():
