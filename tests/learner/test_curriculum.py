@@ -15,6 +15,8 @@ from nca_trader.learner import curriculum, rollout, sampled
 from nca_trader.learner.exact import enumerate_segments
 from nca_trader.presets import CurriculumConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 COMMISSION, QUADRATIC = 0.002, 0.05
 PNL = dataclasses.replace(
     ENV,

@@ -18,6 +18,8 @@ from nca_trader.learner import rollout
 from nca_trader.learner.exact import enumerate_segments, exact, read_states, reopened
 from nca_trader.learner.sampled import rollout_loss
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 SEGMENTS, LENGTH, COST, SCALE = 2, 4, 0.02, 30.0
 # What advantages are multiplied by: noise that adds up over so many steps, at gamma and at
 # gamma lambda, but over no more than a segment has.

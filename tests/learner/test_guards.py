@@ -17,6 +17,8 @@ from nca_trader.learner.rollout import collect as rollout_of
 from nca_trader.mesh import DATA
 from nca_trader.runs.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def poisoning_optimizer(*args):
     """The real optimiser; the second gradient of the second update has one entry that is NaN."""

@@ -23,6 +23,8 @@ from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import open_run
 from nca_trader.toml import to_toml
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 TURN = dataclasses.replace(
     AGENT, learner=dataclasses.replace(AGENT.learner, steps=6 * STEPS_PER_UPDATE, shard_updates=2)
 )

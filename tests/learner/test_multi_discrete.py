@@ -20,6 +20,8 @@ from nca_trader.learner import sampled
 from nca_trader.learner.rollout import Draw, Segments, collect
 from nca_trader.learner.sampled import rollout_loss
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 ASSETS, CHOICES = 3, 3
 JOINT = np.array(list(itertools.product(range(CHOICES), repeat=ASSETS)))  # all 27 actions
 

@@ -23,6 +23,8 @@ from nca_trader.learner.rollout import Draw
 from nca_trader.mesh import DATA
 from nca_trader.presets import LearnerConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def item(number):
     return {"a": jnp.full(3, number, jnp.float32), "b": jnp.asarray(number, jnp.int32)}
@@ -170,11 +172,11 @@ def with_replay(stage):
         learner=dataclasses.replace(stage.agent.learner, replay_slots=2),
         optimizer=dataclasses.replace(stage.agent.optimizer, ema_decay=0.9),
     )
-    return make_learner(stage.env, stage.policy, agent, make_mesh(2))
+    return make_learner(stage.env, stage.policy, agent, make_mesh(8))
 
 
 def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with_replay):
-    plain = stage.learner(2)
+    plain = stage.learner(8)  # which the update's tests compile as well
     state, expected = with_replay.init(jax.random.key(0)), plain.init(jax.random.key(0))
     for number in range(3):
         before = int(state.replay.size)
@@ -190,7 +192,7 @@ def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with
         assert all(jax.tree.leaves(same)) == (number == 0)
         assert np.isfinite(float(metrics["loss"])) and int(metrics["skipped"]) == 0
     shards = state.replay.data.reward.addressable_shards
-    assert [shard.data.shape for shard in shards] == [(2, 8, 8, 2)] * 2
+    assert [shard.data.shape for shard in shards] == [(2, 2, 8, 2)] * 8
 
 
 def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_replay):
