@@ -106,8 +106,8 @@ class Fitting:
     Other sizes than the first are logged: they cost time, and the result is the same.
 
     Attributes:
-      needed: bytes that a device needs for the chosen program; None before the first call, and
-        where nothing is bounded.
+      limit: bytes of a device; None is no bound. needed: bytes that a device needs for the chosen
+        program; None before the first call, and where nothing is bounded.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Fitting:
         Raises:
           ConfigError: the ring alone does not fit.
         """
-        self._build, self._remaining, self._limit, self._ring = build, list(sizes), limit, ring
+        self._build, self._remaining, self.limit, self._ring = build, list(sizes), limit, ring
         self._chosen: Any = build(self._remaining[0]) if limit is None else None
         self.needed: int | None = None
         if limit is not None and ring.bytes > limit:
@@ -154,14 +154,14 @@ class Fitting:
         Raises:
           ConfigError: at the first call, if not even the smallest sizes fit.
         """
-        if self._limit is None:
+        if self.limit is None:
             return self._chosen(*args)
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
         if self._chosen is not None:
             return self._chosen(*args)
         while True:
-            chosen, donated = self._smallest(self._limit, args)
+            chosen, donated = self._smallest(self.limit, args)
             last = len(self._remaining) == 1
             spare = [] if last else [_spare(leaf) for leaf in _where(donated, args)]
             try:

@@ -165,7 +165,10 @@ def make_learner(
     items = shape.num_segments // shape.num_minibatches // mesh.size
     sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
     ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
-    step = Fitting(build, sizes, memory_limit(shape.memory_gb, mesh), ring)
+    limit = memory_limit(shape.memory_gb, mesh)
+    if limit is not None and turn:  # beside the shard in use, the next one and one on its way
+        limit -= 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(market))
+    step = Fitting(build, sizes, limit, ring)
     steps_per_update *= config.num_seeds
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:

@@ -152,6 +152,17 @@ def test_a_shard_stays_until_its_bars_were_drawn_once(sharded):
         dataclasses.replace(auto, shard_updates=0)
 
 
+def test_the_shards_that_wait_on_the_device_are_taken_from_its_memory(sharded):
+    env, learner = sharded
+    agent = dataclasses.replace(TURN, learner=dataclasses.replace(TURN.learner, memory_gb=0.01))
+    bounded = make_learner(env, make_policy(agent, env.spec), agent)
+    rows, assets = 120, 2
+    # Two features, two returns and a presence of each asset and row, and the count of rows.
+    market = rows * assets * (2 * 4 + 2 * 4 + 1) + 4
+    assert bounded.fitting.limit == pytest.approx(1e7 - 2 * market)
+    assert learner.fitting.limit is None
+
+
 def test_a_missing_or_changed_shard_is_named_when_its_turn_comes(bars, tmp_path, capsys):
     for name, how in (("missing", BarError), ("changed", StateError)):
         shards = write(bars, tmp_path / name)
