@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
@@ -212,9 +213,10 @@ class Fitting:
 def _spare(leaf: Array) -> Callable[[], Array]:
     """Gives `leaf` again after a step took it over; kept on the host meanwhile."""
     sharding = leaf.sharding
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         impl, data = jax.random.key_impl(leaf), np.array(jax.random.key_data(leaf))
-        return lambda: jax.device_put(jax.random.wrap_key_data(data, impl=impl), sharding)
+        again = lambda: jax.random.wrap_key_data(jnp.asarray(data), impl=impl)  # noqa: E731
+        return lambda: jax.device_put(again(), sharding)
     value = np.array(leaf)
     return lambda: jax.device_put(value, sharding)
 
