@@ -263,14 +263,17 @@ class LearnerConfig:
       advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
         baseline; "exact": every position and action is enumerated, where the account has finitely
         many states. See `nca_trader.learner.advantages` and `nca_trader.learner.exact`.
+      shard_updates: updates on one shard, where data are shards larger than memory, before the
+        next takes its place; None: until as many bars were drawn as the longest shard has.
       replay_slots: earlier rollouts that are kept on the device; each update learns from one of
         them as well, corrected by V-trace. 0 is off; else at least 2, one being written. Needs
         "gae", and `optimizer.ema_decay`, whose average bootstraps their values.
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
       micro_batches: pieces in which a minibatch's gradient is summed; more take less memory, with
-        the same result. memory_gb: what a device has for one update; where the compiled program
-        needs more, `micro_batches` is doubled until it fits. None is what the device reports; a
-        CPU reports nothing, and is not bounded.
+        the same result. memory_gb: what a device has for an update and all that it holds: agents,
+        market, replay. Where the compiled program needs more, fewer agents of a population move at
+        once, then `micro_batches` is doubled, until it fits; a replay ring that leaves no room is
+        refused. None is what the device reports; a CPU reports nothing, and is not bounded.
       max_kl: KL divergence from the policy that acted, over all devices, beyond which the rest of
         an update's minibatches is left out; None is never.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
@@ -284,6 +287,7 @@ class LearnerConfig:
     envs_per_segment: int = 4
     logical_shards: int = 8
     advantages: str = "gae"
+    shard_updates: int | None = None
     replay_slots: int = 0
     num_epochs: int = 4
     num_minibatches: int = 4
@@ -321,6 +325,8 @@ class LearnerConfig:
                     f"advantages={self.advantages!r} has none; take 'gae', or replay_slots=0."
                 ]
             )
+        if self.shard_updates is not None:
+            refuse(whole(self, 1, "shard_updates"))
         given = [n for n in ("memory_gb", "max_kl") if getattr(self, n) is not None]
         refuse(between(self, "(0, inf)", *given))
         if self.advantages == "group" and self.envs_per_segment < 2:
@@ -381,13 +387,23 @@ class CurriculumConfig:
     Attributes:
       costs_from: factor on all costs in the first update; it rises in a straight line to 1, the
         true costs. 1 is no curriculum. costs_share: share of the run's updates that this takes.
+      volatility_from: factor on the log-returns that accounts live through in the first update;
+        it goes in a straight line to 1, the true prices. Above 1 what there is to earn stands out
+        against costs; below 1 accounts are ruined less. Features are of the true prices
+        throughout. volatility_share: share of the run's updates that this takes.
     """
 
     costs_from: float = 1.0
     costs_share: float = 0.5
+    volatility_from: float = 1.0
+    volatility_share: float = 0.5
 
     def __post_init__(self):
-        refuse(between(self, "[0, 1]", "costs_from"), between(self, "(0, 1]", "costs_share"))
+        refuse(
+            between(self, "[0, 1]", "costs_from"),
+            between(self, "(0, inf)", "volatility_from"),
+            between(self, "(0, 1]", "costs_share", "volatility_share"),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ def test_the_python_example_runs(readme, tmp_path, root):
     done = subprocess.run(
         [sys.executable, str(program)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        # What it computes is tested elsewhere; compiling it is most of this test.
+        env={**os.environ, "PYTHONPATH": str(root), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
         text=True,
         timeout=280,

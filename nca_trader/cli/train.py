@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import pathlib
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
     parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
-    add_bar_arguments(parser)
+    add_bar_arguments(parser, also=", or the shards.json of shards larger than memory")
     parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
     parser.add_argument("--run", required=True, dest="run_dir", help="the run folder")
     parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
@@ -38,21 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Trains; returns the run's path and its last metrics."""
     from nca_trader.cli.interrupt import stop_on_signal
-    from nca_trader.envs.trading import TradingEnv
-    from nca_trader.errors import BarError
     from nca_trader.learner.train import planned_steps, steps_done, train
 
     env_config, agent = load_experiment(args)
-    if env_config.market and args.data is None:  # draws its own bars
-        env = TradingEnv(None, env_config)
-    else:
-        bars = load_bars(args)
-        if args.until is not None and bars.row(args.until) == 0:
-            raise BarError(
-                f"{bars.source}: no bar before --until {args.until}; "
-                f"the first is of {bars.index[0]}."
-            )
-        env = TradingEnv(bars.between(None, args.until), env_config)
+    env = load_training_env(args, env_config)
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
@@ -71,10 +61,58 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
     else:
         words = ["nca-trader", "backtest", "--run", args.run_dir]
-        words += ["--data", args.data] if args.data else []
+        if args.data:
+            words += ["--data", "FILE" if is_shards(args.data) else args.data]
         print(f"trained {done:,} steps; see `{shlex.join(words)}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last
+
+
+def load_training_env(args: argparse.Namespace, config: Any) -> Any:
+    """The environment over the bars, the shards or the synthetic market to train on.
+
+    Raises:
+      BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `ShardedEnv`.
+    """
+    from nca_trader.data.shards import open_shards
+    from nca_trader.envs.sharded import ShardedEnv
+    from nca_trader.envs.trading import TradingEnv
+    from nca_trader.errors import BarError, ConfigError
+
+    if args.data is not None and is_shards(args.data):
+        given = [*reading_options(args), *(["until"] if args.until is not None else [])]
+        if given:
+            raise ConfigError(
+                f"--{given[0]} is about a bar file, and {args.data} is shards; choose what is in "
+                "them when they are written."
+            )
+        folder = pathlib.Path(args.data)
+        return ShardedEnv(open_shards(folder if folder.is_dir() else folder.parent), config)
+    if config.market and args.data is None:  # draws its own bars
+        return TradingEnv(None, config)
+    bars = load_bars(args)
+    if args.until is not None and bars.row(args.until) == 0:
+        raise BarError(
+            f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
+        )
+    return TradingEnv(bars.between(None, args.until), config)
+
+
+def is_shards(path: str) -> bool:
+    """Whether a path of `--data` means shards: a folder that has a manifest, or the manifest."""
+    from nca_trader.data.shards import MANIFEST
+
+    return (pathlib.Path(path) / MANIFEST).is_file() or pathlib.Path(path).name == MANIFEST
+
+
+def memory_line(row: dict[str, Any]) -> str:
+    """The sizes that were chosen to fit a device, as a row of metrics has them."""
+    agents = int(row["agents_at_once"])
+    return (
+        f"memory: an update needs {row['memory_gb']:.3g} GB of a device, with "
+        f"{agents} agent{'s' if agents > 1 else ''} at once and micro_batches = "
+        f"{row['micro_batches']:.0f}"
+    )
 
 
 def replay_line(env: Any, agent: Any) -> str:
@@ -100,6 +138,8 @@ def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
         def report(row: dict[str, Any]) -> None:
             nonlocal seen
             if seen is None:  # a resumed run begins where it was
+                if "memory_gb" in row:
+                    print(memory_line(row))
                 before = row["steps"] - row["steps"] // row["update"]
                 bar.skip(before)
                 seen = before
@@ -126,9 +166,9 @@ def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
     return env_config, agent
 
 
-def add_bar_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that `load_bars` reads."""
-    parser.add_argument("--data", help="a bar file (CSV, Parquet); without it sample bars")
+def add_bar_arguments(parser: argparse.ArgumentParser, also: str = "") -> None:
+    """Adds the options that `load_bars` reads; `also` says what else `--data` may be."""
+    parser.add_argument("--data", help=f"a bar file (CSV, Parquet){also}; without it sample bars")
     add_reading_arguments(parser)
 
 

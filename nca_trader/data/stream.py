@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ def stream(
     readers: int = READERS,
     prefetch: int = PREFETCH,
     device: Any = None,
+    start: int = 0,
+    repeat: bool = False,
 ) -> Generator[Piece, None, None]:
     """The shards in their order, each on the device when it is handed out.
 
@@ -59,6 +61,7 @@ def stream(
       readers: threads that read; more than `prefetch` are never busy.
       prefetch: shards read ahead; 0 reads each shard when it is asked for, without threads.
       device: a device or a sharding; None is JAX's default device.
+      start: index of the first shard. repeat: begin again after the last, without end.
 
     Raises:
       ConfigError: no reader, or a negative prefetch. From the stream: BarError, StateError (see
@@ -84,20 +87,20 @@ def stream(
             with jax.profiler.TraceAnnotation("stream_place"):
                 return piece._replace(arrays=jax.device_put(piece.arrays, device))
 
+    order = itertools.islice(itertools.cycle(shards) if repeat else shards, start, None)
     if not prefetch:
-        return (place(load(shard)) for shard in shards)
-    return _ahead(shards, load, place, min(readers, prefetch), prefetch)
+        return (place(load(shard)) for shard in order)
+    return _ahead(order, load, place, min(readers, prefetch), prefetch)
 
 
 def _ahead(
-    shards: Shards,
+    todo: Iterator[Shard],
     load: Callable[[Shard], Piece],
     place: Callable[[Piece], Piece],
     readers: int,
     prefetch: int,
 ) -> Generator[Piece, None, None]:
     """The pieces in order; at most `prefetch` are loaded or loading, and one is being placed."""
-    todo = iter(shards)
     loading: collections.deque[Future[Piece]] = collections.deque()
     with contextlib.ExitStack() as stack:
         # Closed in reverse: first nothing more is read, then nothing more is placed.

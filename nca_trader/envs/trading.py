@@ -28,17 +28,19 @@ from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import hash_uniform
 from nca_trader.presets import EnvConfig
-from nca_trader.types import Bars, Costs, EnvSpec
+from nca_trader.types import Bars, Costs, EnvSpec, Tensor
 
 
 class Market(NamedTuple):
     """The bars as the device holds them, float32; an argument of every jitted function.
 
     features: `[N, A, F]`. legs: what an account lives through, each `[N, A]` or None.
+    rows: `[]` int32 bars, where more rows are there (see `ShardedEnv`); None: all of them.
     """
 
-    features: Array
+    features: Tensor
     legs: Legs
+    rows: Tensor | None = None
 
 
 class Observation(NamedTuple):
@@ -188,8 +190,8 @@ class TradingEnv:
                 "features with a shorter memory."
             )
         self.features = features_of(self.bars, config, states[1])
-        legs = jax.tree.map(_on_device, legs_of(self.bars, self.costs, self.rules))
-        self.market = Market(jnp.asarray(self.features), legs)
+        market = host_market(self.bars, self.features, self.costs, self.rules)
+        self.market = jax.tree.map(jnp.asarray, market)
 
     def __len__(self) -> int:
         return len(self.bars)
@@ -304,5 +306,10 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray
     return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
 
 
-def _on_device(leg: Any) -> Array:
-    return jnp.asarray(leg if leg.dtype == bool else leg.astype(np.float32))
+def host_market(bars: Bars, features: np.ndarray, costs: Costs, rules: Rules) -> Market:
+    """The market as numpy arrays, which a device takes as they are."""
+
+    def narrow(leg: Any) -> np.ndarray:
+        return leg if leg.dtype == bool else leg.astype(np.float32)
+
+    return Market(features, jax.tree.map(narrow, legs_of(bars, costs, rules)))

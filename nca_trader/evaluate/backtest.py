@@ -282,9 +282,11 @@ def _scan_agent(
 
 
 def check_symbols(run: Run, bars: Bars) -> None:
-    """Refuses bars of other assets than the run's."""
-    if bars.symbols != run.spec.symbols:
+    """Refuses bars of other assets than the run's; one of shards knows those of each shard."""
+    universes = run.manifest["data"].get("universes", [list(run.spec.symbols)])
+    if list(bars.symbols) not in universes:
+        more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
         raise BarError(
             f"{bars.source or 'bars'}: symbols {', '.join(bars.symbols)}, but the run "
-            f"{run.name} trades {', '.join(run.spec.symbols)}, in this order; select those."
+            f"{run.name} trades {', '.join(universes[0])}{more}, in this order; select those."
         )

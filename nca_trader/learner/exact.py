@@ -37,6 +37,7 @@ from nca_trader.envs.legs import Legs
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import horizon
+from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.rollout import (
     Draw,
@@ -79,7 +80,7 @@ def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: 
         params: Params, market: Market, segments: Segments, draw: Draw
     ) -> tuple[Segments, Enumeration, dict[str, Array]]:
         span = span_of(policy, segments, draw)
-        seen, reward = enumerate_segments(env, market, span, length, draw.cost_scale)
+        seen, reward = enumerate_segments(env, market, span, length, draw)
         cells = encode_span(policy, params, market, span, length, drop_rate)
         log_prob, leads = read_states(policy, params, cells, seen), leads_to(env)
         pi = jnp.exp(log_prob)
@@ -119,7 +120,7 @@ def advantage_scale(config: LearnerConfig) -> float:
 
 
 def enumerate_segments(
-    env: TradingEnv, market: Market, span: Span, length: int, cost_scale: Array | None
+    env: TradingEnv, market: Market, span: Span, length: int, draw: Draw
 ) -> tuple[Array, Array]:
     """What is seen in each state, and what each action earns there, by the environment's own step.
 
@@ -131,7 +132,7 @@ def enumerate_segments(
     """
     config, spec, rules = env.config, env.spec, env.rules
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
-    legs = take_legs(config, market, rows, span.drop)
+    legs = moved(take_legs(config, market, rows, span.drop), draw.volatility_scale)
     years = legs.years
     if years is not None:  # the one leg without an axis of assets
         years = jnp.broadcast_to(years[..., None], legs.present.shape)
@@ -148,7 +149,7 @@ def enumerate_segments(
         return on_bar(account._replace(pending=pending), legs, env.costs, rules)[0]
 
     def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
-        episode = Episode(account, rewards.begin(config), cost_scale)
+        episode = Episode(account, rewards.begin(config), draw.cost_scale)
         return transition(config, spec, rules, episode, action[None], now, following)[1]
 
     if not spec.constant_size:

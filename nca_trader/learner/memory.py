@@ -1,12 +1,21 @@
-"""Programs that fit a device: what a compiled step needs is known before it runs."""
+"""Programs that fit a device: what a compiled step needs is known before it runs.
+
+One bound, `learner.memory_gb`, is for all that a device holds in an update: parameters and moments
+of every agent, the market, the replay ring, and what is computed on the way. What changes no result
+gives way by itself: how many agents of a population move at once, then how many segments a
+micro-batch has. The ring does change the result, so it is refused where it leaves no room.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh
 
@@ -14,11 +23,10 @@ from nca_trader.errors import ConfigError
 from nca_trader.mesh import is_described
 
 log = logging.getLogger(__name__)
-Step = Callable[..., Any]
 
 
 def memory_limit(memory_gb: float | None, mesh: Mesh) -> float | None:
-    """Bytes of a device that one update may need; None is no bound.
+    """Bytes of a device that an update may need, with all that it holds; None is no bound.
 
     Args:
       memory_gb: what a user allows, in 1e9 bytes; None is what the device reports, if it does.
@@ -47,69 +55,185 @@ def piece_counts(first: int, items: int) -> list[int]:
     return counts
 
 
-def fitting(build: Callable[[int], Any], counts: Iterable[int], limit: float | None) -> Step:
-    """A jitted step in as few micro-batches as fit into `limit` bytes of a device.
+class Sizes(NamedTuple):
+    """How an update is cut: agents that move at once, and micro-batches of each minibatch."""
 
-    Which, is found at the first call, by compiling. More micro-batches than the first of `counts`
-    are logged: they cost time, and the result is the same.
+    agents: int
+    micro_batches: int
+
+    def __str__(self) -> str:
+        """As the log and the command line say it."""
+        agents = "1 agent" if self.agents == 1 else f"{self.agents} agents"
+        return f"{agents} at once, learner.micro_batches = {self.micro_batches}"
+
+
+def sizes_to_try(agents: int, micro_batches: int, items: int) -> list[Sizes]:
+    """From the fastest to the smallest: fewer agents at once first, then more micro-batches.
 
     Args:
-      build: `(micro_batches) -> jitted step`. counts: as in `piece_counts`.
-
-    Raises:
-      ConfigError: at the first call, if not even the last of `counts` fits.
+      agents: that may move at once. micro_batches: to begin with. items: of a minibatch.
     """
-    remaining = list(counts)
-    if limit is None:
-        return build(remaining[0])
-    chosen: list[Any] = []
-
-    def step(*args: Any) -> Any:
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
-            return build(remaining[0])(*args)  # someone else compiles: they ask what it needs
-        while True:
-            if not chosen:
-                chosen.append(_smallest(build, remaining, limit, args))
-            try:
-                return chosen[0](*args)
-            except jax.errors.JaxRuntimeError as error:
-                gone = any(leaf.is_deleted() for leaf in jax.tree.leaves(args))
-                if not out_of_memory(error) or gone or len(remaining) == 1:
-                    raise
-                _go_on(remaining, "allocation failed")
-                chosen.clear()
-
-    return step
+    sizes = [Sizes(agents, micro_batches)]
+    while sizes[-1].agents > 1:
+        sizes.append(Sizes(-(-sizes[-1].agents // 2), micro_batches))
+    return sizes + [Sizes(1, count) for count in piece_counts(micro_batches, items)[1:]]
 
 
-def _smallest(build: Callable[[int], Any], remaining: list[int], limit: float, args: Any) -> Any:
-    """The compiled step of the first of `remaining` that fits; those before it are taken out."""
-    while True:
-        try:
-            compiled = build(remaining[0]).lower(*args).compile()
-            needed = bytes_needed(compiled)
-            if needed <= limit:
-                return compiled
-            why = f"an update needs {needed / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
-        except jax.errors.JaxRuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            why = f"the compiler says that an update does not fit into {limit / 1e9:.3g} GB"
-        if len(remaining) == 1:
+class Held(NamedTuple):
+    """What a replay ring takes: `slots` of `slot` bytes of a device each."""
+
+    slots: int = 0
+    slot: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """Of all slots."""
+        return self.slots * self.slot
+
+    def remedy(self, room: float) -> str:
+        """How many slots do fit into `room` bytes; "" where two do not, or there is no ring."""
+        fit = int(room // self.slot) if self.slot else 0
+        if fit < 2:
+            return ""
+        return (
+            f"; the replay ring takes {self.bytes / 1e9:.3g} GB of it, and "
+            f"learner.replay_slots = {fit} would fit"
+        )
+
+
+NO_RING = Held()
+
+
+class Fitting:
+    """A jitted step in the sizes that fit into `limit` bytes of a device, found at the first call.
+
+    Other sizes than the first are logged: they cost time, and the result is the same.
+
+    Attributes:
+      limit: bytes of a device; None is no bound. needed: bytes that a device needs for the chosen
+        program; None before the first call, and where nothing is bounded.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Sizes], Any],
+        sizes: Sequence[Sizes],
+        limit: float | None,
+        ring: Held = NO_RING,
+    ):
+        """Compiles nothing yet.
+
+        Args:
+          build: `(sizes) -> jitted step`. sizes: as in `sizes_to_try`. limit: None is no bound.
+          ring: what a step's state holds for replay.
+
+        Raises:
+          ConfigError: the ring alone does not fit.
+        """
+        self._build, self._remaining, self.limit, self._ring = build, list(sizes), limit, ring
+        self._chosen: Any = build(self._remaining[0]) if limit is None else None
+        self.needed: int | None = None
+        if limit is not None and ring.bytes > limit:
             raise ConfigError(
-                f"learner.micro_batches = {remaining[0]}: {why}, and a micro-batch is one segment "
-                "already; raise learner.memory_gb, or lower learner.num_segments, "
-                "learner.segment_length or policy.channels."
+                f"learner.replay_slots = {ring.slots}: the ring takes {ring.bytes / 1e9:.3g} GB, "
+                f"and a device has {limit / 1e9:.3g} GB for an update; lower it, or raise "
+                "learner.memory_gb."
             )
-        _go_on(remaining, why)
+
+    @property
+    def sizes(self) -> Sizes:
+        """What was chosen, or will be tried next."""
+        return self._remaining[0]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a row of metrics says of memory: nothing where nothing is bounded."""
+        if self.needed is None:
+            return {}
+        return {"memory_gb": self.needed / 1e9, "agents_at_once": self.sizes.agents}
+
+    def __call__(self, *args: Any) -> Any:
+        """The step.
+
+        Raises:
+          ConfigError: at the first call, if not even the smallest sizes fit.
+        """
+        if self.limit is None:
+            return self._chosen(*args)
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
+            return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
+        if self._chosen is not None:
+            return self._chosen(*args)
+        while True:
+            chosen, donated = self._smallest(self.limit, args)
+            last = len(self._remaining) == 1
+            spare = [] if last else [_spare(leaf) for leaf in _where(donated, args)]
+            try:
+                # A device says only when it computes that it could not allocate.
+                result = jax.block_until_ready(chosen(*args))
+            except jax.errors.JaxRuntimeError as error:
+                if not out_of_memory(error) or last:
+                    raise
+                self._go_on("allocation failed")
+                args = _with(donated, args, [again() for again in spare])
+            else:
+                self._chosen = chosen
+                return result
+
+    def _smallest(self, limit: float, args: Any) -> tuple[Any, list[bool]]:
+        """The compiled step of the first sizes that fit; those before them are taken out.
+
+        And of each leaf of `args`, whether the step takes it over.
+        """
+        while True:
+            needed = None
+            try:
+                lowered = self._build(self.sizes).lower(*args)
+                compiled = lowered.compile()
+                needed = bytes_needed(compiled)
+                if needed <= limit:
+                    self.needed = needed
+                    return compiled, [info.donated for info in jax.tree.leaves(lowered.args_info)]
+                why = f"an update needs {needed / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
+            except jax.errors.JaxRuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                why = f"the compiler says that an update does not fit into {limit / 1e9:.3g} GB"
+            if len(self._remaining) == 1:
+                room = 0.0 if needed is None else limit - (needed - self._ring.bytes)
+                raise ConfigError(
+                    f"{self.sizes}: {why}, and a micro-batch is one segment already"
+                    f"{self._ring.remedy(room)}; raise learner.memory_gb, or lower "
+                    "learner.num_segments, learner.segment_length or policy.channels."
+                )
+            self._go_on(why)
+
+    def _go_on(self, why: str) -> None:
+        before = self._remaining.pop(0)
+        log.warning("%s: %s; trying %s, with the same result", before, why, self.sizes)
 
 
-def _go_on(remaining: list[int], why: str) -> None:
-    log.warning(
-        "learner.micro_batches = %d: %s; trying %d, with the same result", *remaining[:1], why,
-        remaining[1],
-    )  # fmt: skip
-    del remaining[0]
+def _spare(leaf: Array) -> Callable[[], Array]:
+    """Gives `leaf` again after a step took it over; kept on the host meanwhile."""
+    sharding = leaf.sharding
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        impl, data = jax.random.key_impl(leaf), np.array(jax.random.key_data(leaf))
+        again = lambda: jax.random.wrap_key_data(jnp.asarray(data), impl=impl)  # noqa: E731
+        return lambda: jax.device_put(again(), sharding)
+    value = np.array(leaf)
+    return lambda: jax.device_put(value, sharding)
+
+
+def _where(chosen: Sequence[bool], tree: Any) -> list[Any]:
+    return [leaf for leaf, take in zip(jax.tree.leaves(tree), chosen, strict=True) if take]
+
+
+def _with(chosen: Sequence[bool], tree: Any, leaves: Sequence[Any]) -> Any:
+    """`tree` with `leaves` where `chosen`."""
+    old, structure = jax.tree.flatten(tree)
+    new = iter(leaves)
+    pairs = zip(old, chosen, strict=True)
+    return jax.tree.unflatten(structure, [next(new) if take else leaf for leaf, take in pairs])
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -152,15 +152,20 @@ def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], 
     return init_all
 
 
-def step_each(step: Callable[[Any, Any], T], num_agents: int, mesh: Mesh) -> Callable[..., T]:
-    """Maps a learner's step over `num_agents`; state and metrics gain a leading axis.
+def agents_at_once(num_agents: int, mesh: Mesh) -> int:
+    """How many agents move at once where memory allows.
 
     The CPU has no parallelism to gain from a batch of small matrix products, and is twice as
     fast one agent after the other; it is one program all the same.
     """
-    together = None if mesh.devices.flat[0].platform == "cpu" else num_agents
+    return 1 if mesh.devices.flat[0].platform == "cpu" else num_agents
+
+
+def step_each(step: Callable[[Any, Any], T], together: int) -> Callable[..., T]:
+    """Maps a learner's step over agents, `together` at a time; all gains a leading axis."""
+    batch_size = together if together > 1 else None
 
     def step_all(state: Any, market: Any) -> T:
-        return jax.lax.map(lambda s: step(s, market), state, batch_size=together)
+        return jax.lax.map(lambda s: step(s, market), state, batch_size=batch_size)
 
     return step_all

@@ -22,8 +22,10 @@ from nca_trader.envs.trading import (
     take_legs,
     transition,
 )
+from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
 from nca_trader.presets import LearnerConfig
+from nca_trader.types import Tensor
 
 
 class Segments(NamedTuple):
@@ -55,12 +57,13 @@ class Draw(NamedTuple):
     """What an update draws and meets, beside its segments.
 
     keys: `[S]` one a segment. fresh: `[S, E]` episodes that take the place of ruined ones.
-    cost_scale: `[]` factor on all costs, or None.
+    cost_scale, volatility_scale: `[]` factors on all costs and log-returns, or None.
     """
 
     keys: Array
     fresh: Episode
     cost_scale: Array | None = None
+    volatility_scale: Array | None = None
 
 
 class Method(NamedTuple):
@@ -131,20 +134,25 @@ def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
 
 
 def begin_segments(
-    env: TradingEnv, config: LearnerConfig, first: int, segments: Segments, keys: Array
+    env: TradingEnv,
+    config: LearnerConfig,
+    first: int,
+    segments: Segments,
+    keys: Array,
+    rows: int | Tensor,
 ) -> tuple[Segments, Episode]:
     """Draws a new start and new accounts where an episode is over.
 
     Args:
       first: the earliest bar at which a decision may be taken.
-      keys: `[S]` one key a segment.
+      keys: `[S]` one key a segment. rows: `[]` bars of the market.
 
     Returns:
       The segments, and fresh episodes `[S, E]` that take the place of ruined ones.
     """
     length = config.segment_length
     episode = env.config.episode_bars or length
-    last = len(env) - 1 - length
+    last = rows - 1 - length
 
     def draw(key: Array) -> tuple[Array, Array | None, Episode]:
         start_key, account_key = jax.random.split(key)
@@ -189,7 +197,7 @@ def collect(
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
     noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)
     rows = segments.index[None] + jnp.arange(length + 1)[:, None]
-    legs = take_legs(env.config, market, rows, span.drop)
+    legs = moved(take_legs(env.config, market, rows, span.drop), draw.volatility_scale)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
     see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))

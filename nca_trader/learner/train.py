@@ -25,6 +25,7 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.learner.markets import Markets
 from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, LearnerState, make_learner
 from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
@@ -50,6 +51,7 @@ def train(
     """Trains `agent` in `env` for `steps` environment steps of each seed, into a run folder.
 
     Args:
+      env: a `ShardedEnv` trains on shard after shard, read ahead, see `learner.shard_updates`.
       steps: a total, rounded up to whole updates; what a resumed run has done counts.
         None is the preset's `learner.steps`.
       seed: of everything random. report: called with each row of metrics.jsonl.
@@ -61,8 +63,9 @@ def train(
       The run; `steps_done(run)` says how far it came.
 
     Raises:
-      RunError: `run_dir` holds something else. BarError: too few bars. ConfigError: see there.
-      StateError: it went back to one checkpoint `max_rollbacks` times and failed again.
+      RunError: `run_dir` holds something else. BarError: too few bars, or a shard is missing.
+      ConfigError: see there. StateError: a shard is not what was written; or the run went back to
+        one checkpoint `max_rollbacks` times and failed again.
     """
     if steps is not None:
         if steps < 1:
@@ -77,17 +80,22 @@ def train(
     run = open_run(env, agent, pathlib.Path(run_dir), seed)
     updates = planned_steps(agent) // learner.steps_per_update
     config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
-    with Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints:
+    with (
+        Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints,
+        Markets(env, agent.learner, learner.mesh) as markets,
+    ):
         state, done = _resume(learner, checkpoints, seed, run)
         health = Health(agent.checkpoint, run)
         while done < updates:
             started = time.perf_counter()
-            state, metrics = learner.step(state)
+            state, metrics = learner.step(state, markets.of(done))
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - started
             done += 1
             row = _row(metrics, done, learner.steps_per_update, seconds)
-            row["rollbacks"] = health.rollbacks
+            row |= {"rollbacks": health.rollbacks} | learner.fitting.figures
+            if (shard := markets.shard(done - 1)) is not None:
+                row["shard"] = shard
             if fault := health.fault(row):
                 state, done = _resume(learner, checkpoints, seed, run)
                 state = health.roll_back(fault, state, done)

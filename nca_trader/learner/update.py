@@ -20,20 +20,29 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.advantages import horizon
-from nca_trader.learner.curriculum import cost_scale
+from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
-from nca_trader.learner.memory import fitting, memory_limit, piece_counts
+from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
+from nca_trader.learner.memory import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
 from nca_trader.learner.optimizer import (
     averaged,
     learning_rate,
     make_optimizer,
     whole_or_nothing,
 )
-from nca_trader.learner.population import Hyper, draw_hyper, init_each, step_each, with_hyper
+from nca_trader.learner.population import (
+    Hyper,
+    agents_at_once,
+    draw_hyper,
+    init_each,
+    step_each,
+    with_hyper,
+)
 from nca_trader.learner.replay import (
     Ring,
     add,
@@ -71,18 +80,21 @@ class LearnerState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """init: `(key) -> state`. step: `(state) -> (state, metrics)`, donates its argument.
+    """init: `(key) -> state`. step: `(state, market=None) -> (state, metrics)`, donates the state.
 
-    steps_per_update: environment steps of one call of `step`, of all seeds together.
-    mesh: where it runs. programs: what `step` runs, the first that fits: by micro-batches, fewest
-      first, jitted `(state, market) -> (state, metrics)`. market: their second argument.
+    The market is a shard's where the environment is of shards, and on the mesh; None is the
+    environment's own. steps_per_update: environment steps of one call of `step`, of all seeds
+    together. mesh: where it runs. fitting: the sizes in which it does, and the memory that takes.
+    programs: what `step` runs, the first that fits: by sizes, the fastest first, jitted
+    `(state, market) -> (state, metrics)`. market: the environment's own, as the mesh has it.
     """
 
     init: Callable[[Array], LearnerState]
-    step: Callable[[LearnerState], tuple[LearnerState, Metrics]]
+    step: Callable[..., tuple[LearnerState, Metrics]]
     steps_per_update: int
     mesh: Mesh
-    programs: dict[int, Any]
+    fitting: Fitting
+    programs: dict[Sizes, Any]
     market: Market
 
 
@@ -100,6 +112,8 @@ def make_learner(
     mesh = make_mesh(config.mesh.devices) if mesh is None else mesh
     shape = config.learner
     _check(env, policy, shape, mesh)
+    if isinstance(env, ShardedEnv):
+        check_shards(env, policy, config)
     steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
     updates = -(-shape.steps // steps_per_update)
     total = updates * shape.num_epochs * shape.num_minibatches
@@ -108,8 +122,11 @@ def make_learner(
     method = make_method(env, policy, shape, _reward_scale(env, shape))
     schedule = learning_rate(config.optimizer, total)
     common = (env, policy, updates)
+    turn = shard_updates(env, shape) if isinstance(env, ShardedEnv) else None
 
     def iterate(pieces: int, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+        if turn is not None:
+            state = state._replace(segments=begun_anew(turn, state.update, state.segments))
         if state.hyper is None:
             return _iterate(*common, config, optimizer, schedule, method, pieces, state, market)
         own, own_values = with_hyper(config, state.hyper), state.hyper._asdict()
@@ -120,7 +137,8 @@ def make_learner(
         return state, metrics | own_values
 
     spec = LearnerState._make([P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P()])
-    market = everywhere(env.market, mesh)
+    # One of many shards waits on the host: the markets of a run's updates are handed to `step`.
+    market = env.market if turn else everywhere(env.market, mesh)
 
     def fresh(key: Array) -> LearnerState:
         params_key, run_key, hyper_key = jax.random.split(key, 3)
@@ -136,11 +154,11 @@ def make_learner(
         opt_state, hyper = optimizer.init(params), draw_hyper(config, hyper_key)
         return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
 
-    def build(pieces: int) -> Any:
-        one = functools.partial(iterate, pieces)
+    def build(sizes: Sizes) -> Any:
+        one = functools.partial(iterate, sizes.micro_batches)
         step = jax.shard_map(one, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
         if config.num_seeds > 1:
-            step = step_each(step, config.num_seeds, mesh)
+            step = step_each(step, sizes.agents)
         return jax.jit(step, donate_argnums=0)
 
     begin: Callable[[Array], LearnerState] = fresh
@@ -151,11 +169,26 @@ def make_learner(
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
     init = jax.jit(begin, out_shardings=placed)
     items = shape.num_segments // shape.num_minibatches // mesh.size
+    sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
+    ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
     limit = memory_limit(shape.memory_gb, mesh)
-    programs = {pieces: build(pieces) for pieces in piece_counts(shape.micro_batches, items)}
-    run = fitting(programs.__getitem__, programs, limit)
+    programs = {cut: build(cut) for cut in sizes}
+    if limit is not None and turn:  # beside the shard in use, the next one and one on its way
+        limit -= 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(market))
+    step = Fitting(programs.__getitem__, sizes, limit, ring)
     steps_per_update *= config.num_seeds
-    return Learner(init, lambda state: run(state, market), steps_per_update, mesh, programs, market)
+
+    def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
+        return step(state, market if given is None else given)
+
+    return Learner(init, advance, steps_per_update, mesh, step, programs, market)
+
+
+def _ring_held(init: Callable[[Array], LearnerState], slots: int, mesh: Mesh) -> Held:
+    """What the ring of a state that `init` makes takes of each device."""
+    ring = jax.eval_shape(init, jax.random.key(0)).replay
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ring.data))
+    return Held(slots, held / mesh.size / slots)
 
 
 def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -> None:
@@ -193,7 +226,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
     """
     legs = env.market.legs
     growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
-    log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
+    log_return = np.log(np.maximum(growth[: len(env)], 1e-6)).mean(axis=1)
     # Where prices move, but always by the same, the spread is rounding and the move is the scale.
     spread = max(float(log_return.std()), abs(float(log_return.mean())))
     # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
@@ -223,11 +256,16 @@ def _iterate(
     count = state.segments.index.shape[0]
     number = jax.lax.axis_index(DATA) * count + jnp.arange(count)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    scale = cost_scale(config.curriculum, state.update, num_updates)
+    course = (config.curriculum, state.update, num_updates)
     segments, fresh = begin_segments(
-        env, config.learner, policy.first_decision, state.segments, fold(start_key, number)
+        env,
+        config.learner,
+        policy.first_decision,
+        state.segments,
+        fold(start_key, number),
+        len(env) if market.rows is None else market.rows,
     )
-    draw = Draw(fold(action_key, number), fresh, scale)
+    draw = Draw(fold(action_key, number), fresh, cost_scale(*course), volatility_scale(*course))
     # Names for profiles and plans: what an instruction is part of.
     gather = jax.named_scope("collect")(method.gather)
     segments, batch, metrics = gather(state.params, market, segments, draw)

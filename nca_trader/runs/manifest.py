@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -24,6 +25,8 @@ import jax
 
 from nca_trader import __version__
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
+from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
+from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
@@ -204,6 +207,26 @@ def data_record(bars: Bars) -> dict[str, Any]:
     }
 
 
+def _shards_record(env: ShardedEnv) -> dict[str, Any]:
+    """The same of shards, and `universes`: the symbols of each, every combination once."""
+    shards = env.shards
+    known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
+    return {
+        "source": str(shards.folder / SHARDS_MANIFEST),
+        "note": shards[0].note,
+        "symbols": list(shards.symbols),
+        "universes": [list(u) for u in dict.fromkeys(shard.symbols for shard in shards)],
+        "rows": shards.rows,
+        "first": str(min(shard.span[0] for shard in shards)),
+        "last": str(max(shard.span[1] for shard in shards)),
+        "sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
+    }
+
+
+def _record(env: TradingEnv) -> dict[str, Any]:
+    return _shards_record(env) if isinstance(env, ShardedEnv) else data_record(env.bars)
+
+
 def now() -> str:
     """The time as a manifest or a ledger writes it: UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -258,7 +281,7 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
         "created": now(),
         "command": " ".join(sys.argv),
         "seed": seed,
-        "data": data_record(env.bars),
+        "data": _record(env),
         "spec": vars(env.spec),
         "versions": versions(),
         "commit": commit(),
@@ -279,7 +302,7 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
 
 def _check_same(run: Run, env: TradingEnv, agent: AgentConfig, seed: int) -> None:
     """Refuses to go on with a run that began as something else; names the first difference."""
-    there, here = run.manifest["data"], data_record(env.bars)
+    there, here = run.manifest["data"], _record(env)
     pairs = [("seed", run.manifest["seed"], seed)]
     pairs += [(f"data {key}", there[key], here[key]) for key in ("symbols", "rows", "sha256")]
     pairs += _fields("env", run.env_config, env.config)

@@ -184,7 +184,8 @@ def answer(question: Question) -> Answer:
         seconds=0.0,
     )
     programs, least = list(learner.programs.items()), 0.0
-    for pieces, program in programs if question.search else programs[:1]:
+    for sizes, program in programs if question.search else programs[:1]:
+        pieces = sizes.micro_batches
         if pieces < least:
             continue
         began = known._replace(micro_batches=pieces)

@@ -32,6 +32,8 @@ num_minibatches = 1
 every = 2
 """
 STEPS = 8 * 32 * 2 * 6
+# Most of a demo as small as this is compilation; its figures are tested elsewhere.
+QUICK = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def command(*args):
@@ -50,7 +52,7 @@ def demo(tiny, tmp_path_factory, root):
     """A finished demo: its JSON, its folder and what it printed."""
     out = tmp_path_factory.mktemp("with a space")
     args = command("--agent", tiny, "--steps", STEPS, "--out", out, "--json")
-    done = subprocess.run(args, capture_output=True, text=True, cwd=root, timeout=110)
+    done = subprocess.run(args, capture_output=True, text=True, cwd=root, env=QUICK, timeout=110)
     assert done.returncode == 0, done.stderr
     (folder,) = [path for path in out.iterdir() if path.is_dir()]
     return json.loads(done.stdout.splitlines()[-1]), folder, done
@@ -110,7 +112,7 @@ def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):
     # Far too many steps to end by itself within the test.
     args = command("--agent", tiny, "--steps", 10_000_000, "--out", tmp_path)
     process = subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root, env=QUICK
     )
     until = time.monotonic() + 90
     while time.monotonic() < until:

@@ -398,3 +398,13 @@ def test_a_buffer_that_is_used_again_is_refused(shards):
     with pytest.raises(ValueError, match="read-only"):
         next(pieces)
     np.testing.assert_array_equal(first.arrays, close(first.bars))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_stream_may_begin_anywhere_and_go_round(shards, prefetch):
+    order = [shard.path for shard in shards]
+    assert [p.shard.path for p in stream(shards, close, start=3, prefetch=prefetch)] == order[3:]
+    round_and_round = stream(shards, close, start=2, repeat=True, prefetch=prefetch)
+    got = [next(round_and_round).shard.path for _ in range(7)]
+    round_and_round.close()
+    assert got == (order * 3)[2:9] and len(order) == 4

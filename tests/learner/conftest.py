@@ -105,7 +105,7 @@ class Stage:
         env, policy, config = self.env, self.policy, self.agent.learner
         return jax.jit(
             lambda segments, keys: rollout.begin_segments(
-                env, config, policy.first_decision, segments, keys
+                env, config, policy.first_decision, segments, keys, len(env)
             )
         )
 
@@ -140,6 +140,18 @@ def ruinous_bars(bars):
         low=np.minimum(open_, close),
         present=np.ones_like(bars.present),
     )
+
+
+@pytest.fixture(scope="module")
+def quick_compile():
+    """Compiles in half the time, into slower programs, for modules that compare programs.
+
+    What they compare agrees to rounding, or to the bit, whatever the compiler's optimisations; it
+    runs for milliseconds. Never for what is timed, or compared with another process.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

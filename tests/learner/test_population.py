@@ -18,6 +18,8 @@ from nca_trader.presets import PopulationConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 RANGES = PopulationConfig(
     learning_rate=(1e-3, 1e-1),
     entropy_coef=(1e-3, 1e-1),
@@ -31,9 +33,9 @@ RANGES = PopulationConfig(
 
 @pytest.fixture(scope="module")
 def members(stage):
-    """State and metrics of three updates of two agents, over two devices."""
+    """State and metrics of three updates of two agents, over eight devices."""
     agent = dataclasses.replace(stage.agent, num_seeds=2)
-    learner = make_learner(stage.env, stage.policy, agent, make_mesh(2))
+    learner = make_learner(stage.env, stage.policy, agent, make_mesh(8))
     state = learner.init(jax.random.key(5))
     for _ in range(3):
         state, metrics = learner.step(state)
@@ -42,7 +44,7 @@ def members(stage):
 
 @pytest.mark.parametrize("member", [0, 1])
 def test_a_member_is_the_run_of_its_own_key(stage, members, member):
-    learner = stage.learner(2)
+    learner = stage.learner(8)
     state = learner.init(jax.random.fold_in(jax.random.key(5), member))
     for _ in range(3):
         state, metrics = learner.step(state)
@@ -63,8 +65,8 @@ def test_members_differ_and_their_segments_are_split_over_the_devices(members):
     assert metrics["loss"].shape == (2,) and metrics["loss"][0] != metrics["loss"][1]
     assert not np.allclose(*np.asarray(state.params["nca"]["taps"]))
     shards = state.segments.index.addressable_shards
-    assert [shard.data.shape for shard in shards] == [(2, 8), (2, 8)]
-    assert len({shard.device for shard in shards}) == 2
+    assert [shard.data.shape for shard in shards] == [(2, 2)] * 8
+    assert len({shard.device for shard in shards}) == 8
 
 
 def test_agents_draw_their_hyper_parameters_evenly_in_the_log_of_their_range():
@@ -240,7 +242,7 @@ def test_a_population_trains_on_its_reward_and_resumes_to_the_same_end(trained):
     assert all(row["steps_per_s"] > 0 for row in rows)
     assert rows[-1]["steps"] == 5 * 3 * tiny_experiment.STEPS_PER_UPDATE
     assert trials.count(run.root, "train") == 3  # every member is a trial
-    trained("resumed", 1), trained("resumed", 3)
+    trained("resumed", 3)  # between two exploits
     again = leaves(trained("resumed", 5))
     for name, leaf in leaves(run).items():
         np.testing.assert_array_equal(again[name], leaf, err_msg=name)

@@ -16,6 +16,8 @@ from nca_trader.envs import probes
 from nca_trader.learner import update
 from nca_trader.presets import CurriculumConfig, LearnerConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 METRICS = {
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
     "explained_variance", "grad_norm", "skipped", "kl_stopped", "lr", "micro_batches",

@@ -106,7 +106,7 @@ def check_flips(saved, tmp_path, seeds):
 
 
 def test_every_flipped_byte_is_found(saved, tmp_path):
-    assert check_flips(saved, tmp_path, range(20)) == 20
+    assert check_flips(saved, tmp_path, range(8)) == 8
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_checkpoint_whose_files_have_no_sums_yet_is_good(without_file_sums):
 # Orbax leaves reads behind when one fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_sums_of_the_leaves_alone_let_no_wrong_value_through(without_file_sums, tmp_path):
-    assert check_flips(without_file_sums, tmp_path, range(300, 320)) > 0
+    assert check_flips(without_file_sums, tmp_path, range(300, 308)) > 0
     time.sleep(0.3)  # so that what they print ends within this test
     gc.collect()
 

@@ -1,0 +1,231 @@
+"""Training over shards: each padded to one shape, in turn, and resumed at the shard it left."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT, ENV, STEPS_PER_UPDATE
+
+from nca_trader import Run, TradingEnv, make_learner, make_policy
+from nca_trader.cli import main
+from nca_trader.data.shards import open_shards, write_shards
+from nca_trader.envs.sharded import ShardedEnv
+from nca_trader.errors import BarError, ConfigError, RunError, StateError
+from nca_trader.evaluate.backtest import check_symbols
+from nca_trader.learner.markets import Markets, begun_anew, check_shards, shard_updates
+from nca_trader.learner.rollout import Segments
+from nca_trader.learner.train import train
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.manifest import open_run
+from nca_trader.toml import to_toml
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+TURN = dataclasses.replace(
+    AGENT, learner=dataclasses.replace(AGENT.learner, steps=6 * STEPS_PER_UPDATE, shard_updates=2)
+)
+LENGTHS = (100, 120, 100)
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return random_bars(np.random.default_rng(0), sum(LENGTHS), 2)
+
+
+def write(bars, folder):
+    ends = np.cumsum(LENGTHS)
+    return write_shards((bars[end - n : end] for n, end in zip(LENGTHS, ends, strict=True)), folder)
+
+
+@pytest.fixture(scope="module")
+def place(bars, tmp_path_factory):
+    """A folder with shards, the files of the experiment, and a run that never stopped."""
+    folder = tmp_path_factory.mktemp("sharded")
+    write(bars, folder / "shards")
+    (folder / "env.toml").write_text(to_toml(ENV))
+    (folder / "agent.toml").write_text(to_toml(TURN))
+    assert main(command(folder, "straight")) == 0
+    return folder
+
+
+def command(folder, run, data="shards/shards.json"):
+    named = {"env": "env.toml", "agent": "agent.toml", "data": data, "run": run}
+    return ["train", *(f"--{name}={folder / file}" for name, file in named.items())]
+
+
+def newest(run):
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        return checkpoints.newest()
+
+
+def test_training_over_shards_goes_on_at_its_shard_to_the_same_parameters(place):
+    run = Run(place / "straight")
+    assert [row["shard"] for row in run.metrics()] == [0, 0, 1, 1, 2, 2]
+    seen = []
+    env = ShardedEnv(open_shards(place / "shards"), ENV)
+    for stop in (3, 99):  # in the midst of the second shard
+        stopped = lambda stop=stop: len(seen) == stop  # noqa: E731
+        train(env, TURN, place / "stopped", report=seen.append, stop=stopped)
+    assert [row["shard"] for row in seen] == [0, 0, 1, 1, 2, 2]
+    (step, got), (last, expected) = newest(place / "stopped"), newest(run.path)
+    assert step == last == 6 and got.keys() == expected.keys()
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(got[name], leaf, err_msg=name)
+    data = run.manifest["data"]
+    assert (data["rows"], data["symbols"]) == (sum(LENGTHS), list(env.spec.symbols))
+
+
+@pytest.fixture(scope="module")
+def sharded(place):
+    env = ShardedEnv(open_shards(place / "shards"), ENV)
+    return env, make_learner(env, make_policy(TURN, env.spec), TURN)
+
+
+@pytest.mark.slow  # a second program; that padding is never read, another test proves
+def test_a_shard_is_learnt_from_as_its_bars_alone_are(bars, sharded):
+    """A learner of the first shard's bars, unpadded, is another program with the same result."""
+    env, learner = sharded
+    alone = make_learner(TradingEnv(bars[: LENGTHS[0]], ENV), make_policy(TURN, env.spec), TURN)
+    with Markets(env, TURN.learner, learner.mesh) as markets:
+        got, want = learner.init(jax.random.key(0)), alone.init(jax.random.key(0))
+        for update in range(2):
+            got, _ = learner.step(got, markets.of(update))
+            want, _ = alone.step(want)
+    np.testing.assert_array_equal(got.segments.index, want.segments.index)
+    for a, b in zip(jax.tree.leaves(got.params), jax.tree.leaves(want.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_shards_of_several_lengths_share_one_program_that_never_reads_their_padding(
+    sharded, caplog
+):
+    env, learner = sharded
+    state, nan = learner.init(jax.random.key(1)), learner.init(jax.random.key(1))
+    with Markets(env, TURN.learner, learner.mesh) as markets:
+        learner.step(learner.init(jax.random.key(2)), markets.of(0))  # has compiled
+        for update in range(8):  # all shards, and the first again
+            market = markets.of(update)
+            rows = int(market.rows)
+            assert rows == (*LENGTHS, LENGTHS[0])[update // 2] and len(market.features) == 120
+            poisoned = jax.tree.map(
+                lambda leaf, rows=rows: (
+                    jax.device_put(
+                        np.where(
+                            np.arange(len(leaf)).reshape(-1, *[1] * (leaf.ndim - 1)) < rows,
+                            leaf,
+                            np.array(np.nan).astype(leaf.dtype),
+                        ),
+                        leaf.sharding,
+                    )
+                    if leaf.ndim
+                    else leaf
+                ),
+                market,
+            )
+            with caplog.at_level("WARNING"), jax.log_compiles():
+                state, metrics = learner.step(state, market)
+                nan, _ = learner.step(nan, poisoned)
+            assert np.isfinite(float(metrics["loss"]))
+            assert (state.segments.index <= rows - 1).all()
+    assert "XLA compilation" not in caplog.text
+    jax.tree.map(np.testing.assert_array_equal, state.params, nan.params)
+
+
+def test_segments_begin_anew_on_another_shard_and_go_on_on_the_same():
+    left = jnp.full(3, 16)
+    segments = Segments(jnp.zeros(3, jnp.int32), left, None, None)
+    ends = [bool((begun_anew(3, jnp.asarray(u), segments).left == 0).all()) for u in range(7)]
+    assert ends == [True, False, False, True, False, False, True]
+    assert (begun_anew(3, jnp.asarray(1), segments).left == left).all()
+
+
+def test_a_shard_stays_until_its_bars_were_drawn_once(sharded):
+    env, _ = sharded
+    auto = dataclasses.replace(TURN.learner, shard_updates=None, num_segments=8, segment_length=4)
+    assert shard_updates(env, auto) == 4  # 4 x 32 bars of 120
+    assert shard_updates(env, dataclasses.replace(auto, segment_length=16)) == 1
+    with pytest.raises(ConfigError, match="shard_updates"):
+        dataclasses.replace(auto, shard_updates=0)
+
+
+def test_the_shards_that_wait_on_the_device_are_taken_from_its_memory(sharded):
+    env, learner = sharded
+    agent = dataclasses.replace(TURN, learner=dataclasses.replace(TURN.learner, memory_gb=0.01))
+    bounded = make_learner(env, make_policy(agent, env.spec), agent)
+    rows, assets = 120, 2
+    # Two features, two returns and a presence of each asset and row, and the count of rows.
+    market = rows * assets * (2 * 4 + 2 * 4 + 1) + 4
+    assert bounded.fitting.limit == pytest.approx(1e7 - 2 * market)
+    assert learner.fitting.limit is None
+
+
+def test_a_missing_or_changed_shard_is_named_when_its_turn_comes(bars, tmp_path, capsys):
+    for name, how in (("missing", BarError), ("changed", StateError)):
+        shards = write(bars, tmp_path / name)
+        path = tmp_path / name / shards[1].path
+        path.unlink() if name == "missing" else path.write_bytes(
+            path.read_bytes()[:-9] + b"123456789"
+        )
+        run = tmp_path / f"run-{name}"
+        with pytest.raises(how, match=r"000001\.parquet"):
+            train(ShardedEnv(shards, ENV), TURN, run)
+        assert [row["shard"] for row in Run(run).metrics()] == [0, 0]
+    (tmp_path / "env.toml").write_text(to_toml(ENV))
+    (tmp_path / "agent.toml").write_text(to_toml(TURN))
+    capsys.readouterr()
+    assert main(command(tmp_path, "run-missing", "missing")) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "000001.parquet: a shard of" in said and "copy it again" in said
+
+
+def test_a_run_of_several_universes_trades_each_of_them(bars, tmp_path):
+    each = write_shards((bars.select(symbol) for symbol in bars.symbols), tmp_path / "each")
+    run = open_run(ShardedEnv(each, ENV), TURN, tmp_path / "run", seed=0)
+    for symbol in bars.symbols:
+        check_symbols(run, bars.select(symbol))
+    with pytest.raises(BarError, match=r"run run trades S0 \(or 1 other choices\), in this order"):
+        check_symbols(run, bars)
+
+
+def test_a_run_of_other_shards_is_refused(place, bars):
+    shards = write(bars[: sum(LENGTHS)], place / "others")
+    manifest = json.loads((place / "others" / "shards.json").read_text())
+    manifest["shards"].reverse()
+    (place / "others" / "shards.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="data sha256 was"):
+        train(ShardedEnv(open_shards(place / "others"), ENV), TURN, place / "straight")
+    assert len(shards) == 3
+
+
+def test_what_cannot_be_learnt_from_shards_is_refused_in_one_line(place, bars, sharded, tmp_path):
+    env, _ = sharded
+    policy = make_policy(TURN, env.spec)
+
+    def refused(says, env=env, **changes):
+        agent = dataclasses.replace(TURN, learner=dataclasses.replace(TURN.learner, **changes))
+        with pytest.raises((ConfigError, BarError), match=says) as error:
+            check_shards(env, policy, agent)
+        assert "\n" not in str(error.value)
+
+    averaged = dataclasses.replace(TURN.optimizer, ema_decay=0.9)
+    replaying = dataclasses.replace(TURN.learner, replay_slots=2)
+    with pytest.raises(ConfigError, match="an old rollout is of a shard"):
+        check_shards(env, policy, dataclasses.replace(TURN, learner=replaying, optimizer=averaged))
+    refused("take reward = 'pnl'", advantages="exact")
+    refused(r"000000\.parquet: 100 bars, but training needs", segment_length=40)
+    each = write_shards((bars.select(symbol) for symbol in bars.symbols), tmp_path / "each")
+    nearest = dataclasses.replace(
+        TURN, policy=dataclasses.replace(TURN.policy, neighbours="nearest")
+    )
+    with pytest.raises(ConfigError, match="ranks the assets of one universe"):
+        check_shards(ShardedEnv(each, ENV), policy, nearest)
+    uneven = write_shards([bars, bars.select(bars.symbols[0])], tmp_path / "uneven")
+    with pytest.raises(
+        BarError, match=r"000001\.parquet: has 1 symbols, and 000000\.parquet has 2"
+    ):
+        ShardedEnv(uneven, ENV)
+    assert main([*command(place, "cut"), "--until=2020-02-01"]) == 2
