@@ -19,21 +19,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.agents.heads import account_features
 from nca_trader.agents.lattice import ROWS, TAPS, delayed, rows_dense
 from nca_trader.agents.mlp import entered
 from nca_trader.agents.nca import dilations_of
 from nca_trader.agents.policy import make_policy
 from nca_trader.agents.presets import load_agent
+from nca_trader.cli.prove_runs import prepare
 from nca_trader.data.synthetic import task_of
-from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import TradingEnv, kept
+from nca_trader.evaluate.backtest import encode
+from nca_trader.evaluate.prove import greedy_positions, judge, pieces
 from nca_trader.learner.update import make_learner
 
 KINDS = ("nca", "gru", "mlp", "tcn")
 DROPPED = (0.0, 0.1, 0.3, 0.5)
 SHORTER = (0.5, 0.25)  # of the receptive field
-UNSEEN = 20_000  # bars of the fresh draw
+UNSEEN = 40_000  # bars of the fresh draw
 
 
 def policy_of(kind, agent, spec, width):
@@ -41,6 +42,7 @@ def policy_of(kind, agent, spec, width):
     config = agent.policy
     window = make_policy(agent, spec).receptive_field
     changes = {"kind": kind, "channels": width, "hidden": width, "window": window}
+    changes |= {"neighbours": "none", "fire_rate": 1.0, "remat": "none"}
     if kind == "nca":
         return make_policy(agent, spec)
     if kind == "tcn":
@@ -110,72 +112,61 @@ def of_equal_size(kind, agent, spec, equal):
     )
 
 
-def fraction(policy, params, env, key, history=None):
-    """Mean reward of the most probable actions over all bars, as a fraction of the optimum.
+def fraction(policy, params, env, rate=0.0, history=None, seed=0):
+    """What the most probable actions reach of the optimum, as `nca-trader prove` counts it.
 
     Args:
-      history: bars that each decision sees; None is all of them.
+      rate: share of bars that the policy does not see. history: bars that each decision sees;
+        None is all of them.
     """
+    x, present = env.features, env.bars.present
+    if rate:
+        there = np.asarray(kept(rate, jnp.uint32(seed), jnp.arange(len(env)), present.shape[1]))
+        x, present = np.where(there[..., None], x, 0.0), present & there
+    seen = encode(policy, params, x, present) if history is None else None
+    if history is not None:
+        seen = short_sighted(policy, params, x, present, history)
+    rows = pieces(len(env), policy.first_decision)
+    return judge(env.task, rows, greedy_positions(env, policy, params, rows, seen)).fraction
 
-    def run(params, key):
-        state, _ = env.reset(key)
-        x, present = env.market.features, env.market.legs.present
-        if state.drop is not None:
-            rows = jnp.arange(len(env))
-            there = kept(env.config.drop_bars, state.drop, rows, env.spec.num_assets)
-            x, present = jnp.where(there[..., None], x, 0.0), present & there
-        if history is None:
-            cells = policy.encode(params, x[None], present[None])[0]
-        else:
-            rows = jnp.arange(len(env))[:, None] + jnp.arange(1 - history, 1)[None]
-            x, present = (
-                jnp.pad(a, [(history, 0)] + [(0, 0)] * (a.ndim - 1)) for a in (x, present)
-            )
-            cells = jax.lax.map(
-                lambda at: policy.encode(params, x[at][None], present[at][None])[0, -1],
-                rows + history,
-                batch_size=512,
-            )
 
-        def step(state, _):
-            seen = account_features(state.episode.account, policy.size)
-            logits, _ = policy.act(params, cells[state.index], seen)
-            mode = policy.distribution.mode(logits)
-            state, timestep = env.step(state, policy.distribution.order(policy.spec, mode))
-            return state, timestep.reward
+def short_sighted(policy, params, x, present, history):
+    """`[N, A, C]` the cells of all bars, each from a window of its own of `history` bars."""
+    rows = np.arange(len(x))[:, None] + np.arange(1, history + 1)
+    x, present = (np.pad(a, [(history, 0)] + [(0, 0)] * (a.ndim - 1)) for a in (x, present))
+    x, present = jnp.asarray(x), jnp.asarray(present)
 
-        return jax.lax.scan(step, state, length=len(env) - 1 - env.spec.warmup)[1].mean()
+    @jax.jit
+    def cells(params, rows):
+        one = lambda at: policy.encode(params, x[at][None], present[at][None])[0, -1]  # noqa: E731
+        return jax.lax.map(one, rows, batch_size=512)
 
-    reward = float(jax.jit(run)(params, key))
-    return env.task.score_reward(reward) / env.task.optimum
+    return np.asarray(cells(params, rows))
 
 
 def compare(market, preset, equal, steps, seeds, unseen=UNSEEN, kinds=KINDS, dropped=DROPPED):
-    """Rows of the comparison."""
-    config = load_env(market)
-    agent = preset if not isinstance(preset, str) else load_agent(preset)
-    env = TradingEnv(config=config)
-    for kind in kinds:
-        policy = of_equal_size(kind, agent, env.spec, equal)
-        parameters, operations = sizes(kind, agent, policy)
-        learner = make_learner(env, policy, agent)
-        for seed in range(seeds):
+    """Rows of the comparison; every kind sees and learns as `nca-trader prove` has it."""
+    trial = prepare(market, load_agent(preset) if isinstance(preset, str) else preset, steps)
+    agent = next(iter(trial.agents.values()))
+    fresh = dataclasses.replace(trial.config, market_bars=unseen)
+    for seed in range(seeds):
+        env = TradingEnv(task_of(trial.config, seed), trial.config)
+        other = TradingEnv(task_of(fresh, 1000 + seed), fresh)
+        for kind in kinds:
+            policy = of_equal_size(kind, agent, env.spec, equal)
+            parameters, operations = sizes(kind, agent, policy)
+            learner = make_learner(env, policy, agent)
             state, began = learner.init(jax.random.key(seed)), time.perf_counter()
             for _ in range(max(1, steps // learner.steps_per_update)):
                 state, _ = learner.step(state)
             params = jax.device_get(state.params)
             row = {"kind": kind, "seed": seed, "parameters": parameters, "operations": operations}
             row["seconds"] = time.perf_counter() - began
-            fresh = dataclasses.replace(config, market_bars=unseen)
             for rate in dropped:
-                there = dataclasses.replace(fresh, drop_bars=rate)
-                other = TradingEnv(task_of(there, seed=1000 + seed), there)
-                row[f"dropped {rate:.0%}"] = fraction(policy, params, other, jax.random.key(seed))
-            other = TradingEnv(task_of(fresh, seed=1000 + seed), fresh)
+                row[f"dropped {rate:.0%}"] = fraction(policy, params, other, rate, seed=seed)
             for share in SHORTER:
                 bars = max(1, round(share * policy.receptive_field))
-                found = fraction(policy, params, other, jax.random.key(seed), bars)
-                row[f"history {share:g} RF"] = found
+                row[f"history {share:g} RF"] = fraction(policy, params, other, history=bars)
             yield row
 
 

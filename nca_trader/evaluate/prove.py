@@ -94,14 +94,20 @@ def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Reached:
 
 
 def greedy_positions(
-    env: TradingEnv, policy: Policy, params: Params, rows: np.ndarray
+    env: TradingEnv,
+    policy: Policy,
+    params: Params,
+    rows: np.ndarray,
+    cells: np.ndarray | None = None,
 ) -> np.ndarray:
     """`[P, L, A]` float64 weights that the most probable actions order at the closes of `rows`.
 
     Args:
       rows: `[P, L]` consecutive rows of bars; each of the P accounts begins flat.
+      cells: `[N, A, C]` of all bars, where they are not those of the bars as they are.
     """
-    cells = encode(policy, params, env.features, env.bars.present)
+    if cells is None:
+        cells = encode(policy, params, env.features, env.bars.present)
     ordered = _scan_pieces(
         env.config, env.rules, policy, params, env.market, jnp.asarray(cells), jnp.asarray(rows)
     )
