@@ -15,12 +15,17 @@ from benchmarks.peers.clock import row, run, steps_per_second, walk
 CALL = 256  # steps between two looks at the clock
 
 
+def environment(window: int = 10) -> gymnasium.Env:
+    """The last `window` prices and their differences are seen."""
+    frame = pd.DataFrame({name.capitalize(): values for name, values in walk().items()})
+    return StocksEnv(frame, window, (window, len(frame)))
+
+
 def main(envs: int = 1, seconds: float = 5.0, window: int = 10) -> dict[str, object]:
     """Steps a second, resets included; observations are `window` prices and their differences."""
     if envs != 1:
         raise SystemExit("gym-anytrading steps one environment; give --envs 1")
-    frame = pd.DataFrame({name.capitalize(): values for name, values in walk().items()})
-    env = StocksEnv(frame, window, (window, len(frame)))
+    env = environment(window)
     observation, _ = env.reset(seed=0)
     actions = itertools.cycle(np.random.default_rng(0).integers(0, 2, 4096).tolist())
 

@@ -12,18 +12,23 @@ from benchmarks.peers.clock import row, run, steps_per_second, walk
 CALL = 256  # steps between two looks at the clock
 
 
+def environment(features: int = 5, window: int = 0) -> gymnasium.Env:
+    """`features` lagged returns are seen."""
+    bars = walk()
+    frame = pd.DataFrame(bars, pd.date_range("2020-01-01", periods=len(bars["close"]), freq="h"))
+    change = frame["close"].pct_change().fillna(0.0)
+    for lag in range(features):
+        frame[f"feature_{lag}"] = change.shift(lag).fillna(0.0)
+    return TradingEnv(frame, [-1, 0, 1], windows=window or None, trading_fees=5e-4)
+
+
 def main(
     envs: int = 1, seconds: float = 5.0, features: int = 5, window: int = 0
 ) -> dict[str, object]:
     """Steps a second, resets included; `window` 0 is the last bar's features alone."""
     if envs != 1:
         raise SystemExit("gym-trading-env steps one environment; give --envs 1")
-    bars = walk()
-    frame = pd.DataFrame(bars, pd.date_range("2020-01-01", periods=len(bars["close"]), freq="h"))
-    change = frame["close"].pct_change().fillna(0.0)
-    for lag in range(features):
-        frame[f"feature_{lag}"] = change.shift(lag).fillna(0.0)
-    env = TradingEnv(frame, [-1, 0, 1], windows=window or None, trading_fees=5e-4)
+    env = environment(features, window)
     observation, _ = env.reset(seed=0)
     actions = itertools.cycle(np.random.default_rng(0).integers(0, 3, 4096).tolist())
 

@@ -1,31 +1,70 @@
-"""Stable-Baselines3's PPO on the market of `nca-trader bench ppo`, through Gymnasium."""
+"""Stable-Baselines3's PPO on a trading environment: ours, or one of those that ours replaces.
+
+`--market one` steps our environments one after the other, as that library does by itself, and
+`--market batch` all of them in one call.
+"""
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
 
 import torch
+from gymnasium.spaces import Dict
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.peers.clock import row, run, steps_per_second
-from nca_trader.cli.bench_ppo import environment
-from nca_trader.envs.gym import ID
 
 LENGTH = 128
 
 
-def main(envs: int = 8, seconds: float = 5.0, window: int = 1) -> dict[str, object]:
+def _one_by_one(envs: int) -> VecEnv:
+    from nca_trader.cli.bench_ppo import environment
+    from nca_trader.envs.gym import ID
+
+    return make_vec_env(ID, n_envs=envs, env_kwargs={"env": environment()})
+
+
+def _batch(envs: int) -> VecEnv:
+    from nca_trader.cli.bench_ppo import environment
+    from nca_trader.envs.sb3 import SB3VecEnv
+
+    return SB3VecEnv(envs, env=environment())
+
+
+def _theirs(module: str, envs: int) -> VecEnv:
+    return make_vec_env(import_module(f"benchmarks.peers.{module}").environment, n_envs=envs)
+
+
+# Package that is measured, and its environments.
+MARKETS: dict[str, tuple[str, Callable[[int], VecEnv]]] = {
+    "one": ("stable-baselines3", _one_by_one),
+    "batch": ("stable-baselines3", _batch),
+    "gym-trading-env": (
+        "gym-trading-env", functools.partial(_theirs, "gym_trading_env_single")
+    ),
+    "gym-anytrading": ("gym-anytrading", functools.partial(_theirs, "gym_anytrading_single")),
+}  # fmt: skip
+
+
+def main(envs: int = 8, seconds: float = 5.0, market: str = "one") -> dict[str, object]:
     """Environment steps a second of whole iterations; 4 epochs, 4 minibatches, its MLP of 64x64."""
-    env = make_vec_env(ID, n_envs=envs, env_kwargs={"env": environment(), "window": window})
+    package, make = MARKETS[market]
+    env = make(envs)
     size = envs * LENGTH // 4
-    agent = PPO("MlpPolicy", env, n_steps=LENGTH, batch_size=size, n_epochs=4, device="cpu")
+    policy = "MultiInputPolicy" if isinstance(env.observation_space, Dict) else "MlpPolicy"
+    agent = PPO(policy, env, n_steps=LENGTH, batch_size=size, n_epochs=4, device="cpu")
 
     def call() -> None:
         agent.learn(envs * LENGTH, reset_num_timesteps=False)
 
+    name = "same market" if package == "stable-baselines3" else package
     return row(
-        "Stable-Baselines3 PPO, same market",
-        "stable-baselines3",
+        f"Stable-Baselines3 PPO, {name}",
+        package,
         envs,
         steps_per_second(call, envs * LENGTH, seconds),
-        window=window,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
     )

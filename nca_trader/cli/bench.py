@@ -51,9 +51,11 @@ def run(args: argparse.Namespace) -> None:
                 peer = f"   {row['ratio']:.3g} x {row['peer']}" if row["peer"] else ""
                 told = ("temp_mb", "p50_us", "p99_us", "matmul_share")
                 peer += "".join(f"   {key} {row[key]:.3g}" for key in told if row.get(key))
+                spent = row["compile_s"]  # None where another program was timed
+                compiled = "" if spent is None else f"compile {spent:.1f} s"
                 print(
                     f"{name:<7} {row['name']:<44} {row['steps_per_s']:>14,.0f} steps/s   "
-                    f"compile {row['compile_s']:.1f} s{peer}"
+                    f"{compiled}{peer}"
                 )
 
 
@@ -118,7 +120,7 @@ def beside(
     Raises:
       ConfigError: the interpreter cannot be run, or has not got the peer.
     """
-    theirs = _peer_figures(python, module, {"seconds": SECONDS} | options)
+    theirs = measured_by(python, module, options)
     return row | {
         "peer": f"{theirs['peer']} {theirs['version']}",
         "peer_steps_per_s": theirs["steps_per_s"],
@@ -126,11 +128,16 @@ def beside(
     }
 
 
-def _peer_figures(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
+def measured_by(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What the program `module` of `benchmarks.peers` says of itself, run by `python`.
+
+    Raises:
+      ConfigError: as `beside`.
+    """
     from nca_trader.errors import ConfigError
 
     root = pathlib.Path(__file__).resolve().parents[2]
-    words = [f"--{name}={value}" for name, value in options.items()]
+    words = [f"--{name}={value}" for name, value in ({"seconds": SECONDS} | options).items()]
     command = [python, "-m", f"benchmarks.peers.{module}", *words]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

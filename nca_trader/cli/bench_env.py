@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli.bench import beside, measure
+from nca_trader.cli.bench import beside, measure, measured_by
 
-LENGTH, EPISODE = 128, 256  # bars of one compiled call, and of an episode
+LENGTH, EPISODE = 512, 256  # bars of one compiled call, and of an episode
 BLOCK = 1024  # accounts that one core walks together: what they touch stays in its cache
 WINDOW, FEATURES = 64, 20
+SB3_ENVS = 64
 # What a row is held against: the peer's module, and its options.
 PEERS = {
     "index": (("torchtrade_batched", {}), ("gymnax_cartpole", {})),
@@ -30,6 +31,8 @@ def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield beside(row, args.peers, module, {"envs": args.envs} | options)
         if not rivals:
             yield row
+    if args.peers:
+        yield from _under_sb3(args.peers)
 
 
 def _rows(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -37,6 +40,16 @@ def _rows(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "window", _index(args.envs, WINDOW)
     yield "gym", _one_env()
     yield "gym", _vector_env(1024)
+
+
+def _under_sb3(python: str) -> Iterator[dict[str, Any]]:
+    """Stable-Baselines3's PPO on our batch of environments, beside it on those of the peers."""
+    options = {"envs": SB3_ENVS}
+    ours = measured_by(python, "sb3_ppo", options | {"market": "batch"})
+    row = {"name": f"Stable-Baselines3 PPO on {SB3_ENVS} environments", "envs": SB3_ENVS}
+    row |= {"envs_per_segment": None, "steps_per_s": ours["steps_per_s"], "compile_s": None}
+    for market in ("gym-trading-env", "gym-anytrading"):
+        yield beside(row, python, "sb3_ppo", options | {"market": market})
 
 
 def _setting(features: int) -> Any:

@@ -29,7 +29,7 @@ def bars_for(config):
 
 
 # Between them every cost, limit, kind of action and kind of market; `make test-slow` runs the rest.
-QUICK = ("index_daily", "multi_asset", "ou_mid", "kelly", "ring")
+QUICK = ("index_daily", "multi_asset", "ou_mid", "kelly")
 
 
 @pytest.mark.parametrize(

@@ -150,17 +150,19 @@ def test_a_file_that_came_later_is_no_damage(folder):
     assert newest(folder)[0] == 2
 
 
-def largest(step):
-    return max(files_of(step), key=lambda path: path.stat().st_size)
+def data_of(step):
+    """All data files: any one of them alone may hold nothing but what was superseded."""
+    return [path for path in files_of(step / "leaves") if path.parent.name == "d"]
 
 
 def truncate(step):
-    path = largest(step)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for path in data_of(step):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def remove_file(step):
-    largest(step).unlink()
+def remove_files(step):
+    for path in data_of(step):
+        path.unlink()
 
 
 def remove_sums(step):
@@ -171,7 +173,7 @@ def empty_sums(step):
     (step / "sums" / "metadata").write_text("{}")
 
 
-DAMAGES = [truncate, remove_file, remove_sums, empty_sums]
+DAMAGES = [truncate, remove_files, remove_sums, empty_sums]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

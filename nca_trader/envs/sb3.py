@@ -1,0 +1,102 @@
+"""The vector environment in the form of Stable-Baselines3, which has one of its own.
+
+    from nca_trader.envs.sb3 import SB3VecEnv
+    agent = PPO("MlpPolicy", SB3VecEnv(64, bars, config))
+
+It needs Stable-Baselines3, which is no dependency of this package: `pip install
+stable-baselines3`. `make_vec_env` of that library works as well, and steps one environment after
+the other.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingImports]
+    VecEnv,
+)
+
+from nca_trader.envs.gym_vector import GymVectorEnv
+from nca_trader.errors import ConfigError
+
+
+class SB3VecEnv(VecEnv):
+    """`num_envs` accounts in one market, stepped by one compiled call.
+
+    As Stable-Baselines3 has it: an environment whose episode ends begins anew in the same step,
+    `infos[i]` then has "terminal_observation", "TimeLimit.truncated" and "episode", the return,
+    length and seconds that its logger shows. Rewards are float32, observations are flat.
+    """
+
+    def __init__(self, num_envs: int, *args: Any, **kwargs: Any):
+        """Makes the environments; arguments as those of `GymVectorEnv`, but for the autoreset.
+
+        Raises:
+          ConfigError, BarError: as `GymVectorEnv`.
+        """
+        self.envs = GymVectorEnv(num_envs, *args, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+        self.render_mode = None
+        self._actions: np.ndarray | None = None
+        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, int)
+        self._began = time.perf_counter()
+        single = self.envs.single_observation_space, self.envs.single_action_space
+        super().__init__(num_envs, *single)
+
+    def reset(self) -> np.ndarray:
+        """`[n, D]` first observations of new episodes, with the seeds that `seed` set."""
+        seeds = None if self._seeds[0] is None else list(self._seeds)
+        observations, _ = self.envs.reset(seed=seeds)
+        self._reset_seeds()
+        self._returns[:], self._lengths[:] = 0.0, 0
+        return observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Keeps `actions` `[n]` or `[n, A]` for `step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """`[n, D]` observations, `[n]` rewards, `[n]` whether an episode ended, `n` infos."""
+        seen, reward, terminated, truncated, info = self.envs.step(self._actions)
+        done, infos = terminated | truncated, [{} for _ in range(self.num_envs)]
+        self._returns += reward
+        self._lengths += 1
+        for i in np.flatnonzero(done):
+            episode = {"r": self._returns[i], "l": int(self._lengths[i])}
+            infos[i] = {
+                "terminal_observation": info["final_obs"][i],
+                "TimeLimit.truncated": bool(truncated[i] and not terminated[i]),
+                "episode": episode | {"t": time.perf_counter() - self._began},
+            }
+            self._returns[i], self._lengths[i] = 0.0, 0
+        return seen, reward.astype(np.float32), done, infos
+
+    def close(self) -> None:
+        """Frees the environments."""
+        self.envs.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The attribute `attr_name` of each environment at `indices`; all share it."""
+        owner = self if hasattr(self, attr_name) else self.envs
+        return [getattr(owner, attr_name)] * len(list(self._get_indices(indices)))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Refused: the environments are one batch."""
+        raise ConfigError(
+            f"{attr_name} cannot be set in one environment of a batch; give it when making them."
+        )
+
+    def env_method(
+        self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
+    ) -> list[Any]:
+        """Refused: the environments are one batch."""
+        raise ConfigError(
+            f"{method_name}() cannot be called on one environment of a batch; use "
+            "stable_baselines3.common.env_util.make_vec_env for environments of their own."
+        )
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        """False for each: no Gymnasium wrapper is around them."""
+        return [False] * len(list(self._get_indices(indices)))

@@ -1,0 +1,69 @@
+"""The form of Stable-Baselines3 is the vector environment, and its PPO learns from it."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("stable_baselines3") is None:
+    pytest.skip("stable-baselines3 is not installed here", allow_module_level=True)
+
+import dataclasses
+
+import numpy as np
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+
+import nca_trader as nca
+from nca_trader.envs.gym import ID
+from nca_trader.envs.sb3 import SB3VecEnv
+from nca_trader.errors import ConfigError
+
+CONFIG = dataclasses.replace(nca.load_env("index_daily"), episode_bars=5)
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return nca.sample_bars("sp500").select("SP500")
+
+
+def test_it_is_stable_baselines3s_own_vector_environment_step_by_step(bars):
+    """Their `DummyVecEnv`, with their monitor, over as many single environments."""
+    ours = SB3VecEnv(3, bars, CONFIG, window=2)
+    theirs = make_vec_env(ID, 3, env_kwargs={"bars": bars, "config": CONFIG, "window": 2})
+    ours.seed(4), theirs.seed(4)
+    np.testing.assert_allclose(ours.reset(), theirs.reset(), atol=1e-6)
+    rng, ended = np.random.default_rng(0), 0
+    for _ in range(12):
+        actions = rng.integers(0, ours.action_space.n, 3)
+        found, expected = ours.step(actions), theirs.step(actions)
+        for a, b in zip(found[:3], expected[:3], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+            assert a.dtype == b.dtype and a.shape == b.shape
+        for one, other in zip(found[3], expected[3], strict=True):
+            assert ("terminal_observation" in one) == ("terminal_observation" in other)
+            if "terminal_observation" not in one:
+                continue
+            ended += 1
+            np.testing.assert_allclose(
+                one["terminal_observation"], other["terminal_observation"], atol=1e-6
+            )
+            assert one["TimeLimit.truncated"] == other["TimeLimit.truncated"]
+            assert one["episode"]["l"] == other["episode"]["l"] == 5
+            assert one["episode"]["r"] == pytest.approx(other["episode"]["r"], abs=1e-5)
+    assert ended == 6
+
+
+def test_its_ppo_trains_on_it_and_logs_the_episodes(bars):
+    agent = PPO("MlpPolicy", SB3VecEnv(8, bars, CONFIG), n_steps=16, batch_size=64, device="cpu")
+    agent.learn(256)
+    assert len(agent.ep_info_buffer) >= 8 * 3
+    assert all(episode["l"] == 5 for episode in agent.ep_info_buffer)
+
+
+def test_what_a_batch_cannot_do_is_refused(bars):
+    env = SB3VecEnv(2, bars, CONFIG)
+    assert env.get_attr("window") == [1, 1] and env.env_is_wrapped(object, [0]) == [False]
+    with pytest.raises(ConfigError, match="in one environment of a batch"):
+        env.set_attr("window", 3)
+    with pytest.raises(ConfigError, match="make_vec_env"):
+        env.env_method("reset")
