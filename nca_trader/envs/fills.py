@@ -15,7 +15,7 @@ from nca_trader.types import Costs, Tensor
 # A buy that was cut by less has filled: whether targets that sum to 1 leave a rest that waits
 # must not hang on the last bit of a sum.
 CUT_OF_ROUNDING = 1e-6
-TINY = 1e-30
+TINY = 1e-30  # of equity, added to what buys need: nothing over nothing is then infinite, not NaN
 
 
 def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
@@ -134,7 +134,6 @@ def _excess(d: Array, s: Tensor | float, now: Intrabar, costs: Costs, rules: Rul
     if rules.capital is not None:
         cash = cash - _fixed_fee(now, costs, rules) * (d != 0.0).sum()
     need = (jnp.maximum(d, 0.0) * (1.0 + s)).sum() * (1.0 + f)
-    # Without cash the quotient is infinite, never NaN.
     return jnp.maximum((need + TINY) / jnp.maximum(cash, 0.0), 1.0)
 
 

@@ -221,7 +221,7 @@ class GymEnv(gymnasium.Env):
         self._row_size = spec.num_assets * spec.num_features
         self._seed, self._count = None, 0
         self._words = None
-        self._row, self._over = 0, False
+        self._over = False
         self._orders = None  # for one asset: an array on the device for each action
         if isinstance(self.action_space, spaces.Discrete):
             self._orders = list(jnp.arange(spec.num_actions, dtype=jnp.int32)[:, None])
@@ -297,7 +297,7 @@ class GymEnv(gymnasium.Env):
         info = {
             "equity": equity, "time": self.trading.bars.time[row], "row": row, "weights": weights
         }  # fmt: skip
-        self._row, self._over = row, bool(terminated or truncated)
+        self._over = bool(terminated or truncated)
         if self.render_mode is not None:
             self._history.append((row, equity, weights))
         seen = flat if self.flatten else split_observation(flat, self.trading.spec, self.window)

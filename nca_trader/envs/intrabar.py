@@ -147,7 +147,7 @@ def carry(now: Intrabar, legs: Legs, costs: Costs, rules: Rules) -> tuple[Intrab
         "interest": cost_of.interest(held.sum(), costs, years),
         "borrow_fee": -cost_of.borrow_fee(held, costs, years),
     }
-    if legs.funding is not None or _may_be(costs.funding):
+    if legs.funding is not None or _maybe_charged(costs.funding):
         items["funding"] = -cost_of.funding(held, costs, years, legs.funding)
     return earn(now, jnp.zeros_like(held), items, rules)
 
@@ -180,7 +180,7 @@ def recorded(now: Intrabar, after: Intrabar, items: Mapping[str, Tensor], rules:
     return Fill(jnp.zeros_like(now.base), none, every)
 
 
-def _may_be(rate: Tensor | float) -> bool:
+def _maybe_charged(rate: Tensor | float) -> bool:
     """Whether a rate is not known to be 0 before the program runs."""
     return not isinstance(rate, float) or rate != 0.0
 
