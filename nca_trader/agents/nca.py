@@ -47,6 +47,9 @@ def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
     return min(wanted[config.neighbours], others)
 
 
+UPDATE_SCALE = 0.5  # of W2's first values, times those of a layer that keeps a sum's spread
+
+
 class NCA(nnx.Module):
     """The rule, and the lattice that applies it.
 
@@ -55,8 +58,9 @@ class NCA(nnx.Module):
         h = relu(sum_j s[t - j d_k] W1_j + sum_n s[neighbour_n] G_n + e U + b1)    j = 0, 1, 2
         s = (1 - leak) s + tanh(h W2 + b2) fire
 
-    so `|s| <= max(|e|, 1 / leak)` where fire is 1. W2 starts at zero: an untrained rule hands on
-    its input. State and sums are float32; the operands of matrix products have `matmul_dtype`.
+    so `|s| <= max(|e|, 1 / leak)` where fire is 1. W2 starts small, and not at zero: what an asset
+    hears from one n places away has gone through n updates, and from zero its slope is W2^n = 0.
+    State and sums are float32; the operands of matrix products have `matmul_dtype`.
     """
 
     def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
@@ -69,7 +73,7 @@ class NCA(nnx.Module):
         self.taps = nnx.Param(normal(rngs.params(), ((TAPS + slots) * width, hidden)))
         self.inject = nnx.Param(normal(rngs.params(), (width, hidden)))
         self.hidden_bias = nnx.Param(jnp.zeros(hidden))
-        self.update = nnx.Param(jnp.zeros((hidden, width)))
+        self.update = nnx.Param(UPDATE_SCALE * normal(rngs.params(), (hidden, width)))
         self.update_bias = nnx.Param(jnp.zeros(width))
 
     @staticmethod

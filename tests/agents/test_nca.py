@@ -204,9 +204,29 @@ def test_states_stay_within_their_bound_whatever_the_weights(leak):
     assert states.max() > 0.9 / leak  # and the bound is no loose one
 
 
-def test_an_untrained_rule_hands_on_its_input():
+def test_an_untrained_rule_hears_of_assets_as_many_places_away_as_it_has_steps():
+    """And from an update of zero it would not: no gradient would ever lead there."""
+    symbols = tuple("ABCDEFGH")
+    spec = dataclasses.replace(SPEC, symbols=symbols, nearest=())
+    policy = policy_of(spec, neighbours="ring", channels=8, hidden=64)
+    params, x = policy.init(jax.random.key(0)), 0.1 * random_input(5, 1, assets=8)[0]
+    present = np.ones(x.shape[:-1], bool)
+
+    def heard(params):
+        cells = lambda x: policy.encode(params, x, present)[0, -1, 0].sum()  # noqa: E731
+        return np.abs(jax.jit(jax.grad(cells))(x))[0].sum((0, 2))
+
+    found = heard(params)
+    assert SMALL.steps == 3 and (found[[0, 1, 2, 3, 5, 6, 7]] > 1e-6).all()
+    assert found[4] == 0.0  # four places either way
+    params["nca"]["update"] = jnp.zeros_like(params["nca"]["update"])
+    assert (heard(params)[1:] == 0.0).all()
+
+
+def test_a_rule_that_updates_nothing_hands_on_its_input():
     policy = policy_of()
     params, (x, present) = policy.init(jax.random.key(0)), random_input(9)
+    params["nca"]["update"] = jnp.zeros_like(params["nca"]["update"])
     mask = present[..., None].astype(np.float32)
     e = np.concatenate([np.clip(x, -5, 5) * mask, mask], -1) @ np.asarray(params["nca"]["embed"])
     np.testing.assert_allclose(
