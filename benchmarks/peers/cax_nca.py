@@ -1,7 +1,9 @@
 """CAX's neural cellular automaton in one dimension: as many cells, channels, units and steps.
 
-Perception is a convolution of width 3 into the hidden layer, the update a residual one, so that
-parameters and operations are those of our rule less the re-injected input.
+As CAX's own one-dimensional example builds it: perception is a depthwise convolution of width 3,
+of 3 kernels a channel, so that it can tell a cell from each neighbour as our taps do; the update
+is residual, by a perceptron with the hidden layer. `fused` perceives by one dense convolution
+into the hidden layer instead: what our rule multiplies, in CAX's parts, and faster than its own.
 """
 
 import jax
@@ -17,12 +19,18 @@ from benchmarks.peers.clock import row, run, steps_per_second
 class Automaton(ComplexSystem):
     """As in CAX's own examples: perceive, then update."""
 
-    def __init__(self, channels: int, hidden: int, rngs: nnx.Rngs):
+    def __init__(self, channels: int, hidden: int, fused: bool, rngs: nnx.Rngs):
         """Draws the parameters."""
-        self.perceive = ConvPerceive(
-            channels, hidden, kernel_size=(3,), activation_fn=nnx.relu, rngs=rngs
-        )
-        self.update = ResidualUpdate(1, channels, hidden, (), rngs=rngs)
+        if fused:
+            self.perceive = ConvPerceive(
+                channels, hidden, kernel_size=(3,), activation_fn=nnx.relu, rngs=rngs
+            )
+            self.update = ResidualUpdate(1, channels, hidden, (), rngs=rngs)
+        else:
+            self.perceive = ConvPerceive(
+                channels, 3 * channels, kernel_size=(3,), feature_group_count=channels, rngs=rngs
+            )
+            self.update = ResidualUpdate(1, channels, 3 * channels, (hidden,), rngs=rngs)
 
     def _step(self, state, input=None, *, sow=False):
         return self.update(state, self.perceive(state), input)
@@ -34,11 +42,12 @@ def main(
     channels: int = 16,
     hidden: int = 64,
     updates: int = 5,
+    fused: int = 0,
     backward: int = 0,
     seconds: float = 3.0,
 ) -> dict[str, object]:
     """Cells a second, every one updated `updates` times; with `backward`, and differentiated."""
-    automaton = Automaton(channels, hidden, nnx.Rngs(0))
+    automaton = Automaton(channels, hidden, bool(fused), nnx.Rngs(0))
     state = jax.random.normal(jax.random.key(0), (segments, bars, channels))
 
     def loss(automaton):

@@ -152,8 +152,10 @@ def _beside_cax(
 ) -> Iterator[dict[str, Any]]:
     """One asset, as many cells, channels and hidden units; steps are cells encoded.
 
-    CAX's perception has no dilation. So there are two rivals: one of as many updates, which sees
-    fewer bars, and one of as many updates as its cells need to see what ours see.
+    The first rival is built as CAX's own example in one dimension, of as many updates. CAX's
+    perception has no dilation, so that one sees fewer bars. The others are fused, see
+    `benchmarks/peers/cax_nca.py`: of as many updates, and of as many as its cells need to see
+    what ours see.
     """
     one = dataclasses.replace(spec, symbols=spec.symbols[:1])
     case = _Case(agent, one, segments, length)
@@ -163,9 +165,14 @@ def _beside_cax(
     options |= {"hidden": config.hidden, "seconds": seconds}
     pairs = (("forward", case.forward), ("forward and backward", case.backward))
     field = case.policy.receptive_field
-    rivals = ((config.steps, "as many updates"), (field // 2, f"one that sees {field} cells"))
-    for (updates, rival), (backward, (what, call)) in itertools.product(rivals, enumerate(pairs)):
+    rivals = (
+        (config.steps, 0, "CAX's own"),
+        (config.steps, 1, "a fused one"),
+        (field // 2, 1, f"a fused one that sees {field} cells"),
+    )
+    calls = enumerate(pairs)
+    for (updates, fused, rival), (backward, (what, call)) in itertools.product(rivals, calls):
         row = case.row(f"{args.agent} lattice of one asset, {what}, cells; beside {rival}", call)
         row["steps_per_s"] *= cells / (segments * length)
-        given = options | {"updates": updates, "backward": backward}
+        given = options | {"updates": updates, "fused": fused, "backward": backward}
         yield beside(row, args.peers, "cax_nca", given)
