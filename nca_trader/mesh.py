@@ -45,3 +45,13 @@ def everywhere(tree: Any, mesh: Mesh) -> Any:
     if not is_described(mesh):
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
+
+
+def compiler_options(mesh: Mesh) -> dict[str, Any]:
+    """How the learner's program is compiled on a mesh; {} is the compiler's own choice.
+
+    On the CPU LLVM's first level: the program runs as fast as at its third and is there in two
+    thirds of the time, see benchmarks/NOTES.md. (Level 0 runs 7 times slower.)
+    """
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return {"xla_backend_optimization_level": 1} if on_cpu else {}

@@ -54,7 +54,7 @@ from nca_trader.learner.replay import (
 )
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
-from nca_trader.mesh import DATA, everywhere, make_mesh
+from nca_trader.mesh import DATA, compiler_options, everywhere, make_mesh
 from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
@@ -159,7 +159,7 @@ def make_learner(
         step = jax.shard_map(one, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
         if config.num_seeds > 1:
             step = step_each(step, sizes.agents)
-        return jax.jit(step, donate_argnums=0)
+        return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(mesh))
 
     begin: Callable[[Array], LearnerState] = fresh
     placed = spec
