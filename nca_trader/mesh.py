@@ -51,7 +51,10 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
     """How the learner's program is compiled on a mesh; {} is the compiler's own choice.
 
     On the CPU LLVM's first level: the program runs as fast as at its third and is there in two
-    thirds of the time, see benchmarks/NOTES.md. (Level 0 runs 7 times slower.)
+    thirds of the time, see benchmarks/NOTES.md. (Level 0 runs 7 times slower; whoever asks jax for
+    that, by `jax_disable_most_optimizations`, has it.)
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    return {"xla_backend_optimization_level": 1} if on_cpu else {}
+    if not on_cpu or jax.config.read("jax_disable_most_optimizations"):
+        return {}
+    return {"xla_backend_optimization_level": 1}
