@@ -77,6 +77,14 @@ def test_the_estimator_follows_the_kind_of_actions():
         assert {agent.learner.advantages for agent in trial.agents.values()} == {expected}
 
 
+@pytest.mark.parametrize(("market", "steps"), [("ou_mid", 12_000_000), ("ring", 1_500_000)])
+def test_where_assets_share_what_is_learnt_fewer_steps_do(market, steps):
+    own = load_agent("nano")
+    assert own.learner.steps == 12_000_000
+    agents = prepare(market, own).agents.values()
+    assert {agent.learner.steps for agent in agents} == {steps}
+
+
 def test_what_stands_beside_an_agent_learns_as_it_does():
     nano = load_agent("nano")
     found = contenders(nano, 16)
