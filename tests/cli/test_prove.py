@@ -3,11 +3,14 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from nca_trader import load_agent
 from nca_trader.cli import prove, prove_runs
 from nca_trader.cli.prove_runs import Point, Proof, contenders, prepare
+from nca_trader.data.synthetic import task_of
+from nca_trader.errors import ConfigError
 from nca_trader.evaluate.prove import Reached
 
 
@@ -75,6 +78,15 @@ def test_the_estimator_follows_the_kind_of_actions():
         trial = prepare(name, load_agent("nano"))
         expected = "exact" if trial.config.actions == "direction" else "gae"
         assert {agent.learner.advantages for agent in trial.agents.values()} == {expected}
+
+
+def test_a_path_whose_price_leaves_the_floats_is_drawn_shorter():
+    coin = prepare("kelly", load_agent("nano")).config
+    wild = dataclasses.replace(coin, market_bars=4096, market="kelly(p=0.55, move=0.9)")
+    with pytest.raises(ConfigError, match=r"the price is exp\(-2616\)"):
+        task_of(wild, 0)
+    env = prove_runs._env_of(wild, 0)
+    assert len(env) == 1024 and np.isfinite(np.log(env.bars.close)).all()
 
 
 @pytest.mark.parametrize(("market", "steps"), [("ou_mid", 12_000_000), ("ring", 1_500_000)])

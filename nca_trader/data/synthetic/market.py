@@ -179,11 +179,15 @@ def _assign(item: tuple[str, Any]) -> str:
     return f"{name}={json.dumps(value)}"
 
 
+class PriceOutOfRange(ConfigError):
+    """The price of a drawn path leaves what a float holds; one of fewer bars may not."""
+
+
 def draw(market: Market, num_bars: int, seed: int) -> Task:
     """Draws `num_bars` bars of a market, in float64.
 
     Raises:
-      ConfigError: the prices leave what a float holds, or too few bars are asked for.
+      PriceOutOfRange: the prices leave what a float holds. ConfigError: too few bars are asked for.
     """
     check({"num_bars": num_bars, "seed": seed}, whole_numbers={"num_bars": 2, "seed": 0})
     with jax.enable_x64(True):
@@ -207,7 +211,7 @@ def bars_of(
         returns = np.log1p(returns)
     level = np.cumsum(np.concatenate([np.log(PRICE) + start[None, :], returns]), axis=0)
     if not np.abs(level).max() < 690.0:  # exp(709) is the largest float64
-        raise ConfigError(
+        raise PriceOutOfRange(
             f"{market!r}: after {len(returns):,} bars the price is exp({level[-1].min():.0f}), "
             "more than a float holds; give fewer bars or smaller moves."
         )
