@@ -142,5 +142,5 @@ def compile_line(figures: dict[str, float]) -> str:
     return (
         f"compiled {figures['programs']} programs in {figures['compile_s']:.1f} s, "
         f"{figures['cache_hits']} of them from the cache"
-        + (f"; the first update took {ratio:.3g} times a later one" if ratio else "")
+        + (f"; the first update took {ratio:,.0f} times a later one" if ratio else "")
     )

@@ -49,7 +49,7 @@ def described(found: dict[str, Any]) -> list[str]:
         f"device    {found['devices']} x {found['device']}",
         f"compile   {found['compile_s']:.1f} s, {found['programs']} programs, "
         f"{found['cache_hits']} of them from the cache; the first update took "
-        f"{found['first_over_steady']:.3g} times a later one",
+        f"{found['first_over_steady']:,.0f} times a later one",
         f"update    {_seconds(found['update_s'])}, half of {found['updates_timed']} within "
         f"{_seconds(low)} to {_seconds(high)}; {found['steps_per_s']:,.0f} env-steps/s",
         f"products  {found['flops'] / 1e9:.3g} GFLOP an update and device, "
