@@ -59,21 +59,6 @@ def run(args: argparse.Namespace) -> None:
                 )
 
 
-class Compilations:
-    """Counts what jax compiles, and the seconds that tracing, lowering and compiling took."""
-
-    def __init__(self):
-        import jax
-
-        self.count, self.seconds = 0, 0.0
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
-
-    def _heard(self, event: str, duration_secs: float, **_: object) -> None:
-        if event.startswith("/jax/core/compile/"):
-            self.seconds += duration_secs
-            self.count += event.endswith("backend_compile_duration")
-
-
 def measure(
     name: str, call: Callable[[Any], Any], carry: Any, steps: int, **facts: Any
 ) -> dict[str, Any]:
@@ -84,14 +69,16 @@ def measure(
     """
     import jax
 
-    compilations = Compilations()
+    from nca_trader.learner.compilations import Compilations
+
     seconds = []
-    for number in range(REPEATS + 1):
-        began = time.perf_counter()
-        carry = jax.block_until_ready(call(carry))
-        seconds.append(time.perf_counter() - began)
-        if number == 0:
-            compile_s, compiled = compilations.seconds, compilations.count
+    with Compilations() as compilations:
+        for number in range(REPEATS + 1):
+            began = time.perf_counter()
+            carry = jax.block_until_ready(call(carry))
+            seconds.append(time.perf_counter() - began)
+            if number == 0:
+                compile_s, compiled = compilations.seconds, compilations.count
     first, *rest = seconds
     row = {
         "name": name,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +56,7 @@ def _learner(env: Any, name: str, agent: Any, each: int) -> dict[str, Any]:
 
     from nca_trader.agents.policy import make_policy
     from nca_trader.learner.update import make_learner
+    from nca_trader.scale.rates import matmul_flops_per_s
 
     learn = dataclasses.replace(
         agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
@@ -75,7 +74,7 @@ def _learner(env: Any, name: str, agent: Any, each: int) -> dict[str, Any]:
         envs_per_segment=each,
     )
     updates_per_s = row["steps_per_s"] / learner.steps_per_update
-    rate = _matmul_flops_per_s()
+    rate = matmul_flops_per_s(repeats=41)
     return row | {"matmul_share": updates_per_s * _update_flops(policy, learn) / rate}
 
 
@@ -94,18 +93,3 @@ def _update_flops(policy: Any, learn: Any) -> float:
     params = jax.eval_shape(policy.init, jax.random.key(0))
     cost: Any = jax.jit(policy.encode).lower(params, x, present).cost_analysis()
     return float(cost["flops"]) * (1 + 3 * learn.num_epochs)
-
-
-def _matmul_flops_per_s(size: int = 1536, repeats: int = 41) -> float:
-    """Median rate of a float32 matrix product here, as the learner's own rate is a median."""
-    import jax
-    import jax.numpy as jnp
-
-    multiply = jax.jit(lambda a: (a @ a) * 1e-3)
-    a = jax.block_until_ready(multiply(jnp.ones((size, size))))
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        a = jax.block_until_ready(multiply(a))
-        seconds.append(time.perf_counter() - began)
-    return 2.0 * size**3 / statistics.median(seconds)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nca_trader.learner.compilations import Compilations
 
 SWITCHES = {  # option: the setting of jax, its value, what it does
     "debug-nans": ("jax_debug_nans", True, "stop at the operation that first makes a NaN; slow"),
@@ -16,9 +19,7 @@ SWITCHES = {  # option: the setting of jax, its value, what it does
     "log-compiles": ("jax_log_compiles", True, "log each program that is compiled"),
     "full-traceback": ("jax_traceback_filtering", "off", "show jax's own frames in tracebacks"),
 }
-STEP = "step"  # the learner's jitted function
 Report = Callable[[dict[str, Any]], None]
-log = logging.getLogger(__name__)
 
 
 def add_debug_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +37,8 @@ def add_debug_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def debugged(args: argparse.Namespace, report: Report) -> Iterator[Report]:
+def debugged(args: argparse.Namespace, report: Report) -> Iterator[Watch]:
     """Sets the switches, and gives `report` with what they do after each update.
-
-    A learner that is compiled again after its first update is warned about.
 
     Raises:
       ConfigError: `--profile` is below 1.
@@ -47,6 +46,7 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Report]:
     import jax
 
     from nca_trader.errors import ConfigError
+    from nca_trader.learner.compilations import Compilations
 
     if args.profile is not None and args.profile < 1:
         raise ConfigError(f"--profile {args.profile}: trace at least one update.")
@@ -56,59 +56,64 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Report]:
         if getattr(args, option.replace("-", "_"))
     }
     before = {name: getattr(jax.config, name) for name in settings}
-    watch = Watch(args.profile or 0, f"{args.run_dir}/profile", args.show_sharding)
-    jax.monitoring.register_event_duration_secs_listener(watch.heard)
-
-    def after(row: dict[str, Any]) -> None:
-        report(row)
-        watch.updated(row["update"])
-
-    try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        yield after
-    finally:
-        watch.close()
-        for name, value in before.items():
-            jax.config.update(name, value)
+    with Compilations() as compiled:
+        folder = f"{args.run_dir}/profile"
+        watch = Watch(report, compiled, args.profile or 0, folder, args.show_sharding)
+        try:
+            for name, value in settings.items():
+                jax.config.update(name, value)
+            yield watch
+        finally:
+            watch.close()
+            for name, value in before.items():
+                jax.config.update(name, value)
 
 
 class Watch:
-    """Counts compilations of the learner, and traces some of its updates."""
+    """Takes the row of each update: reports it, traces some, and knows what compiling cost."""
 
-    def __init__(self, profile: int, folder: str, show_sharding: bool):
+    def __init__(
+        self,
+        report: Report,
+        compiled: Compilations,
+        profile: int,
+        folder: str,
+        show_sharding: bool,
+    ):
+        self._report, self._compiled = report, compiled
         self._profile, self._folder, self._show = profile, folder, show_sharding
-        self._updates = self._compiled = self.retraces = 0
-        self._tracing = self._closed = False
+        self._rates: list[float] = []
+        self._tracing = False
 
-    def heard(self, event: str, duration_secs: float, **facts: object) -> None:
-        """Takes an event of jax."""
-        name = str(facts.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
-        if event.endswith("/backend_compile_duration") and name == STEP and not self._closed:
-            self._compiled += 1
-
-    def updated(self, update: int) -> None:
-        """Another update is done, number `update` of the run."""
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Another update is done, of this `row` of metrics."""
         import jax
 
-        self._updates += 1
-        if self._updates > 1 and self._compiled:
-            self.retraces += self._compiled
-            say = "update %d compiled the learner again (%d times so far): a shape, a type or a "
-            log.warning(say + "sharding changed; --log-compiles tells which", update, self.retraces)
-        self._compiled = 0
-        if self._updates == 1 and self._show:
+        self._report(row)
+        self._rates.append(row["steps_per_s"])
+        if len(self._rates) == 1 and self._show:
             print("\n".join(placed()))
-        if self._updates == 1 and self._profile:
+        if len(self._rates) == 1 and self._profile:
             jax.profiler.start_trace(self._folder)
             self._tracing = True
-        elif self._updates == 1 + self._profile:
+        elif len(self._rates) == 1 + self._profile:
             self._stop_trace()
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Of this process: seconds of compiling, programs, those from the cache on disk.
+
+        first_over_steady: how much longer the first update took than the median of the others.
+        """
+        first, *rest = self._rates or [0.0]
+        ratio = {"first_over_steady": statistics.median(rest) / first} if rest else {}
+        done = self._compiled
+        found = {"compile_s": done.seconds, "programs": done.count, "cache_hits": done.hits}
+        return found | ratio
+
     def close(self) -> None:
-        """Ends a trace that is not full; counts no more, as jax keeps its listeners."""
+        """Ends a trace that is not full."""
         self._stop_trace()
-        self._closed = True
 
     def _stop_trace(self) -> None:
         import jax
@@ -129,3 +134,13 @@ def placed() -> list[str]:
     )
     ordered = sorted(kinds.items(), reverse=True)
     return [f"{number} x {what}  {where}" for (_, what, where), number in ordered]
+
+
+def compile_line(figures: dict[str, float]) -> str:
+    """What a process spent on compiling, of `Watch.figures`."""
+    ratio = figures.get("first_over_steady")
+    return (
+        f"compiled {figures['programs']} programs in {figures['compile_s']:.1f} s, "
+        f"{figures['cache_hits']} of them from the cache"
+        + (f"; the first update took {ratio:,.0f} times a later one" if ratio else "")
+    )

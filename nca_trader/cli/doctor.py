@@ -16,7 +16,7 @@ HELP = "what this machine has, what is misconfigured, and how to mend it"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("--data", default="", metavar="FILE", help="a bar file to read as well")
+    parser.add_argument("--data", default="", metavar="FILE", help="a bar file, or shards, to read")
     add_reading_arguments(parser)
     parser.add_argument(
         "--coordinator", default="", metavar="HOST:PORT", help="of several hosts, to be reached"

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli.debugging import add_debug_arguments, debugged
+from nca_trader.cli.debugging import add_debug_arguments, compile_line, debugged
 from nca_trader.cli.reading import add_reading_arguments, reading_options
 
 HELP = "train an agent into a run folder; the same command goes on where it stopped"
@@ -49,12 +49,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with (
         stop_on_signal() as stop,
         shown(steps, "train") as shows,
-        debugged(args, shows) as report,
+        debugged(args, shows) as watch,
     ):
         trained = train(
-            env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=report, stop=stop
+            env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=watch, stop=stop
         )
     done = steps_done(trained)
+    print(compile_line(watch.figures))
     if done < steps:
         print(
             f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command goes on"
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             words += ["--data", "FILE" if is_shards(args.data) else args.data]
         print(f"trained {done:,} steps; see `{shlex.join(words)}`")
     last = (trained.metrics() or [{}])[-1]
-    return {"run": str(trained.path), "complete": done >= steps} | last
+    return {"run": str(trained.path), "complete": done >= steps} | last | watch.figures
 
 
 def load_training_env(args: argparse.Namespace, config: Any) -> Any:

@@ -25,6 +25,7 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.learner.compilations import Compilations
 from nca_trader.learner.markets import Markets
 from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, LearnerState, make_learner
@@ -83,6 +84,7 @@ def train(
     with (
         Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints,
         Markets(env, agent.learner, learner.mesh) as markets,
+        Compilations(step.__name__ for step in learner.programs.values()) as compiled,
     ):
         state, done = _resume(learner, checkpoints, seed, run)
         health = Health(agent.checkpoint, run)
@@ -93,7 +95,8 @@ def train(
             seconds = time.perf_counter() - started
             done += 1
             row = _row(metrics, done, learner.steps_per_update, seconds)
-            row |= {"rollbacks": health.rollbacks} | learner.fitting.figures
+            row |= {"rollbacks": health.rollbacks, "retraces": compiled.again()}
+            row |= learner.fitting.figures
             if (shard := markets.shard(done - 1)) is not None:
                 row["shard"] = shard
             if fault := health.fault(row):

@@ -253,16 +253,19 @@ def verify(path: str | Path) -> Head:
         return _check(path, db)
 
 
-def read_events(path: str | Path, kind: str | None = None) -> Iterator[Event]:
-    """The events of a journal in order, of one kind or of all, over a read-only connection."""
+def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> Iterator[Event]:
+    """The events of a journal in order, of one kind or of all, over a read-only connection.
+
+    Those up to seq `after` are left out.
+    """
     path = Path(path)
     with contextlib.closing(_connect_reader(path)) as db, _as_state_error(path):
-        yield from _events(db, kind)
+        yield from _events(db, kind, after)
 
 
-def _events(db: sqlite3.Connection, kind: str | None) -> Iterator[Event]:
-    where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
-    for row in db.execute(f"SELECT {COLUMNS} FROM event{where} ORDER BY seq", values):
+def _events(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Iterator[Event]:
+    where, values = ("", (after,)) if kind is None else (" AND kind = ?", (after, kind))
+    for row in db.execute(f"SELECT {COLUMNS} FROM event WHERE seq > ?{where} ORDER BY seq", values):
         seq, run, ts_event, ts_recv, name, key, text, *_ = row
         yield Event(seq, run, ts_event, ts_recv, name, key, json.loads(text))
 

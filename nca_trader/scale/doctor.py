@@ -6,16 +6,24 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from nca_trader.presets import LearnerConfig
 from nca_trader.scale.facts import Facts
 
 GB = 1e9
 OLDEST = {"jax": (0, 10), "python": (3, 11)}
 # Options of JAX's environment that are no values of its configuration.
 OTHER_OPTIONS = {
-    "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK",
+    "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX",
 }  # fmt: skip
-TRUTHS = {"0", "1", "true", "false", "on", "off", "yes", "no", "t", "f", "y", "n"}
+# What JAX reads of the variables that begin like these.
+CLIENT_OPTIONS = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE",
+    "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT", "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB",
+}  # fmt: skip
+TRUE, FALSE = {"1", "true", "on", "yes", "t", "y"}, {"0", "false", "off", "no", "f", "n"}
+TRUTHS = TRUE | FALSE
 ERROR, WARNING = "error", "warning"
 
 
@@ -50,6 +58,15 @@ def versions(facts: Facts) -> Iterator[Finding]:
     if "jax" in known and "jaxlib" in known and known["jax"][:2] != known["jaxlib"][:2]:
         what = f"jax {facts.versions['jax']} with jaxlib {facts.versions['jaxlib']}"
         yield Finding(ERROR, "version", what, "Install both of one version: pip install -U jax")
+    plugins = [name for name in known if name.startswith("jax-cuda")]
+    for name in plugins:
+        if "jaxlib" in known and known[name] != known["jaxlib"]:
+            what = f"{name} {facts.versions[name]} with jaxlib {facts.versions['jaxlib']}"
+            extra = name.removeprefix("jax-").partition("-")[0]
+            yield Finding(ERROR, "version", what, f"Install both: pip install -U 'jax[{extra}]'")
+    if len(plugins) > 1:
+        what = f"{' and '.join(plugins)} are both installed, and JAX takes either"
+        yield Finding(WARNING, "version", what, f"pip uninstall {plugins[0]}")
 
 
 def xla_flags(facts: Facts) -> Iterator[Finding]:
@@ -62,11 +79,32 @@ def xla_flags(facts: Facts) -> Iterator[Finding]:
         elif word.startswith("--xla_tpu_"):
             what = f"XLA_FLAGS holds {word}, which ends every process that has no TPU"
             yield Finding(ERROR, "xla_flags", what, "Put it into LIBTPU_INIT_ARGS")
+    for name, values in _given(words).items():
+        if len(values) > 1:
+            what = f"XLA_FLAGS holds {name} with {' and '.join(values)}; the last one counts"
+            yield Finding(WARNING, "xla_flags", what, "Remove all but one")
+    if "--xla_dump_to" in _given(words):
+        what = "XLA_FLAGS holds --xla_dump_to: every program is written there, which fills a disk"
+        yield Finding(WARNING, "xla_flags", what, "Remove it unless you are after a fault")
     unknown = re.search(r"Unknown flags? in XLA_FLAGS: *(.*)", facts.probe_error)
     for word in unknown[1].split() if unknown else ():
         if not word.startswith("--xla_tpu_"):
             what = f"XLA_FLAGS holds {word}, which this version of XLA doesn't know"
             yield Finding(ERROR, "xla_flags", what, "Remove it, or correct its name")
+    for word in facts.environment.get("LIBTPU_INIT_ARGS", "").split():
+        if not word.startswith("--"):
+            what = f"LIBTPU_INIT_ARGS holds {word!r}, which is no flag"
+            yield Finding(ERROR, "xla_flags", what, f"Write --{word.lstrip('-')}")
+
+
+def _given(words: list[str]) -> dict[str, list[str]]:
+    """The values that each flag is given, in order, each once."""
+    given: dict[str, list[str]] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if value not in given.setdefault(name, []):
+            given[name].append(value)
+    return given
 
 
 def environment(facts: Facts) -> Iterator[Finding]:
@@ -79,12 +117,15 @@ def environment(facts: Facts) -> Iterator[Finding]:
         if name.startswith("NCA_TRADER_") and name != "NCA_TRADER_NO_CACHE":
             what = f"{name} is nothing that nca_trader reads"
             yield Finding(WARNING, "environment", what, "Unset it, or correct its name")
-    for name in ("JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_ENABLE_X64"):
+        if name.startswith("XLA_PYTHON_CLIENT_") and name not in CLIENT_OPTIONS:
+            what = f"{name} is nothing that JAX reads"
+            yield Finding(WARNING, "environment", what, "Unset it, or correct its name")
+    for name in ("JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_DEBUG_INFS", "JAX_ENABLE_X64"):
         value = facts.environment.get(name, "0").lower()
         if value not in TRUTHS:
             what = f"{name}={value} is no truth value"
             yield Finding(ERROR, "environment", what, "Set it to 0 or 1, or unset it")
-        elif value in ("1", "true", "on", "yes", "t", "y"):
+        elif value in TRUE:
             what = f"{name} is on, for every program"
             yield Finding(WARNING, "environment", what, "Unset it unless you are after a fault")
 
@@ -107,7 +148,11 @@ def accelerators(facts: Facts) -> Iterator[Finding]:
     """A GPU or a TPU that JAX doesn't use, as its plugin isn't installed."""
     if facts.platform != "cpu" or facts.environment.get("JAX_PLATFORMS") == "cpu":
         return
-    if facts.gpus:
+    visible = facts.environment.get("CUDA_VISIBLE_DEVICES")
+    if facts.gpus and visible in ("", "-1"):
+        what = f"CUDA_VISIBLE_DEVICES={visible} hides {len(facts.gpus)} GPU(s) ({facts.gpus[0]})"
+        yield Finding(ERROR, "gpu", what, "Unset it; JAX_PLATFORMS=cpu if that is meant")
+    elif facts.gpus:
         what = f"{len(facts.gpus)} GPU(s) ({facts.gpus[0]}), but JAX runs on the CPU"
         plugin = any(name.startswith("jax-cuda") for name in facts.versions)
         remedy = "Update the driver for the plugin" if plugin else "pip install 'jax[cuda13]'"
@@ -123,11 +168,17 @@ def gpu_sharing(facts: Facts) -> Iterator[Finding]:
     others = sorted({pid for _, pid in facts.gpu_users if pid != facts.pid})
     preallocates = facts.environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
     part = facts.environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
-    if others and preallocates not in ("false", "0") and not part:
+    if others and preallocates not in FALSE and not part:
         what = f"process {', '.join(map(str, others))} is on a GPU, and JAX takes 75% of it at once"
         remedy = "End it, choose another by CUDA_VISIBLE_DEVICES, or set "
         remedy += "XLA_PYTHON_CLIENT_PREALLOCATE=false or XLA_PYTHON_CLIENT_MEM_FRACTION=.4"
         yield Finding(WARNING, "gpu", what, remedy)
+    if preallocates not in TRUTHS:
+        what = f"XLA_PYTHON_CLIENT_PREALLOCATE={preallocates} is no truth value"
+        yield Finding(ERROR, "gpu", what, "Set it to true or false, or unset it")
+    if facts.environment.get("XLA_PYTHON_CLIENT_ALLOCATOR") == "platform":
+        what = "XLA_PYTHON_CLIENT_ALLOCATOR=platform asks the driver for each array, which is slow"
+        yield Finding(WARNING, "gpu", what, "Unset it unless memory is what you are after")
     if part and not (_is_number(part) and 0.0 < float(part) <= 1.0):
         what = f"XLA_PYTHON_CLIENT_MEM_FRACTION={part} is no part of the memory"
         yield Finding(ERROR, "gpu", what, "Give a number above 0 up to 1, e.g. .9")
@@ -140,6 +191,19 @@ def tpu_lock(facts: Facts) -> Iterator[Finding]:
         remedy = "Wait for it or end it; to compile ahead of time, without a TPU, set "
         level = ERROR if facts.tpu_files else WARNING
         yield Finding(level, "tpu", what, f"{remedy}ALLOW_MULTIPLE_LIBTPU_LOAD=1")
+    elif facts.lock_foreign:
+        what = "libtpu's lock, /tmp/libtpu_lockfile, is another user's, and no process holds it"
+        level = ERROR if facts.tpu_files else WARNING
+        yield Finding(level, "tpu", what, "Have its owner remove it: rm /tmp/libtpu_lockfile")
+
+
+def mesh(facts: Facts) -> Iterator[Finding]:
+    """Devices over which the presets' groups of segments don't divide."""
+    devices, groups = len(facts.kinds), LearnerConfig().logical_shards
+    if devices and groups % devices:
+        what = f"{groups} groups of segments (learner.logical_shards) on {devices} devices"
+        remedy = f"Train with --set learner.logical_shards={devices}, or on fewer --devices"
+        yield Finding(WARNING, "mesh", what, remedy)
 
 
 def compile_cache(facts: Facts) -> Iterator[Finding]:
@@ -150,6 +214,9 @@ def compile_cache(facts: Facts) -> Iterator[Finding]:
     elif not facts.cache:
         what = "compiled programs are not kept: every start compiles again"
         yield Finding(WARNING, "cache", what, "Unset NCA_TRADER_NO_CACHE")
+    elif facts.environment.get("JAX_ENABLE_COMPILATION_CACHE", "1").lower() in FALSE:
+        what = f"compiled programs are not kept in {facts.cache}: every start compiles again"
+        yield Finding(WARNING, "cache", what, "Unset JAX_ENABLE_COMPILATION_CACHE")
     if facts.disk_free < 1 * GB:
         what = f"{facts.disk_free / GB:.1f} GB free on the disk of {facts.cache}"
         yield Finding(WARNING, "cache", what, "Free some, or empty the folder")
@@ -168,13 +235,19 @@ def coordinator(facts: Facts) -> Iterator[Finding]:
         what = f"coordinator {facts.coordinator}: {facts.coordinator_error}"
         remedy = "Start process 0 there, open the port to this host, or correct the address"
         yield Finding(ERROR, "coordinator", what, remedy)
+    if facts.coordinator and facts.proxies:
+        what = f"{', '.join(facts.proxies)} may lead the hosts' own connections to a proxy"
+        remedy = f"Put {facts.coordinator.rpartition(':')[0]} into no_proxy, or unset them"
+        yield Finding(WARNING, "coordinator", what, remedy)
 
 
 def data(facts: Facts) -> Iterator[Finding]:
     """The bar file that was asked for."""
     if facts.data_error:
         what = facts.data_error.partition("\n")[0].rstrip(".")
+        shards = facts.data_is_shards
         remedy = f"See `nca-trader data check {facts.data}`"
+        remedy = "Write the shards again, or give their shards.json" if shards else remedy
         yield Finding(ERROR, "data", what, remedy)
 
 
@@ -187,6 +260,6 @@ def _is_number(text: str) -> bool:
 
 
 CHECKS = (
-    versions, xla_flags, environment, started, accelerators, gpu_sharing, tpu_lock, compile_cache,
-    host_memory, coordinator, data,
+    versions, xla_flags, environment, started, accelerators, gpu_sharing, tpu_lock, mesh,
+    compile_cache, host_memory, coordinator, data,
 )  # fmt: skip

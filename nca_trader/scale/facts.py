@@ -54,11 +54,13 @@ class Facts:
       cores: for this process. memory: bytes of the host or of its container, memory_free: of them.
       gpus: names that the driver tells. gpu_users: device number and process id of those on them.
       pid: our own. tpu_files: device files of TPU chips. lock_held: whether a process holds
-        libtpu's lock.
+        libtpu's lock; lock_foreign: whether its file is another user's, so that we can't take it.
+      proxies: names of the variables that lead connections to a proxy, and past no_proxy.
       cache: folder of compiled programs, "" for none; cache_error: why it can't be written;
         cache_bytes: its size; disk_free: bytes free there.
       coordinator: address, "" for none; coordinator_error: why it can't be reached.
-      data: the bar file asked for; data_error: why it can't be read; data_rows: its bars.
+      data: the bar file, or shards, asked for; data_error: why they can't be read; data_rows:
+        their bars; data_is_shards: which of the two.
     """
 
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -76,6 +78,8 @@ class Facts:
     pid: int = 0
     tpu_files: tuple[str, ...] = ()
     lock_held: bool = False
+    lock_foreign: bool = False
+    proxies: tuple[str, ...] = ()
     cache: str = ""
     cache_error: str = ""
     cache_bytes: int = 0
@@ -85,6 +89,7 @@ class Facts:
     data: str = ""
     data_error: str = ""
     data_rows: int | None = None
+    data_is_shards: bool = False
 
 
 def gather(
@@ -114,6 +119,8 @@ def gather(
         pid=os.getpid(),
         tpu_files=_tpu_files(),
         lock_held=_lock_held(),
+        lock_foreign=LOCK.exists() and not os.access(LOCK, os.W_OK),
+        proxies=_proxies(coordinator),
         coordinator=coordinator,
         coordinator_error=_unreachable(coordinator) if coordinator else "",
         data=data,
@@ -224,6 +231,19 @@ def _cache(folder: str) -> dict[str, Any]:
     return {"cache": folder, "cache_error": error, "cache_bytes": size, "disk_free": free}
 
 
+def _proxies(coordinator: str) -> tuple[str, ...]:
+    """Variables of a proxy that a coordinator's address isn't excepted from."""
+    host = coordinator.rpartition(":")[0].strip("[]")
+    excepted = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    ends = [part.strip().lstrip("*.") for part in excepted.split(",") if part.strip()]
+    if not host or host in ("localhost", "127.0.0.1") or "*" in excepted.split(","):
+        return ()
+    if any(host == end or host.endswith("." + end) for end in ends):
+        return ()
+    names = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
+    return tuple(name for name in names if os.environ.get(name))
+
+
 def _unreachable(address: str, timeout: float = 5.0) -> str:
     host, _, port = address.rpartition(":")
     try:
@@ -237,11 +257,17 @@ def _unreachable(address: str, timeout: float = 5.0) -> str:
 
 def _read(data: str, reading: Mapping[str, Any]) -> dict[str, Any]:
     from nca_trader.data.bars import read_bars
-    from nca_trader.errors import BarError
+    from nca_trader.data.shards import MANIFEST, open_shards
+    from nca_trader.errors import BarError, StateError
 
     if not data:
         return {}
+    path = pathlib.Path(data)
+    shards = path.name == MANIFEST or (path / MANIFEST).is_file()
+    found: dict[str, Any] = {"data_is_shards": shards}
     try:
-        return {"data_rows": int(read_bars(data, **reading).present.sum())}
-    except BarError as error:
-        return {"data_error": str(error)}
+        if shards:
+            return found | {"data_rows": open_shards(path if path.is_dir() else path.parent).rows}
+        return found | {"data_rows": int(read_bars(data, **reading).present.sum())}
+    except (BarError, StateError) as error:
+        return found | {"data_error": str(error)}

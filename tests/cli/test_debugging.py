@@ -1,14 +1,20 @@
 """The switches of `train` for finding faults: each does what it says, and is off again after."""
 
 import argparse
-import logging
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from nca_trader.cli.debugging import SWITCHES, Watch, add_debug_arguments, debugged
+from nca_trader.cli.debugging import (
+    SWITCHES,
+    Watch,
+    add_debug_arguments,
+    compile_line,
+    debugged,
+)
 from nca_trader.errors import ConfigError
+from nca_trader.learner.compilations import Compilations
 
 
 def arguments(*words, run_dir="runs/x"):
@@ -35,20 +41,26 @@ def test_a_nan_stops_where_it_is_made():
     assert jnp.isnan(jnp.log(jnp.float32(-1.0)))
 
 
-@jax.jit
-def step(x):
-    return 2.0 * x
+def row(update, rate=1.0):
+    return {"update": update, "steps_per_s": rate}
 
 
-def test_a_learner_that_is_compiled_again_is_counted_and_warned_about(caplog):
-    rows = []
-    with caplog.at_level(logging.WARNING), debugged(arguments(), rows.append) as report:
-        for update, size in enumerate((3, 3, 4, 4), 1):
-            step(jnp.zeros(size))
-            report({"update": update})
-    said = [record.getMessage() for record in caplog.records if "again" in record.getMessage()]
-    assert len(said) == 1 and said[0].startswith("update 3 compiled the learner again (1 times")
-    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+def test_what_compiling_cost_is_told_at_the_end():
+    rows, twice = [], jax.jit(lambda x: 2.0 * x)
+    with debugged(arguments(), rows.append) as watch:
+        assert "first_over_steady" not in watch.figures
+        twice(jnp.zeros(3))
+        for update, rate in enumerate((2.0, 50.0, 40.0, 10.0), 1):
+            watch(row(update, rate))
+    twice(jnp.zeros(4))  # nobody listens any more
+    assert [each["update"] for each in rows] == [1, 2, 3, 4]
+    found = watch.figures
+    # Zeros are a program as well.
+    assert found["programs"] >= 1 and 0 <= found["cache_hits"] <= found["programs"]
+    assert found["compile_s"] > 0.0 and found["first_over_steady"] == 20.0
+    line = compile_line(found)
+    assert line.endswith("the first update took 20 times a later one")
+    assert line.startswith(f"compiled {found['programs']} programs in ")
 
 
 def test_sharding_is_shown_once_and_updates_after_the_first_are_traced(tmp_path, capsys):
@@ -57,7 +69,7 @@ def test_sharding_is_shown_once_and_updates_after_the_first_are_traced(tmp_path,
     with debugged(words, lambda row: None) as report:
         for update in range(1, 5):
             big = (big + 1.0).block_until_ready()
-            report({"update": update})
+            report(row(update))
     said = capsys.readouterr().out
     assert said.count("float32[123, 7]  SingleDeviceSharding") == 1
     assert said.count("profile of the updates") == 1
@@ -65,8 +77,8 @@ def test_sharding_is_shown_once_and_updates_after_the_first_are_traced(tmp_path,
 
 
 def test_a_trace_ends_where_training_ends_sooner(tmp_path):
-    watch = Watch(5, str(tmp_path), False)
-    watch.updated(1)
+    watch = Watch(lambda row: None, Compilations(), 5, str(tmp_path), False)
+    watch(row(1))
     watch.close()
     watch.close()
     jax.profiler.start_trace(str(tmp_path / "next"))  # there is none running

@@ -142,6 +142,7 @@ def test_metrics_have_a_row_an_update(straight):
     assert [row["update"] for row in found] == list(range(1, UPDATES + 1))
     assert [row["steps"] for row in found] == [PER_UPDATE * i for i in range(1, UPDATES + 1)]
     assert all(row["steps_per_s"] > 0 and "seeds" not in row for row in found)
+    assert all(row["retraces"] == 0 for row in found)
     assert steps_done(straight) == planned_steps(straight.agent_config) == UPDATES * PER_UPDATE
 
 

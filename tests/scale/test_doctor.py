@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from ledger import random_bars
 
 from nca_trader.scale import facts as gathering
 from nca_trader.scale.doctor import examine, mesh_of
@@ -14,7 +16,14 @@ from nca_trader.scale.facts import Facts, gather
 
 CPU = Facts(
     versions={"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2"},
-    options=("jax_platforms", "jax_debug_nans", "jax_disable_jit", "jax_enable_x64"),
+    options=(
+        "jax_platforms",
+        "jax_debug_nans",
+        "jax_debug_infs",
+        "jax_disable_jit",
+        "jax_enable_x64",
+        "jax_enable_compilation_cache",
+    ),
     environment={"JAX_PLATFORMS": "cpu"},
     cache="/home/me/.cache/nca_trader/jax",
     pid=7,
@@ -56,6 +65,26 @@ FAULTS = {
     "jaxlib of another": (
         CPU, {"versions": {"jax": "0.11.2", "jaxlib": "0.10.2"}}, "error", "version", "-U jax",
     ),
+    "plugin of another": (
+        GPU, {"versions": GPU.versions | {"jax-cuda13-plugin": "0.10.1"}}, "error", "version",
+        "'jax[cuda13]'",
+    ),
+    "two plugins": (
+        GPU, {"versions": GPU.versions | {"jax-cuda12-plugin": "0.10.2"}}, "warning", "version",
+        "pip uninstall jax-cuda13-plugin",
+    ),
+    "a flag twice": (
+        CPU, {"environment": {"XLA_FLAGS": "--xla_a=1 --xla_b=3 --xla_a=2 --xla_b=3"}},
+        "warning", "xla_flags", "all but one",
+    ),
+    "dumps left on": (
+        CPU, {"environment": {"XLA_FLAGS": "--xla_dump_to=/tmp/x"}}, "warning", "xla_flags",
+        "after a fault",
+    ),
+    "tpu flag without dashes": (
+        TPU, {"environment": {"LIBTPU_INIT_ARGS": "xla_tpu_x=1"}}, "error", "xla_flags",
+        "--xla_tpu_x=1",
+    ),
     "flag without dashes": (
         CPU, {"environment": {"XLA_FLAGS": "xla_dump_to=x"}, **DEAD, "probe_error": "Could not"},
         "error", "xla_flags", "--xla_dump_to=x",
@@ -73,8 +102,18 @@ FAULTS = {
     "unknown option": (
         CPU, {"environment": {"JAX_DEBUG_NANZ": "1"}}, "warning", "environment", "correct its name",
     ),
+    "unknown although it looks known": (
+        CPU, {"environment": {"JAX_NUM_PROCESSES": "2"}}, "warning", "environment", "Unset it",
+    ),
     "unknown of ours": (
         CPU, {"environment": {"NCA_TRADER_CACHE": "1"}}, "warning", "environment", "Unset it",
+    ),
+    "unknown of the client": (
+        GPU, {"environment": {"XLA_PYTHON_CLIENT_MEMORY_FRACTION": ".4"}}, "warning",
+        "environment", "correct its name",
+    ),
+    "infs left on": (
+        CPU, {"environment": {"JAX_DEBUG_INFS": "1"}}, "warning", "environment", "Unset it",
     ),
     "no truth": (
         CPU, {"environment": {"JAX_DEBUG_NANS": "maybe"}, **DEAD, "probe_error": "invalid"},
@@ -91,6 +130,18 @@ FAULTS = {
     "gpu without a plugin": (
         GPU, {"versions": CPU.versions, "platform": "cpu"}, "error", "gpu", "jax[cuda13]",
     ),
+    "hidden gpu": (
+        GPU, {"platform": "cpu", "environment": {"CUDA_VISIBLE_DEVICES": ""}}, "error", "gpu",
+        "Unset it",
+    ),
+    "slow allocator": (
+        GPU, {"environment": {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}}, "warning", "gpu",
+        "Unset it",
+    ),
+    "preallocate maybe": (
+        GPU, {"environment": {"XLA_PYTHON_CLIENT_PREALLOCATE": "maybe"}}, "error", "gpu",
+        "true or false",
+    ),
     "gpu with an old driver": (GPU, {"platform": "cpu"}, "error", "gpu", "Update the driver"),
     "tpu without libtpu": (
         TPU, {"versions": CPU.versions, "platform": "cpu"}, "error", "tpu", "jax[tpu]",
@@ -105,6 +156,18 @@ FAULTS = {
         TPU, {"lock_held": True, **DEAD, "probe_error": "in use"}, "error", "tpu", "MULTIPLE",
     ),
     "lock, compiling only": (CPU, {"lock_held": True}, "warning", "tpu", "MULTIPLE"),
+    "lock of another": (
+        TPU, {"lock_foreign": True}, "error", "tpu", "rm /tmp/libtpu_lockfile",
+    ),
+    "lock of another, compiling only": (CPU, {"lock_foreign": True}, "warning", "tpu", "rm /tmp"),
+    "six devices": (
+        CPU, {"kinds": ("cpu",) * 6, "device_memory": (None,) * 6}, "warning", "mesh",
+        "learner.logical_shards=6",
+    ),
+    "cache off": (
+        CPU, {"environment": {"JAX_ENABLE_COMPILATION_CACHE": "false"}}, "warning", "cache",
+        "Unset JAX_ENABLE_COMPILATION_CACHE",
+    ),
     "no cache": (CPU, {"cache": ""}, "warning", "cache", "NCA_TRADER_NO_CACHE"),
     "cache of root": (
         CPU, {"cache_error": "Permission denied"}, "warning", "cache", "a folder of yours",
@@ -113,6 +176,14 @@ FAULTS = {
     "little memory": (CPU, {"memory_free": 10**8}, "warning", "memory", "End other"),
     "coordinator": (
         CPU, {"coordinator": "a:1", "coordinator_error": "refused"}, "error", "coordinator", "port",
+    ),
+    "proxy": (
+        CPU, {"coordinator": "a:1", "proxies": ("https_proxy",)}, "warning", "coordinator",
+        "Put a into no_proxy",
+    ),
+    "shards": (
+        CPU, {"data": "x", "data_error": "x/shards.json: damaged.", "data_is_shards": True},
+        "error", "data", "Write the shards again",
     ),
     "data": (
         CPU, {"data": "x.csv", "data_error": "x.csv: D001 no such file."}, "error", "data",
@@ -162,6 +233,31 @@ def test_what_is_gathered_of_cache_and_data_is_so(no_probe, tmp_path, monkeypatc
     assert "D005" in gather(str(data)).data_error
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(data))  # no folder
     assert "exists" in gather().cache_error
+
+
+def test_shards_are_data_as_well(no_probe, tmp_path):
+    from nca_trader.data.shards import write_shards
+
+    bars = random_bars(np.random.default_rng(0), 40, 1)
+    write_shards([bars[:20], bars[20:]], tmp_path / "shards")
+    found = gather(str(tmp_path / "shards"))
+    assert (found.data_rows, found.data_error, found.data_is_shards) == (40, "", True)
+    assert gather(str(tmp_path / "shards" / "shards.json")).data_rows == 40
+    (tmp_path / "shards" / "shards.json").write_text("{")
+    assert "shards.json" in gather(str(tmp_path / "shards")).data_error
+
+
+def test_a_proxy_is_told_unless_the_coordinator_is_excepted(no_probe, monkeypatch):
+    for name in ("grpc_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gathering, "_unreachable", lambda address: "")
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "other.org")
+    assert gather(coordinator="pod.example.org:1").proxies == ("https_proxy",)
+    for excepted in ("*", "example.org", ".example.org", "x, pod.example.org"):
+        monkeypatch.setenv("no_proxy", excepted)
+        assert gather(coordinator="pod.example.org:1").proxies == ()
+    assert gather(coordinator="127.0.0.1:1").proxies == gather().proxies == ()
 
 
 def test_the_command_outlives_a_flag_that_aborts_every_process(tmp_path, monkeypatch):

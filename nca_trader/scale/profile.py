@@ -1,0 +1,248 @@
+"""Where a training run's time goes on this machine, measured on the learner that `train` runs."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from nca_trader.agents.policy import make_policy
+from nca_trader.data.synthetic import task_of
+from nca_trader.envs.sharded import ShardedEnv
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.learner.compilations import Compilations
+from nca_trader.learner.markets import Markets
+from nca_trader.learner.memory import bytes_needed
+from nca_trader.learner.update import Learner, make_learner
+from nca_trader.presets import AgentConfig
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.manifest import Run, open_run
+from nca_trader.scale.cost import cost_of
+from nca_trader.scale.hlo import read_module, unknown_loops
+from nca_trader.scale.rates import Rates, rates_of
+from nca_trader.scale.trace import HOST, UPDATE, coarse, files_of, ops_of, read_trace, split
+
+TIMED = 11  # updates behind the median
+LEAST = 0.3  # of an update that names its bound
+
+
+class Timed(NamedTuple):
+    """Seconds of updates: the first, which compiles, and the others."""
+
+    first: float
+    others: list[float]
+
+    @property
+    def median(self) -> float:
+        """Of the others."""
+        return statistics.median(self.others)
+
+
+class _Training:
+    """The learner's state and the market it is in; a call is one update, and gives its seconds."""
+
+    def __init__(self, learner: Learner, markets: Markets, seed: int):
+        self._learner, self._markets, self.done = learner, markets, 0
+        self.state, self.market = learner.init(jax.random.key(seed)), learner.market
+
+    def __call__(self) -> float:
+        began = time.perf_counter()
+        self.market = self._markets.of(self.done) or self._learner.market
+        self.state, metrics = self._learner.step(self.state, self.market)
+        jax.device_get(metrics)
+        self.done += 1
+        return time.perf_counter() - began
+
+
+def profile(
+    env: TradingEnv, agent: AgentConfig, folder: pathlib.Path, steps: int = 3, seed: int = 0
+) -> dict[str, Any]:
+    """Times updates, then traces `steps` of them into `folder`; the keys are in docs/profile.md.
+
+    Raises:
+      ConfigError: `steps` below 1; or the agent's or the environment's own, see `make_learner`.
+    """
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: trace at least one update.")
+    policy = make_policy(agent, env.spec)
+    learner = make_learner(env, policy, agent)
+    names = [step.__name__ for step in learner.programs.values()]
+    with (
+        Markets(env, agent.learner, learner.mesh) as markets,
+        Compilations(names) as compiled,
+    ):
+        training = _Training(learner, markets, seed)
+        first = training()
+        compiled.again()
+        found = {
+            "compile_s": compiled.seconds,
+            "programs": compiled.count,
+            "cache_hits": compiled.hits,
+        }
+        timed = Timed(first, [training() for _ in range(TIMED)])
+        traced = trace(training, folder, steps)
+        found["retraces"] = compiled.again()
+    # The program that ran: jax has it still, and compiles nothing here.
+    program = learner.programs[learner.fitting.sizes]
+    step = program.lower(training.state, training.market).compile()
+    device = learner.mesh.devices.flat[0]
+    rates = rates_of(device, agent.precision.matmul)
+    found |= _timing(timed, learner.steps_per_update)
+    found |= _work(step, timed.median, rates, learner.mesh.size)
+    found |= _parts(step, folder, traced, timed.median)
+    found |= {"memory": _memory(step, device)}
+    found |= {"cycle": _cycle(env, agent, training, timed.median, found["parts"], seed)}
+    host = found["parts"][HOST] / timed.median if found["parts"] else 0.0
+    found["bound"], found["advice"] = bound(found["flops_share"], found["traffic_share"], host)
+    return found | {"device": device.device_kind, "devices": learner.mesh.size}
+
+
+def trace(training: Callable[[], float], folder: pathlib.Path, steps: int) -> list[float]:
+    """Seconds of each of `steps` updates, which are traced into `folder`."""
+    # Without the frames of Python, which would be most of the trace, and of its cost.
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    seconds = []
+    with jax.profiler.trace(str(folder), profiler_options=options):
+        for number in range(steps):
+            with jax.profiler.StepTraceAnnotation(UPDATE, step_num=number):
+                seconds.append(training())
+    return seconds
+
+
+def _timing(timed: Timed, steps_per_update: int) -> dict[str, Any]:
+    low, _, high = statistics.quantiles(timed.others, n=4, method="inclusive")
+    return {
+        "first_s": timed.first,
+        "first_over_steady": timed.first / timed.median,
+        "update_s": timed.median,
+        "update_quartiles_s": [low, high],
+        "updates_timed": len(timed.others),
+        "steps_per_update": steps_per_update,
+        "steps_per_s": steps_per_update / timed.median,
+    }
+
+
+def _work(step: Any, seconds: float, rates: Rates, devices: int) -> dict[str, Any]:
+    """Operations and traffic of a device in an update, over what it could do in that time."""
+    module = read_module(step.as_text())
+    cost = cost_of(module, devices)
+    traffic = cost.hbm_bytes / seconds / rates.bytes
+    return {
+        "flops": cost.flops,
+        "flops_per_s": cost.flops / seconds,
+        "peak_flops_per_s": rates.flops,
+        "peak_source": rates.source,
+        "flops_share": cost.flops / seconds / rates.flops,
+        "loops_of_unknown_length": unknown_loops(module),
+        "traffic_bytes": cost.hbm_bytes,
+        "peak_bytes_per_s": rates.bytes,
+        # Above 1 caches serve it, and the count says nothing of the memory behind them.
+        "traffic_share": traffic if traffic <= 1.0 else None,
+    }
+
+
+def _parts(step: Any, folder: pathlib.Path, traced: list[float], median: float) -> dict[str, Any]:
+    """Seconds of an update by part: the traced one's shares of an update that is not traced."""
+    files = files_of(folder)
+    found = read_trace(files["xplane"], ops_of(read_module(step.as_text())))
+    fine: dict[str, float] = {}
+    for begin, end in found.updates:
+        for part, spent in split(found.intervals, begin, end).items():
+            fine[part] = fine.get(part, 0.0) + spent
+    whole = sum(fine.values())
+    # No operation of the program in the trace: this backend names them in another way.
+    known = bool(found.intervals) and whole > 0.0
+    fine = {part: median * spent / whole for part, spent in sorted(fine.items())} if known else {}
+    return {
+        "parts": coarse(fine) if known else None,
+        "fine_parts": fine or None,
+        "updates_traced": len(found.updates),
+        "operations_traced": len(found.intervals),
+        "trace_slowdown": statistics.median(traced) / median,
+        "trace": {name: str(path) for name, path in files.items()},
+    }
+
+
+def _memory(step: Any, device: Any) -> dict[str, Any]:
+    """Bytes of a device: what the compiler says of the program, what the device says it holds."""
+    sizes, held = step.memory_analysis(), device.memory_stats() or {}
+    return {
+        "needed": bytes_needed(step),
+        "arguments": sizes.argument_size_in_bytes,
+        "temporaries": sizes.temp_size_in_bytes,
+        "outputs": sizes.output_size_in_bytes,
+        "peak": held.get("peak_bytes_in_use"),
+        "limit": held.get("bytes_limit"),
+    }
+
+
+def _cycle(
+    env: TradingEnv,
+    agent: AgentConfig,
+    training: _Training,
+    update: float,
+    parts: dict[str, float] | None,
+    seed: int,
+) -> dict[str, Any]:
+    """Seconds of the updates between two checkpoints, of saving one, and of a backtest of it."""
+    with tempfile.TemporaryDirectory(prefix="nca-trader-profile-") as folder:
+        run = open_run(env, agent, pathlib.Path(folder) / "runs" / "profile", seed)
+        with Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints:
+            # The first one makes the folder and starts the storage's threads.
+            save = [_seconds(lambda n=n: checkpoints.save(n, training.state)) for n in (1, 2)][1]
+        evaluate = _evaluation(env, run, seed)
+    updates = agent.checkpoint.every
+    spent = {part: updates * each for part, each in (parts or {"update": update}).items()}
+    spent |= {"save": save} | ({} if evaluate is None else {"evaluate": evaluate})
+    return {"updates": updates, "seconds": sum(spent.values()), "parts": spent}
+
+
+def _evaluation(env: TradingEnv, run: Run, seed: int) -> float | None:
+    """Seconds of a backtest over the bars that are trained on; None where they are shards."""
+    if isinstance(env, ShardedEnv):
+        return None
+    source: Any = task_of(env.config, seed=seed) if env.config.market else env.bars
+    # The first one compiles.
+    return [_seconds(lambda: backtest(source, run)) for _ in range(2)][1]
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def bound(compute: float, memory: float | None, host: float) -> tuple[str, str]:
+    """What an update waits for, and what to try.
+
+    Args:
+      compute: achieved over the peak rate of matrix products. memory: traffic over the memory's
+        rate, None if not known. host: part of the time in which the device does nothing.
+    """
+    if host >= LEAST:
+        return "host", (
+            "the device waits for the host: raise learner.num_segments or "
+            "learner.envs_per_segment, so that an update holds more work"
+        )
+    if compute >= LEAST and compute >= (memory or 0.0):
+        return "compute", (
+            "matrix products fill the time: fewer learner.num_epochs, a narrower policy, "
+            'precision.matmul = "bfloat16" on an accelerator, or more devices'
+        )
+    if memory is not None and memory >= LEAST:
+        return "memory", (
+            "arrays moved fill the time: more learner.micro_batches, wider channels, or "
+            'policy.remat, and precision.matmul = "bfloat16" on an accelerator'
+        )
+    return "dispatch", (
+        "operations are too small to fill the device: raise learner.num_segments or "
+        "learner.envs_per_segment until steps/s no longer rises, or widen the policy"
+    )

@@ -1,0 +1,93 @@
+"""`nca-trader watch` as a user gives it: once, and beside a run that goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+RULES = """
+[[rule]]
+name = "kl"
+metric = "approx_kl"
+comparison = ">"
+threshold = 0.05
+
+[[rule]]
+name = "value"
+metric = "loss"
+comparison = "absent"
+for = "1d"
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text(row(1, 0.01))
+    (tmp_path / "rules.toml").write_text(RULES)
+    return folder
+
+
+def row(update, kl, **more):
+    return json.dumps({"update": update, "reward": 0.5, "approx_kl": kl, "loss": 1.0} | more) + "\n"
+
+
+def test_once_prints_every_figure_and_every_rule(command, run):
+    said = command("watch", "--run", run, "--rules", run.parent / "rules.toml", "--once", "--json")
+    assert said.code == 0
+    assert said.json["metrics"]["approx_kl"] == 0.01 and said.json["holding"] == []
+    assert "rule kl: no: approx_kl > 0.05" in said.out
+
+
+def test_once_fails_where_a_condition_holds(command, run):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(row(2, 0.5, loss=None))
+    said = command("watch", "--run", run, "--rules", run.parent / "rules.toml", "--once", "--json")
+    assert said.code == 1 and said.json["holding"] == ["kl", "value"]
+    assert said.json["metrics"]["loss"] is None
+    assert len(said.err.splitlines()) == 1 and "kl, value" in said.err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "give --run DIR, --journal FILE"),
+        (["--run", "none-such"], "no such folder"),
+        (["--run", ".", "--every", "0"], "at least 0.05"),
+        (["--run", ".", "--rules", "none-such.toml"], "cannot be read"),
+        (["--run", ".", "--prometheus", "many"], "give a port"),
+    ],
+)
+def test_what_can_not_be_watched_is_one_line(command, args, says):
+    said = command("watch", *args)
+    assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
+
+
+def test_it_follows_a_run_and_its_log_says_fire_and_resolve_once(run, root):
+    command = [sys.executable, "-m", "nca_trader", "watch", "--run", str(run), "--every", "0.05"]
+    command += ["--rules", str(run.parent / "rules.toml"), "--json"]
+    env = os.environ | {"PYTHONPATH": str(root)}
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        for update, kl in ((2, 0.5), (3, 0.6), (4, 0.01), (5, 0.01)):
+            assert process.stdout is not None
+            assert f"update {update - 1} " in process.stdout.readline()
+            with open(run / "metrics.jsonl", "a") as file:
+                file.write(row(update, kl))
+        time.sleep(0.5)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(out.splitlines()[-1])["firing"] == []
+    told = [line.split("; now")[0] for line in err.splitlines() if " kl " in line]
+    assert len(told) == 2
+    assert told[0].endswith(f"{run}: kl firing: approx_kl > 0.05")
+    assert told[1].endswith(f"{run}: kl resolved: approx_kl > 0.05")

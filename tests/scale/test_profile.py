@@ -1,0 +1,156 @@
+"""`profile` on a tiny perceptron: identities of its figures and a hand count, no speeds."""
+
+import dataclasses
+import gzip
+import json
+
+import jax
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT, ENV
+
+from nca_trader.cli.profile import described
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError
+from nca_trader.presets import PolicyConfig
+from nca_trader.scale import profile as profiling
+from nca_trader.scale import rates
+from nca_trader.scale.profile import bound, profile
+from nca_trader.scale.rates import CHIPS, Rates, rates_of
+
+C, H, READ = 8, 16, 32  # widths of the perceptron and of its readout
+POLICY = PolicyConfig(kind="mlp", window=1, channels=C, hidden=H, head_hidden=READ)
+MLP = dataclasses.replace(AGENT, policy=POLICY)
+PEAK = Rates(1e9, 1e12, "made up")
+
+
+@pytest.fixture(scope="module")
+def env():
+    return TradingEnv(random_bars(np.random.default_rng(0), 120, 2), ENV)
+
+
+@pytest.fixture(scope="module")
+def found(env, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "rates_of", lambda device, dtype: PEAK)
+        patch.setattr(profiling, "TIMED", 3)
+        return profile(env, MLP, tmp_path_factory.mktemp("profile"), steps=2)
+
+
+def test_products_are_those_counted_by_hand(env, found):
+    """A gradient is of the weights everywhere, and of the inputs but for the first layer's."""
+    learn, spec = MLP.learner, env.spec
+    steps = learn.num_segments * learn.segment_length
+    bars = steps + learn.num_segments  # the value after the last step needs one bar more
+    first, second = (spec.num_features + 1) * H, H * C
+    readout = (C + 3) * READ, READ * (spec.num_actions + 1)
+    collected = bars * (first + second) + bars * sum(readout)
+    forward = steps * (first + second + sum(readout))
+    backward = steps * (first + 2 * second + (2 * C + 3) * READ + 2 * readout[1])
+    assert found["flops"] == 2 * spec.num_assets * (collected + forward + backward)
+    assert found["loops_of_unknown_length"] == 0
+
+
+def test_rates_are_the_counts_over_the_seconds(found):
+    assert found["flops_per_s"] == pytest.approx(found["flops"] / found["update_s"])
+    assert found["flops_share"] == pytest.approx(found["flops_per_s"] / PEAK.flops)
+    assert found["steps_per_update"] == MLP.learner.num_segments * MLP.learner.segment_length
+    assert found["steps_per_s"] == pytest.approx(found["steps_per_update"] / found["update_s"])
+    assert found["first_over_steady"] == pytest.approx(found["first_s"] / found["update_s"])
+    low, high = found["update_quartiles_s"]
+    assert 0.0 < low <= found["update_s"] <= high
+
+
+def test_the_parts_of_an_update_sum_to_it_and_none_is_missing(found):
+    parts = found["parts"]
+    assert sum(parts.values()) == pytest.approx(found["update_s"])
+    assert sum(found["fine_parts"].values()) == pytest.approx(found["update_s"])
+    assert min(parts.values()) >= 0.0
+    assert parts["collect"] > 0.0 and parts["learn"] > 0.0 and parts["host"] > 0.0
+    assert parts["replay"] == 0.0  # this agent has none
+    assert found["updates_traced"] == 2
+    assert {name.partition(":")[0] for name in found["fine_parts"]} <= set(parts)
+
+
+def test_a_cycle_is_its_updates_a_save_and_an_evaluation(found):
+    cycle = found["cycle"]
+    assert cycle["updates"] == MLP.checkpoint.every
+    assert sum(cycle["parts"].values()) == pytest.approx(cycle["seconds"])
+    assert cycle["parts"]["save"] > 0.0 and cycle["parts"]["evaluate"] > 0.0
+    for part, spent in found["parts"].items():
+        assert cycle["parts"][part] == pytest.approx(cycle["updates"] * spent)
+
+
+def test_what_compiling_cost_and_that_nothing_was_compiled_again(found):
+    assert found["programs"] >= found["cache_hits"] >= 0
+    assert found["compile_s"] > 0.0 and found["retraces"] == 0
+
+
+def test_memory_is_the_compilers_where_the_device_says_nothing(found):
+    memory = found["memory"]
+    assert memory["needed"] >= memory["arguments"] + memory["temporaries"] > 0
+    assert memory["peak"] is None and memory["limit"] is None
+
+
+def test_the_trace_opens_in_tensorboard_and_perfetto(found):
+    """Both files parse, and both have the updates and the program's operations."""
+    with gzip.open(found["trace"]["perfetto"]) as file:
+        events = json.load(file)["traceEvents"]
+    names = [event.get("name", "") for event in events if event.get("ph") == "X"]
+    assert names.count("update") == 2
+    assert sum(name.startswith(("dot", "copy", "while")) for name in names) > 10
+    (plane,) = [
+        plane
+        for plane in jax.profiler.ProfileData.from_file(found["trace"]["xplane"]).planes
+        if plane.name == "/host:CPU"
+    ]
+    assert sum(event.name == "update" for line in plane.lines for event in line.events) == 2
+    assert found["operations_traced"] > 10
+
+
+def test_the_page_says_every_part_and_how_to_open_the_trace(found):
+    page = "\n".join(described(found))
+    for said in (*found["fine_parts"], "save", "evaluate", "tensorboard --logdir", "ui.perfetto"):
+        assert said in page
+    assert f"bound     {found['bound']}: " in page and json.dumps(found)
+
+
+def test_no_update_can_not_be_traced(env, tmp_path):
+    with pytest.raises(ConfigError, match="at least one"):
+        profile(env, MLP, tmp_path, steps=0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((0.9, 0.2, 0.05), "compute"),
+        ((0.9, 0.2, 0.5), "host"),
+        ((0.4, 0.6, 0.0), "memory"),
+        ((0.4, None, 0.0), "compute"),
+        ((0.1, 0.6, 0.0), "memory"),
+        ((0.1, 0.1, 0.1), "dispatch"),
+        ((0.1, None, 0.1), "dispatch"),
+    ],
+)
+def test_the_bound_is_what_fills_the_time(shares, expected):
+    assert bound(*shares)[0] == expected
+
+
+class Chip:
+    """A device that is in the table."""
+
+    platform = "tpu"
+    device_kind = "TPU v5 lite"
+
+
+def test_a_chip_in_the_table_is_not_measured():
+    found = rates_of(Chip, "float32")
+    assert (found.flops, found.bytes) == (197e12, 819e9) and "v5e" in found.source
+    assert set(rates.KINDS.values()) == set(CHIPS)
+
+
+def test_another_device_is_measured():
+    """A product of 8 x 8 matrices a second is 1,024 operations, at any speed."""
+    assert rates.matmul_flops_per_s(size=8, repeats=3) > 0.0
+    assert rates.memory_bytes_per_s(size=64, repeats=3) > 0.0
