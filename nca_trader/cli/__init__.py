@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 COMMANDS = (
-    "demo", "train", "prove", "backtest", "paper", "journal", "data", "leakcheck", "plan", "doctor",
-    "bench",
+    "demo", "train", "prove", "backtest", "export", "paper", "journal", "data", "leakcheck", "plan",
+    "doctor", "bench",
 )  # fmt: skip
 
 
