@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.numerics import dot32
+from nca_trader.presets import PrecisionConfig
 
 TAPS = 3  # of a step: now, d bars ago, 2 d bars ago
 
@@ -63,6 +64,16 @@ class Form(NamedTuple):
     dense: Callable[[Array, Array, str], Array]
     taps: Callable[[Array, Array, int, list[Array], str], Array]
     column: Callable[[Array], Array]
+
+
+def stored(x: Array, precision: PrecisionConfig) -> Array:
+    """Cells as they are kept between products; sums, of products and biases, come before."""
+    return x.astype(jnp.bfloat16) if precision.compute == "bfloat16" else x
+
+
+def wide(x: Array) -> Array:
+    """Cells as whoever reads them has them: of float32 at least."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def delayed(state: Array, bars: int) -> Array:
