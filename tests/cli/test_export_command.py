@@ -4,13 +4,11 @@ import dataclasses
 import pathlib
 import re
 
-import jax
 import numpy as np
 import pytest
 from ledger import random_bars
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
-from nca_trader.agents.policy import Policy
 from nca_trader.data.bars import write_bars
 from nca_trader.evaluate import agreement as module
 from nca_trader.runs import trials
@@ -135,10 +133,3 @@ def test_without_data_it_is_the_bars_that_trained_or_a_plain_refusal(export):
 def test_options_that_make_no_sense_are_refused_in_one_line(export, options, remedy):
     said = export(*options)
     assert said.code == 2 and remedy in said.err and said.err.count("\n") == 1
-
-
-def test_latency_is_of_both_forms(tiny):
-    from nca_trader.cli.export import latencies
-
-    assert isinstance(tiny.run.policy, Policy) and jax.devices()
-    assert set(latencies(tiny.run.policy, tiny.run.params())) == {"stream_us", "window_us"}
