@@ -36,12 +36,14 @@ def plot(found, market, path):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for (preset, points), mark in zip(found.items(), "os^", strict=True):
+    looks = (("o", 10, "-"), ("s", 7, "--"), ("^", 4, ":"))  # they may lie on one another
+    for (preset, points), (mark, size, line) in zip(found.items(), looks, strict=True):
+        style = {"marker": mark, "markersize": size, "linestyle": line, "fillstyle": "none"}
         steps = [point.steps / 1e6 for point in points]
-        axes.plot(steps, [p.reached.fraction for p in points], marker=mark, label=preset)
+        axes.plot(steps, [p.reached.fraction for p in points], label=preset, **style)
     axes.axhline(BAR, color="grey", linestyle=":", label=f"{BAR:.0%}")
     axes.set(xlabel="environment steps, millions", ylabel=f"fraction of the optimum of {market}")
-    axes.set_ylim(0.0, 1.05)
+    axes.set_ylim(top=1.0)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nca_trader.cli.train import add_bar_arguments, load_bars
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     bars, trained = _bars(args, source)
     params = source.params()
     weights = compact(
-        source.policy, params, coding, *_calibration(source, bars, trained, coding), args.seed
+        source, params, coding, *_calibration(source, bars, trained, coding), args.seed
     )
     other = weights.params(source.policy)
     found = agreement(bars, source, params, other)
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "equity": found.equity[1],
         },
     ]
-    for row, each in zip(rows, (params, other), strict=True):
-        row |= latencies(source.policy, each)
+    for row, spent in zip(rows, latencies(source.policy, params, other), strict=True):
+        row |= spent
     _show(rows, found, getattr(bars, "bars", bars))
     if looks is not None:
         print(f"Looks at bars of these data after training so far: {looks}, by the ledger.")
@@ -180,8 +180,11 @@ def _count_look(run: Any, source: Any) -> int | None:
     return count_look(run, bars) if seen_rows(bars, run) < len(bars) else None
 
 
-def latencies(policy: Any, params: Any) -> dict[str, float]:
-    """Median microseconds of a decision: of a new bar of a stream, and of a whole window."""
+def latencies(policy: Any, *several: Any) -> list[dict[str, float]]:
+    """Median microseconds of a decision with each of `several` parameters.
+
+    Of a new bar of a stream, and of a whole window.
+    """
     import jax
     import numpy as np
 
@@ -204,22 +207,24 @@ def latencies(policy: Any, params: Any) -> dict[str, float]:
     def window(params: Any, x: Any, present: Any) -> Any:
         return decide(policy, params, x, present, account)
 
-    return {
-        "stream_us": _median_us(lambda: stream(params, state, x[0], present[0])),
-        "window_us": _median_us(lambda: window(params, x, present)),
-    }
+    streams = [lambda p=p: stream(p, state, x[0], present[0]) for p in several]
+    windows = [lambda p=p: window(p, x, present) for p in several]
+    medians = zip(_medians_us(streams), _medians_us(windows), strict=True)
+    return [{"stream_us": one, "window_us": two} for one, two in medians]
 
 
-def _median_us(call: Callable[[], Any]) -> float:
+def _medians_us(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """In turns, so that what slows the machine for a while slows all of them."""
     import jax
 
-    jax.block_until_ready(call())  # compiles
-    spent = []
-    for _ in range(CALLS):
-        began = time.perf_counter()
-        jax.block_until_ready(call())
-        spent.append(time.perf_counter() - began)
-    return 1e6 * sorted(spent)[CALLS // 2]
+    spent: list[list[float]] = [[] for _ in calls]
+    for turn in range(CALLS + 1):
+        for call, times in zip(calls, spent, strict=True):
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            if turn:  # the first compiles
+                times.append(time.perf_counter() - began)
+    return [1e6 * sorted(times)[CALLS // 2] for times in spent]
 
 
 def _show(rows: list[dict[str, Any]], found: Any, bars: Any) -> None:

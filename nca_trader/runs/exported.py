@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from nca_trader.agents import codebook, quantise
-from nca_trader.agents.policy import Params, Policy
+from nca_trader.agents.policy import Params, Policy, make_policy
 from nca_trader.agents.quantise import Leaves
 from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.errors import ConfigError, StateError
@@ -95,7 +95,7 @@ class Compact(NamedTuple):
 
 
 def compact(
-    policy: Policy,
+    run: Run,
     params: Params,
     coding: Coding,
     features: np.ndarray,
@@ -105,7 +105,7 @@ def compact(
     """The parameters in few bits.
 
     Args:
-      policy, params: what is to be written. coding: how. seed: of a codebook's training.
+      run, params: what is to be written. coding: how. seed: of a codebook's training.
       features: `[N, A, F]` of the training span, and nothing behind it; read where `coding` has
         `activations`. present: `[N, A]` likewise.
 
@@ -118,6 +118,9 @@ def compact(
         return Compact(coding, tensors, {})
     steps = {}
     if coding.activations:
+        # What is computed again is traced, and shows no numbers; forward it changes none.
+        plain = dataclasses.replace(run.agent_config.policy, remat="none")
+        policy = make_policy(dataclasses.replace(run.agent_config, policy=plain), run.spec)
         found = quantise.ranges(policy, params, features, present)
         steps = quantise.steps_of(found, coding.bits)
     return Compact(coding, quantise.quantised(leaves, coding.bits), steps)

@@ -24,7 +24,7 @@ CODINGS = [
 
 def compacted(tiny, coding):
     run, env = tiny.run, tiny.env
-    return compact(run.policy, run.params(), coding, env.features, env.bars.present)
+    return compact(run, run.params(), coding, env.features, env.bars.present)
 
 
 @pytest.fixture
@@ -111,3 +111,12 @@ def test_a_folder_is_read_as_a_run(tiny):
 def test_a_coding_that_is_none_is_refused(changes, remedy):
     with pytest.raises(ConfigError, match=remedy):
         dataclasses.replace(Coding(), **changes)
+
+
+def test_steps_are_the_same_for_an_agent_that_computes_parts_again(tiny):
+    run, env = tiny.run, tiny.env
+    coding, given = Coding(activations=True), (env.features[:30], env.bars.present[:30])
+    plain = compact(run, run.params(), coding, *given).steps
+    policy = dataclasses.replace(run.agent_config.policy, remat="step")
+    run.agent_config = dataclasses.replace(run.agent_config, policy=policy)
+    assert compact(run, run.params(), coding, *given).steps == plain and len(plain) == 4
