@@ -26,8 +26,9 @@ def curves(market, name, steps, seed):
     trial = prepare(market, load_agent(name), steps)
     agent = next(iter(trial.agents.values()))
     for preset, precision in PRESETS.items():
-        yield preset, train_and_judge(
-            trial.config, dataclasses.replace(agent, precision=precision), seed
+        yield (
+            preset,
+            train_and_judge(trial.config, dataclasses.replace(agent, precision=precision), seed),
         )
 
 

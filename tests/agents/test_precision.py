@@ -11,6 +11,7 @@ from nca_trader import AgentConfig, ConfigError, load_agent, make_policy
 from nca_trader.presets import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
+FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars
 SPEC = EnvSpec(symbols=("A", "B"), features=("x", "y"), targets=(-0.5, 0.0, 0.5), warmup=0)
 F32, BF16 = PrecisionConfig(), PrecisionConfig(matmul="bfloat16")
 COMPUTE = PrecisionConfig(matmul="bfloat16", compute="bfloat16")
@@ -18,7 +19,7 @@ KINDS = ("nca", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gru",
 
 
 def policy_of(kind, precision):
-    given = {"nca": {"neighbours": "ring", "steps": 3, "dilations": (1, 2)}}.get(kind, {})
+    given = {"nca": {"neighbours": "ring", "steps": 2, "dilations": (1, 2)}}.get(kind, {})
     config = PolicyConfig(kind=kind, channels=4, hidden=6, head_hidden=5, window=4, **given)
     return make_policy(AgentConfig(policy=config, precision=precision), SPEC)
 
@@ -57,20 +58,24 @@ def test_an_update_that_bfloat16_parameters_would_lose_is_the_reason_given():
     assert weight - jnp.bfloat16(1 / 512) == weight  # half a step below 1 is lost
     assert jnp.float32(1.0) - jnp.float32(1 / 512) < 1.0
     half, brain = jnp.finfo(jnp.float16), jnp.finfo(jnp.bfloat16)
-    assert half.max == 65_504 and 5e-8 < half.smallest_subnormal < 7e-8
-    assert brain.max > 1e38 and brain.tiny == jnp.finfo(jnp.float32).tiny
+    assert float(half.max) == 65_504 and 5e-8 < float(half.smallest_subnormal) < 7e-8
+    assert float(brain.max) > 1e38 and brain.tiny == jnp.finfo(jnp.float32).tiny
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lattice_and_stream_agree_in_bfloat16_and_give_float32(kind):
     exact, policy = policy_of(kind, F32), policy_of(kind, COMPUTE)
     params, (x, present) = params_of(policy), bars(12)
-    cells = np.asarray(jax.jit(policy.encode)(params, x[None], present[None])[0])
-    wanted = np.asarray(jax.jit(exact.encode)(params, x[None], present[None])[0])
+    cells = np.asarray(
+        jax.jit(policy.encode, compiler_options=FAST)(params, x[None], present[None])[0]
+    )
+    wanted = np.asarray(
+        jax.jit(exact.encode, compiler_options=FAST)(params, x[None], present[None])[0]
+    )
     assert cells.dtype == np.float32
     # 8 bits of a number are right to 1/256; a few steps of them to a few times that.
     assert 1e-4 < np.abs(cells - wanted).max() < 0.05
-    state, stream = policy.begin(), jax.jit(policy.stream)
+    state, stream = policy.begin(), jax.jit(policy.stream, compiler_options=FAST)
     for row in range(len(x)):
         state, newest = stream(params, state, x[row], present[row])
     assert newest.dtype == np.float32
@@ -97,7 +102,7 @@ def test_gradients_that_sum_over_thousands_of_cells_keep_their_digits(kind):
         def loss(params):
             return policy.encode(params, x[None], present[None]).sum()
 
-        return jax.jit(jax.grad(loss))(params)[kind]
+        return jax.jit(jax.grad(loss), compiler_options=FAST)(params)[kind]
 
     exact, rounded = map(gradient, policies)
     for name, leaf in rounded.items():

@@ -13,6 +13,7 @@ from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, Gauged
 from nca_trader.presets import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec
 
+FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars
 SPEC = EnvSpec(symbols=("A", "B"), features=("x", "y"), targets=(-1.0, 0.0, 1.0), warmup=0)
 
 
@@ -113,16 +114,20 @@ def test_a_gauged_weight_rounds_what_it_meets_in_both_forms():
         np.testing.assert_allclose(got, form.dense(w[:3], exact, "float32"), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["nca", "gru", "mlp"])
+@pytest.mark.parametrize(
+    "kind", ["nca", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gru", "mlp"))]
+)
 def test_rounded_activations_of_sixteen_bits_leave_lattice_and_stream_as_they_are(kind):
     policy, params = policy_of(kind)
     x, present = drawn(10)
     steps = quantise.steps_of(quantise.ranges(policy, params, x, present), 16)
     rounded = quantise.params_of(quantise.gauged(quantise.leaves_of(params), steps, 16))
     exact = np.asarray(policy.encode(params, x[None], present[None])[0])
-    cells = np.asarray(jax.jit(policy.encode)(rounded, x[None], present[None])[0])
+    cells = np.asarray(
+        jax.jit(policy.encode, compiler_options=FAST)(rounded, x[None], present[None])[0]
+    )
     assert 0 < np.abs(cells - exact).max() < 2e-3 * np.abs(exact).max()
-    state, stream = policy.begin(), jax.jit(policy.stream)
+    state, stream = policy.begin(), jax.jit(policy.stream, compiler_options=FAST)
     for row in range(len(x)):
         state, newest = stream(rounded, state, x[row], present[row])
     # A number between two points may round either way, where the forms differ in the last digit.

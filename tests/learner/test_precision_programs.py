@@ -56,7 +56,7 @@ def program(stage, preset, platform="cpu"):
     ("preset", "platform"),
     [
         pytest.param("f32", "cpu", marks=pytest.mark.slow),
-        ("bf16", "cpu"),
+        pytest.param("bf16", "cpu", marks=pytest.mark.slow),
         ("compute", "cpu"),
         pytest.param("bf16", "tpu", marks=pytest.mark.slow),  # where taps are convolutions
         pytest.param("compute", "tpu", marks=pytest.mark.slow),
@@ -65,7 +65,7 @@ def program(stage, preset, platform="cpu"):
 def test_gradients_cross_devices_products_sum_and_all_state_is_in_float32(stage, preset, platform):
     text, parameters, left = program(stage, preset, platform)
     # Parameters, moments, their average, accounts and metrics: none is rounded, whatever computes.
-    assert "float32" in left and left <= {"float32", "int32", "uint32", "bool", "key<fry>"}
+    assert {name for name in left if "float" in name} == {"float32"}
     crossing = COLLECTIVE.findall(text)
     assert {dtype(tensor) for tensor in crossing} <= {"f32", "i32", "ui32", "i1"}
     assert sum(size(tensor) for tensor in crossing if dtype(tensor) == "f32") >= parameters
