@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.lattice import ROWS, rows_dense
+from nca_trader.agents.lattice import ROWS, rows_dense, stored, wide
 from nca_trader.agents.mlp import entered
 from nca_trader.agents.nca import Fire
-from nca_trader.presets import PolicyConfig
+from nca_trader.presets import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 
@@ -25,13 +25,16 @@ class GRU(nnx.Module):
         n = tanh(z U_n + b_n + r (s R_n)),  s' = (1 - u) n + u s
 
     Bars before the first leave the state at 0. Sums are float32; the operands of matrix products
-    have `matmul_dtype`. Source: Cho et al., Learning phrase representations (2014), with the reset
-    gate after the product.
+    have `precision.matmul`, the states `precision.compute`. Source: Cho et al., Learning phrase
+    representations (2014), with the reset gate after the product.
     """
 
-    def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
+    def __init__(
+        self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs
+    ):
         """Draws the parameters; every draw takes its own key from `rngs`."""
-        self.config, self.matmul_dtype = config, matmul_dtype
+        self.config, self.precision = config, precision
+        self.matmul_dtype = precision.matmul
         normal, width = jax.nn.initializers.lecun_normal(), config.channels
         self.inputs = nnx.Param(normal(rngs.params(), (spec.num_features + 1, 3 * width)))
         self.recurrent = nnx.Param(normal(rngs.params(), (width, 3 * width)))
@@ -55,8 +58,9 @@ class GRU(nnx.Module):
             return jnp.where(there.reshape(1, -1, 1, 1), self._next(state, bar), state), None
 
         # It begins from the data, so that it has their sharding type under shard_map.
-        state = jnp.zeros_like(added[: self.config.channels])
-        return ROWS.leave(jax.lax.scan(step, state, jnp.arange(window))[0])
+        state = stored(jnp.zeros_like(added[: self.config.channels]), self.precision)
+        state = jax.lax.scan(step, state, jnp.arange(window))[0]
+        return wide(ROWS.leave(state))
 
     @staticmethod
     def begin(spec: EnvSpec, config: PolicyConfig) -> Array:
@@ -87,4 +91,4 @@ class GRU(nnx.Module):
         )
         keep = jax.nn.sigmoid(update + update_s)
         new = jnp.tanh(new + jax.nn.sigmoid(reset + reset_s) * new_s)
-        return (1.0 - keep) * new + keep * state
+        return stored((1.0 - keep) * new + keep * state, self.precision).astype(state.dtype)

@@ -6,6 +6,7 @@ fastest (a convolution's gradient is 20 to 30 times slower there), on a TPU a na
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,8 +15,37 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.numerics import dot32
+from nca_trader.presets import PrecisionConfig
 
 TAPS = 3  # of a step: now, d bars ago, 2 d bars ago
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Gauged:
+    """A weight of an exported policy, which rounds what it is multiplied with to a grid.
+
+    weight: `[I, O]`. step: `[]` of the grid, from the training span. bits: its numbers go from
+    `-(2^(bits-1) - 1)` to `2^(bits-1) - 1` steps.
+    """
+
+    weight: Array
+    step: Array
+    bits: int = dataclasses.field(metadata={"static": True})
+
+    def __getitem__(self, whole: object) -> Gauged:
+        """Itself: a parameter of a module is read as `parameter[...]`."""
+        return self
+
+    def meets(self, x: Array) -> tuple[Array, Array]:
+        """The weight, and `x` on the grid."""
+        most = 2.0 ** (self.bits - 1) - 1.0
+        return self.weight, jnp.clip(jnp.round(x / self.step), -most, most) * self.step
+
+
+def operands(w: Array | Gauged, x: Array) -> tuple[Array, Array]:
+    """What is multiplied: a weight and cells."""
+    return w.meets(x) if isinstance(w, Gauged) else (w, x)
 
 
 class Form(NamedTuple):
@@ -36,6 +66,16 @@ class Form(NamedTuple):
     column: Callable[[Array], Array]
 
 
+def stored(x: Array, precision: PrecisionConfig) -> Array:
+    """Cells as they are kept between products; sums, of products and biases, come before."""
+    return x.astype(jnp.bfloat16) if precision.compute == "bfloat16" else x
+
+
+def wide(x: Array) -> Array:
+    """Cells as whoever reads them has them: of float32 at least."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def delayed(state: Array, bars: int) -> Array:
     """`state` `[C, T, B, A]` as it was `bars` earlier, 0 before the first bar."""
     if bars == 0:
@@ -47,6 +87,7 @@ def delayed(state: Array, bars: int) -> Array:
 
 def rows_dense(w: Array, x: Array, dtype: str) -> Array:
     """`w` `[I, O]` applied to the channels of `x` `[I, T, B, A]`: `[O, T, B, A]` float32."""
+    w, x = operands(w, x)
     # Flat rows: with the cells on three axes the gradient's product is transposed by hand.
     flat = x.reshape(x.shape[0], -1).astype(dtype)
     out = dot32(w.T.astype(dtype), flat)
@@ -59,10 +100,14 @@ def _rows_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype
 
 
 def _last_dense(w: Array, x: Array, dtype: str) -> Array:
+    w, x = operands(w, x)
     return dot32(x.astype(dtype), w.astype(dtype))
 
 
 def _last_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype: str) -> Array:
+    if isinstance(w, Gauged):
+        beside = [w.meets(other)[1] for other in beside]
+    w, state = operands(w, state)
     batch, assets, length, width = state.shape
     # A convolution's first weight is that of the oldest bar.
     kernel = w[: TAPS * width].reshape(TAPS, width, -1)[::-1]

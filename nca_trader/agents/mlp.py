@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.lattice import ROWS, delayed, rows_dense
+from nca_trader.agents.lattice import ROWS, delayed, rows_dense, stored
 from nca_trader.agents.nca import Fire
-from nca_trader.presets import PolicyConfig
+from nca_trader.presets import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 
@@ -22,12 +22,15 @@ class MLP(nnx.Module):
         s = tanh(h W2 + b2)
 
     Where `hidden` is 0 there is one layer, `s = h`, and with the readout's two in all. Sums are
-    float32; the operands of matrix products have `matmul_dtype`.
+    float32; the operands of matrix products have `precision.matmul`.
     """
 
-    def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
+    def __init__(
+        self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs
+    ):
         """Draws the parameters; every draw takes its own key from `rngs`."""
-        self.config, self.matmul_dtype = config, matmul_dtype
+        self.config, self.precision = config, precision
+        self.matmul_dtype = precision.matmul
         normal = jax.nn.initializers.lecun_normal()
         inputs = config.window * (spec.num_features + 1)
         first = config.hidden or config.channels
@@ -67,7 +70,8 @@ class MLP(nnx.Module):
         hidden = rows_dense(self.window[...], seen, dtype) + ROWS.column(self.hidden_bias[...])
         if not self.config.hidden:
             return jnp.tanh(hidden)
-        cells = rows_dense(self.cell[...], jnp.tanh(hidden), dtype)
+        hidden = stored(jnp.tanh(hidden), self.precision)
+        cells = rows_dense(self.cell[...], hidden, dtype)
         return jnp.tanh(cells + ROWS.column(self.cell_bias[...]))
 
 

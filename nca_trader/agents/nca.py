@@ -18,9 +18,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, stored, wide
 from nca_trader.numerics import hash_uniform
-from nca_trader.presets import PolicyConfig
+from nca_trader.presets import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 
@@ -60,13 +60,16 @@ class NCA(nnx.Module):
 
     so `|s| <= max(|e|, 1 / leak)` where fire is 1. W2 starts small, and not at zero: what an asset
     hears from one n places away has gone through n updates, and from zero its slope is W2^n = 0.
-    State and sums are float32; the operands of matrix products have `matmul_dtype`.
+    Sums are float32; the operands of matrix products have `precision.matmul`, and the state between
+    steps has `precision.compute`.
     """
 
-    def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
+    def __init__(
+        self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs
+    ):
         """Draws the parameters; every draw takes its own key from `rngs`."""
         self.config, self.spec = config, spec
-        self.matmul_dtype = matmul_dtype
+        self.precision, self.matmul_dtype = precision, precision.matmul
         width, hidden, slots = config.channels, config.hidden, num_slots(spec, config)
         normal = jax.nn.initializers.lecun_normal()
         self.embed = nnx.Param(normal(rngs.params(), (spec.num_features + 1, width)))
@@ -118,7 +121,7 @@ class NCA(nnx.Module):
         state = embedded
         for steps, run_steps in _blocks(self.config, run):
             state = run_steps(steps, state, mask, injected)
-        return form.leave(state)
+        return wide(form.leave(state))
 
     @staticmethod
     def begin(spec: EnvSpec, config: PolicyConfig) -> tuple[Array, ...]:
@@ -145,7 +148,7 @@ class NCA(nnx.Module):
             beside = self._beside(ROWS, state, mask)
             seen = ROWS.dense(self.taps[...], jnp.concatenate(taps + beside), self.matmul_dtype)
             state = self._move(ROWS, state, seen + injected, None)
-        return tuple(kept), ROWS.leave(state)[0, 0]
+        return tuple(kept), wide(ROWS.leave(state))[0, 0]
 
     def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
         """In the layout of `form`: the mask, `e`, and what `e` adds to every step."""
@@ -154,6 +157,7 @@ class NCA(nnx.Module):
         seen = jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1)
         embedded = form.dense(self.embed[...], form.enter(seen), self.matmul_dtype)
         injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
+        embedded = stored(embedded, self.precision)
         return form.enter(mask), embedded, injected + form.column(self.hidden_bias[...])
 
     def _beside(self, form: Form, state: Array, mask: Array) -> list[Array]:
@@ -161,10 +165,11 @@ class NCA(nnx.Module):
 
     def _move(self, form: Form, state: Array, hidden: Array, fire: Array | None) -> Array:
         """The state after a step whose hidden layer sums to `hidden`."""
-        change = form.dense(self.update[...], jax.nn.relu(hidden), self.matmul_dtype)
+        hidden = jax.nn.relu(stored(hidden, self.precision))
+        change = form.dense(self.update[...], hidden, self.matmul_dtype)
         change = jnp.tanh(change + form.column(self.update_bias[...]))
         change = change if fire is None else change * fire
-        return (1.0 - self.config.leak) * state + change
+        return ((1.0 - self.config.leak) * state + change).astype(state.dtype)
 
 
 def neighbour_states(

@@ -18,7 +18,7 @@ from nca_trader.agents.mlp import MLP
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.envs.account import Account
 from nca_trader.errors import ConfigError
-from nca_trader.presets import AgentConfig, PolicyConfig
+from nca_trader.presets import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 Params = dict[str, Any]
@@ -76,16 +76,16 @@ def make_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
             "policy.neighbours = 'nearest', and the environment's spec ranks no assets; take the "
             "spec of a TradingEnv."
         )
-    return _make_policy(agent.policy, agent.precision.matmul, spec)
+    return _make_policy(agent.policy, agent.precision, spec)
 
 
 @functools.lru_cache(maxsize=64)
-def _make_policy(config: PolicyConfig, dtype: str, spec: EnvSpec) -> Policy:
+def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec) -> Policy:
     encoder = ENCODERS[config.kind]
 
     def build(rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         return {
-            config.kind: encoder(spec, config, dtype, rngs),
+            config.kind: encoder(spec, config, precision, rngs),
             "head": Head(spec, config.channels, config.head_hidden, rngs),
         }
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 COMMANDS = (
-    "demo", "train", "prove", "backtest", "paper", "journal", "data", "leakcheck", "plan",
+    "demo", "train", "prove", "backtest", "export", "paper", "journal", "data", "leakcheck", "plan",
     "profile", "watch", "doctor", "bench",
 )  # fmt: skip
 

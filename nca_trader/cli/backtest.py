@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--run", dest="run_dir", help="a run folder; each look at new bars counts")
+    what.add_argument("--run", dest="run_dir", help="run folder or exported file; each look counts")
     what.add_argument("--strategy", help=f"a rule: {', '.join(STRATEGIES)}")
     parser.add_argument(
         "--steps",
@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.envs.orders import rules_of
     from nca_trader.errors import ConfigError
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.runs.manifest import Run
+    from nca_trader.runs.exported import read_run
 
     out = _checked(args.out)
-    run = Run(args.run_dir, steps=args.steps) if args.run_dir else None
+    run = read_run(args.run_dir, args.steps) if args.run_dir else None
     if args.steps is not None and run is None:
         raise ConfigError("--steps: a rule has none; give it with --run.")
     target: Any = run or getattr(rules, _known_rule(args.strategy))()

@@ -16,6 +16,7 @@ from nca_trader.evaluate.report import Report, Span, Trials, weigh
 from nca_trader.evaluate.result import Result
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
+from nca_trader.toml import to_toml
 from nca_trader.types import Bars
 
 
@@ -88,8 +89,8 @@ def _of_run(run: Run, bars: Bars) -> dict[str, Any]:
         "seed": run.selected,
         "training": [row | row.get("seeds", {}) for row in run.metrics()],
         "features": run.spec.features,
-        "env_toml": (run.path / "env.toml").read_text(encoding="utf-8"),
-        "agent_toml": (run.path / "agent.toml").read_text(encoding="utf-8"),
+        "env_toml": to_toml(run.env_config),
+        "agent_toml": to_toml(run.agent_config),
         "versions": {name: _both(trained.get(name, "unknown"), here[name]) for name in here},
         "commit": _both(manifest["commit"], commit()),
         "device": manifest["device"],

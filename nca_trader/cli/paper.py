@@ -12,7 +12,9 @@ HELP = "paper-trade a run's agent, every step in a journal"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `paper`."""
-    parser.add_argument("--run", required=True, dest="run_dir", metavar="DIR", help="run folder")
+    parser.add_argument(
+        "--run", required=True, dest="run_dir", metavar="DIR", help="run folder or exported file"
+    )
     parser.add_argument("--feed", required=True, metavar="FEED", help="replay:FILE, a bar file")
     parser.add_argument("--broker", default="simulated", help="simulated (default)")
     parser.add_argument(

@@ -22,6 +22,7 @@ from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.session import Session
+from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run, versions
 
 DEFAULT_CAPITAL = 100_000.0  # money
@@ -63,10 +64,7 @@ def agent_of(run: Run) -> Agent:
         rules=rules_of(run.env_config),
         identity={
             "agent": run.name,
-            "config": {
-                name: hashlib.sha256((run.path / name).read_bytes()).hexdigest()
-                for name in ("env.toml", "agent.toml")
-            },
+            "config": {name: run.manifest["config"][name] for name in ("env.toml", "agent.toml")},
             "params": digest,
             "versions": versions(),
         },
@@ -110,7 +108,8 @@ def paper_trade(
     """Paper-trades the agent of a run folder; bad input is refused before anything is written.
 
     Args:
-      run: the run folder. feed: `replay:FILE`. journal: SQLite file, made if it is not there.
+      run: the run folder, or an exported file. feed: `replay:FILE`.
+      journal: SQLite file, made if it is not there.
       broker: "simulated". start: date before which nothing is decided. capital: money.
       stop: asked after each bar; True ends the session there, to be gone on with later.
       reading: options of `read_bars` for the feed's file.
@@ -121,7 +120,7 @@ def paper_trade(
     if broker != "simulated":
         raise ConfigError(f"--broker {broker}: is not in this version; simulated is.")
     first = seconds_of(start)
-    agent = agent_of(Run(run))
+    agent = agent_of(read_run(run))
     source = parse_feed(feed, agent.symbols, reading)
     _refuse_too_few(source, agent, start, first)
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded

@@ -75,15 +75,7 @@ class Run:
             raise StateError(f"{file}: has no {missing[0]!r}; restore it from a copy.")
         self.env_config = self._config(EnvConfig, "env.toml")
         self.agent_config = self._config(AgentConfig, "agent.toml")
-        spec = self.manifest["spec"]
-        self.spec = EnvSpec(
-            symbols=tuple(spec["symbols"]),
-            features=tuple(spec["features"]),
-            targets=tuple(spec["targets"]),
-            warmup=spec["warmup"],
-            actions=spec["actions"],
-            nearest=tuple(tuple(row) for row in spec["nearest"]),
-        )
+        self.spec = spec_of_record(self.manifest["spec"])
         self._seed = seed
         agent = self.agent_config
         self._acting = agent if steps is None else with_steps(agent, steps)
@@ -182,6 +174,18 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         """Writes a JSON file of the run, whole or not at all."""
         write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
+
+
+def spec_of_record(spec: dict[str, Any]) -> EnvSpec:
+    """The spec that a manifest, whose JSON knows lists alone, says."""
+    return EnvSpec(
+        symbols=tuple(spec["symbols"]),
+        features=tuple(spec["features"]),
+        targets=tuple(spec["targets"]),
+        warmup=spec["warmup"],
+        actions=spec["actions"],
+        nearest=tuple(tuple(row) for row in spec["nearest"]),
+    )
 
 
 def _read_json(file: pathlib.Path) -> dict[str, Any]:

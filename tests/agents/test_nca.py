@@ -365,7 +365,7 @@ def test_remat_saves_memory():
 def module_of(policy_changes, params):
     """The encoder itself, to call in a form of one's choice."""
     config = dataclasses.replace(SMALL, **policy_changes)
-    module = nnx.eval_shape(lambda: NCA(SPEC, config, "float32", nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: NCA(SPEC, config, PrecisionConfig(), nnx.Rngs(0)))
     return nnx.merge(nnx.graphdef(module), params["nca"])
 
 

@@ -1,0 +1,195 @@
+"""A policy in one file, small and complete: what `nca-trader export` writes, `backtest` and
+`paper` read.
+
+It holds the agent's and the environment's configuration, what it was trained on, and its weights
+in few bits; no optimiser, no metrics, no code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nca_trader.agents import codebook, quantise
+from nca_trader.agents.policy import Params, Policy, make_policy
+from nca_trader.agents.quantise import Leaves
+from nca_trader.agents.tensors import read_tensors, write_tensors
+from nca_trader.errors import ConfigError, StateError
+from nca_trader.presets import AgentConfig, EnvConfig
+from nca_trader.runs.manifest import Run, spec_of_record
+from nca_trader.toml import from_toml_text, to_toml
+
+KIND, VERSION = "nca_trader policy", 1
+OF_RUN = ("name", "seed", "command", "data", "spec", "config", "versions", "commit", "device")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coding:
+    """How weights are written.
+
+    Attributes:
+      bits: 4, 8 or 16 of a weight; of an index, where there is a codebook.
+      codebook: "none", "euclidean" or "cosine". group: weights that share an index.
+      activations: whether what meets the encoder's weights is rounded to as many bits, by steps
+        that were measured on the training span.
+    """
+
+    bits: int = 8
+    codebook: str = "none"
+    group: int = 1
+    activations: bool = False
+
+    def __post_init__(self):
+        if self.bits not in quantise.BITS:
+            raise ConfigError(f"--bits {self.bits}: give 4, 8 or 16.")
+        if self.codebook not in ("none", *codebook.KINDS):
+            known = ", ".join(codebook.KINDS)
+            raise ConfigError(f"--codebook {self.codebook}: there are {known}.")
+        if self.codebook == "none" and self.group != 1:
+            raise ConfigError(f"--group {self.group} is of a codebook; give --codebook with it.")
+        if self.group < 1:
+            raise ConfigError(f"--group {self.group}: a group has at least 1 weight.")
+        if self.activations and self.codebook != "none":
+            raise ConfigError("--activations rounds to steps, not to a codebook; leave one out.")
+
+
+class Compact(NamedTuple):
+    """Weights as a file holds them. tensors: by name. steps: of what meets the weights."""
+
+    coding: Coding
+    tensors: Leaves
+    steps: dict[str, float]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights, with all that it takes to widen them."""
+        return sum(tensor.nbytes for tensor in self.tensors.values()) + 4 * len(self.steps)
+
+    def params(self, policy: Policy) -> Params:
+        """The parameters of `policy`, as its functions take them.
+
+        Raises:
+          KeyError, ValueError: the tensors are not of this policy.
+        """
+        like = jax.eval_shape(policy.init, jax.random.key(0))
+        shapes = {
+            f"{module}.{name}": leaf.shape
+            for module, leaves in like.items()
+            for name, leaf in leaves.items()
+        }
+        coding = self.coding
+        if coding.codebook == "none":
+            leaves = quantise.widened(self.tensors, shapes, coding.bits)
+        else:
+            leaves = codebook.decoded(self.tensors, shapes, coding.codebook, coding.bits)
+        for name, leaf in leaves.items():
+            if leaf.shape != shapes[name]:
+                raise ValueError(f"{name} is {leaf.shape} and not {shapes[name]}")
+        return quantise.params_of(quantise.gauged(leaves, self.steps, coding.bits))
+
+
+def compact(
+    run: Run,
+    params: Params,
+    coding: Coding,
+    features: np.ndarray,
+    present: np.ndarray,
+    seed: int = 0,
+) -> Compact:
+    """The parameters in few bits.
+
+    Args:
+      run, params: what is to be written. coding: how. seed: of a codebook's training.
+      features: `[N, A, F]` of the training span, and nothing behind it; read where `coding` has
+        `activations`. present: `[N, A]` likewise.
+
+    Raises:
+      ConfigError: too few weights for a codebook of that size.
+    """
+    leaves = quantise.leaves_of(params)
+    if coding.codebook != "none":
+        tensors = codebook.coded(leaves, coding.codebook, coding.bits, coding.group, seed)
+        return Compact(coding, tensors, {})
+    steps = {}
+    if coding.activations:
+        # What is computed again is traced, and shows no numbers; forward it changes none.
+        plain = dataclasses.replace(run.agent_config.policy, remat="none")
+        policy = make_policy(dataclasses.replace(run.agent_config, policy=plain), run.spec)
+        found = quantise.ranges(policy, params, features, present)
+        steps = quantise.steps_of(found, coding.bits)
+    return Compact(coding, quantise.quantised(leaves, coding.bits), steps)
+
+
+def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
+    """Writes the agent of `run` with these weights into one file; returns its size in bytes.
+
+    Raises:
+      StateError: it cannot be written.
+    """
+    about = {
+        "coding": json.dumps(dataclasses.asdict(weights.coding)),
+        "steps": json.dumps(weights.steps),
+        "manifest": json.dumps({key: run.manifest[key] for key in OF_RUN}),
+        "selection": json.dumps(run.selection),
+        "agent.toml": to_toml(run.agent_config),
+        "env.toml": to_toml(run.env_config),
+    }
+    return write_tensors(path, weights.tensors, about, KIND, VERSION)
+
+
+class Exported(Run):
+    """A run whose agent came in one file. Its seed is chosen, and its steps are those it has.
+
+    Raises:
+      RunError: no such file, or none of this kind and format. StateError: it is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """Reads the whole file."""
+        self.path = pathlib.Path(path)
+        tensors, about = read_tensors(self.path, KIND, VERSION)
+        self.manifest = json.loads(about["manifest"])
+        self._selection = json.loads(about["selection"])
+        self.env_config = from_toml_text(EnvConfig, about["env.toml"], f"{path}: env.toml")
+        self.agent_config = from_toml_text(AgentConfig, about["agent.toml"], f"{path}: agent.toml")
+        self.spec = spec_of_record(self.manifest["spec"])
+        self._acting, self._seed = self.agent_config, None
+        self.weights = Compact(
+            Coding(**json.loads(about["coding"])), tensors, json.loads(about["steps"])
+        )
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """What the run's selection.json said when it was exported, or {}."""
+        return self._selection
+
+    def params(self) -> Params:
+        """The parameters, widened to float32."""
+        try:
+            return self.weights.params(self.policy)
+        except (KeyError, ValueError) as error:
+            raise StateError(f"{self.path}: {error}; export it again from its run.") from None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """None: they stay in the run folder."""
+        return []
+
+
+def read_run(path: str | os.PathLike[str], steps: int | None = None) -> Run:
+    """The run of a folder, or of a file that `nca-trader export` wrote.
+
+    Raises:
+      RunError, StateError: see `Run` and `Exported`.
+      ConfigError: `steps` for a file, which was measured with the steps it has.
+    """
+    if not pathlib.Path(path).is_file():
+        return Run(path, steps=steps)
+    if steps is not None:
+        raise ConfigError(f"--steps: {path} was measured with its own; give the run folder.")
+    return Exported(path)

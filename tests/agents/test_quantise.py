@@ -1,0 +1,134 @@
+"""Weights in few bits: how far they move, what calibration sees, and rounding by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nca_trader import make_policy
+from nca_trader.agents import quantise
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, Gauged
+from nca_trader.presets import AgentConfig, PolicyConfig
+from nca_trader.types import EnvSpec
+
+FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars
+SPEC = EnvSpec(symbols=("A", "B"), features=("x", "y"), targets=(-1.0, 0.0, 1.0), warmup=0)
+
+
+def policy_of(kind):
+    given = {"nca": {"neighbours": "ring", "steps": 2, "dilations": (1, 2)}}
+    config = PolicyConfig(kind=kind, channels=3, hidden=4, head_hidden=4, **given.get(kind, {}))
+    config = dataclasses.replace(config, window=3)
+    policy = make_policy(AgentConfig(policy=config), SPEC)
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    return policy, jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), "f4"), shapes)
+
+
+def drawn(rows=40):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(rows, 2, 2)).astype(np.float32)
+    return x, np.ones((rows, 2), bool)
+
+
+@pytest.mark.parametrize("bits", quantise.BITS)
+def test_no_weight_moves_by_more_than_half_a_step_of_its_channel(bits):
+    rng = np.random.default_rng(0)
+    w = (rng.normal(size=(200, 5)) * 10.0 ** np.arange(-3, 2)).astype(np.float32)
+    w[:, 2] = 0.0
+    leaves = {"m.w": w, "m.b": rng.normal(size=7).astype(np.float32)}
+    tensors = quantise.quantised(leaves, bits)
+    back = quantise.widened(tensors, {k: v.shape for k, v in leaves.items()}, bits)
+    most = np.abs(w.astype("f8")).max(0)
+    half = most / (2**bits - 1)  # from the range, not from the step
+    moved = np.abs(back["m.w"].astype("f8") - w).max(0)
+    assert (moved <= half + 2e-7 * most).all()
+    assert (moved >= 0.8 * half).all()
+    assert not back["m.w"][:, 2].any()
+    np.testing.assert_array_equal(back["m.b"], leaves["m.b"])
+    assert tensors["m.w"].nbytes == 1000 * bits // 8
+
+
+def test_sixteen_bits_are_as_good_as_exact():
+    w = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+    whole, step = quantise.on_grid(w, 16)
+    assert np.abs(whole * step - w).max() < 2**-15 * np.abs(w).max()
+
+
+def test_two_numbers_to_a_byte_come_back():
+    every = np.array([[a, b] for a in range(-8, 8) for b in range(-8, 8)], np.int8)
+    np.testing.assert_array_equal(quantise.unpack(quantise.pack(every), every.shape), every)
+    odd = every.ravel()[:7]
+    assert quantise.pack(odd).nbytes == 4
+    np.testing.assert_array_equal(quantise.unpack(quantise.pack(odd), (7,)), odd)
+
+
+def test_parameters_are_flattened_and_put_back():
+    params = policy_of("nca")[1]
+    back = quantise.params_of(quantise.leaves_of(params))
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+def test_calibration_of_a_perceptron_is_the_largest_of_each_layers_inputs():
+    policy, params = policy_of("mlp")
+    x, present = drawn()
+    found = quantise.ranges(policy, params, 4.0 * x, present, chunk=16)
+    first = np.abs(np.clip(4.0 * x, -5, 5)).max()
+    assert found["mlp.window"] == pytest.approx(first, rel=1e-6)
+    # By hand: three bars of an asset, newest first, features and presence, then the layer.
+    seen = np.concatenate([np.clip(4.0 * x, -5, 5), np.ones((*x.shape[:2], 1))], axis=-1)
+    bars = [np.pad(seen, ((j, 0), (0, 0), (0, 0)))[: len(seen)] for j in range(3)]
+    p = jax.tree.map(lambda a: np.asarray(a, "f8"), params["mlp"])
+    hidden = np.tanh(np.concatenate(bars, -1) @ p["window"] + p["hidden_bias"])
+    assert found["mlp.cell"] == pytest.approx(np.abs(hidden).max(), rel=1e-5)
+    assert set(found) == {"mlp.window", "mlp.cell"}  # the readout is not rounded
+
+
+@pytest.mark.parametrize("kind", ["nca", "gru"])
+def test_every_matrix_of_an_encoder_is_calibrated(kind):
+    policy, params = policy_of(kind)
+    x, present = drawn(12)
+    found = quantise.ranges(policy, params, x, present)
+    matrices = {f"{kind}.{name}" for name, leaf in params[kind].items() if leaf.ndim == 2}
+    assert set(found) == matrices and all(value > 0 for value in found.values())
+
+
+def test_a_gauged_weight_rounds_what_it_meets_in_both_forms():
+    rng = np.random.default_rng(3)
+    w = jnp.asarray(rng.normal(size=(5 * 3, 4)), jnp.float32)  # three taps, two neighbours
+    x = rng.normal(size=(1, 9, 2, 3)).astype(np.float32)
+    step = np.float32(0.25)
+    grid = np.clip(np.round(x / step), -7, 7) * step
+    assert np.abs(grid - x).max() > 0.05  # some beyond the grid's end, others between its points
+    for form in (ROWS, CHANNELS_LAST):
+        state = form.enter(jnp.asarray(x))
+        exact = form.enter(jnp.asarray(grid))
+        gauged = Gauged(w, jnp.float32(step), 4)
+        got = form.taps(gauged, state, 2, [state, 2.0 * state], "float32")
+        doubled = form.enter(jnp.asarray(np.clip(np.round(2 * x / step), -7, 7) * step))
+        want = form.taps(w, exact, 2, [exact, doubled], "float32")
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        got = form.dense(Gauged(w[:3], jnp.float32(step), 4), state, "float32")
+        np.testing.assert_allclose(got, form.dense(w[:3], exact, "float32"), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", ["nca", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gru", "mlp"))]
+)
+def test_rounded_activations_of_sixteen_bits_leave_lattice_and_stream_as_they_are(kind):
+    policy, params = policy_of(kind)
+    x, present = drawn(10)
+    steps = quantise.steps_of(quantise.ranges(policy, params, x, present), 16)
+    rounded = quantise.params_of(quantise.gauged(quantise.leaves_of(params), steps, 16))
+    exact = np.asarray(policy.encode(params, x[None], present[None])[0])
+    cells = np.asarray(
+        jax.jit(policy.encode, compiler_options=FAST)(rounded, x[None], present[None])[0]
+    )
+    assert 0 < np.abs(cells - exact).max() < 2e-3 * np.abs(exact).max()
+    state, stream = policy.begin(), jax.jit(policy.stream, compiler_options=FAST)
+    for row in range(len(x)):
+        state, newest = stream(rounded, state, x[row], present[row])
+    # A number between two points may round either way, where the forms differ in the last digit.
+    np.testing.assert_allclose(newest, cells[-1], atol=2e-3 * np.abs(exact).max())

@@ -1,0 +1,100 @@
+"""The program of an update, read: gradients cross devices, and products sum, in float32."""
+
+import dataclasses
+import math
+import re
+
+import jax
+import pytest
+
+from nca_trader import make_learner, make_mesh, make_policy
+from nca_trader.presets import PrecisionConfig
+
+PRODUCT = re.compile(
+    r"stablehlo\.(dot_general|convolution)[^\n]*: \((tensor<[^>]*>), (tensor<[^>]*>)\) -> "
+    r"(tensor<[^>]*>)"
+)
+COLLECTIVE = re.compile(
+    r'"stablehlo\.(?:all_reduce|reduce_scatter|all_gather)".*?: \((tensor<[^>]*>)[^\n]*\) -> ',
+    re.DOTALL,
+)
+SUM = re.compile(r"stablehlo\.reduce\([^\n]*applies stablehlo\.add[^\n]*: \((tensor<[^>]*>)")
+PRESETS = {
+    "f32": PrecisionConfig(),
+    "bf16": PrecisionConfig(matmul="bfloat16"),
+    "compute": PrecisionConfig(matmul="bfloat16", compute="bfloat16"),
+}
+
+
+def dtype(tensor):
+    return re.search(r"(\w+)>$", tensor.replace("x", " "))[1]
+
+
+def size(tensor):
+    return math.prod(int(n) for n in re.findall(r"(\d+)x", tensor))
+
+
+def program(stage, preset, platform="cpu"):
+    """The text of `learner.step` on eight devices, as it is handed to the compiler.
+
+    Returns it, the number of parameters, and the types of all that an update leaves.
+    """
+    learn = dataclasses.replace(stage.agent.learner, num_epochs=1, num_minibatches=1)
+    moves = dataclasses.replace(stage.agent.optimizer, ema_decay=0.99)
+    agent = dataclasses.replace(
+        stage.agent, learner=learn, optimizer=moves, precision=PRESETS[preset]
+    )
+    learner = make_learner(stage.env, make_policy(agent, stage.env.spec), agent, make_mesh(8))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    traced = jax.jit(learner.step).trace(state)
+    leaves = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    left = {leaf.dtype.name for leaf in jax.tree.leaves(traced.out_info)}
+    return traced.lower(lowering_platforms=(platform,)).as_text(), leaves, left
+
+
+@pytest.mark.parametrize(
+    ("preset", "platform"),
+    [
+        pytest.param("f32", "cpu", marks=pytest.mark.slow),
+        pytest.param("bf16", "cpu", marks=pytest.mark.slow),
+        ("compute", "cpu"),
+        pytest.param("bf16", "tpu", marks=pytest.mark.slow),  # where taps are convolutions
+        pytest.param("compute", "tpu", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_cross_devices_products_sum_and_all_state_is_in_float32(stage, preset, platform):
+    text, parameters, left = program(stage, preset, platform)
+    # Parameters, moments, their average, accounts and metrics: none is rounded, whatever computes.
+    assert {name for name in left if "float" in name} == {"float32"}
+    crossing = COLLECTIVE.findall(text)
+    assert {dtype(tensor) for tensor in crossing} <= {"f32", "i32", "ui32", "i1"}
+    assert sum(size(tensor) for tensor in crossing if dtype(tensor) == "f32") >= parameters
+    products = PRODUCT.findall(text)
+    assert len(products) > 10 and {dtype(out) for *_, out in products} == {"f32"}
+    rounded = [row for row in products if dtype(row[1]) == dtype(row[2]) == "bf16"]
+    assert bool(rounded) == (preset != "f32")
+    assert ("bf16" in text) == (preset != "f32")
+    sums = SUM.findall(text)
+    assert sums and "bf16" not in {dtype(tensor) for tensor in sums}
+    # Cells that are kept in bfloat16 are delayed as such; else it is a product's operand alone.
+    delayed = re.search(r"stablehlo\.pad [^\n]*bf16", text)
+    if platform == "cpu":
+        assert bool(delayed) == (preset == "compute")
+
+
+def test_what_the_assertions_read_is_in_a_program_that_breaks_them():
+    """A sum, a product and a mean over devices in bfloat16 are all found."""
+    from jax.sharding import PartitionSpec as P
+
+    mesh = make_mesh(2)
+
+    def wrong(x):
+        y = jax.lax.dot(x, x, preferred_element_type=x.dtype)
+        return jax.lax.pmean(jax.lax.reduce(y, x.dtype.type(0), jax.lax.add, (0,)), mesh.axis_names)
+
+    each = P(mesh.axis_names)
+    function = jax.jit(jax.shard_map(wrong, mesh=mesh, in_specs=each, out_specs=P()))
+    text = function.lower(jax.ShapeDtypeStruct((8, 4), "bfloat16")).as_text()
+    assert dtype(PRODUCT.findall(text)[0][-1]) == "bf16"
+    assert dtype(SUM.findall(text)[0]) == "bf16"
+    assert dtype(COLLECTIVE.findall(text)[0]) == "bf16"

@@ -1,0 +1,122 @@
+"""An exported agent: whole in one file, decides as its weights say, refused when it is not right."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from nca_trader.agents import quantise
+from nca_trader.agents.tensors import read_tensors, write_tensors
+from nca_trader.errors import ConfigError, RunError, StateError
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.runs import exported
+from nca_trader.runs.exported import Coding, Exported, compact, read_run, write_exported
+
+CODINGS = [
+    Coding(bits=4),
+    Coding(bits=8, activations=True),
+    Coding(bits=16),
+    Coding(bits=4, codebook="euclidean"),
+    Coding(bits=4, codebook="cosine", group=2),
+]
+
+
+def compacted(tiny, coding):
+    run, env = tiny.run, tiny.env
+    return compact(run, run.params(), coding, env.features, env.bars.present)
+
+
+@pytest.fixture
+def file(tiny, tmp_path):
+    path = tmp_path / "agent"
+    write_exported(path, tiny.run, compacted(tiny, Coding(bits=8)))
+    return path
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_an_agent_comes_back_from_its_file_to_the_bit(tiny, tmp_path, coding):
+    weights = compacted(tiny, coding)
+    path = tmp_path / "agent"
+    size = write_exported(path, tiny.run, weights)
+    assert size == path.stat().st_size
+    back, run = Exported(path), tiny.run
+    assert back.weights.coding == coding and back.weights.nbytes == weights.nbytes
+    assert (back.name, back.spec, back.selected) == (run.name, run.spec, run.selected)
+    assert (back.agent_config, back.env_config) == (run.agent_config, run.env_config)
+    want = weights.params(run.policy)
+    jax.tree.map(np.testing.assert_array_equal, back.params(), want)
+    assert bool(jax.tree.leaves(want)[0].any())
+
+
+def test_sixteen_bits_trade_as_the_run_does(tiny, tmp_path):
+    path = tmp_path / "agent"
+    write_exported(path, tiny.run, compacted(tiny, Coding(bits=16)))
+    ours, theirs = backtest(tiny.bars, Exported(path)), backtest(tiny.bars, tiny.run)
+    np.testing.assert_allclose(ours.equity, theirs.equity, rtol=1e-12)
+    assert ours.in_sample == theirs.in_sample and ours.charged == theirs.charged
+
+
+def test_calibration_never_sees_a_bar_behind_the_training_span(tiny):
+    env, run = tiny.env, tiny.run
+    assert len(env) < len(tiny.bars)
+    found = quantise.ranges(run.policy, run.params(), env.features, env.bars.present)
+    wild = env.features.copy()
+    wild[-1] = 100.0  # clipped to 5: a bar of the span does count
+    other = quantise.ranges(run.policy, run.params(), wild, env.bars.present)
+    assert other["nca.embed"] > found["nca.embed"]
+
+
+@pytest.mark.parametrize("at", [0, 9, 200, -1])
+def test_a_damaged_file_is_refused(file, at):
+    damaged = bytearray(file.read_bytes())
+    damaged[at] ^= 4
+    file.write_bytes(damaged)
+    with pytest.raises(StateError, match="damaged: .*restore it from a copy, or export it again"):
+        read_run(file)
+
+
+def test_an_older_format_a_foreign_file_and_another_k_are_refused(file, tmp_path):
+    tensors, about = read_tensors(file, exported.KIND, exported.VERSION)
+    old = tmp_path / "old"
+    write_tensors(old, tensors, about, exported.KIND, exported.VERSION - 1)
+    with pytest.raises(RunError, match="format 0, this version reads 1; write it again from its"):
+        read_run(old)
+    write_tensors(old, tensors, about, "nca_trader codebook", 1)
+    with pytest.raises(RunError, match="is a nca_trader codebook file, not a nca_trader policy"):
+        read_run(old)
+    with pytest.raises(ConfigError, match="--steps"):
+        read_run(file, steps=3)
+    short = {name: tensor for name, tensor in tensors.items() if name != "nca.taps"}
+    write_tensors(old, short, about, exported.KIND, exported.VERSION)
+    with pytest.raises(StateError, match="nca.taps"):
+        read_run(old).params()
+
+
+def test_a_folder_is_read_as_a_run(tiny):
+    assert type(read_run(tiny.path)).__name__ == "Run"
+    assert read_run(tiny.path, steps=3).policy.receptive_field == 1 + 2 * (1 + 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"bits": 5}, "give 4, 8 or 16"),
+        ({"codebook": "hamming"}, "euclidean, cosine"),
+        ({"group": 2}, "give --codebook"),
+        ({"codebook": "cosine", "group": 0}, "at least 1"),
+        ({"codebook": "cosine", "group": 2, "activations": True}, "leave one out"),
+    ],
+)
+def test_a_coding_that_is_none_is_refused(changes, remedy):
+    with pytest.raises(ConfigError, match=remedy):
+        dataclasses.replace(Coding(), **changes)
+
+
+def test_steps_are_the_same_for_an_agent_that_computes_parts_again(tiny):
+    run, env = tiny.run, tiny.env
+    coding, given = Coding(activations=True), (env.features[:8], env.bars.present[:8])
+    plain = compact(run, run.params(), coding, *given).steps
+    policy = dataclasses.replace(run.agent_config.policy, remat="step")
+    run.agent_config = dataclasses.replace(run.agent_config, policy=policy)
+    assert compact(run, run.params(), coding, *given).steps == plain and len(plain) == 4
