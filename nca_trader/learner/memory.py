@@ -19,6 +19,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh
 
+from nca_trader import hosts
 from nca_trader.errors import ConfigError
 from nca_trader.mesh import is_described
 
@@ -35,8 +36,9 @@ def memory_limit(memory_gb: float | None, mesh: Mesh) -> float | None:
         return memory_gb * 1e9
     if is_described(mesh):
         return None  # whoever describes them knows what they have
-    reported = mesh.devices.flat[0].memory_stats()
-    return None if reported is None else reported.get("bytes_limit")
+    reported = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit", 0)
+    # Hosts may differ a little, and must choose the same sizes.
+    return float(hosts.of_each(np.float32(reported)).min()) or None
 
 
 def bytes_needed(compiled: Any) -> int:
@@ -166,7 +168,8 @@ class Fitting:
             return self._chosen(*args)
         while True:
             chosen, donated = self._smallest(self.limit, args)
-            last = len(self._remaining) == 1
+            # Of several processes one cannot try again while the others wait for what it left.
+            last = len(self._remaining) == 1 or hosts.count() > 1
             spare = [] if last else [_spare(leaf) for leaf in _where(donated, args)]
             try:
                 # A device says only when it computes that it could not allocate.
