@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 COMMANDS = (
     "demo", "train", "prove", "backtest", "paper", "journal", "data", "leakcheck", "plan", "doctor",
-    "bench",
+    "bench", "supervise",
 )  # fmt: skip
 
 

@@ -70,8 +70,9 @@ def train(
 
     Raises:
       RunError: `run_dir` holds something else. BarError: too few bars, or a shard is missing.
-      ConfigError: see there; or a process has no device in the mesh. StateError: a shard is not what was written; or the run went back to
-        one checkpoint `max_rollbacks` times and failed again.
+      ConfigError: see there; or a process has no device in the mesh.
+      StateError: a shard or a checkpoint is not what was written, or cannot be; or the run went
+        back to one checkpoint `max_rollbacks` times and failed again.
     """
     if steps is not None:
         if steps < 1:

@@ -1,0 +1,194 @@
+"""Processes that train as one: equal to one process, and to themselves when one is killed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tiny as tiny_experiment
+from ledger import random_bars
+
+from nca_trader.cli import main
+from nca_trader.data.bars import write_bars
+from nca_trader.errors import ConfigError
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.manifest import Run
+from nca_trader.scale.distributed import Peers, check
+from nca_trader.scale.supervisor import free_port
+from nca_trader.toml import to_toml
+
+UPDATES = 30
+STEPS = UPDATES * tiny_experiment.STEPS_PER_UPDATE
+
+
+class Place(tiny_experiment.Tiny):
+    """The files of the tiny experiment; trains nothing by itself."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        bars = random_bars(np.random.default_rng(0), tiny_experiment.NUM_BARS, 2)
+        write_bars(bars, self.data)
+        (folder / "env.toml").write_text(to_toml(tiny_experiment.ENV))
+        (folder / "agent.toml").write_text(to_toml(tiny_experiment.AGENT))
+
+    def start(self, root, arguments, devices=4, **more):
+        """`nca-trader` with these arguments in a process of its own."""
+        flag = f"--xla_force_host_platform_device_count={devices}"
+        return subprocess.Popen(
+            [sys.executable, "-m", "nca_trader", *arguments],
+            env={**os.environ, "PYTHONPATH": str(root), "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+
+    def pair(self, root, run, *more, runs=None):
+        """Two processes of four devices each that train into `run`, or each into one of `runs`."""
+        port = free_port()
+        peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2", "--heartbeat=100"]
+        return [
+            self.start(
+                root,
+                [*self.train_command(there, steps=STEPS), *peers, f"--process={i}", *more],
+            )
+            for i, there in enumerate(runs or (run, run))
+        ]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("hosts"))
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """The same run in one process of eight devices."""
+    command = place.train_command(place.runs / "alone", steps=STEPS)
+    assert main([*command, "--devices=8"]) == 0
+    return Run(place.runs / "alone")
+
+
+def leaves(run):
+    with Checkpoints(run.path / "checkpoints") as checkpoints:
+        return checkpoints.newest()
+
+
+def assert_close(run, other, tolerance=1e-6):
+    (step, got), (other_step, expected) = leaves(run), leaves(other)
+    assert step == other_step == UPDATES and got.keys() == expected.keys()
+    moved = 0.0
+    for name, value in expected.items():
+        if value.dtype == np.float32:
+            np.testing.assert_allclose(got[name], value, rtol=0, atol=tolerance, err_msg=name)
+            moved = max(moved, np.abs(value).max())
+        else:  # keys, the cursor, which bars
+            np.testing.assert_array_equal(got[name], value, err_msg=name)
+    assert moved > 0.1
+
+
+def wait_for(what, process, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+    return found
+
+
+def rows(run):
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.timeout(600)
+def test_a_pair_of_which_one_is_killed_ends_as_one_process_that_was_not(place, alone, root):
+    run = place.runs / "killed"
+    command = ["supervise", "--processes=2", "--backoff=0.1", "--", "nca-trader"]
+    process = place.start(root, [*command, *place.train_command(run, steps=STEPS)])
+    started = process.stderr.readline()
+    pids = [int(pid) for pid in re.findall(r"\d+", started)]
+    assert started.startswith("supervise: started as process") and len(pids) == 2
+    wait_for(lambda: rows(run) >= 5, process)
+    os.kill(pids[1], signal.SIGKILL)
+    there = rows(run)
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    assert 5 <= there < UPDATES and "ended by SIGKILL; restart 1 of 10" in err
+    assert out.count("trained") == 1  # the first process alone speaks
+    updates = [row["update"] for row in Run(run).metrics()]
+    assert updates == list(range(1, UPDATES + 1))
+    assert_close(Run(run), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_signal_to_one_process_stops_both_saved_at_the_same_update(place, alone, root):
+    run = place.runs / "stopped"
+    pair = place.pair(root, run, "--set=checkpoint.every=0")
+    wait_for(lambda: rows(run) >= 3, pair[0])
+    pair[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=300) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    done = rows(run)
+    assert 3 <= done < UPDATES and f"all is saved in {run}; the same command goes on" in said[0][0]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [str(done)]
+    # One process goes on with what two have saved.
+    assert main([*place.train_command(run, steps=STEPS), "--devices=8"]) == 0
+    assert_close(Run(run), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost):
+    run = place.runs / f"lost_{lost}"
+    pair = place.pair(root, run, "--heartbeat=10")
+    wait_for(lambda: rows(run) >= 2, pair[0])
+    pair[lost].kill()
+    began = time.monotonic()
+    _, err = pair[1 - lost].communicate(timeout=120)
+    assert pair[1 - lost].returncode not in (0, 2, 3, 4, 130), err
+    assert time.monotonic() - began < 30
+    pair[lost].communicate()
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        assert checkpoints.newest()[0] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_folder_that_is_not_shared_is_refused_with_the_remedy(place, root):
+    folders = [place.runs / "here", place.runs / "there"]
+    pair = place.pair(root, None, runs=folders)
+    for process in pair:
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 2
+        assert "process 1 of 2 does not see what process 0 writes there; give a --run on" in err
+        assert "Traceback" not in err
+    assert not any((folder / "run.json").exists() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("peers", "said"),
+    [
+        (Peers("10.0.0.1:8476", 2), "--process is missing: give --coordinator"),
+        (Peers("", 2, 0), "--coordinator is missing"),
+        (Peers("10.0.0.1", 2, 0), "--coordinator 10.0.0.1: give HOST:PORT"),
+        (Peers(":8476", 2, 0), "give HOST:PORT"),
+        (Peers("a:1", 2, 2), "--process 2 of --processes 2: processes are numbered from 0 to 1"),
+        (Peers("a:1", 2, -1), "--process -1"),
+        (Peers("a:1", 2, 1, heartbeat=0), "--heartbeat 0: give at least 1 second"),
+    ],
+)
+def test_peers_that_cannot_be_meant_are_refused(peers, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check(peers)
+
+
+@pytest.mark.parametrize("peers", [Peers(), Peers("10.0.0.1:8476", 2, 1), Peers("[::1]:80", 1, 0)])
+def test_peers_that_can_be_meant_are_not(peers):
+    check(peers)
