@@ -9,6 +9,7 @@ micro-batch has. The ring does change the result, so it is refused where it leav
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -133,7 +134,8 @@ class Fitting:
           ConfigError: the ring alone does not fit.
         """
         self._build, self._remaining, self.limit, self._ring = build, list(sizes), limit, ring
-        self._chosen: Any = build(self._remaining[0]) if limit is None else None
+        at_once = limit is None and hosts.count() == 1
+        self._chosen: Any = build(self._remaining[0]) if at_once else None
         self.needed: int | None = None
         if limit is not None and ring.bytes > limit:
             raise ConfigError(
@@ -160,14 +162,17 @@ class Fitting:
         Raises:
           ConfigError: at the first call, if not even the smallest sizes fit.
         """
-        if self.limit is None:
+        if self.limit is None and self._chosen is not None:
             return self._chosen(*args)
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
         if self._chosen is not None:
             return self._chosen(*args)
         while True:
-            chosen, donated = self._smallest(self.limit, args)
+            chosen, donated = self._smallest(math.inf if self.limit is None else self.limit, args)
+            # A process that has compiled waits for the others here: inside the program it would
+            # wait a minute, and one host may compile for longer than that after another.
+            hosts.of_each(np.int32(0))
             # Of several processes one cannot try again while the others wait for what it left.
             last = len(self._remaining) == 1 or hosts.count() > 1
             spare = [] if last else [_spare(leaf) for leaf in _where(donated, args)]
@@ -195,7 +200,7 @@ class Fitting:
                 compiled = lowered.compile()
                 needed = bytes_needed(compiled)
                 if needed <= limit:
-                    self.needed = needed
+                    self.needed = None if self.limit is None else needed
                     return compiled, [info.donated for info in jax.tree.leaves(lowered.args_info)]
                 why = f"an update needs {needed / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
             except jax.errors.JaxRuntimeError as error:

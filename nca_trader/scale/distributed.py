@@ -77,6 +77,9 @@ def joined(peers: Peers) -> Iterator[None]:
       CheckFailed: the others cannot be reached, or one was lost while this one computed.
     """
     import jax
+    import numpy as np
+
+    from nca_trader import hosts
 
     check(peers)
     # The signal is ours: all processes agree on the update after which they stop.
@@ -98,7 +101,8 @@ def joined(peers: Peers) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise _lost(error, "the other processes cannot be reached") from error
-    if jax.process_index():
+    hosts.of_each(np.int32(0))  # connects the devices, while every process is near
+    if not hosts.first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what compiled code prints as well
         for name in ("nca_trader", "absl"):
             logging.getLogger(name).setLevel(logging.ERROR)

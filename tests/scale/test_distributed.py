@@ -1,5 +1,6 @@
 """Processes that train as one: equal to one process, and to themselves when one is killed."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -7,21 +8,31 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 import tiny as tiny_experiment
 from ledger import random_bars
 
+from nca_trader.agents.policy import make_policy
+from nca_trader.agents.presets import load_agent
 from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
+from nca_trader.data.shards import write_shards
+from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.errors import ConfigError
-from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.learner.markets import shard_updates
+from nca_trader.learner.update import make_learner
+from nca_trader.mesh import make_mesh, replicated
+from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
 from nca_trader.scale.distributed import Peers, check
 from nca_trader.scale.supervisor import free_port
 from nca_trader.toml import to_toml
 
 UPDATES = 12
+# Programs that run for milliseconds compile in half the time, here and in the processes.
+QUICK = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 STEPS = UPDATES * tiny_experiment.STEPS_PER_UPDATE
 
 
@@ -40,22 +51,23 @@ class Place(tiny_experiment.Tiny):
         flag = f"--xla_force_host_platform_device_count={devices}"
         return subprocess.Popen(
             [sys.executable, "-m", "nca_trader", *arguments],
-            env={**os.environ, "PYTHONPATH": str(root), "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, **QUICK, "PYTHONPATH": str(root), "XLA_FLAGS": flag},
             text=True,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more,
         )
 
-    def pair(self, root, run, *more, runs=None):
-        """Two processes of four devices each that train into `run`, or each into one of `runs`."""
+    def words(self, run, *more, runs=None):
+        """Arguments of two processes that train into `run`, or each into one of `runs`."""
         port = free_port()
         peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2", "--heartbeat=100"]
         return [
-            self.start(
-                root,
-                [*self.train_command(there, steps=STEPS), *peers, f"--process={i}", *more],
-            )
-            for i, there in enumerate(runs or (run, run))
+            [*self.train_command(there, steps=STEPS), *peers, f"--process={number}", *more]
+            for number, there in enumerate(runs or (run, run))
         ]
+
+    def pair(self, root, *args, **kwargs):
+        """The two processes, of four devices each."""
+        return [self.start(root, words) for words in self.words(*args, **kwargs)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +79,9 @@ def place(tmp_path_factory):
 def alone(place):
     """The same run in one process of eight devices."""
     command = place.train_command(place.runs / "alone", steps=STEPS)
+    jax.config.update("jax_disable_most_optimizations", True)
     assert main([*command, "--devices=8"]) == 0
+    jax.config.update("jax_disable_most_optimizations", False)
     return Run(place.runs / "alone")
 
 
@@ -169,6 +183,48 @@ def test_a_run_folder_that_is_not_shared_is_refused_with_the_remedy(place, root)
         assert "process 1 of 2 does not see what process 0 writes there; give a --run on" in err
         assert "Traceback" not in err
     assert not any((folder / "run.json").exists() for folder in folders)
+
+
+def on_halves(first, second, mesh):
+    """An array of which the first half of the devices holds one copy, the other half another."""
+    half = mesh.size // 2
+    pairs = zip([first] * half + [second] * half, mesh.devices.flat, strict=True)
+    copies = [jax.device_put(value, device) for value, device in pairs]
+    return jax.make_array_from_single_device_arrays(np.shape(first), replicated(mesh), copies)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_process_learns_from_its_own_shards(place, root):
+    bars = random_bars(np.random.default_rng(1), 480, 2)
+    shards = write_shards(bars, place.folder / "shards", rows=80)
+    parts = [shards.part(number, 2, by="file") for number in (0, 1)]
+    assert {len(part) for part in parts} != {0} and sum(map(len, parts)) == len(shards) == 6
+    run = place.runs / "shards"
+    pair = [
+        place.start(root, [word for word in process if not word.startswith("--until")])
+        for process in place.words(run, f"--data={shards.folder}")
+    ]
+    said = [process.communicate(timeout=300) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+
+    # The same with one process, each half of whose devices is handed a process's shards.
+    config, agent = tiny_experiment.ENV, load_agent(place.folder / "agent.toml")
+    agent = dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=STEPS))
+    env, mesh = ShardedEnv(shards, config), make_mesh(8)
+    learner = make_learner(env, make_policy(agent, env.spec), agent, mesh)
+    state, turn = learner.init(jax.random.key(0)), shard_updates(env, agent.learner)
+    for update in range(UPDATES):
+        own = [part[update // turn % len(part)] for part in parts]
+        markets = [env.prepare(shards.read(shard)) for shard in own]
+        market = jax.tree.map(lambda a, b: on_halves(a, b, mesh), *markets)
+        state, _ = learner.step(state, market)
+    expected, (step, got) = flatten(state), leaves(Run(run))
+    assert step == UPDATES
+    for name, value in expected.items():
+        if name.startswith(".params"):
+            np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-6, err_msg=name)
+    assert len(set(Run(run).metrics()[i]["shard"] for i in range(UPDATES))) > 1
 
 
 @pytest.mark.parametrize(
