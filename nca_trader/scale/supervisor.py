@@ -104,7 +104,7 @@ class Supervisor:
         finally:
             _kill(self._running)
         failed = [code for code in own if code]
-        return next((code for code in failed if code in FINAL), failed[0] if failed else 0)
+        return next((code for code in failed if code in FINAL), min(failed, default=0))
 
     def _commands(self) -> Iterator[list[str]]:
         if self._processes is None:
