@@ -39,9 +39,15 @@ def of_first(tree: Any) -> Any:
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
 
-def of_each(numbers: np.ndarray) -> np.ndarray:
-    """`[P, ...]`: the `numbers` of each of P processes."""
-    return multihost_utils.process_allgather(numbers) if count() > 1 else numbers[None]
+def of_each(numbers: Any) -> np.ndarray:
+    """`[P, ...]`: the `numbers` of each of P processes, an array of one shape or a number."""
+    own = np.asarray(numbers)
+    return multihost_utils.process_allgather(own) if count() > 1 else own[None]
+
+
+def meet() -> None:
+    """Returns once every process has called it."""
+    of_each(0)
 
 
 def on_first(do: Callable[[], T]) -> T | None:

@@ -172,7 +172,7 @@ class Fitting:
             chosen, donated = self._smallest(math.inf if self.limit is None else self.limit, args)
             # A process that has compiled waits for the others here: inside the program it would
             # wait a minute, and one host may compile for longer than that after another.
-            hosts.of_each(np.int32(0))
+            hosts.meet()
             # Of several processes one cannot try again while the others wait for what it left.
             last = len(self._remaining) == 1 or hosts.count() > 1
             spare = [] if last else [_spare(leaf) for leaf in _where(donated, args)]

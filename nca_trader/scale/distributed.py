@@ -77,7 +77,6 @@ def joined(peers: Peers) -> Iterator[None]:
       CheckFailed: the others cannot be reached, or one was lost while this one computed.
     """
     import jax
-    import numpy as np
 
     from nca_trader import hosts
 
@@ -101,7 +100,7 @@ def joined(peers: Peers) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise _lost(error, "the other processes cannot be reached") from error
-    hosts.of_each(np.int32(0))  # connects the devices, while every process is near
+    hosts.meet()  # connects the devices, while every process is near
     if not hosts.first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what compiled code prints as well
         for name in ("nca_trader", "absl"):

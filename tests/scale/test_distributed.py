@@ -1,6 +1,7 @@
 """Processes that train as one: equal to one process, and to themselves when one is killed."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -56,18 +57,18 @@ class Place(tiny_experiment.Tiny):
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more,
         )
 
-    def words(self, run, *more, runs=None):
-        """Arguments of two processes that train into `run`, or each into one of `runs`."""
+    def words(self, run, *more):
+        """Arguments of two processes that train into `run`."""
         port = free_port()
         peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2", "--heartbeat=100"]
         return [
-            [*self.train_command(there, steps=STEPS), *peers, f"--process={number}", *more]
-            for number, there in enumerate(runs or (run, run))
+            [*self.train_command(run, steps=STEPS), *peers, f"--process={number}", *more]
+            for number in (0, 1)
         ]
 
-    def pair(self, root, *args, **kwargs):
+    def pair(self, root, run, *more):
         """The two processes, of four devices each."""
-        return [self.start(root, words) for words in self.words(*args, **kwargs)]
+        return [self.start(root, words) for words in self.words(run, *more)]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,7 @@ def rows(run):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_pair_of_which_one_is_killed_ends_as_one_process_that_was_not(place, alone, root):
     run = place.runs / "killed"
@@ -172,17 +174,105 @@ def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost)
         assert checkpoints.newest()[0] >= 1
 
 
-@pytest.mark.slow
+# A process of two: joins, agrees, saves what lies on both and reads it again; writes what it saw.
+PEER = """
+import json, pathlib, sys
+from nca_trader.scale.distributed import Peers, joined
+
+number, port, folder = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+with joined(Peers(f"127.0.0.1:{port}", 2, number)):
+    import jax, numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    from nca_trader import hosts
+    from nca_trader.errors import RunError, StateError
+    from nca_trader.learner.train import _agreed
+    from nca_trader.mesh import make_mesh
+    from nca_trader.runs.checkpoint import Checkpoints, flatten, unflatten
+    from nca_trader.runs.manifest import check_shared
+
+    def fails():
+        raise StateError("its own mistake")
+
+    def refused(call, *args):
+        try:
+            call(*args)
+        except (RunError, StateError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    told = {"number": hosts.own(), "devices": jax.device_count()}
+    told["each"] = hosts.of_each(number + 1).tolist()
+    told["first"] = int(hosts.of_first(np.int32(10 + number)))
+    told["did"] = hosts.on_first(lambda: "done")
+    told["agreed"] = _agreed(number == 1, number == 1), _agreed(False, number == 0)
+    told["failed"] = refused(hosts.on_first, fails)
+    told["shared"] = refused(check_shared, folder / "shared")
+    told["unshared"] = refused(check_shared, folder / f"own_{number}", 0.5)
+
+    mesh = make_mesh(8)
+    split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+
+    def tree(seed):
+        keys = jax.random.split(jax.random.key(seed), 8)
+        rows = jax.random.normal(keys[0], (8, 2))
+        odd = jax.numpy.float32([-0.0, jax.numpy.nan, seed])
+        return {"keys": keys, "rows": rows, "odd": odd, "key": jax.random.key(seed)}
+
+    place = {"keys": split, "rows": split, "odd": whole, "key": whole}
+    make = jax.jit(tree, out_shardings=place, static_argnums=0)
+    with Checkpoints(folder / "shared" / "checkpoints") as checkpoints:
+        checkpoints.save(1, make(1))
+        checkpoints.save(2, make(2))
+        step, leaves = checkpoints.newest()
+    back = unflatten(make(3), leaves)
+    told["step"], told["own_rows"] = step, len(back["rows"].addressable_shards)
+    again, expected = flatten(back), flatten(make(2))
+    told["same"] = all(again[name].tobytes() == expected[name].tobytes() for name in expected)
+    told["placed"] = all(back[name].sharding == place[name] for name in place)
+    (folder / f"told_{number}.json").write_text(json.dumps(told))
+    print("said by", number)
+"""
+
+
 @pytest.mark.timeout(600)
-def test_a_run_folder_that_is_not_shared_is_refused_with_the_remedy(place, root):
-    folders = [place.runs / "here", place.runs / "there"]
-    pair = place.pair(root, None, runs=folders)
-    for process in pair:
-        _, err = process.communicate(timeout=300)
-        assert process.returncode == 2
-        assert "process 1 of 2 does not see what process 0 writes there; give a --run on" in err
-        assert "Traceback" not in err
-    assert not any((folder / "run.json").exists() for folder in folders)
+def test_two_processes_agree_and_save_as_one(tmp_path, root):
+    port, flag = free_port(), "--xla_force_host_platform_device_count=4"
+    pair = [
+        subprocess.Popen(
+            [sys.executable, "-c", PEER, str(number), str(port), str(tmp_path)],
+            env={**os.environ, **QUICK, "PYTHONPATH": str(root), "XLA_FLAGS": flag},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    said = [process.communicate(timeout=500) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    assert "said by 0" in said[0][0] and said[1][0] == ""  # the first alone speaks
+    told = [json.loads((tmp_path / f"told_{number}.json").read_text()) for number in (0, 1)]
+    unshared = [one.pop("unshared") for one in told]
+    failed = [one.pop("failed") for one in told]
+    for number, one in enumerate(told):
+        assert one == {
+            "number": number,
+            "devices": 8,
+            "each": [1, 2],
+            "first": 10,
+            "did": None if number else "done",
+            "agreed": [[True, False], [False, True]],
+            "shared": None,
+            "step": 2,
+            "own_rows": 4,
+            "same": True,
+            "placed": True,
+        }
+        assert "process 1 of 2 does not see what process 0 writes there" in unshared[number]
+        assert "give a --run on storage that all hosts share" in unshared[number]
+    assert failed[0] == "StateError: its own mistake"
+    assert failed[1].startswith("RunError: process 0 gave up")
+    assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == ["checkpoints"]
+    with Checkpoints(tmp_path / "shared" / "checkpoints") as checkpoints:
+        assert checkpoints.steps() == [1, 2]
 
 
 def on_halves(first, second, mesh):
