@@ -100,11 +100,11 @@ def joined(peers: Peers) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise _lost(error, "the other processes cannot be reached") from error
-    hosts.meet()  # connects the devices, while every process is near
     if not hosts.first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what compiled code prints as well
         for name in ("nca_trader", "absl"):
             logging.getLogger(name).setLevel(logging.ERROR)
+    hosts.meet()  # connects the devices, while every process is near
     try:
         yield
     except BaseException as error:
