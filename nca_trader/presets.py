@@ -516,19 +516,24 @@ class CheckpointConfig:
     """What is kept of a run, and when it goes back to it.
 
     Attributes:
-      every: updates between checkpoints. keep: newest checkpoints that stay.
+      every: updates between checkpoints. every_seconds: seconds between them, whichever comes
+        first; 0 is never, of either. One is also saved at the end, and when asked to stop. A
+        checkpoint takes about 0.1 s of one core, beside the training.
+      keep: newest checkpoints that stay.
       max_skips: updates dropped in a row (their gradients were not finite) after which the run
         goes back to its newest checkpoint, with another key; NaN in parameters does so at once.
       max_rollbacks: times that it goes back to the same checkpoint before it gives up.
     """
 
-    every: int = 10
+    every: int = 0
+    every_seconds: float = 30.0
     keep: int = 3
     max_skips: int = 5
     max_rollbacks: int = 3
 
     def __post_init__(self):
-        refuse(whole(self, 1, "every", "keep", "max_skips"), whole(self, 0, "max_rollbacks"))
+        refuse(whole(self, 1, "keep", "max_skips"), whole(self, 0, "every", "max_rollbacks"))
+        refuse(between(self, "[0, inf)", "every_seconds"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "annual", "disk", "numerics", "ranges", "toml", "presets"}
+FOUNDATION = {"errors", "types", "annual", "disk", "hosts", "numerics", "ranges", "toml", "presets"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"runs", "mesh", "learner"}
@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "types": {"errors", "annual"},
     "numerics": {"errors", "types"},
     "disk": {"errors"},
+    "hosts": {"errors"},
     "ranges": {"errors"},
     "toml": {"errors", "ranges"},
     "presets": {"errors", "types", "ranges"},

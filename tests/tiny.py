@@ -30,7 +30,7 @@ AGENT = AgentConfig(
         num_epochs=1,
         num_minibatches=1,
     ),
-    checkpoint=CheckpointConfig(every=1),
+    checkpoint=CheckpointConfig(every=1, every_seconds=0.0),
 )
 ENV = EnvConfig(features=("return_1", "return_5"), costs=Costs(commission=5e-4, slippage=2e-4))
 STEPS_PER_UPDATE = 8 * 16

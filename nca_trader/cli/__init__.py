@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 COMMANDS = (
-    "demo", "train", "prove", "backtest", "export", "paper", "journal", "data", "leakcheck", "plan",
-    "profile", "watch", "doctor", "bench",
+    "demo", "train", "supervise", "prove", "backtest", "export", "paper", "journal", "data",
+    "leakcheck", "plan", "profile", "watch", "doctor", "bench",
 )  # fmt: skip
 
 

@@ -31,4 +31,5 @@ def stop_on_signal(what: str = "update") -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None is a handler that is not Python's; it cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

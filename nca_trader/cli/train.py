@@ -33,11 +33,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TABLE.KEY=VALUE",
         help="change a field of the agent, or env.KEY of the environment; repeatable",
     )
+    add_peer_arguments(parser)
     add_debug_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains; returns the run's path and its last metrics."""
+def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a run on several hosts."""
+    peers = parser.add_argument_group(
+        "several hosts", "the same command on each; see docs/multihost.md"
+    )
+    peers.add_argument(
+        "--distributed",
+        action="store_true",
+        help="join the other hosts as SLURM, GKE or Cloud TPU says",
+    )
+    peers.add_argument(
+        "--coordinator", default="", metavar="HOST:PORT", help="elsewhere: where process 0 is"
+    )
+    peers.add_argument("--processes", type=int, metavar="N", help="elsewhere: how many there are")
+    peers.add_argument("--process", type=int, metavar="I", help="elsewhere: which this is, from 0")
+    peers.add_argument(
+        "--heartbeat",
+        type=int,
+        default=100,
+        metavar="SECONDS",
+        help="silence after which a process counts as lost and the others end (default 100)",
+    )
+    peers.add_argument(
+        "--patience",
+        type=int,
+        default=300,
+        metavar="SECONDS",
+        help="how long to wait for the others at the start (default 300)",
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Trains; returns the run's path and its last metrics, in the first process of several."""
+    from nca_trader.scale.distributed import joined, options
+
+    peers = options(args)
+    if peers is None:
+        return _run(args)
+    with joined(peers):
+        import jax
+
+        from nca_trader import hosts
+
+        if args.devices is None:
+            args.devices = jax.device_count()
+        result = _run(args)
+        return result if hosts.first() else None
+
+
+def _run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.learner.train import planned_steps, steps_done, train
 
@@ -131,8 +180,12 @@ def replay_line(env: Any, agent: Any) -> str:
 @contextlib.contextmanager
 def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives the function that shows each row of metrics as progress towards `total` steps."""
+    from nca_trader import hosts
     from nca_trader.watch.progress import progress
 
+    if not hosts.first():
+        yield lambda row: None
+        return
     with progress(total, label) as bar:
         seen: int | None = None
 

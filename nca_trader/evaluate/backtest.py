@@ -111,7 +111,7 @@ def backtest(
 
 def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
     """`[N, A]` float64 targets of a strategy: the scan of its update over all bars."""
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         state = strategy.init(bars.num_assets)
         bar = jax.tree.map(jnp.asarray, bars.as_bar())
         # A state that changes its type under the update is the user's slip, not ours to mend.
@@ -209,7 +209,7 @@ def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Tra
 def _run_targets(
     bars: Bars, targets: np.ndarray, costs: Costs, rules: Rules, first: int, last: int
 ) -> Trace:
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         legs = _span(bars, costs, rules, first, last)
         trace = _scan_targets(legs, targets[first:last], costs, rules)
         return jax.tree.map(np.asarray, trace)
@@ -248,7 +248,7 @@ def _run_agent(
     features = features_of(bars[:last], run.env_config, states[:last])
     cells = encode(policy, params, features, bars.present[:last])[first:last]
     ready = np.arange(first, last) >= policy.first_decision
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         legs = _span(bars, costs, rules, first, last)
         trace, logits = _scan_agent(params, legs, cells, ready, policy, costs, rules)
         return jax.tree.map(np.asarray, trace), np.asarray(logits)

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from nca_trader import hosts
 from nca_trader.agents.policy import Policy
+from nca_trader.data.shards import Shards
 from nca_trader.data.stream import Piece, stream
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
@@ -44,6 +48,13 @@ def check_shards(env: ShardedEnv, policy: Policy, config: AgentConfig) -> None:
     """
     learner = config.learner
     env.check_lengths(policy.first_decision + learner.segment_length + 1)
+    empty = [p for p in range(hosts.count()) if not len(own_part(env, p))]
+    if empty:
+        raise ConfigError(
+            f"{env.shards.folder}: its {len(env.shards)} shards, drawn by their names' hashes, "
+            f"leave process {empty[0]} of {hosts.count()} without one; write more and shorter "
+            "shards, or start fewer processes."
+        )
     if learner.replay_slots:
         raise ConfigError(
             "learner.replay_slots: an old rollout is of a shard that is no longer on the device; "
@@ -61,6 +72,11 @@ def check_shards(env: ShardedEnv, policy: Policy, config: AgentConfig) -> None:
         )
 
 
+def own_part(env: ShardedEnv, process: int) -> Shards:
+    """The shards that a process of the run reads; all, where it is the only one."""
+    return env.shards.part(process, hosts.count(), by="file") if hosts.count() > 1 else env.shards
+
+
 class Markets:
     """The markets of a run's updates, read ahead where they are a stream."""
 
@@ -69,6 +85,7 @@ class Markets:
         self._env, self._config, self._mesh = env, config, mesh
         self._stream: Generator[Piece, None, None] | None = None
         self._turn, self._market = -1, None
+        self._own = own_part(env, hosts.own()) if isinstance(env, ShardedEnv) else None
 
     def __enter__(self) -> Markets:
         return self
@@ -81,11 +98,12 @@ class Markets:
             self._stream.close()
 
     def shard(self, update: int) -> int | None:
-        """Index of the shard that `update` (from 0) learns from; None where there are none."""
+        """Index of the shard that `update` (from 0) learns from here; None where there are none."""
         env = self._env
-        if not isinstance(env, ShardedEnv):
+        if not isinstance(env, ShardedEnv) or self._own is None:
             return None
-        return update // shard_updates(env, self._config) % len(env.shards)
+        shard = self._own[update // shard_updates(env, self._config) % len(self._own)]
+        return [other.path for other in env.shards].index(shard.path)
 
     def of(self, update: int) -> Market | None:
         """The market of `update` (from 0) on the mesh; None is the environment's own.
@@ -94,7 +112,7 @@ class Markets:
           BarError: its shard is missing. StateError: it is not the one that was written.
         """
         env = self._env
-        if not isinstance(env, ShardedEnv):
+        if not isinstance(env, ShardedEnv) or self._own is None:
             return None
         turn = update // shard_updates(env, self._config)
         if turn == self._turn:
@@ -102,8 +120,27 @@ class Markets:
         self._market = None  # so that the device need not hold it beside the next
         if self._stream is None or turn != self._turn + 1:  # a start, or a way back
             self._close()
-            place: Any = replicated(self._mesh)
-            first = turn % len(env.shards)
-            self._stream = stream(env.shards, env.prepare, start=first, repeat=True, device=place)
-        self._market, self._turn = next(self._stream).arrays, turn
+            place: Any = replicated(_local(self._mesh))
+            first = turn % len(self._own)
+            self._stream = stream(self._own, env.prepare, start=first, repeat=True, device=place)
+        market = next(self._stream).arrays
+        self._market, self._turn = jax.tree.map(self._joined, market), turn
         return self._market
+
+    def _joined(self, leaf: Array) -> Array:
+        """An array on this process's devices as one on the whole mesh.
+
+        Each device's copy is what its process read. The learner takes the market as something
+        that every device has by itself, and never moves it between them.
+        """
+        if hosts.count() == 1:
+            return leaf
+        copies = [shard.data for shard in leaf.addressable_shards]
+        place = replicated(self._mesh)
+        return jax.make_array_from_single_device_arrays(leaf.shape, place, copies)
+
+
+def _local(mesh: Mesh) -> Mesh:
+    """The devices of the mesh that are this process's, in one row."""
+    own = [device for device in mesh.devices.flat if device.process_index == hosts.own()]
+    return mesh if len(own) == mesh.size else Mesh(np.array(own), ("own",))

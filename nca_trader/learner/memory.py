@@ -9,6 +9,7 @@ micro-batch has. The ring does change the result, so it is refused where it leav
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh
 
+from nca_trader import hosts
 from nca_trader.errors import ConfigError
 from nca_trader.mesh import is_described
 
@@ -35,8 +37,9 @@ def memory_limit(memory_gb: float | None, mesh: Mesh) -> float | None:
         return memory_gb * 1e9
     if is_described(mesh):
         return None  # whoever describes them knows what they have
-    reported = mesh.devices.flat[0].memory_stats()
-    return None if reported is None else reported.get("bytes_limit")
+    reported = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit", 0)
+    # Hosts may differ a little, and must choose the same sizes.
+    return float(hosts.of_each(np.float32(reported)).min()) or None
 
 
 def bytes_needed(compiled: Any) -> int:
@@ -131,7 +134,8 @@ class Fitting:
           ConfigError: the ring alone does not fit.
         """
         self._build, self._remaining, self.limit, self._ring = build, list(sizes), limit, ring
-        self._chosen: Any = build(self._remaining[0]) if limit is None else None
+        at_once = limit is None and hosts.count() == 1
+        self._chosen: Any = build(self._remaining[0]) if at_once else None
         self.needed: int | None = None
         if limit is not None and ring.bytes > limit:
             raise ConfigError(
@@ -158,15 +162,19 @@ class Fitting:
         Raises:
           ConfigError: at the first call, if not even the smallest sizes fit.
         """
-        if self.limit is None:
+        if self.limit is None and self._chosen is not None:
             return self._chosen(*args)
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
         if self._chosen is not None:
             return self._chosen(*args)
         while True:
-            chosen, donated = self._smallest(self.limit, args)
-            last = len(self._remaining) == 1
+            chosen, donated = self._smallest(math.inf if self.limit is None else self.limit, args)
+            # A process that has compiled waits for the others here: inside the program it would
+            # wait a minute, and one host may compile for longer than that after another.
+            hosts.meet()
+            # Of several processes one cannot try again while the others wait for what it left.
+            last = len(self._remaining) == 1 or hosts.count() > 1
             spare = [] if last else [_spare(leaf) for leaf in _where(donated, args)]
             try:
                 # A device says only when it computes that it could not allocate.
@@ -192,7 +200,7 @@ class Fitting:
                 compiled = lowered.compile()
                 needed = bytes_needed(compiled)
                 if needed <= limit:
-                    self.needed = needed
+                    self.needed = None if self.limit is None else needed
                     return compiled, [info.donated for info in jax.tree.leaves(lowered.args_info)]
                 why = f"an update needs {needed / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
             except jax.errors.JaxRuntimeError as error:

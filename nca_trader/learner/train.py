@@ -3,6 +3,10 @@
 A run that was stopped, or killed, goes on from its newest good checkpoint and ends at the same
 parameters, bit for bit on the CPU. A run whose numbers are no longer finite goes back to it by
 itself, with another key.
+
+In a run of several processes each calls `train` with the same arguments. The first one alone
+writes; what a process knows by itself (that it was asked to stop, what the time is, what a file
+says) is agreed on before anything follows from it, since all must call the same programs.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
+from nca_trader import hosts
 from nca_trader.agents.policy import make_policy
 from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
@@ -56,7 +62,7 @@ def train(
       steps: a total, rounded up to whole updates; what a resumed run has done counts.
         None is the preset's `learner.steps`.
       seed: of everything random. report: called with each row of metrics.jsonl.
-      stop: asked after each update; True saves a checkpoint and returns.
+      stop: asked after each update; True, of any process, saves a checkpoint and returns.
       fitness: of a population's agents, `[M]`, more is better, e.g. on a selection span; None is
         the mean training reward since the last exploit.
 
@@ -65,8 +71,9 @@ def train(
 
     Raises:
       RunError: `run_dir` holds something else. BarError: too few bars, or a shard is missing.
-      ConfigError: see there. StateError: a shard is not what was written; or the run went back to
-        one checkpoint `max_rollbacks` times and failed again.
+      ConfigError: see there; or a process has no device in the mesh.
+      StateError: a shard or a checkpoint is not what was written, or cannot be; or the run went
+        back to one checkpoint `max_rollbacks` times and failed again.
     """
     if steps is not None:
         if steps < 1:
@@ -77,6 +84,7 @@ def train(
         raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent)
+    _check_processes(learner.mesh)
     # Nothing is written before everything that can be refused has been.
     run = open_run(env, agent, pathlib.Path(run_dir), seed)
     updates = planned_steps(agent) // learner.steps_per_update
@@ -87,7 +95,8 @@ def train(
         Compilations(step.__name__ for step in learner.programs.values()) as compiled,
     ):
         state, done = _resume(learner, checkpoints, seed, run)
-        health = Health(agent.checkpoint, run)
+        health = Health(agent.checkpoint, run, state.update.shape)
+        intervals = Intervals(agent.checkpoint)
         while done < updates:
             started = time.perf_counter()
             state, metrics = learner.step(state, markets.of(done))
@@ -104,21 +113,73 @@ def train(
                 state = health.roll_back(fault, state, done)
                 continue
             if agent.population.every and done % agent.population.every == 0:
-                recent = [*run.metrics(), row][-agent.population.every :]
-                score = mean_reward(recent) if fitness is None else fitness(state)
-                state = _exploit(agent.population, state, np.asarray(score, np.float32), seed, row)
-            with open(run.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                score = _score(agent.population, run, row, state, fitness)
+                state = _exploit(agent.population, state, score, seed, row)
+            if hosts.first():
+                with open(run.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
             report(row)
-            stopped = stop()
+            checkpoints.check()
+            stopped, due = _agreed(stop(), intervals.due(done))
             # In a row of dropped updates none is saved: the way back leads to before it.
-            due = done % agent.checkpoint.every == 0 and not health.dropping
-            if stopped or done == updates or due:
+            if stopped or done == updates or (due and not health.dropping):
                 checkpoints.save(done, state, config)
                 health.saved()
+                intervals.saved()
             if stopped:
                 break
     return run
+
+
+def _agreed(stop: bool, due: bool) -> tuple[bool, bool]:
+    """Whether any process was asked to stop, and whether the first one's clock says to save."""
+    each = hosts.of_each(np.array([stop, due]))
+    return bool(each[:, 0].any()), bool(each[0, 1])
+
+
+def _check_processes(mesh: Mesh) -> None:
+    """Refuses a mesh that leaves a process without a device: it would have nothing to call."""
+    taking_part = len({device.process_index for device in mesh.devices.flat})
+    if taking_part < hosts.count():
+        raise ConfigError(
+            f"mesh.devices = {mesh.size} are those of {taking_part} processes of {hosts.count()}; "
+            f"take all {jax.device_count()}, or start fewer processes."
+        )
+
+
+class Intervals:
+    """When a checkpoint is due: after so many updates or seconds, whichever comes first."""
+
+    def __init__(self, config: CheckpointConfig, clock: Callable[[], float] = time.monotonic):
+        """The seconds count from now on."""
+        self._config, self._clock = config, clock
+        self.saved()
+
+    def saved(self) -> None:
+        """A checkpoint was saved just now."""
+        self._since = self._clock()
+
+    def due(self, done: int) -> bool:
+        """Whether one is due after `done` updates."""
+        every, seconds = self._config.every, self._config.every_seconds
+        by_updates = every > 0 and done % every == 0
+        return by_updates or 0.0 < seconds <= self._clock() - self._since
+
+
+def _score(
+    config: PopulationConfig,
+    run: Run,
+    row: dict[str, Any],
+    state: LearnerState,
+    fitness: Fitness | None,
+) -> np.ndarray:
+    """`[M]` how good each agent is, by the caller's measure or by what training earned of late."""
+    if fitness is not None:
+        return hosts.of_first(np.asarray(fitness(state), np.float32))
+    score = np.zeros(state.update.shape, np.float32)
+    if hosts.first():
+        score[:] = mean_reward([*run.metrics(), row][-config.every :])
+    return hosts.of_first(score)
 
 
 def _exploit(
@@ -145,22 +206,27 @@ def _exploit(
 class Health:
     """Whether training goes well, by its rows of metrics; and the way back when it does not."""
 
-    def __init__(self, config: CheckpointConfig, run: Run):
-        """What the rows that `run` has say; a run that was killed so goes on where it was."""
-        self._config, self._run = config, run
+    def __init__(self, config: CheckpointConfig, run: Run, shape: tuple[int, ...] = ()):
+        """What the rows that `run` has say; a run that was killed so goes on where it was.
+
+        `shape` is `[]`, or `[M]` of M agents.
+        """
+        self._config, self._run, self._shape = config, run, shape
         self._from_rows()
         self._since = 0  # rollbacks since the newest checkpoint was saved
 
     def _from_rows(self) -> None:
-        self._streaks: Any = 0  # `[]`, or of each agent: dropped updates in a row
-        rows = self._run.metrics()
+        self._streaks: Any = np.zeros(self._shape, np.int32)  # dropped updates in a row, by agent
+        rows = self._run.metrics() if hosts.first() else []
         for row in rows:
             self._count(row)
-        self.rollbacks: int = rows[-1]["rollbacks"] if rows else 0
+        known = (self._streaks, np.int32(rows[-1]["rollbacks"] if rows else 0))
+        self._streaks, rollbacks = hosts.of_first(known)
+        self.rollbacks = int(rollbacks)
 
     def _count(self, row: dict[str, Any]) -> None:
         dropped = np.greater(row.get("seeds", row)["skipped"], 0)
-        self._streaks = np.where(dropped, self._streaks + 1, 0)
+        self._streaks = np.where(dropped, self._streaks + 1, 0).astype(np.int32)
 
     @property
     def dropping(self) -> bool:
@@ -237,12 +303,15 @@ def _resume(
     found = checkpoints.newest()
     state = state if found is None else unflatten(state, found[1])
     done = int(np.asarray(state.update).flat[0])
-    path = run.path / "metrics.jsonl"
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        if len(lines) > done:
-            write_atomically(path, "".join(line + "\n" for line in lines[:done]))
+    hosts.on_first(lambda: _cut(run.path / "metrics.jsonl", done))
     return state, done
+
+
+def _cut(path: pathlib.Path, rows: int) -> None:
+    """Leaves the first `rows` lines of the file, if it is there."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if len(lines) > rows:
+        write_atomically(path, "".join(line + "\n" for line in lines[:rows]))
 
 
 def _number(value: Any) -> float | None:

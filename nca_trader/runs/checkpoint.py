@@ -3,6 +3,11 @@
 Orbax restores a flipped byte without an error and with wrong values, so the checksums are ours:
 a checkpoint that does not verify is passed over for the newest one that does. Those of the files
 are looked at first: a damaged file that Orbax reads leaves threads behind that print tracebacks.
+
+Training waits for a copy of its state in the host's memory; a thread does the rest. The thread is
+ours and not Orbax's, since the checksums come before what Orbax does and after it. In a run of
+several processes the first one writes the whole state: accounts and indexes of bars are small,
+and what is whole goes onto any other mesh.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -22,6 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax import Array
 
+from nca_trader import hosts
 from nca_trader.errors import RunError, StateError
 from nca_trader.disk import sha256_of, write_atomically
 
@@ -32,9 +39,12 @@ log = logging.getLogger(__name__)
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of `tree` by path, copied to the host; typed keys as their data."""
+    """The leaves of `tree` by path, copied to the host; typed keys as their data.
+
+    A leaf that lies on the devices of several processes comes whole; all of them must call this.
+    """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): np.array(_data(leaf)) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): hosts.copied(_data(leaf)) for path, leaf in leaves}
 
 
 def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
@@ -68,10 +78,11 @@ def _like(name: str, leaf: Array, value: np.ndarray) -> Array:
             f"the checkpoint is of another agent: {name} is {value.dtype}{list(value.shape)} "
             f"there and {shape.dtype}{list(shape.shape)} here; {REMEDY}"
         )
+    # Each process puts what its own devices hold, whatever the mesh was when it was saved.
+    placed = jax.make_array_from_callback(value.shape, leaf.sharding, value.__getitem__)
     if _is_key(leaf):
-        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
-        return jax.device_put(key, leaf.sharding)
-    return jax.device_put(value, leaf.sharding)
+        placed = jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
+    return jax.device_put(placed, leaf.sharding)
 
 
 def _digests(folder: pathlib.Path) -> dict[str, str]:
@@ -117,6 +128,20 @@ def _checksum(value: np.ndarray) -> str:
     return hashlib.sha256(head + np.ascontiguousarray(value).tobytes()).hexdigest()
 
 
+def _options(keep: int) -> ocp.CheckpointManagerOptions:
+    """Of the process that writes; the others only read, and none waits for another."""
+    alone: dict[str, Any] = {"enable_async_checkpointing": False, "create": False}
+    if hosts.count() > 1:
+        own = hosts.own()
+        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+            primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
+        )
+    if not hosts.first():
+        alone |= {"read_only": True, "save_interval_steps": 0}
+        return ocp.CheckpointManagerOptions(**alone)
+    return ocp.CheckpointManagerOptions(max_to_keep=keep, **alone)
+
+
 class Checkpoints:
     """The checkpoints of one run, by number of updates done."""
 
@@ -127,21 +152,30 @@ class Checkpoints:
           StateError: the folder cannot be made or read.
         """
         self.path = path
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=False, create=True
-        )
         with _as_state_error(path, "opened"):
             path.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(path.absolute(), options=options)
+            self._manager = ocp.CheckpointManager(path.absolute(), options=_options(keep))
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.wait()
+        except StateError as error:
+            if kind is None:
+                raise
+            log.warning("%s", error)  # what ended the block is said, and this before it
+        finally:
+            self._writer.shutdown()
+            self._manager.close()
 
     def save(self, update: int, tree: Any, config: dict[str, str] | None = None) -> None:
-        """Saves every leaf of `tree`; returns once it is on disk.
+        """Saves every leaf of `tree`; returns once they are copied, `wait` once they are on disk.
+
+        It waits for the checkpoint before, if that is still being written.
 
         Args:
           update: number of updates done. tree: what training carries.
@@ -149,22 +183,40 @@ class Checkpoints:
             it is one of; the run's own files are the ones that are read.
 
         Raises:
-          StateError: the disk is full, or the folder not writable.
+          StateError: the checkpoint before could not be written, see `wait`.
         """
+        self.wait()
         leaves = flatten(tree)
+        if hosts.first():
+            self._writing = self._writer.submit(self._write, update, leaves, config or {})
+
+    def wait(self) -> None:
+        """Returns once what was saved is on disk.
+
+        Raises:
+          StateError: it is not: the disk is full, or the folder not writable.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def check(self) -> None:
+        """Raises what `wait` would, where that is known already; waits for nothing."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def _write(self, update: int, leaves: dict[str, np.ndarray], config: dict[str, str]) -> None:
         sums = {name: _checksum(value) for name, value in leaves.items()}
         with _as_state_error(self.path, "written"):
             # One that was passed over as damaged: Orbax saves nothing below its newest step.
-            for step in self.steps():
+            for step in self._manager.all_steps():
                 if step >= update:
                     self._manager.delete(step)
             self._manager.save(
                 update,
                 args=ocp.args.Composite(
                     leaves=ocp.args.StandardSave(leaves),
-                    sums=ocp.args.JsonSave(
-                        {"format": FORMAT, "sha256": sums, "config": config or {}}
-                    ),
+                    sums=ocp.args.JsonSave({"format": FORMAT, "sha256": sums, "config": config}),
                 ),
             )
             self._manager.wait_until_finished()
@@ -173,18 +225,31 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Numbers of the checkpoints on disk, oldest first, verified or not."""
+        self.wait()
         return sorted(self._manager.all_steps())
 
     def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         """The newest checkpoint whose every leaf verifies; None where there is none at all.
 
+        Of several processes the first one chooses, and each reads and verifies.
+
         Raises:
           StateError: there are checkpoints and none of them verifies.
+          RunError: the newest that is whole has another format.
         """
+        found = hosts.on_first(self._newest)
+        if hosts.count() == 1:
+            return found
+        step = int(hosts.of_first(np.int32(-1 if found is None else found[0])))
+        return found if found is not None or step < 0 else (step, self._verified(step))
+
+    def _newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         steps = self.steps()
         for step in reversed(steps):
             try:
                 return step, self._verified(step)
+            except RunError:
+                raise
             # Orbax and its storage raise many types for a truncated or missing file.
             except Exception as error:
                 what = str(error).partition(" [tensorstore_spec")[0][:200]
@@ -200,17 +265,22 @@ class Checkpoints:
     def _verified(self, step: int) -> dict[str, np.ndarray]:
         files = self.path / str(step) / FILES
         # A kill may have come before this file was written; the leaves have their own checksums.
-        if files.exists():
+        whole = files.exists()
+        if whole:
             expected = json.loads(files.read_text(encoding="utf-8"))
             found = _digests(files.parent)
             # A file that came later, such as a desktop's, is no damage.
             _compare({name: found[name] for name in found if name in expected}, expected)
+        sums = self._manager.restore(step, args=ocp.args.Composite(sums=ocp.args.JsonRestore()))
+        sums = sums["sums"]
+        if sums["format"] != FORMAT:
+            problem = f"checkpoint {step} has format {sums['format']}, this version reads {FORMAT}"
+            if whole:  # and so no flipped byte
+                raise RunError(f"{self.path}: {problem}; {REMEDY}")
+            raise StateError(problem)
         read = self._manager.restore(
-            step,
-            args=ocp.args.Composite(leaves=ocp.args.StandardRestore(), sums=ocp.args.JsonRestore()),
+            step, args=ocp.args.Composite(leaves=ocp.args.StandardRestore())
         )
         leaves = {name: np.asarray(value) for name, value in read["leaves"].items()}
-        if read["sums"]["format"] != FORMAT:
-            raise StateError(f"format {read['sums']['format']} is not this version's {FORMAT}")
-        _compare({name: _checksum(leaf) for name, leaf in leaves.items()}, read["sums"]["sha256"])
+        _compare({name: _checksum(leaf) for name, leaf in leaves.items()}, sums["sha256"])
         return leaves

@@ -19,11 +19,13 @@ import pathlib
 import platform
 import subprocess
 import sys
+import time
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
-from nca_trader import __version__
+from nca_trader import __version__, hosts
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.sharded import ShardedEnv
@@ -262,10 +264,57 @@ def commit() -> str:
 def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int) -> Run:
     """The run folder at `path`: made if it is new, else checked to be the same experiment.
 
+    Of several processes the first one does that, and the others open what it left there.
+
     Raises:
       RunError: the folder holds something else, or a run of other bars, agent, environment or
-        seed. Only `learner.steps` (how far to go), `[checkpoint]` and `[mesh]` may differ.
+        seed. Only `learner.steps` (how far to go), `[checkpoint]` and `[mesh]` may differ. Or
+        some process sees another folder at `path` than the first one.
     """
+    if hosts.count() > 1:
+        check_shared(path)
+    run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
+    return Run(path) if run is None else run
+
+
+def check_shared(path: pathlib.Path, patience: float = 10.0) -> None:
+    """Lets every process look for what the first one writes into the folder `path`.
+
+    Args:
+      path: made if it is not there. patience: seconds to look; a network file system may be late.
+
+    Raises:
+      RunError: some do not see it. StateError: it cannot be written.
+    """
+    # Random, so that what an earlier start or another machine left there is not taken for it.
+    word = hosts.of_first(np.frombuffer(os.urandom(8), np.uint8)).tobytes().hex()
+    token = path / f".shared-{word}"
+
+    def write() -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise _not_made(path, error) from None
+        write_atomically(token, word)
+
+    hosts.on_first(write)
+    deadline = time.monotonic() + patience
+    while not (seen := token.is_file()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    blind = np.flatnonzero(~hosts.of_each(np.bool_(seen)))
+    hosts.on_first(lambda: token.unlink(missing_ok=True))
+    if blind.size:
+        raise RunError(
+            f"{path}: process {blind[0]} of {hosts.count()} does not see what process 0 writes "
+            "there; give a --run on storage that all hosts share, by the same path."
+        )
+
+
+def _not_made(path: pathlib.Path, error: OSError) -> StateError:
+    return StateError(f"{path}: cannot be made ({error.strerror}); choose another --run.")
+
+
+def _open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int) -> Run:
     if (path / "run.json").exists():
         run = Run(path)
         _check_same(run, env, agent, seed)
@@ -275,9 +324,7 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise StateError(
-            f"{path}: cannot be made ({error.strerror}); choose another --run."
-        ) from None
+        raise _not_made(path, error) from None
     name = path.resolve().name
     manifest: dict[str, Any] = {
         "format": FORMAT,

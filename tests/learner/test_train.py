@@ -4,20 +4,35 @@ The market: the sign of each bar's return is that of the bar before with probabi
 return is 1 %. Who goes with the last bar earns .8 % a bar, before costs, of which there are none.
 """
 
+import dataclasses
 import json
 import signal
 import subprocess
 import sys
 import time
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
-from nca_trader import Bars, Run, TradingEnv, backtest, load_agent, load_env, train, write_bars
+from nca_trader import (
+    Bars,
+    Run,
+    TradingEnv,
+    backtest,
+    load_agent,
+    load_env,
+    make_policy,
+    train,
+    write_bars,
+)
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, RunError
-from nca_trader.learner.train import planned_steps, steps_done
-from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.learner.train import Intervals, planned_steps, steps_done
+from nca_trader.learner.update import LearnerState, make_learner
+from nca_trader.presets import CheckpointConfig, CurriculumConfig, PopulationConfig
+from nca_trader.runs.checkpoint import Checkpoints, flatten, unflatten
 
 BEST = 0.008  # log-return a bar of the best policy
 UPDATES, EVERY, PER_UPDATE = 100, 20, 16 * 8 * 2
@@ -49,6 +64,7 @@ warmup_updates = 2
 
 [checkpoint]
 every = {EVERY}
+every_seconds = 0.0
 """
 
 
@@ -152,7 +168,8 @@ def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, ro
     process = subprocess.Popen(command, cwd=root, **quiet)
     path = place.folder / "killed" / "metrics.jsonl"
     while process.poll() is None:
-        if path.exists() and path.read_bytes().count(b"\n") > EVERY + 5:
+        # Before the second checkpoint is begun, the first one is on disk.
+        if path.exists() and path.read_bytes().count(b"\n") > 2 * EVERY + 5:
             process.kill()
             break
         time.sleep(0.002)
@@ -228,6 +245,77 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(place, straight, t
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(RunError, match="seed was 3 there and is 4 now"):
         train(place.env, place.agent, straight.path, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds", "due"),
+    [(4, 0.0, [4, 8, 12]), (0, 3.0, [3, 6, 9, 12]), (5, 3.0, [3, 5, 8, 10]), (0, 0.0, [])],
+)
+def test_checkpoints_are_due_after_updates_or_seconds_whichever_comes_first(every, seconds, due):
+    now = 0.0  # an update takes a second
+    intervals = Intervals(CheckpointConfig(every=every, every_seconds=seconds), lambda: now)
+    found = []
+    for done in range(1, 13):
+        now += 1.0
+        if intervals.due(done):
+            found.append(done)
+            intervals.saved()
+    assert found == due
+
+
+class Stateful(NamedTuple):
+    """A learner's state, all of it present, and what made it."""
+
+    learner: Any
+    state: Any
+
+
+@pytest.fixture(scope="module")
+def stateful(place):
+    """Every kind of state that training can carry; nothing is compiled but its first values."""
+    agent = dataclasses.replace(
+        place.agent,
+        num_seeds=2,
+        learner=dataclasses.replace(place.agent.learner, replay_slots=2),
+        optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9),
+        population=PopulationConfig(learning_rate=(1e-3, 1e-2)),
+        curriculum=CurriculumConfig(costs_from=0.0),
+    )
+    learner = make_learner(place.env, make_policy(agent, place.env.spec), agent)
+    return Stateful(learner, learner.init(jax.random.key(1)))
+
+
+def test_a_checkpoint_holds_all_that_training_carries(stateful):
+    """With the config, an update is a function of this state and of the bars alone.
+
+    The data cursor and the curriculum are functions of `update`; see `Markets` and `curriculum`.
+    """
+    saved = flatten(stateful.state)
+    fields = {name.split(".")[1].split("[")[0] for name in saved}
+    assert fields == set(LearnerState._fields)
+    assert {"params", "opt_state", "key", "update", "segments", "replay", "hyper"} == fields
+    # Into a state of another seed, and back: nothing of the other is left.
+    other = stateful.learner.init(jax.random.key(2))
+    assert any((flatten(other)[name] != value).any() for name, value in saved.items())
+    back = flatten(unflatten(other, saved))
+    assert all(back[name].tobytes() == value.tobytes() for name, value in saved.items())
+
+
+@pytest.mark.slow
+def test_replay_average_and_curriculum_go_on_from_a_checkpoint_as_if_never_stopped(place):
+    agent = dataclasses.replace(
+        place.agent,
+        learner=dataclasses.replace(place.agent.learner, replay_slots=2, steps=6 * PER_UPDATE),
+        optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9, schedule="cosine"),
+        curriculum=CurriculumConfig(costs_from=0.0, volatility_from=2.0),
+    )
+    runs = [train(place.env, agent, place.folder / "whole_replay")]
+    seen = []
+    halfway = {"report": seen.append, "stop": lambda: len(seen) == 3}
+    train(place.env, agent, place.folder / "half_replay", **halfway)
+    runs.append(train(place.env, agent, place.folder / "half_replay"))
+    assert len(seen) == 3
+    assert_same(*runs)
 
 
 @pytest.mark.parametrize("steps", [0, -5])

@@ -3,15 +3,19 @@
 import json
 import gc
 import shutil
+import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.runs.checkpoint import FILES, Checkpoints, flatten, unflatten
+from nca_trader.mesh import mesh_of
+from nca_trader.runs.checkpoint import FILES, Checkpoints, _digests, flatten, unflatten
 
 
 def make_tree(seed):
@@ -79,25 +83,28 @@ def test_a_restored_leaf_is_where_the_one_it_replaces_was(folder):
     assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(there))
 
 
-def flip(step, rng):
-    """Flips bits of one byte in a file of a checkpoint; says which."""
+def harm(step, rng):
+    """Flips bits of one byte in a file of a checkpoint, or cuts the file; says which."""
     files = [path for path in files_of(step) if path.stat().st_size]
     sizes = np.array([path.stat().st_size for path in files])
     # By the root of its size: most bytes are in the data, but every file must be met.
     path = files[rng.choice(len(files), p=np.sqrt(sizes) / np.sqrt(sizes).sum())]
     data = bytearray(path.read_bytes())
     at = rng.integers(len(data))
+    if rng.random() < 0.5:
+        path.write_bytes(bytes(data[:at]))
+        return f"{path.relative_to(step)} cut to {at} bytes"
     data[at] ^= int(rng.integers(1, 256))
     path.write_bytes(bytes(data))
     return f"{path.relative_to(step)} byte {at}"
 
 
-def check_flips(saved, tmp_path, seeds):
-    """Restores with one byte wrong; how many times it fell back to the older checkpoint."""
+def check_harms(saved, tmp_path, seeds):
+    """Restores what was harmed; how many times it fell back to the older checkpoint."""
     fell_back = 0
     for seed in seeds:
         path = shutil.copytree(saved, tmp_path / str(seed))
-        what = flip(path / "2", np.random.default_rng(seed))
+        what = harm(path / "2", np.random.default_rng(seed))
         step, leaves = newest(path)
         assert bits(unflatten(make_tree(7), leaves)) == bits(make_tree(step)), what
         fell_back += step == 1
@@ -105,14 +112,14 @@ def check_flips(saved, tmp_path, seeds):
     return fell_back
 
 
-def test_every_flipped_byte_is_found(saved, tmp_path):
-    assert check_flips(saved, tmp_path, range(8)) == 8
+def test_every_flipped_byte_and_every_cut_file_is_found(saved, tmp_path):
+    assert check_harms(saved, tmp_path, range(8)) == 8
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_each_of_two_hundred_flipped_bytes_is_found(saved, tmp_path):
-    assert check_flips(saved, tmp_path, range(100, 300)) == 200
+def test_each_of_two_hundred_flipped_bytes_and_cut_files_is_found(saved, tmp_path):
+    assert check_harms(saved, tmp_path, range(100, 300)) == 200
 
 
 @pytest.fixture
@@ -131,7 +138,7 @@ def test_a_checkpoint_whose_files_have_no_sums_yet_is_good(without_file_sums):
 # Orbax leaves reads behind when one fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_sums_of_the_leaves_alone_let_no_wrong_value_through(without_file_sums, tmp_path):
-    assert check_flips(without_file_sums, tmp_path, range(300, 308)) > 0
+    assert check_harms(without_file_sums, tmp_path, range(300, 308)) > 0
     time.sleep(0.3)  # so that what they print ends within this test
     gc.collect()
 
@@ -264,9 +271,88 @@ def test_a_full_disk_is_said_in_one_line_and_the_older_checkpoint_stays(folder, 
 
     with Checkpoints(folder) as checkpoints:
         monkeypatch.setattr(checkpoints._manager, "save", full)
+        checkpoints.save(3, make_tree(3))
         with pytest.raises(StateError, match=r"cannot be written .*No space left"):
-            checkpoints.save(3, make_tree(3))
+            checkpoints.wait()
     assert newest(folder)[0] == 2
+
+
+def test_what_could_not_be_written_is_said_at_the_end_at_the_latest(folder, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StateError, match="No space left"), Checkpoints(folder) as checkpoints:
+        monkeypatch.setattr(checkpoints._manager, "save", full)
+        checkpoints.save(3, make_tree(3))
+
+
+def test_training_goes_on_while_a_thread_writes_and_its_state_may_change_meanwhile(folder):
+    go_on = threading.Event()
+    with Checkpoints(folder) as checkpoints:
+        write = checkpoints._write
+
+        def late(*args):
+            assert go_on.wait(60)
+            write(*args)
+
+        checkpoints._write = late
+        given = {"x": np.arange(3.0)}
+        checkpoints.save(3, given)  # returns, although nothing is written
+        checkpoints.check()
+        assert [path.name for path in sorted(folder.iterdir())] == ["1", "2"]
+        given["x"][:] = -1.0
+        go_on.set()
+        step, leaves = checkpoints.newest()
+    assert step == 3 and leaves["['x']"].tolist() == [0.0, 1.0, 2.0]
+
+
+def reformat(step, number, whole=True):
+    """Makes a checkpoint one of another format, as a version that knew it would have written."""
+    file = step / "sums" / "metadata"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": number}))
+    if whole:
+        (step / FILES).write_text(json.dumps(_digests(step)))
+    else:
+        (step / FILES).unlink()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_another_format_is_refused_with_the_remedy_and_not_walked_back_from(folder, number):
+    reformat(folder / "2", number)
+    with pytest.raises(RunError, match=rf"2 has format {number}, this version reads 1; use the"):
+        newest(folder)
+
+
+def test_a_format_that_may_be_a_flipped_byte_is_damage(folder, caplog):
+    reformat(folder / "2", 3, whole=False)
+    assert newest(folder)[0] == 1 and "checkpoint 2 is damaged" in caplog.text
+
+
+def on_devices(count, seed=9):
+    """A tree whose leaves are split over `count` devices, or the same on all of them."""
+    mesh = mesh_of(jax.devices()[:count])
+    split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+    rows = seed * jnp.arange(16.0).reshape(8, 2)
+    tree = make_tree(seed) | {"segments": rows, "seeds": jax.random.split(jax.random.key(seed), 8)}
+    return {
+        name: jax.device_put(leaf, split if name in ("segments", "seeds") else whole)
+        for name, leaf in tree.items()
+    }
+
+
+@pytest.mark.parametrize("counts", [(8, 4, 1), (1, 8)])
+def test_what_was_saved_on_some_devices_comes_back_on_others_bit_for_bit(tmp_path, counts):
+    there = on_devices(counts[0])
+    for step, count in enumerate(counts[1:]):
+        with Checkpoints(tmp_path / "c") as checkpoints:
+            checkpoints.save(step, there)
+            like = on_devices(count, seed=1)
+            there = unflatten(like, checkpoints.newest()[1])
+        for leaf, asked in zip(jax.tree.leaves(there), jax.tree.leaves(like), strict=True):
+            assert leaf.sharding == asked.sharding
+            assert len(leaf.addressable_shards) == count
+        assert there["segments"].addressable_shards[0].data.shape == (8 // count, 2)
+    assert bits(there) == bits(on_devices(1))
 
 
 def test_a_checkpoint_of_a_run_holds_the_runs_configuration(tiny):

@@ -1,0 +1,138 @@
+"""Joining the processes of a run, one for each host: JAX's multi-controller runtime.
+
+Every process runs the same command and sees the devices of all of them. A process that is lost
+cannot be replaced while the others live: they end within the heartbeat, and `nca-trader supervise`
+starts all of them again from the newest good checkpoint.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from nca_trader.errors import CheckFailed, ConfigError, NcaTraderError
+
+
+class Peers(NamedTuple):
+    """How a process finds the others.
+
+    coordinator: HOST:PORT of process 0, "" is what the cluster says. processes: how many there
+    are, process: which of them this is; None is what the cluster says. heartbeat: seconds without
+    a sign of life after which a process counts as lost. patience: seconds to wait for the others
+    at the start.
+    """
+
+    coordinator: str = ""
+    processes: int | None = None
+    process: int | None = None
+    heartbeat: int = 100
+    patience: int = 300
+
+
+def check(peers: Peers) -> None:
+    """Refuses what cannot be meant.
+
+    Raises:
+      ConfigError: see there.
+    """
+    given = {
+        "--coordinator": peers.coordinator,
+        "--processes": peers.processes,
+        "--process": peers.process,
+    }
+    missing = [name for name, value in given.items() if value in (None, "")]
+    if missing and len(missing) < len(given):
+        raise ConfigError(
+            f"{', '.join(missing)} is missing: give --coordinator HOST:PORT, --processes N and "
+            "--process I together, or --distributed alone where the cluster knows them."
+        )
+    host, colon, port = peers.coordinator.rpartition(":")
+    if peers.coordinator and not (host and colon and port.isdigit()):
+        raise ConfigError(
+            f"--coordinator {peers.coordinator}: give HOST:PORT of process 0, e.g. 10.0.0.1:8476."
+        )
+    if peers.processes is not None and peers.process is not None:
+        if not 0 <= peers.process < peers.processes:
+            raise ConfigError(
+                f"--process {peers.process} of --processes {peers.processes}: processes are "
+                f"numbered from 0 to {peers.processes - 1}."
+            )
+    if peers.heartbeat < 1:
+        raise ConfigError(f"--heartbeat {peers.heartbeat}: give at least 1 second.")
+
+
+@contextlib.contextmanager
+def joined(peers: Peers) -> Iterator[None]:
+    """Joins the run of which this process is a part; must come before JAX looks for its devices.
+
+    Processes but the first say nothing on stdout and log errors alone.
+
+    Raises:
+      ConfigError: `peers` cannot be meant, or the cluster is none that JAX knows.
+      CheckFailed: the others cannot be reached, or one was lost while this one computed.
+    """
+    import jax
+
+    from nca_trader import hosts
+
+    check(peers)
+    # The signal is ours: all processes agree on the update after which they stop.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            peers.coordinator or None,
+            peers.processes,
+            peers.process,
+            initialization_timeout=peers.patience,
+            heartbeat_timeout_seconds=peers.heartbeat,
+            shutdown_timeout_seconds=peers.heartbeat,
+            cluster_detection_method="deactivate" if peers.coordinator else None,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"--distributed: this cluster is none that JAX knows by its environment ({error}); "
+            "give --coordinator HOST:PORT, --processes N and --process I."
+        ) from None
+    except Exception as error:
+        raise _lost(error, "the other processes cannot be reached") from error
+    if not hosts.first():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what compiled code prints as well
+        for name in ("nca_trader", "absl"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    hosts.meet()  # connects the devices, while every process is near
+    try:
+        yield
+    except BaseException as error:
+        lost = isinstance(error, jax.errors.JaxRuntimeError)
+        told = _lost(error, "another process was lost, or a device failed") if lost else error
+        code = told.exit_code if isinstance(told, NcaTraderError) else 1
+        atexit.register(_leave, 130 if isinstance(told, KeyboardInterrupt) else code)
+        if lost:
+            raise told from error
+        raise
+
+
+def _lost(error: BaseException, what: str) -> CheckFailed:
+    line = str(error).partition("\n")[0][:200]
+    return CheckFailed(
+        f"{what} ({line}); start all processes again, or let `nca-trader supervise` do it."
+    )
+
+
+def _leave(code: int) -> None:
+    """Ends the process now: JAX's own end waits for the others, who wait for this one."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def options(args: Any) -> Peers | None:
+    """What a command's options say of other processes; None is a run of this process alone."""
+    if not (args.distributed or args.coordinator or args.processes or args.process is not None):
+        return None
+    return Peers(args.coordinator, args.processes, args.process, args.heartbeat, args.patience)
