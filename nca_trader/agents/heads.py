@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,8 @@ class Head(nnx.Module):
 
     The last layers start near zero, so that the first policy is uniform and the first value 0.
     """
+
+    HIDDEN: ClassVar = {"cell": 1, "account": 1, "bias": 0, "logits": 0, "value": 0}
 
     def __init__(self, spec: EnvSpec, channels: int, hidden: int, rngs: nnx.Rngs):
         """Draws the parameters; every draw takes its own key from `rngs`."""

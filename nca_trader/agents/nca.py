@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,8 @@ class NCA(nnx.Module):
     so `|s| <= max(|e|, 1 / leak)` where fire is 1. W2 starts at zero: an untrained rule hands on
     its input. State and sums are float32; the operands of matrix products have `matmul_dtype`.
     """
+
+    HIDDEN: ClassVar = {"taps": 1, "inject": 1, "hidden_bias": 0, "update": 0}
 
     def __init__(self, spec: EnvSpec, config: PolicyConfig, matmul_dtype: str, rngs: nnx.Rngs):
         """Draws the parameters; every draw takes its own key from `rngs`."""

@@ -1,6 +1,8 @@
 """How much better an action was than what the policy expected."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -17,6 +19,24 @@ def horizon(decay: Any, length: int) -> Any:
     `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
     """
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
+
+
+class Moments(NamedTuple):
+    """Mean and variance of numbers, `[]`; or of each of P equal parts of them, `[P]`."""
+
+    mean: Array
+    variance: Array
+
+    def pooled(self) -> Moments:
+        """Of all parts together: what varies within them, and what between them."""
+        mean = self.mean.mean()
+        return Moments(mean, (self.variance + (self.mean - mean) ** 2).mean())
+
+
+def moments(x: Array) -> Moments:
+    """Of all entries of `x`."""
+    mean = x.mean()
+    return Moments(mean, ((x - mean) ** 2).mean())
 
 
 def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:

@@ -20,7 +20,7 @@ from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.rollout import Draw, Rollout, Segments, Span, collect, encode_span
-from nca_trader.mesh import DATA
+from nca_trader.mesh import BATCH
 from nca_trader.numerics import exp32
 from nca_trader.presets import LearnerConfig
 
@@ -86,8 +86,8 @@ def _readable(ring: Ring) -> Array:
 
 
 def ring_spec(slots: int) -> Any:
-    """How a ring of rollouts lies on the mesh: every slot's segments split over the data axis."""
-    return Ring._make([P(None, DATA), P(), P()]) if slots else P()
+    """How a ring of rollouts lies on the mesh: every slot's segments split as a batch is."""
+    return Ring._make([P(None, BATCH), P(), P()]) if slots else P()
 
 
 class Stored(NamedTuple):
