@@ -11,7 +11,7 @@ from jax import Array
 
 from nca_trader.envs.account import Account
 from nca_trader.envs.actions import to_target
-from nca_trader.numerics import exp32, logprob32, sum32
+from nca_trader.numerics import exp32, logprob32, sum32, wide
 from nca_trader.types import EnvSpec
 
 ACCOUNT_FEATURES = 3
@@ -139,7 +139,7 @@ LEAST_LOG_STD, MOST_LOG_STD = -3.0, 1.0
 
 def _moments(logits: Array) -> tuple[Array, Array]:
     """Mean and log of the standard deviation, `[..., A]`, before the squashing."""
-    logits = logits.astype(jnp.float32)
+    logits = wide(logits)
     return logits[..., 0], jnp.clip(logits[..., 1], LEAST_LOG_STD, MOST_LOG_STD)
 
 

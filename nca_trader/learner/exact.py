@@ -48,6 +48,7 @@ from nca_trader.learner.rollout import (
     encode_span,
     span_of,
 )
+from nca_trader.numerics import logprob32
 from nca_trader.presets import LearnerConfig
 
 
@@ -179,7 +180,7 @@ def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Ar
       cells: `[S, L, A, C]`. seen: `[S, L, A, P, 1, 3]`.
     """
     logits, _ = policy.act(params, cells[:, :, :, None, None], seen)
-    return jax.nn.log_softmax(logits[..., 0, :].astype(jnp.float32))
+    return logprob32(logits[..., 0, :])
 
 
 def leads_to(env: TradingEnv) -> Array:

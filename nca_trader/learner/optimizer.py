@@ -10,7 +10,7 @@ from jax import Array
 
 from nca_trader.errors import ConfigError
 from nca_trader.learner.layout import EVERYWHERE, Layout, Split
-from nca_trader.numerics import ema32
+from nca_trader.numerics import ema32, wide
 from nca_trader.presets import OptimizerConfig
 
 Norm = Callable[[Any], Array]
@@ -173,7 +173,7 @@ def average_params(decay: float) -> optax.GradientTransformation:
     """
 
     def init(params: Any) -> AverageState:
-        return AverageState(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
+        return AverageState(jax.tree.map(wide, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AverageState]:
         after = optax.apply_updates(params, updates)
