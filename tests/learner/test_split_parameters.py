@@ -29,7 +29,13 @@ OPTIMIZER = OptimizerConfig(
 WIDE = {"into": 1, "bias": 0, "out": 0}
 ITEMS = np.random.default_rng(0).normal(size=(32, 6))
 ONE = (1, 1, 1)
-MESHES = [(8, 1, 1), (4, 2, 1), (2, 2, 2), (1, 2, 4)]
+SLOW = pytest.mark.slow
+MESHES = [
+    (8, 1, 1),
+    pytest.param((4, 2, 1), marks=SLOW),
+    (2, 2, 2),
+    pytest.param((1, 2, 4), marks=SLOW),
+]
 
 
 def init(key):
@@ -51,6 +57,15 @@ def lose(params, items):
     loss = ((out - items[:, :4]) ** 2).mean()
     zero = jnp.zeros_like(loss)
     return Loss(loss, loss, zero, zero, zero, zero)
+
+
+@pytest.fixture(autouse=True)
+def quickly(request):
+    """Half the time to compile, for all but what must agree to the bit."""
+    quick = "deterministic" not in request.node.name
+    jax.config.update("jax_disable_most_optimizations", quick)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def learnt(axes, deterministic=False, dtype="f8", config=CONFIG):
@@ -116,7 +131,7 @@ def test_parameters_moments_and_averages_are_in_parts_and_what_does_not_divide_i
             shards = tree["net"][name].addressable_shards
             assert len(shards) == 8 and {s.data.shape for s in shards} == {shape}, name
     into = params["net"]["into"]
-    assert len({s.index for s in into.addressable_shards}) == 4
+    assert len({str(s.index) for s in into.addressable_shards}) == 4
     only_data = learnt_once((8, 1, 1))[0]
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(only_data))
 
@@ -133,13 +148,13 @@ def test_a_layout_says_which_axis_is_split():
     assert make_layout(POLICY, make_mesh(1, 1, 3)).splits["net"]["into"] == Split()
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW), 8])
 def test_a_deterministic_mesh_ends_in_the_same_bits(devices):
     _, want = learnt_once(ONE, True, "f4")
     _, got = learnt_once((devices, 1, 1), True, "f4")
     jax.tree.map(np.testing.assert_array_equal, got, want)
     # And it is the same run as without, to rounding.
-    assert apart(want[0], learnt_once((8, 1, 1), False, "f4")[1][0]) < 1e-5
+    assert apart(want[0], learnt_once(ONE)[1][0]) < 1e-4
 
 
 def test_a_deterministic_mesh_has_the_data_axis_alone():
@@ -161,10 +176,8 @@ def summed_twice(self, params):
 
 def local_norm(self, tree):
     """The norm of a part stands for that of the whole."""
-    sums = {leaf.shape: jnp.sum(leaf * leaf) for _, leaf in self.pairs(tree)}
     parts = [jnp.sum(leaf * leaf) for split, leaf in self.pairs(tree) if split.fsdp is not None]
     whole = [jnp.sum(leaf * leaf) for split, leaf in self.pairs(tree) if split.fsdp is None]
-    del sums
     return jnp.sqrt(sum(whole) + jax.lax.pmean(sum(parts), FSDP))
 
 
@@ -180,14 +193,15 @@ MEAN = Layout.mean
     ("name", "mutant", "axes"),
     [
         ("mean", no_mean, (8, 1, 1)),
-        ("own", summed_twice, (8, 1, 1)),
-        ("norm", local_norm, (4, 2, 1)),
-        ("fan_in", local_fan_in, (2, 2, 2)),
+        pytest.param("own", summed_twice, (8, 1, 1), marks=SLOW),
+        ("norm", local_norm, (2, 2, 2)),
+        pytest.param("fan_in", local_fan_in, (2, 2, 2), marks=SLOW),
     ],
 )
 def test_what_is_left_out_of_a_mean_or_a_norm_is_noticed(monkeypatch, name, mutant, axes):
     monkeypatch.setattr(layouts.Layout, name, mutant)
-    assert apart(learnt(axes)[1][0], learnt_once(ONE)[1][0]) > 1e-6
+    # The metrics as well: a gradient that is N times too big is clipped to the same length.
+    assert apart(learnt(axes)[1], learnt_once(ONE)[1]) > 1e-6
 
 
 def test_a_key_that_two_devices_share_is_noticed(monkeypatch):
@@ -197,6 +211,7 @@ def test_a_key_that_two_devices_share_is_noticed(monkeypatch):
     assert apart(learnt((8, 1, 1))[1][0], want[0]) > 1e-6
 
 
+@SLOW
 def test_micro_batches_of_a_deterministic_mesh_are_of_one_logical_shard():
     config = dataclasses.replace(CONFIG, num_minibatches=1)
     _, want = learnt((2, 1, 1), True, "f4", config)
