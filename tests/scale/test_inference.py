@@ -25,7 +25,8 @@ def made(kind="nca", features=3, assets=2, **changes):
         targets=(-1.0, 0.0, 1.0),
         warmup=0,
     )
-    config = dataclasses.replace(SMALL, kind=kind, neighbours="ring", **changes)
+    beside = "ring" if kind == "nca" else "none"
+    config = dataclasses.replace(SMALL, kind=kind, neighbours=beside, **changes)
     policy = make_policy(AgentConfig(policy=config), spec)
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
