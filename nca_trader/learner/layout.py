@@ -140,7 +140,7 @@ class Layout:
         return jnp.sqrt(total)
 
     def fan_in(self, split: Split, leaf: Array) -> int:
-        """N of a matrix `[..., n, m]`, of which a device may have a part."""
+        """How many inputs a matrix `[..., n, m]` has, of which a device may have a part: n."""
         parts = jax.lax.axis_size(FSDP) if split.fsdp == leaf.ndim - 2 else 1
         return leaf.shape[-2] * parts
 
