@@ -1,6 +1,16 @@
-"""The device mesh: where the learner runs is a mesh, not a code path."""
+"""The device mesh: where the learner runs is a mesh, not a code path.
 
-from collections.abc import Sequence
+Its axes are (data, fsdp, model). A batch is split over `data` and `fsdp`; parameters and optimiser
+state over `fsdp`, as they are kept; the width of hidden layers over `model`. Those who share
+parameters or a layer's width talk in every minibatch much more than those who share a batch, so
+on chips whose place is known they are neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,23 +20,38 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.errors import ConfigError
 
-DATA = "data"
+DATA, FSDP, MODEL = AXES = ("data", "fsdp", "model")
+BATCH = (DATA, FSDP)  # the axes that a batch is split over
 
 
-def make_mesh(devices: int = 1) -> Mesh:
-    """A mesh of `devices` devices on the `data` axis; one device is a mesh of one."""
-    there = jax.devices()
-    if not 1 <= devices <= len(there):
+def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
+    """A mesh of `data * fsdp * model` devices of this machine; one device is (1, 1, 1).
+
+    Raises:
+      ConfigError: sizes below 1, more devices than there are, or chips that cannot be neighbours.
+    """
+    there, count = jax.devices(), data * fsdp * model
+    if min(data, fsdp, model) < 1 or count > len(there):
+        sizes = f" (data {data}, fsdp {fsdp}, model {model})" if fsdp * model != 1 else ""
         raise ConfigError(
-            f"mesh.devices = {devices}, but this machine has {len(there)} "
+            f"mesh.devices = {count}{sizes}, but this machine has {len(there)} "
             f"{there[0].platform} device(s); ask for at most {len(there)}."
         )
-    return mesh_of(there[:devices])
+    axes = (data, fsdp, model)
+    # A part of a slice may have any shape: there, as on a CPU, devices stand as they are listed.
+    if count == len(there) and all(hasattr(device, "coords") for device in there):
+        return mesh_of(arrange(there, axes))
+    return mesh_of(np.array(there[:count]).reshape(axes))
 
 
-def mesh_of(devices: Sequence[Any]) -> Mesh:
-    """A mesh of just these devices, on the `data` axis."""
-    return Mesh(np.array(devices), (DATA,), axis_types=(AxisType.Auto,))
+def mesh_of(devices: np.ndarray) -> Mesh:
+    """A mesh of just these devices, `[data, fsdp, model]`."""
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts a batch is split."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
 def is_described(mesh: Mesh) -> bool:
@@ -58,3 +83,70 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
     if not on_cpu or jax.config.read("jax_disable_most_optimizations"):
         return {}
     return {"xla_backend_optimization_level": 1}
+
+
+def arrange(devices: Sequence[Any], axes: tuple[int, int, int]) -> np.ndarray:
+    """`[data, fsdp, model]` of the devices, neighbours along fsdp and along model.
+
+    Args:
+      devices: of a whole slice, each with `coords` (a chip's place) and `core_on_chip`.
+      axes: sizes; the two devices of a chip, where it has two, are neighbours of the data axis.
+
+    Raises:
+      ConfigError: the sizes do not multiply to the devices, or no block of chips has these sides.
+    """
+    data, fsdp, model = axes
+    if data * fsdp * model != len(devices):
+        raise ConfigError(
+            f"mesh {axes} has {data * fsdp * model} devices, the slice {len(devices)}; make data "
+            f"{len(devices) // (fsdp * model)}."
+        )
+    of = {(*device.coords, device.core_on_chip): device for device in devices}
+    places = sorted(of)
+    shape = tuple(max(place[axis] for place in places) + 1 for axis in range(len(places[0])))
+    *chips, cores = shape
+    fsdp_block, model_block = _blocks(tuple(chips), fsdp, model)
+    block = [a * b for a, b in zip(fsdp_block, model_block, strict=True)]
+    counts = [side // size for side, size in zip(chips, block, strict=True)]
+    out = np.empty((math.prod(counts) * cores, fsdp, model), dtype=object)
+    for row, (corner, core) in enumerate(itertools.product(snake(counts), range(cores))):
+        for i, up in enumerate(snake(fsdp_block)):
+            for j, along in enumerate(snake(model_block)):
+                chip = [c * n + u + a for c, n, u, a in zip(corner, block, up, along, strict=True)]
+                out[row, i, j] = of[(*chip, core)]
+    return out
+
+
+def snake(sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every place of a block, each next to the one before it."""
+    if not sides:
+        yield ()
+        return
+    for number, rest in enumerate(snake(sides[1:])):
+        forth = range(sides[0])
+        for first in forth if number % 2 == 0 else reversed(forth):
+            yield (first, *rest)
+
+
+def _blocks(
+    shape: tuple[int, ...], fsdp: int, model: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sides of the fsdp and the model block: the most compact; no axis is in both.
+
+    Were an axis in both, two chips of one fsdp group would be a model block apart.
+    """
+    sides = [[n for n in range(1, side + 1) if side % n == 0] for side in shape]
+    found = [
+        (sum(a) + sum(b), a, b)
+        for a in itertools.product(*sides)
+        if math.prod(a) == fsdp
+        for b in itertools.product(*sides)
+        if math.prod(b) == model and all(1 in pair for pair in zip(a, b, strict=True))
+    ]
+    if not found:
+        raise ConfigError(
+            f"no block of {fsdp} by {model} neighbouring chips divides a slice of {shape}; take "
+            "fsdp and model that divide its sides, e.g. 4 and 1."
+        )
+    _, a, b = min(found)
+    return a, b

@@ -41,18 +41,19 @@ def pair_add(high: Array, low: Array, x: Array) -> tuple[Array, Array]:
     return two_sum(total, error + low)
 
 
-def _wide(x: Array) -> Array:
+def wide(x: Array) -> Array:
+    """`x` in float32 at least: what is float64 stays it."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def sum32(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
     """The sum over `axis`; in bfloat16 256 + 1 is 256."""
-    return _wide(x).sum(axis)
+    return wide(x).sum(axis)
 
 
 def cumsum32(x: Array, axis: int = 0) -> Array:
     """The running sum along `axis`; in bfloat16 it is 11 % off after 512 steps."""
-    return jnp.cumsum(_wide(x), axis)
+    return jnp.cumsum(wide(x), axis)
 
 
 def ema32(average: Array, x: Array, decay: float) -> Array:
@@ -60,18 +61,18 @@ def ema32(average: Array, x: Array, decay: float) -> Array:
 
     In bfloat16 a decay of 0.999 is 1, and the average would never move.
     """
-    average = _wide(average)
-    return average + (1.0 - decay) * (_wide(x) - average)
+    average = wide(average)
+    return average + (1.0 - decay) * (wide(x) - average)
 
 
 def exp32(x: Array) -> Array:
     """`exp(x)`; in bfloat16 the rounding of x = 50.1 alone makes it 9.5 % too small."""
-    return jnp.exp(_wide(x))
+    return jnp.exp(wide(x))
 
 
 def logprob32(logits: Array) -> Array:
     """`log softmax` over the last axis; in bfloat16 a ratio of 0.98807 comes out as 0.98438."""
-    return jax.nn.log_softmax(_wide(logits))
+    return jax.nn.log_softmax(wide(logits))
 
 
 def cov32(x: Array, jitter: float = 0.0) -> Array:
@@ -80,7 +81,7 @@ def cov32(x: Array, jitter: float = 0.0) -> Array:
     With a jitter above the rounding of its largest entry it has a Cholesky factor, and a column
     that never changes has a correlation with others: 0.
     """
-    centred = _wide(x) - _wide(x).mean(0, keepdims=True)
+    centred = wide(x) - wide(x).mean(0, keepdims=True)
     return dot32(centred.T, centred) / x.shape[0] + jitter * jnp.eye(x.shape[1])
 
 

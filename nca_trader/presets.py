@@ -503,12 +503,49 @@ class PrecisionConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Attributes: devices: devices of the `data` axis; one device is a mesh of one."""
+    """The devices that a run is spread over, as a mesh of axes (data, fsdp, model).
 
-    devices: int = 1
+    Attributes:
+      devices: all of them; None is data * fsdp * model. By itself it is the size of `data`.
+      data: parts of a batch whose devices share nothing else; None is what `devices` leaves.
+      fsdp: devices that share parameters and optimiser state as well, a part kept by each.
+      model: devices that share the width of hidden layers.
+      deterministic: a seed ends in the same bits on any number of devices, at the price of more
+        traffic and smaller products; `data` alone. Without it the end is the same to rounding.
+    """
+
+    devices: int | None = None
+    data: int | None = None
+    fsdp: int = 1
+    model: int = 1
+    deterministic: bool = False
 
     def __post_init__(self):
-        refuse(whole(self, 1, "devices"))
+        given = [name for name in ("devices", "data") if getattr(self, name) is not None]
+        refuse(whole(self, 1, *given, "fsdp", "model"))
+        inner = self.fsdp * self.model
+        if self.devices is not None and self.devices != (self.data or 1) * inner:
+            if self.data is not None:
+                refuse(
+                    [
+                        f"devices={self.devices}, but data * fsdp * model = {self.data * inner}; "
+                        "give one of devices and data."
+                    ]
+                )
+            refuse(multiple("devices", self.devices, "fsdp * model", inner))
+        if self.deterministic and inner > 1:
+            refuse(
+                [
+                    f"deterministic=true is of the data axis alone, but fsdp={self.fsdp} and "
+                    f"model={self.model}; set both to 1, or leave it out."
+                ]
+            )
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """The sizes of data, fsdp and model."""
+        inner = self.fsdp * self.model
+        return self.data or (self.devices or inner) // inner, self.fsdp, self.model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -561,5 +598,7 @@ class AgentConfig:
                     "give optimizer.ema_decay, e.g. 0.99."
                 ]
             )
-        shards, devices = self.learner.logical_shards, self.mesh.devices
-        refuse(multiple("learner.logical_shards", shards, "mesh.devices", devices))
+        data, fsdp, model = self.mesh.axes
+        name = "mesh.devices" if fsdp * model == 1 else "mesh's data * fsdp"
+        shards = self.learner.logical_shards
+        refuse(multiple("learner.logical_shards", shards, name, data * fsdp))

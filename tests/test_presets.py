@@ -243,6 +243,21 @@ def test_segments_must_be_a_multiple_of_the_logical_shards():
 def test_logical_shards_must_be_a_multiple_of_the_devices():
     with pytest.raises(ConfigError, match=r"logical_shards=8 .* mesh\.devices=3; .*: 9\.$"):
         AgentConfig(mesh=MeshConfig(devices=3))
+    with pytest.raises(ConfigError, match=r"logical_shards=8 .* data \* fsdp=16; .*: 16\.$"):
+        AgentConfig(mesh=MeshConfig(data=4, fsdp=4))
+
+
+def test_a_mesh_is_given_by_all_its_devices_or_axis_by_axis():
+    assert MeshConfig().axes == (1, 1, 1) and MeshConfig(devices=8).axes == (8, 1, 1)
+    assert MeshConfig(fsdp=2, model=2).axes == (1, 2, 2)
+    assert MeshConfig(devices=8, fsdp=2).axes == MeshConfig(data=4, fsdp=2).axes == (4, 2, 1)
+    assert MeshConfig(devices=8, data=2, fsdp=4).axes == (2, 4, 1)
+    with pytest.raises(ConfigError, match=r"devices=8, but data \* fsdp \* model = 4; give one"):
+        MeshConfig(devices=8, data=4)
+    with pytest.raises(ConfigError, match=r"devices=6 is not a multiple of fsdp \* model=4; .*: 8"):
+        MeshConfig(devices=6, fsdp=2, model=2)
+    with pytest.raises(ConfigError, match=r"deterministic=true is of the data axis .* fsdp=2"):
+        MeshConfig(fsdp=2, deterministic=True)
 
 
 @pytest.mark.parametrize(

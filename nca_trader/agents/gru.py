@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -28,6 +30,8 @@ class GRU(nnx.Module):
     have `precision.matmul`, the states `precision.compute`. Source: Cho et al., Learning phrase
     representations (2014), with the reset gate after the product.
     """
+
+    HIDDEN: ClassVar = {"inputs": 1, "recurrent": 1, "bias": 0}
 
     def __init__(
         self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs

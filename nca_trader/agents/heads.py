@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax import Array
 
 from nca_trader.envs.account import Account
 from nca_trader.envs.actions import to_target
-from nca_trader.numerics import exp32, logprob32, sum32
+from nca_trader.numerics import exp32, logprob32, sum32, wide
 from nca_trader.types import EnvSpec
 
 ACCOUNT_FEATURES = 3
@@ -49,6 +49,8 @@ class Head(nnx.Module):
 
     The last layers start near zero, so that the first policy is uniform and the first value 0.
     """
+
+    HIDDEN: ClassVar = {"cell": 1, "account": 1, "bias": 0, "logits": 0, "value": 0}
 
     def __init__(self, spec: EnvSpec, channels: int, hidden: int, rngs: nnx.Rngs):
         """Draws the parameters; every draw takes its own key from `rngs`."""
@@ -137,7 +139,7 @@ LEAST_LOG_STD, MOST_LOG_STD = -3.0, 1.0
 
 def _moments(logits: Array) -> tuple[Array, Array]:
     """Mean and log of the standard deviation, `[..., A]`, before the squashing."""
-    logits = logits.astype(jnp.float32)
+    logits = wide(logits)
     return logits[..., 0], jnp.clip(logits[..., 1], LEAST_LOG_STD, MOST_LOG_STD)
 
 

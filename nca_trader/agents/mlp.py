@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -24,6 +26,8 @@ class MLP(nnx.Module):
     Where `hidden` is 0 there is one layer, `s = h`, and with the readout's two in all. Sums are
     float32; the operands of matrix products have `precision.matmul`.
     """
+
+    HIDDEN: ClassVar = {"window": 1, "hidden_bias": 0, "cell": 0}
 
     def __init__(
         self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs

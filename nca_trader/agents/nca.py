@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,8 @@ class NCA(nnx.Module):
     Sums are float32; the operands of matrix products have `precision.matmul`, and the state between
     steps has `precision.compute`.
     """
+
+    HIDDEN: ClassVar = {"taps": 1, "inject": 1, "hidden_bias": 0, "update": 0}
 
     def __init__(
         self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs

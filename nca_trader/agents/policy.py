@@ -39,6 +39,8 @@ class Policy(NamedTuple):
     receptive_field: bars that a decision sees, its own included.
     spec: the environment that it was made for.
     fire_rate: share of cell updates that take place in training; 1 needs no `fire`.
+    hidden_axis: `(module, name) -> ` the axis of that parameter which is the width of a hidden
+      layer, as a mesh may split it; None where there is none.
     """
 
     init: Callable[[Array], Params]
@@ -49,6 +51,7 @@ class Policy(NamedTuple):
     receptive_field: int
     spec: EnvSpec
     fire_rate: float
+    hidden_axis: Callable[[str, str], int | None]
 
     @property
     def distribution(self) -> Distribution:
@@ -90,6 +93,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         }
 
     abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    hidden = {config.kind: encoder.HIDDEN, "head": Head.HIDDEN}
     graphs = {name: nnx.graphdef(module) for name, module in abstract.items()}
 
     def init(key: Array) -> Params:
@@ -114,6 +118,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         receptive_field=encoder.receptive_field(config),
         spec=spec,
         fire_rate=config.fire_rate,
+        hidden_axis=lambda name, parameter: hidden[name].get(parameter),
     )
 
 

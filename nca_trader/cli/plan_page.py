@@ -20,18 +20,17 @@ def lines(report: Report) -> Iterator[str]:
         yield from _largest(report["largest"])
 
 
+def _sizes(mesh: dict[str, int]) -> str:
+    return ", ".join(f"{axis} = {size}" for axis, size in mesh.items())
+
+
 def _what(report: Report) -> Iterator[str]:
     yield (
         f"{report['agent']} in {report['env']} on {report['topology']}: {report['chips']} chips, "
-        f"mesh data = {report['mesh']['data']}"
+        f"mesh {_sizes(report['mesh'])}"
     )
-    table = report["mesh_from_table"]
-    if table != report["mesh"]:
-        sizes = ", ".join(f"{axis} = {size}" for axis, size in table.items())
-        yield (
-            f"  (a slice of this size would have {sizes}; the learner splits data only, and so "
-            "is this planned)"
-        )
+    if report["mesh_from_table"] != report["mesh"]:
+        yield f"  (for a slice of this size the table has {_sizes(report['mesh_from_table'])})"
     if report["set"]:
         options = " ".join(f"--set {name}={value}" for name, value in report["set"].items())
         yield f"  train it with {options}"

@@ -215,7 +215,7 @@ def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
     env_config, agent = load_env(args.env, of_env), load_agent(args.agent, of_agent)
     if args.devices is not None:
         agent = dataclasses.replace(
-            agent, mesh=dataclasses.replace(agent.mesh, devices=args.devices)
+            agent, mesh=dataclasses.replace(agent.mesh, devices=args.devices, data=None)
         )
     return env_config, agent
 

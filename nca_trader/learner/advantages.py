@@ -1,13 +1,15 @@
 """How much better an action was than what the policy expected."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.numerics import arrays
+from nca_trader.numerics import arrays, wide
 
 
 def horizon(decay: Any, length: int) -> Any:
@@ -17,6 +19,24 @@ def horizon(decay: Any, length: int) -> Any:
     `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
     """
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
+
+
+class Moments(NamedTuple):
+    """Mean and variance of numbers, `[]`; or of each of P equal parts of them, `[P]`."""
+
+    mean: Array
+    variance: Array
+
+    def pooled(self) -> Moments:
+        """Of all parts together: what varies within them, and what between them."""
+        mean = self.mean.mean()
+        return Moments(mean, (self.variance + (self.mean - mean) ** 2).mean())
+
+
+def moments(x: Array) -> Moments:
+    """Of all entries of `x`."""
+    mean = x.mean()
+    return Moments(mean, ((x - mean) ** 2).mean())
 
 
 def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:
@@ -35,9 +55,9 @@ def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array
       lambda_t: `[T]` in [0, 1]; 0 is one-step, 1 is Monte Carlo.
 
     Returns:
-      `[T]` float32, whatever the inputs: the sum runs over the whole rollout.
+      `[T]` float32 at least, whatever the inputs: the sum runs over the whole rollout.
     """
-    args = [jnp.asarray(x, jnp.float32) for x in (r_t, discount_t, v_tm1, v_t, lambda_t)]
+    args = [wide(jnp.asarray(x)) for x in (r_t, discount_t, v_tm1, v_t, lambda_t)]
     chex.assert_rank(args, 1)
     chex.assert_equal_shape(args)
     r_t, discount_t, v_tm1, v_t, lambda_t = args
@@ -67,9 +87,9 @@ def group_advantages(r_t: Array, discount_t: Array) -> Array:
       r_t: `[L, E]` reward after each step of E accounts. discount_t: `[L, E]` as in `gae`.
 
     Returns:
-      `[L, E]` float32 of mean 0 at each bar.
+      `[L, E]` float32 at least, of mean 0 at each bar.
     """
-    r_t, discount_t = (jnp.asarray(x, jnp.float32) for x in (r_t, discount_t))
+    r_t, discount_t = (wide(jnp.asarray(x)) for x in (r_t, discount_t))
     chex.assert_equal_shape([r_t, discount_t])
 
     def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
 """Epochs of minibatches over a batch of items: which loss, and what an item is, others say.
 
-Runs inside `shard_map` over the data axis. An item is what a minibatch never splits: a segment
-of bars for the trader, one step where steps are learnt from alone.
+Runs inside `shard_map` over the axes of the batch. An item is what a minibatch never splits: a
+segment of bars for the trader, one step where steps are learnt from alone.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from nca_trader.learner.layout import EVERYWHERE, Layout, mean_in_order
 from nca_trader.learner.ppo import Loss
-from nca_trader.mesh import DATA
+from nca_trader.mesh import BATCH
 from nca_trader.presets import LearnerConfig
 
 Params = Any
@@ -29,6 +30,7 @@ def learn(
     batch: Any,
     key: Array,
     micro_batches: int = 1,
+    layout: Layout = EVERYWHERE,
 ) -> tuple[Params, Any, dict[str, Array]]:
     """Takes `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
 
@@ -39,22 +41,20 @@ def learn(
       lose: `(params, items) -> Loss`, a mean over the items. batch: pytree of `[N, ...]`, this
         device's N items, of `logical_shards` over all devices. key: of the shuffling, the same
         on every device. micro_batches: pieces in which a minibatch's gradient is summed.
+      layout: of the parameters on the mesh.
 
     Returns:
       Parameters, optimiser state and the losses' mean over the minibatches that were computed.
     """
-    local = config.logical_shards // jax.lax.axis_size(DATA)
-    shard = jax.lax.axis_index(DATA) * local + jnp.arange(local)
+    local = config.logical_shards // jax.lax.axis_size(BATCH)
+    shard = jax.lax.axis_index(BATCH) * local + jnp.arange(local)
     each = jax.tree.leaves(batch)[0].shape[0] // local
     data = jax.tree.map(lambda a: a.reshape(local, each, *a.shape[1:]), batch)
 
     def compute(params: Params, opt_state: Any, piece: Array) -> Any:
-        items = jax.tree.map(
-            lambda a: jax.vmap(lambda rows, at: rows[at])(a, piece).reshape(-1, *a.shape[2:]),
-            data,
-        )
-        gradient, loss = gradient_of(lose, params, items, micro_batches)
-        metrics = loss._asdict() | {"grad_norm": optax.tree.norm(gradient)}
+        items = jax.tree.map(lambda a: jax.vmap(lambda rows, at: rows[at])(a, piece), data)
+        gradient, loss = gradient_of(lose, params, items, micro_batches, layout)
+        metrics = loss._asdict() | {"grad_norm": layout.norm(gradient)}
 
         def move() -> Any:
             updates, moved = optimizer.update(gradient, opt_state, params)
@@ -92,14 +92,18 @@ def learn(
 
 
 def gradient_of(
-    lose: Lose, params: Params, items: Any, micro_batches: int = 1
+    lose: Lose, params: Params, items: Any, micro_batches: int = 1, layout: Layout = EVERYWHERE
 ) -> tuple[Params, Loss]:
     """The gradient of the mean loss over all devices' items, and the loss's terms.
 
     Each device sums its own pieces' gradients, in float32, before they are averaged over devices:
     of parameters marked as varying, the gradient is the device's own.
+
+    Args:
+      items: pytree of `[G, M, ...]`, this device's G logical shards of M items. Of a deterministic
+        layout the gradient of each shard is computed by itself.
     """
-    own = jax.tree.map(lambda p: jax.lax.pcast(p, DATA, to="varying"), params)
+    own = layout.own(params)
 
     def one(items: Any) -> tuple[Params, Loss]:
         def objective(params: Params) -> tuple[Array, Loss]:
@@ -108,15 +112,20 @@ def gradient_of(
 
         return jax.grad(objective, has_aux=True)(own)
 
-    if micro_batches == 1:
-        return jax.lax.pmean(one(items), DATA)
-    pieces = jax.tree.map(lambda a: a.reshape(micro_batches, -1, *a.shape[1:]), items)
-
     def add(total: Params, piece: Any) -> tuple[Params, Loss]:
         gradient, loss = one(piece)
-        return jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, gradient), loss
+        return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradient), loss
 
-    zero = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), own)
-    total, losses = jax.lax.scan(add, zero, pieces)
-    gradient = jax.tree.map(lambda t, p: (t / micro_batches).astype(p.dtype), total, own)
-    return jax.lax.pmean((gradient, jax.tree.map(jnp.mean, losses)), DATA)
+    def in_pieces(items: Any) -> tuple[Params, Loss]:
+        if micro_batches == 1:
+            return one(items)
+        pieces = jax.tree.map(lambda a: a.reshape(micro_batches, -1, *a.shape[1:]), items)
+        zero = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p, jnp.float32)), own)
+        total, losses = jax.lax.scan(add, zero, pieces)
+        gradient = jax.tree.map(lambda t, p: (t / micro_batches).astype(p.dtype), total, own)
+        return gradient, jax.tree.map(jnp.mean, losses)
+
+    if layout.deterministic:
+        return mean_in_order(jax.lax.map(in_pieces, items))
+    items = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), items)
+    return layout.mean(*in_pieces(items))

@@ -48,7 +48,7 @@ from nca_trader.learner.rollout import (
     encode_span,
     span_of,
 )
-from nca_trader.mesh import DATA
+from nca_trader.numerics import logprob32
 from nca_trader.presets import LearnerConfig
 
 
@@ -105,7 +105,12 @@ def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: 
             over_states=lambda x: (items.occupancy * x).sum((2, 3)).mean(),
         )
 
-    return Method(gather, lose)
+    def settle(
+        batch: Enumeration, figures: dict[str, Array]
+    ) -> tuple[Enumeration, dict[str, Array]]:
+        return batch, {name: figure.mean() for name, figure in figures.items()}
+
+    return Method(gather, settle, lose)
 
 
 def advantage_scale(config: LearnerConfig) -> float:
@@ -175,7 +180,7 @@ def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Ar
       cells: `[S, L, A, C]`. seen: `[S, L, A, P, 1, 3]`.
     """
     logits, _ = policy.act(params, cells[:, :, :, None, None], seen)
-    return jax.nn.log_softmax(logits[..., 0, :].astype(jnp.float32))
+    return logprob32(logits[..., 0, :])
 
 
 def leads_to(env: TradingEnv) -> Array:
@@ -247,11 +252,10 @@ def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[st
     def each_asset(x: Array) -> Array:
         return (batch.occupancy * x).sum(-1).mean((0, 1))
 
-    metrics = {
+    return {
         "reward": each_asset((pi * reward).sum(-1)).sum(),
         "action_changes": each_asset(changes).mean(),
     }
-    return jax.lax.pmean(metrics, DATA)
 
 
 def check_finite(env: TradingEnv) -> None:

@@ -9,8 +9,11 @@ import optax
 from jax import Array
 
 from nca_trader.errors import ConfigError
-from nca_trader.numerics import ema32
+from nca_trader.learner.layout import EVERYWHERE, Layout, Split
+from nca_trader.numerics import ema32, wide
 from nca_trader.presets import OptimizerConfig
+
+Norm = Callable[[Any], Array]
 
 
 class GuardState(NamedTuple):
@@ -78,7 +81,7 @@ def _restarted(n: Array, first: int) -> Array:
 
 
 def skip_not_finite(
-    inner: optax.GradientTransformation, axis: str | None = None
+    inner: optax.GradientTransformation, norm: Norm = optax.tree.norm
 ) -> optax.GradientTransformation:
     """Drops an update whose gradient's norm is NaN or infinite, and counts it.
 
@@ -88,7 +91,7 @@ def skip_not_finite(
 
     Args:
       inner: what is guarded.
-      axis: of the mesh whose devices must agree: what one of them must drop, all drop.
+      norm: of a gradient, the same on every device: what one of them must drop, all drop.
     """
 
     def init(params: Any) -> GuardState:
@@ -96,15 +99,33 @@ def skip_not_finite(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GuardState]:
         # The norm and not the leaves: where squares overflow, a clip would make the gradient 0.
-        bad = (~jnp.isfinite(optax.tree.norm(updates))).astype(jnp.int32)
-        bad = bad if axis is None else jnp.minimum(jax.lax.psum(bad, axis), 1)
-        finite = bad == 0
+        finite = jnp.isfinite(norm(updates))
         updates, moved = inner.update(updates, state.inner, params)
         updates = jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.inner)
-        return updates, GuardState(state.skipped + bad, kept)
+        return updates, GuardState(state.skipped + (~finite).astype(jnp.int32), kept)
 
     return optax.GradientTransformation(init, update)
+
+
+def clip_by_norm(most: float, norm: Norm) -> optax.GradientTransformation:
+    """Scales a gradient down to norm `most`, as `optax.clip_by_global_norm` does.
+
+    Args:
+      most: the largest norm that is left as it is.
+      norm: of the whole gradient, where a device has a part of it.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        size = norm(updates)
+        kept = size < most
+        scaled = jax.tree.map(
+            lambda u: jnp.where(kept, u, u / size.astype(u.dtype) * most), updates
+        )
+        return scaled, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def whole_or_nothing(
@@ -123,7 +144,7 @@ def whole_or_nothing(
     return params, GuardState(skipped, inner)
 
 
-def scale_by_width(base_width: int) -> optax.GradientTransformation:
+def scale_by_width(base_width: int, layout: Layout = EVERYWHERE) -> optax.GradientTransformation:
     """Multiplies the update of a matrix `[..., n, m]` by `min(1, base_width / n)`.
 
     n is what the layer sums over. Where it grows, the same step of every weight moves the sum n
@@ -135,10 +156,12 @@ def scale_by_width(base_width: int) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
 
-        def scaled(leaf: Array) -> Array:
-            return leaf * min(1.0, base_width / leaf.shape[-2]) if leaf.ndim > 1 else leaf
+        def scaled(split: Split, leaf: Array) -> Array:
+            return (
+                leaf * min(1.0, base_width / layout.fan_in(split, leaf)) if leaf.ndim > 1 else leaf
+            )
 
-        return jax.tree.map(scaled, updates), state
+        return layout.over(scaled, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -150,7 +173,7 @@ def average_params(decay: float) -> optax.GradientTransformation:
     """
 
     def init(params: Any) -> AverageState:
-        return AverageState(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
+        return AverageState(jax.tree.map(wide, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AverageState]:
         after = optax.apply_updates(params, updates)
@@ -167,14 +190,14 @@ def averaged(state: GuardState) -> Any:
 
 
 def make_optimizer(
-    config: OptimizerConfig, total: int, axis: str | None = None
+    config: OptimizerConfig, total: int, layout: Layout = EVERYWHERE
 ) -> optax.GradientTransformation:
     """The optimiser of a run of `total` gradient steps; decay is off for vectors and scalars.
 
     Args:
       config: rates and decays; a learning rate may be traced.
       total: gradient steps of the whole run.
-      axis: of the mesh over which a gradient is judged; see `skip_not_finite`.
+      layout: of the parameters on a mesh.
     """
     adamw = optax.adamw(
         learning_rate(config, total),
@@ -184,7 +207,7 @@ def make_optimizer(
         weight_decay=config.weight_decay,
         mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
     )
-    parts = [optax.clip_by_global_norm(config.max_grad_norm), adamw]
-    parts += [scale_by_width(config.base_width)] if config.base_width else []
+    parts = [clip_by_norm(config.max_grad_norm, layout.norm), adamw]
+    parts += [scale_by_width(config.base_width, layout)] if config.base_width else []
     parts += [average_params(config.ema_decay)] if config.ema_decay else []
-    return skip_not_finite(optax.chain(*parts), axis)
+    return skip_not_finite(optax.chain(*parts), layout.norm)

@@ -20,8 +20,8 @@ from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.rollout import Draw, Rollout, Segments, Span, collect, encode_span
-from nca_trader.mesh import DATA
-from nca_trader.numerics import exp32
+from nca_trader.mesh import BATCH
+from nca_trader.numerics import exp32, wide
 from nca_trader.presets import LearnerConfig
 
 GB = 10**9  # bytes
@@ -86,8 +86,8 @@ def _readable(ring: Ring) -> Array:
 
 
 def ring_spec(slots: int) -> Any:
-    """How a ring of rollouts lies on the mesh: every slot's segments split over the data axis."""
-    return Ring._make([P(None, DATA), P(), P()]) if slots else P()
+    """How a ring of rollouts lies on the mesh: every slot's segments split as a batch is."""
+    return Ring._make([P(None, BATCH), P(), P()]) if slots else P()
 
 
 class Stored(NamedTuple):
@@ -156,10 +156,10 @@ def vtrace(
       log_rho_tm1: `[T]` log of pi / mu of the action at t - 1.
 
     Returns:
-      Advantage and value target, `[T]` float32.
+      Advantage and value target, `[T]` float32 at least.
     """
     args = (r_t, discount_t, v_tm1, v_t, lambda_t, log_rho_tm1)
-    args = [jnp.asarray(x, jnp.float32) for x in args]
+    args = [wide(jnp.asarray(x)) for x in args]
     chex.assert_rank(args, 1)
     chex.assert_equal_shape(args)
     r_t, discount_t, v_tm1, v_t, lambda_t, log_rho_tm1 = args

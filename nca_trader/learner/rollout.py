@@ -69,15 +69,18 @@ class Draw(NamedTuple):
 class Method(NamedTuple):
     """How experience is made and what is learnt from it; see `sampled` and `exact`.
 
-    gather: `(params, market, segments, draw) -> (segments after, batch, metrics)`, the batch a
-      pytree of `[S, ...]`. lose: `(params, market, items of the batch) -> Loss`.
-    again: `(params, their average, market, item of the replay ring) -> batch`, or None where
-      nothing old can be learnt from.
+    gather: `(params, market, segments, draw) -> (segments after, batch, figures)`, the batch a
+      pytree of `[S, ...]`, the figures one of `[]`, means over these segments alone.
+    settle: `(batch, figures) -> (batch, metrics)`, what is learnt from by figures `[P]` of all the
+      equal parts of the whole batch. lose: `(params, market, items of the batch) -> Loss`.
+    again: `(params, their average, market, item of the replay ring) -> (batch, figures)`, or None
+      where nothing old can be learnt from.
     """
 
-    gather: Callable[[Params, Market, Segments, Draw], tuple[Segments, Any, dict[str, Array]]]
+    gather: Callable[[Params, Market, Segments, Draw], tuple[Segments, Any, Any]]
+    settle: Callable[[Any, Any], tuple[Any, dict[str, Array]]]
     lose: Callable[[Params, Market, Any], Loss]
-    again: Callable[[Params, Params, Market, Any], Any] | None = None
+    again: Callable[[Params, Params, Market, Any], tuple[Any, Any]] | None = None
 
 
 class Rollout(NamedTuple):

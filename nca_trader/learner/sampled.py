@@ -11,13 +11,15 @@ from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
-from nca_trader.learner.advantages import gae, group_advantages
+from nca_trader.learner.advantages import Moments, gae, group_advantages, moments
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.replay import Stored, revalued
 from nca_trader.learner.rollout import Draw, Method, Rollout, Segments, collect, encode_span
-from nca_trader.mesh import DATA
 from nca_trader.numerics import cumsum32
 from nca_trader.presets import LearnerConfig
+
+Batch = tuple[Rollout, Array, Array | None]  # and advantages, and the values' targets
+Figures = dict[str, Any]  # arrays and `Moments`
 
 
 def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: float) -> Method:
@@ -29,20 +31,25 @@ def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale
 
     def gather(
         params: Params, market: Market, segments: Segments, draw: Draw
-    ) -> tuple[Segments, tuple[Rollout, Array, Array | None], dict[str, Array]]:
+    ) -> tuple[Segments, Batch, Figures]:
         segments, rollout = collect(env, policy, config, params, market, segments, draw)
         advantage, value_target = estimate(config, rollout, reward_scale)
-        metrics = rollout_metrics(rollout, value_target)
-        return segments, (_learnt(rollout), advantage, value_target), metrics
+        figures = rollout_figures(rollout, advantage, value_target)
+        return segments, (_learnt(rollout), advantage, value_target), figures
 
-    def again(params: Params, average: Params, market: Market, item: Stored) -> Any:
+    def again(
+        params: Params, average: Params, market: Market, item: Stored
+    ) -> tuple[Batch, Figures]:
         rollout, advantage, value_target = revalue(params, average, market, item)
-        return _learnt(rollout), standardised(advantage), value_target
+        advantage = against_others(advantage)
+        figures = {"advantage": moments(advantage)}
+        return (_learnt(rollout), advantage, value_target), figures
 
     drop = env.config.drop_bars
     lose = functools.partial(rollout_loss, policy, config, drop)
     revalue = functools.partial(revalued, policy, config, drop, reward_scale)
-    return Method(gather, lambda params, market, items: lose(params, market, *items), again)
+    settle = functools.partial(settled, config)
+    return Method(gather, settle, lambda params, market, items: lose(params, market, *items), again)
 
 
 def _learnt(rollout: Rollout) -> Rollout:
@@ -55,7 +62,7 @@ def estimate(
 ) -> tuple[Array, Array | None]:
     """Advantages `[S, L, E]`, and the values' targets; None where there is no critic.
 
-    Those of "gae" are normalised over all devices, those of "group" within their segment.
+    Those of "group" are normalised within their segment, those of "gae" not yet.
     """
     reward = reward_scale * rollout.reward
     if config.advantages == "group":
@@ -65,22 +72,40 @@ def estimate(
     over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
     advantage = over_time(reward, rollout.discount, rollout.value, next_value, mixing)
     value_target = advantage + rollout.value
-    return standardised(advantage), value_target
+    return against_others(advantage), value_target
 
 
-def standardised(advantage: Array) -> Array:
-    """`advantage` `[S, L, E]` with mean 0 and deviation 1 over all devices.
+def against_others(advantage: Array) -> Array:
+    """`advantage` `[S, L, E]` less its mean over the accounts that share a bar.
 
-    Before, the mean over the accounts that share a bar is taken from each: what the bars did to
-    all of them is no merit of an action, and bars are the same whatever is done, so that the
-    others' mean is a fair baseline. Source: Mao et al. 2019, "Variance reduction for
-    reinforcement learning in input-driven environments", theorem 1.
+    What the bars did to all of them is no merit of an action, and bars are the same whatever is
+    done, so that the others' mean is a fair baseline. Source: Mao et al. 2019, "Variance reduction
+    for reinforcement learning in input-driven environments", theorem 1.
     """
-    if advantage.shape[-1] > 1:
-        advantage -= advantage.mean(axis=-1, keepdims=True)
-    mean = jax.lax.pmean(advantage.mean(), DATA)
-    variance = jax.lax.pmean(((advantage - mean) ** 2).mean(), DATA)
-    return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
+    if advantage.shape[-1] == 1:
+        return advantage
+    return advantage - advantage.mean(axis=-1, keepdims=True)
+
+
+def settled(
+    config: LearnerConfig, batch: Batch, figures: Figures
+) -> tuple[Batch, dict[str, Array]]:
+    """The batch with advantages of mean 0 and deviation 1 over all devices, and its metrics.
+
+    Those of "group" stay: they are normalised within their segment.
+
+    Args:
+      figures: of all parts of the whole batch, `[P]` each, from `rollout_figures`.
+    """
+    rollout, advantage, value_target = batch
+    if config.advantages != "group":
+        all_of = figures["advantage"].pooled()
+        advantage = (advantage - all_of.mean) / (jnp.sqrt(all_of.variance) + 1e-8)
+    plain = {name: x.mean() for name, x in figures.items() if not isinstance(x, Moments)}
+    if "error" in figures:
+        spread, missed = figures["target"].pooled().variance, figures["error"].pooled().variance
+        plain["explained_variance"] = 1.0 - missed / jnp.maximum(spread, 1e-12)
+    return (rollout, advantage, value_target), plain
 
 
 def rollout_loss(
@@ -108,17 +133,19 @@ def rollout_loss(
     return ppo_loss(config, old, log_prob, entropy, value)
 
 
-def rollout_metrics(rollout: Rollout, value_target: Array | None) -> dict[str, Array]:
+def rollout_figures(rollout: Rollout, advantage: Array, value_target: Array | None) -> Figures:
     """What the rollout itself says: reward a step, trading, and how much the values explain."""
-    changed = (rollout.action[:, 1:] != rollout.action[:, :-1]).mean()
-    metrics = {
-        "reward": jax.lax.pmean(rollout.reward.mean(), DATA),
-        "drawdown": jax.lax.pmean(deepest_fall(rollout.reward).mean(), DATA),
-        "action_changes": jax.lax.pmean(changed, DATA),
+    changed = rollout.action[:, 1:] != rollout.action[:, :-1]
+    figures: Figures = {
+        "reward": rollout.reward.mean(),
+        "drawdown": deepest_fall(rollout.reward).mean(),
+        "action_changes": changed.mean(dtype=rollout.reward.dtype),
     }
     if value_target is not None:
-        metrics["explained_variance"] = explained_variance(rollout.value, value_target)
-    return metrics
+        figures["advantage"] = moments(advantage)
+        figures["target"] = moments(value_target)
+        figures["error"] = moments(value_target - rollout.value)
+    return figures
 
 
 def deepest_fall(reward: Array) -> Array:
@@ -126,13 +153,3 @@ def deepest_fall(reward: Array) -> Array:
     curve = cumsum32(reward, axis=1)
     peak = jnp.maximum(jax.lax.cummax(curve, axis=1), 0.0)
     return (peak - curve).max(axis=1)
-
-
-def explained_variance(value: Array, target: Array) -> Array:
-    """`[]` `1 - var(target - value) / var(target)` over all devices."""
-    error = target - value
-    center, center_error = jax.lax.pmean((target.mean(), error.mean()), DATA)
-    spread, missed = jax.lax.pmean(
-        (((target - center) ** 2).mean(), ((error - center_error) ** 2).mean()), DATA
-    )
-    return 1.0 - missed / jnp.maximum(spread, 1e-12)

@@ -2,7 +2,8 @@
 
 Randomness belongs to the segment and not to the device: a key is folded with the segment's
 global number, and minibatches are drawn within a fixed number of logical shards. So a seed means
-the same run on one device and on eight, to rounding.
+the same run on any mesh, to rounding; on a deterministic one to the bit, since there each logical
+shard is computed by itself, and means over them are taken in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.sharded import ShardedEnv
-from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.envs.trading import Episode, Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.advantages import horizon
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
+from nca_trader.learner.layout import Layout, by_runs, make_layout, of_all
 from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
 from nca_trader.learner.memory import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
 from nca_trader.learner.optimizer import (
@@ -54,7 +56,16 @@ from nca_trader.learner.replay import (
 )
 from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
-from nca_trader.mesh import DATA, compiler_options, everywhere, make_mesh
+from nca_trader.mesh import (
+    BATCH,
+    FSDP,
+    MODEL,
+    batch_shards,
+    compiler_options,
+    everywhere,
+    make_mesh,
+    replicated,
+)
 from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
@@ -64,8 +75,8 @@ Metrics = dict[str, Array]
 class LearnerState(NamedTuple):
     """All that training carries: with it and the config, a run goes on exactly.
 
-    params, opt_state: replicated. key: the run's key, never changed: draws fold in `update`.
-    update: `[]` int32 updates done. segments: split over the mesh's data axis.
+    params, opt_state: each device its part, as `learner.layout` says. key: the run's key, never
+      changed: draws fold in `update`. update: `[]` int32 updates done. segments: split as a batch.
     replay: earlier rollouts, their segments split likewise; None where none are kept.
     hyper: what this agent learns with, where that is not the config's.
     """
@@ -109,19 +120,20 @@ def make_learner(
 
     On a mesh of devices that are only described (see `scale.plan`) it can be lowered and compiled.
     """
-    mesh = make_mesh(config.mesh.devices) if mesh is None else mesh
+    mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
     shape = config.learner
-    _check(env, policy, shape, mesh)
+    layout = make_layout(policy, mesh, config.mesh.deterministic)
+    _check(env, policy, shape, mesh, layout)
     if isinstance(env, ShardedEnv):
         check_shards(env, policy, config)
     steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
     updates = -(-shape.steps // steps_per_update)
     total = updates * shape.num_epochs * shape.num_minibatches
-    optimizer = make_optimizer(config.optimizer, total, DATA)
+    optimizer = make_optimizer(config.optimizer, total, layout)
     make_method = exact if shape.advantages == "exact" else sampled
     method = make_method(env, policy, shape, _reward_scale(env, shape))
     schedule = learning_rate(config.optimizer, total)
-    common = (env, policy, updates)
+    common = (env, policy, layout, updates)
     turn = shard_updates(env, shape) if isinstance(env, ShardedEnv) else None
 
     def iterate(pieces: int, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
@@ -130,13 +142,13 @@ def make_learner(
         if state.hyper is None:
             return _iterate(*common, config, optimizer, schedule, method, pieces, state, market)
         own, own_values = with_hyper(config, state.hyper), state.hyper._asdict()
-        moves = make_optimizer(own.optimizer, total, DATA)
+        moves = make_optimizer(own.optimizer, total, layout)
         rate = learning_rate(own.optimizer, total)
         lives = make_method(env, policy, own.learner, _reward_scale(env, own.learner))
         state, metrics = _iterate(*common, own, moves, rate, lives, pieces, state, market)
         return state, metrics | own_values
 
-    spec = LearnerState._make([P(), P(), P(), P(), P(DATA), ring_spec(shape.replay_slots), P()])
+    spec = functools.partial(_spec, policy, optimizer, layout, shape)
     # One of many shards waits on the host: the markets of a run's updates are handed to `step`.
     market = env.market if turn else everywhere(env.market, mesh)
 
@@ -156,19 +168,27 @@ def make_learner(
 
     def build(sizes: Sizes) -> Any:
         one = functools.partial(iterate, sizes.micro_batches)
-        step = jax.shard_map(one, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()))
+        own = spec(FSDP)
+        step = jax.shard_map(
+            one, mesh=mesh, in_specs=(own, P()), out_specs=(own, P()), axis_names=layout.by_hand
+        )
         if config.num_seeds > 1:
             step = step_each(step, sizes.agents)
-        return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(mesh))
+        return jax.jit(
+            step,
+            donate_argnums=0,
+            out_shardings=(placed, replicated(mesh)),
+            compiler_options=compiler_options(mesh),
+        )
 
     begin: Callable[[Array], LearnerState] = fresh
-    placed = spec
+    placed = spec(FSDP, MODEL)
     if config.num_seeds > 1:
         begin = init_each(fresh, config.num_seeds)
-        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, spec)
+        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
     init = jax.jit(begin, out_shardings=placed)
-    items = shape.num_segments // shape.num_minibatches // mesh.size
+    items = _items(shape, mesh, layout)
     sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
     ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
     limit = memory_limit(shape.memory_gb, mesh)
@@ -188,10 +208,32 @@ def _ring_held(init: Callable[[Array], LearnerState], slots: int, mesh: Mesh) ->
     """What the ring of a state that `init` makes takes of each device."""
     ring = jax.eval_shape(init, jax.random.key(0)).replay
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ring.data))
-    return Held(slots, held / mesh.size / slots)
+    return Held(slots, held / batch_shards(mesh) / slots)
 
 
-def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -> None:
+def _spec(
+    policy: Policy, optimizer: Any, layout: Layout, config: LearnerConfig, *names: str
+) -> LearnerState:
+    """How the state lies over these axes of the mesh; what is not said is whole on each device."""
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    params, states = layout.specs(shapes, *names), jax.eval_shape(optimizer.init, shapes)
+    # Moments and averages lie as the parameters that they are of.
+    moments = optax.tree_map_params(
+        optimizer, lambda _, spec: spec, states, params, transform_non_params=lambda _: P()
+    )
+    ring = ring_spec(config.replay_slots)
+    return LearnerState._make([params, moments, P(), P(), P(BATCH), ring, P()])
+
+
+def _items(config: LearnerConfig, mesh: Mesh, layout: Layout) -> int:
+    """Segments of a minibatch that a device learns from at once."""
+    parts = config.logical_shards if layout.deterministic else batch_shards(mesh)
+    return config.num_segments // config.num_minibatches // parts
+
+
+def _check(
+    env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh, layout: Layout
+) -> None:
     need = policy.first_decision + config.segment_length + 1
     if len(env) < need:
         raise BarError(
@@ -200,13 +242,13 @@ def _check(env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh) -
             f"and segments of {config.segment_length}; give more bars or lower "
             "learner.segment_length or policy.dilations."
         )
-    if config.logical_shards % mesh.size:
+    if config.logical_shards % (parts := batch_shards(mesh)):
         raise ConfigError(
             f"learner.logical_shards = {config.logical_shards} is not a multiple of the mesh's "
-            f"{mesh.size} devices; the nearest that is, is "
-            f"{max(1, round(config.logical_shards / mesh.size)) * mesh.size}."
+            f"{parts} devices that share a batch; the nearest that is, is "
+            f"{max(1, round(config.logical_shards / parts)) * parts}."
         )
-    items = config.num_segments // config.num_minibatches // mesh.size
+    items = _items(config, mesh, layout)
     refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
     episode = env.config.episode_bars or config.segment_length
     if episode % config.segment_length:
@@ -241,6 +283,7 @@ def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
 def _iterate(
     env: TradingEnv,
     policy: Policy,
+    layout: Layout,
     num_updates: int,
     config: AgentConfig,
     optimizer: optax.GradientTransformation,
@@ -254,7 +297,7 @@ def _iterate(
     key = jax.random.fold_in(state.key, state.update)
     start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
     count = state.segments.index.shape[0]
-    number = jax.lax.axis_index(DATA) * count + jnp.arange(count)
+    number = jax.lax.axis_index(BATCH) * count + jnp.arange(count)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     course = (config.curriculum, state.update, num_updates)
     segments, fresh = begin_segments(
@@ -265,10 +308,21 @@ def _iterate(
         fold(start_key, number),
         len(env) if market.rows is None else market.rows,
     )
-    draw = Draw(fold(action_key, number), fresh, cost_scale(*course), volatility_scale(*course))
+    scales = (cost_scale(*course), volatility_scale(*course))
+    runs = config.learner.logical_shards // jax.lax.axis_size(BATCH) if layout.deterministic else 1
+
+    def gather(segments: Segments, keys: Array, fresh: Episode) -> Any:
+        draw = Draw(keys, fresh, *scales)
+        *rows, figures = method.gather(params, market, segments, draw)
+        return rows, figures
+
     # Names for profiles and plans: what an instruction is part of.
-    gather = jax.named_scope("collect")(method.gather)
-    segments, batch, metrics = gather(state.params, market, segments, draw)
+    with jax.named_scope("collect"):
+        params = layout.gathered(state.params)
+        (segments, batch), figures = by_runs(
+            gather, runs, segments, fold(action_key, number), fresh
+        )
+        batch, metrics = method.settle(batch, of_all(figures))
     params, opt_state, losses = jax.named_scope("learn")(learn)(
         lambda params, items: method.lose(params, market, items),
         config.learner,
@@ -278,6 +332,7 @@ def _iterate(
         batch,
         shuffle_key,
         micro_batches,
+        layout,
     )
     ring = state.replay
     if ring is not None:
@@ -285,6 +340,8 @@ def _iterate(
             method,
             config.learner,
             optimizer,
+            layout,
+            runs,
             (params, opt_state),
             market,
             ring,
@@ -295,7 +352,7 @@ def _iterate(
     skipped = opt_state.skipped - state.opt_state.skipped
     before = (state.params, state.opt_state)
     params, opt_state = whole_or_nothing(before, (params, opt_state))
-    metrics |= losses | {"skipped": skipped, "param_norm": optax.tree.norm(params)}
+    metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
     metrics |= {
         "lr": jnp.asarray(schedule(_steps(opt_state))),
         "micro_batches": jnp.int32(micro_batches),
@@ -308,6 +365,8 @@ def _learn_again(
     method: Method,
     config: LearnerConfig,
     optimizer: optax.GradientTransformation,
+    layout: Layout,
+    runs: int,
     learnt: tuple[Params, Any],
     market: Market,
     ring: Ring,
@@ -322,9 +381,12 @@ def _learn_again(
 
     def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt_state = learnt
-        batch = revisit(params, averaged(opt_state), market, sample(ring, sample_key))
+        both = layout.gathered(params), layout.gathered(averaged(opt_state))
+        once = lambda item: revisit(*both, market, item)  # noqa: E731
+        batch, figures = by_runs(once, runs, sample(ring, sample_key))
+        batch, _ = method.settle(batch, of_all(figures))
         lose = lambda params, items: method.lose(params, market, items)  # noqa: E731
-        args = (config, optimizer, params, opt_state, batch, shuffle_key, micro_batches)
+        args = (config, optimizer, params, opt_state, batch, shuffle_key, micro_batches, layout)
         return learn(lose, *args)[:2]
 
     return jax.lax.cond(can_sample(ring), again, lambda learnt: learnt, learnt)

@@ -153,10 +153,10 @@ def answer(question: Question) -> Answer:
     from nca_trader.agents.policy import make_policy, num_parameters
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.learner.update import make_learner
-    from nca_trader.mesh import mesh_of
+    from nca_trader.mesh import arrange, batch_shards, mesh_of
 
     agent, there = question.agent, question.there
-    mesh = mesh_of(devices_of(there))
+    mesh = mesh_of(arrange(devices_of(there), agent.mesh.axes))
     env = TradingEnv(question.bars, question.env)
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent, mesh)
@@ -168,7 +168,7 @@ def answer(question: Question) -> Answer:
         "params": _bytes(state.params),
         "optimiser": _bytes(state.opt_state),
         "replay": _bytes(state.replay),
-        "rollout": _rollout_bytes(env, policy, agent, mesh, learner.market, state),
+        "rollout": _rollout_bytes(env, policy, agent, learner.market, state) // batch_shards(mesh),
     }
     known = Answer(
         fits=False,
@@ -249,17 +249,13 @@ def _bytes(tree: Any) -> int:
     return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
 
 
-def _rollout_bytes(
-    env: Any, policy: Any, agent: AgentConfig, mesh: Any, market: Any, state: Any
-) -> int:
-    """Of what one device collects in an iteration, before it learns from it."""
+def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state: Any) -> int:
+    """Of what all devices collect in an iteration, before they learn from it."""
     import jax
-    from jax.sharding import PartitionSpec as P
 
     from nca_trader.learner.exact import exact
     from nca_trader.learner.rollout import Draw
     from nca_trader.learner.sampled import sampled
-    from nca_trader.mesh import DATA
 
     make = exact if agent.learner.advantages == "exact" else sampled
     method = make(env, policy, agent.learner, 1.0)
@@ -273,8 +269,5 @@ def _rollout_bytes(
         params, segments, key = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), (params, segments, key)
         )
-    specs = (P(), P(), P(DATA), P())
-    spread = jax.shard_map(gather, mesh=mesh, in_specs=specs, out_specs=P(DATA), check_vma=False)
-    shapes = jax.eval_shape(spread, params, market, segments, key)
-    whole = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
-    return agent.num_seeds * whole // mesh.size
+    shapes = jax.eval_shape(gather, params, market, segments, key)
+    return agent.num_seeds * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))

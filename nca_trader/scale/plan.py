@@ -6,9 +6,11 @@ Everything here is arithmetic over an `Answer`: nothing was run, and seconds are
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
+from nca_trader.mesh import AXES
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.scale.chips import Chip, Slice
 from nca_trader.scale.compiled import Answer, Ask, Question
@@ -48,8 +50,8 @@ def plan(
         "topology": there.name,
         "chips": there.chips,
         "devices": there.devices,
-        "mesh": {"data": there.devices, "fsdp": 1, "model": 1},
-        "mesh_from_table": dict(zip(("data", "fsdp", "model"), mesh_axes(there), strict=True)),
+        "mesh": dict(zip(AXES, agent.mesh.axes, strict=True)),
+        "mesh_from_table": dict(zip(AXES, mesh_axes(there), strict=True)),
         "set": changes,
     }
     report |= described(found, there) | {"widths": width_audit(agent, there.of)}
@@ -60,28 +62,34 @@ def plan(
 
 
 def on_slice(agent: AgentConfig, there: Slice) -> tuple[AgentConfig, dict[str, int]]:
-    """The agent with as many segments as the slice's devices can share, and what was changed.
+    """The agent on all of a slice, with as many segments as it can share, and what was changed.
 
-    Segments are drawn within logical shards, of which every device has as many as the others.
+    The mesh is the agent's own where its file says data, fsdp or model, else that of `mesh_axes`.
+    Segments are drawn within logical shards, of which every part of a batch has as many as the
+    others.
     """
-    learner, devices = agent.learner, there.devices
-    shards = -(-learner.logical_shards // devices) * devices
+    learner, mesh, devices = agent.learner, agent.mesh, there.devices
+    fsdp, model = mesh.fsdp, mesh.model
+    if mesh.data is None:
+        _, fsdp, model = mesh_axes(there) if fsdp * model == 1 else mesh.axes
+        if devices % (fsdp * model) == 0:  # else the slice is refused, with the sizes as given
+            mesh = dataclasses.replace(mesh, devices=devices, fsdp=fsdp, model=model)
+    parts = mesh.axes[0] * fsdp
+    shards = -(-learner.logical_shards // parts) * parts
     unit = shards * learner.num_minibatches
     segments = -(-learner.num_segments // unit) * unit
     wanted = {
-        "mesh.devices": devices,
-        "learner.logical_shards": shards,
-        "learner.num_segments": segments,
+        "mesh.devices": (math.prod(agent.mesh.axes), math.prod(mesh.axes)),
+        "mesh.fsdp": (agent.mesh.fsdp, fsdp),
+        "mesh.model": (agent.mesh.model, model),
+        "learner.logical_shards": (learner.logical_shards, shards),
+        "learner.num_segments": (learner.num_segments, segments),
     }
-    before = {
-        "mesh.devices": agent.mesh.devices,
-        "learner.logical_shards": learner.logical_shards,
-        "learner.num_segments": learner.num_segments,
-    }
+    changes = {name: value for name, (before, value) in wanted.items() if value != before}
+    if not changes:
+        return agent, {}
     learner = dataclasses.replace(learner, logical_shards=shards, num_segments=segments)
-    mesh = dataclasses.replace(agent.mesh, devices=devices)
-    agent = dataclasses.replace(agent, learner=learner, mesh=mesh)
-    return agent, {name: value for name, value in wanted.items() if value != before[name]}
+    return dataclasses.replace(agent, learner=learner, mesh=mesh), changes
 
 
 def described(found: Answer, there: Slice) -> Report:

@@ -53,7 +53,7 @@ def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, 
     assert said.json["fits"] is True and said.json["hbm_limit"] == int(15.75 * 2**30)
     assert said.json["cycles_over_floor"]["learn: encoder forward"] == 1.25
     for words in (
-        "nano in index_daily on v5e:2x4: 8 chips, mesh data = 8",
+        "nano in index_daily on v5e:2x4: 8 chips, mesh data = 8, fsdp = 1, model = 1",
         "train it with --set mesh.devices=8",
         "memory: fits: 12 MiB of 15.75 GiB a chip",
         "18 x all-reduce over 8 devices, 226 KiB in all (f32, s32)",
@@ -83,13 +83,14 @@ def test_a_program_that_the_compiler_gave_up_on_is_reported_without_times(comman
     assert said.json["estimate"] is None
 
 
-def test_a_pod_says_what_to_set_and_what_the_learner_does_not_split_yet(command, answers):
-    answers()
+def test_a_pod_has_the_tables_mesh_and_says_what_to_set(command, answers):
+    asked = answers()
     said = command("plan", "--agent", "nano", "--topology", "v5p-768", "--json")
-    assert "on v5p:4x8x12: 384 chips, mesh data = 384" in said.out
-    assert "data = 96, fsdp = 4, model = 1; the learner splits data only" in said.out
+    assert "on v5p:4x8x12: 384 chips, mesh data = 96, fsdp = 4, model = 1\n" in said.out
+    assert asked[0].agent.mesh.axes == (96, 4, 1)
     assert said.json["set"] == {
-        "mesh.devices": 384, "learner.logical_shards": 384, "learner.num_segments": 3072
+        "mesh.devices": 384, "mesh.fsdp": 4,
+        "learner.logical_shards": 384, "learner.num_segments": 3072
     }  # fmt: skip
 
 

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ledger import random_bars
+from recording import recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
 from nca_trader.learner import rollout, update
-from nca_trader.learner.optimizer import GuardState, make_optimizer
 from nca_trader.presets import LearnerConfig, OptimizerConfig, PolicyConfig
 
 ENV = EnvConfig(
@@ -32,33 +31,6 @@ AGENT = AgentConfig(
     ),
     optimizer=OptimizerConfig(learning_rate=1e-2, warmup_updates=2),
 )
-
-
-class Recorded(NamedTuple):
-    """What the optimiser was given, summed, and the real optimiser's state."""
-
-    gradients: Any
-    inner: Any
-
-
-def recording_optimizer(*args):
-    """The real optimiser, which also keeps the sum of all gradients.
-
-    Their sum is what plain SGD would have moved by: Adam hides a gradient that is N times too big.
-    """
-    real = make_optimizer(*args)
-
-    def init(params):
-        inner = real.init(params)
-        return GuardState(inner.skipped, Recorded(jax.tree.map(jnp.zeros_like, params), inner))
-
-    def step(gradient, state, params):
-        updates, inner = real.update(gradient, state.inner.inner, params)
-        total = jax.tree.map(jnp.add, state.inner.gradients, gradient)
-        skipped = state.skipped + inner.skipped - state.inner.inner.skipped
-        return updates, GuardState(skipped, Recorded(total, inner))
-
-    return type(real)(init, step)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,7 @@ def test_a_gradient_in_pieces_is_that_of_the_whole(pieces):
         lambda params, items: gradient_of(lose, params, items, pieces)[0],
         mesh=make_mesh(1), in_specs=(P(), P(DATA)), out_specs=P(),
     )  # fmt: skip
-    got = jax.jit(mapped)(jnp.asarray(params), ITEMS)
+    got = jax.jit(mapped)(jnp.asarray(params), ITEMS[None])
     want = (ITEMS * (ITEMS @ params)[:, None]).mean(0)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 
 from nca_trader.agents import heads
 from nca_trader.learner.rollout import encode_span
-from nca_trader.learner.sampled import estimate, rollout_loss
+from nca_trader.learner.sampled import estimate, rollout_figures, rollout_loss, settled
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,9 @@ def test_estimates_are_a_double_sum_normalised_over_all_devices(stage, data):
     # Two devices of eight segments each.
     halves = jax.tree.map(lambda a: a.reshape(2, 8, *a.shape[1:]), rollout)
     config = stage.agent.learner
-    estimated = jax.vmap(lambda r: estimate(config, r, 70.0), axis_name="data")(halves)
+    each = jax.vmap(lambda r: estimate(config, r, 70.0))(halves)
+    figures = jax.vmap(rollout_figures)(halves, *each)
+    (_, *estimated), _ = settled(config, (halves, *each), figures)
     advantage, target = (np.asarray(y).reshape(16, 8, 2) for y in estimated)
 
     value = np.concatenate([rollout.value, rollout.bootstrap[:, None]], 1).astype(np.float64)

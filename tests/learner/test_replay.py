@@ -20,7 +20,6 @@ from nca_trader.cli.train import replay_line
 from nca_trader.learner import replay, sampled
 from nca_trader.learner.advantages import gae
 from nca_trader.learner.rollout import Draw
-from nca_trader.mesh import DATA
 from nca_trader.presets import LearnerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -135,16 +134,17 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
         _, rollout = sampled.collect(env, policy, config, params, env.market, segments, draw)
         ring = replay.add(replay.init(replay.stored(rollout), 2), replay.stored(rollout))
         old = replay.sample(ring, jax.random.key(0))
-        again = method.again(params, average, env.market, old)
+        one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
+        settle = lambda batch, figures: method.settle(batch, one(figures))[0]  # noqa: E731
+        again = settle(*method.again(params, average, env.market, old))
         bootstrap = replay.revalued(policy, config, 0.0, 20.0, params, average, env.market, old)[
             0
         ].bootstrap
-        return method.gather(params, env.market, segments, draw)[1], again, rollout, bootstrap
+        fresh = settle(*method.gather(params, env.market, segments, draw)[1:])
+        return fresh, again, rollout, bootstrap
 
-    alone = jax.jit(jax.vmap(both, in_axes=(0, 0, None), axis_name=DATA))
-    one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
-    segments = one(stage.empty_segments())
-    keys = one(jax.random.split(jax.random.key(1), 16))
+    alone = jax.jit(both)
+    segments, keys = stage.empty_segments(), jax.random.split(jax.random.key(1), 16)
     fresh, again, rollout, bootstrap = alone(segments, keys, params)
     # A whole segment is read out at once here and bar by bar there: log-probabilities and values
     # of up to 6 differ by an ulp or two. Each step's error is then at most 2 of a value and 1 of a

@@ -176,7 +176,7 @@ def test_bars_for_one_segment_are_enough_and_one_fewer_is_refused(stage, short_b
 
 
 def test_shapes_that_do_not_divide_are_refused(stage):
-    with pytest.raises(ConfigError, match=r"logical_shards = 8 .* 3 devices; .* is 9\.$"):
+    with pytest.raises(ConfigError, match=r"logical_shards = 8 .* 3 devices .* is 9\.$"):
         make_learner(stage.env, stage.policy, stage.agent, make_mesh(3))
     config = dataclasses.replace(stage.env.config, episode_bars=21)
     env = TradingEnv(stage.env.bars, config)

@@ -18,7 +18,7 @@ from nca_trader.cli import main
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner.update import make_learner
-from nca_trader.mesh import is_described, make_mesh, mesh_of
+from nca_trader.mesh import arrange, is_described, make_mesh, mesh_of
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.compiled import ENVIRONMENT, Question, answer, compiler, devices_of
@@ -69,7 +69,7 @@ def test_micro_batches_are_programs_fewest_first():
 
 @needs_compiler
 def test_a_described_slice_gets_the_program_that_devices_get(environment):
-    described = made(mesh_of(devices_of(HERE)))
+    described = made(mesh_of(arrange(devices_of(HERE), (4, 1, 1))))
     assert is_described(described.mesh)
     leaves = jax.tree.leaves(described.market)
     assert leaves and all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from nca_trader.errors import ConfigError
+from nca_trader.mesh import arrange, snake
 from nca_trader.scale.chips import slice_of
-from nca_trader.scale.layout import arrange, mesh_axes, snake
+from nca_trader.scale.layout import mesh_axes
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed"

@@ -6,6 +6,7 @@ import pytest
 from tiny import AGENT, ENV
 
 from nca_trader.agents.presets import load_agent
+from nca_trader.presets import MeshConfig
 from nca_trader.scale.chips import GIB, slice_of
 from nca_trader.scale.compiled import Answer, Question, said_bytes
 from nca_trader.scale.cost import Collective, Cost, Part
@@ -106,9 +107,16 @@ def test_an_agent_gets_as_many_shards_and_segments_as_devices_can_share():
     assert on_slice(nano, V5E)[1] == {"mesh.devices": 8}
     agent, changes = on_slice(nano, slice_of("v5e-256"))
     assert changes == {
-        "mesh.devices": 256, "learner.logical_shards": 256, "learner.num_segments": 2048
+        "mesh.devices": 256, "mesh.fsdp": 4,
+        "learner.logical_shards": 256, "learner.num_segments": 2048
     }  # fmt: skip
-    assert (agent.mesh.devices, agent.learner.num_segments) == (256, 2048)
+    assert (agent.mesh.axes, agent.learner.num_segments) == ((64, 4, 1), 2048)
+    # What the file says of the mesh stands.
+    own = dataclasses.replace(nano, mesh=MeshConfig(fsdp=2, model=2))
+    agent, changes = on_slice(own, V5E)
+    assert (agent.mesh.axes, changes) == ((2, 2, 2), {"mesh.devices": 8})
+    own = dataclasses.replace(nano, mesh=MeshConfig(data=8))
+    assert on_slice(own, V5E) == (own, {})
     # One device of a chip alone: what the file says stays.
     assert on_slice(nano, slice_of("v5e-1")) == (nano, {})
 

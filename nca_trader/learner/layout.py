@@ -1,0 +1,223 @@
+"""How parameters lie on the mesh, and what of a step crosses devices.
+
+Inside `shard_map` a device has its own part of the batch and, of a parameter that `fsdp` splits,
+its own part as well. The axis `model` is left to the compiler: told that the width of a hidden
+layer is split, it splits the products. What crosses devices is here alone: a gather of the
+parameters, a mean of the gradients with the loss's terms, the norm of what is split.
+
+Source of splitting parameters and moments by storage: Rajbhandari et al. 2020, "ZeRO", stage 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from nca_trader.agents.policy import Params, Policy
+from nca_trader.errors import ConfigError
+from nca_trader.mesh import AXES, BATCH, DATA, FSDP, MODEL
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Which axis of a parameter is split over `fsdp` and which over `model`; None: none is."""
+
+    fsdp: int | None = None
+    model: int | None = None
+
+    def spec(self, *names: str) -> P:
+        """The parameter's partition over these axes of the mesh."""
+        axes = {axis: name for name in names if (axis := getattr(self, name)) is not None}
+        return P(*(axes.get(axis) for axis in range(max(axes, default=-1) + 1)))
+
+
+WHOLE = Split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the parameters of one policy lie on a mesh.
+
+    Attributes:
+      splits: a `Split` for each parameter, in their structure; None: each is whole everywhere.
+      by_model: whether any is split over `model`.
+      deterministic: means are taken in an order that no mesh changes.
+    """
+
+    splits: Any = None
+    by_model: bool = False
+    deterministic: bool = False
+
+    @property
+    def by_hand(self) -> set[str]:
+        """The axes of the mesh that a step sees; the compiler has the others."""
+        return {*BATCH} if self.by_model else {*AXES}
+
+    def pairs(self, params: Any) -> list[tuple[Split, Any]]:
+        """Each parameter's split and leaf, in the order of the tree."""
+        leaves = jax.tree.leaves(params)
+        splits = [WHOLE] * len(leaves) if self.splits is None else jax.tree.leaves(self.splits)
+        return list(zip(splits, leaves, strict=True))
+
+    def over(self, fn: Callable[[Split, Any], Any], params: Any) -> Any:
+        """`fn(split, leaf)` of each parameter."""
+        leaves = [fn(split, leaf) for split, leaf in self.pairs(params)]
+        return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+    def specs(self, params: Any, *names: str) -> Any:
+        """The partition of each parameter over these axes of the mesh."""
+        return self.over(lambda split, _: split.spec(*names), params)
+
+    def _within(self, fn: Callable[[Any], Any], params: Any) -> Any:
+        """`fn(params)`, on each device's part of a layer's width where `model` splits any.
+
+        What crosses `fsdp` is said by hand: said of the whole width, it would carry all of it.
+        """
+        if not self.by_model:
+            return fn(params)
+        specs = self.specs(params, MODEL)
+        return jax.shard_map(fn, in_specs=(specs,), out_specs=specs, axis_names={MODEL})(params)
+
+    def gathered(self, params: Params) -> Params:
+        """Parameters whole over `fsdp`, as they are computed with."""
+
+        def whole(split: Split, leaf: Array) -> Array:
+            if split.fsdp is None:
+                return leaf
+            return jax.lax.all_gather(leaf, FSDP, axis=split.fsdp, tiled=True)
+
+        return self._within(lambda tree: self.over(whole, tree), params)
+
+    def own(self, params: Params) -> Params:
+        """Parameters whole over `fsdp`, of which a gradient is the device's own."""
+
+        def varying(split: Split, leaf: Array) -> Array:
+            return jax.lax.pcast(leaf, BATCH if split.fsdp is None else DATA, to="varying")
+
+        return self.over(varying, self.gathered(params))
+
+    def mean(self, gradient: Params, terms: Any) -> tuple[Params, Any]:
+        """The mean over devices of their gradients and of the loss's terms.
+
+        Of a parameter that `fsdp` splits, a device gets its own part. The rest and the terms are
+        one all-reduce.
+
+        Args:
+          gradient: as `own` gives it, whole over `fsdp`. terms: pytree of `[]`.
+        """
+
+        def scattered(split: Split, leaf: Array) -> Array:
+            if split.fsdp is None:
+                return leaf
+            return jax.lax.psum_scatter(leaf, FSDP, scatter_dimension=split.fsdp, tiled=True)
+
+        parts = self._within(lambda tree: self.over(scattered, tree), gradient)
+        whole = [leaf for split, leaf in self.pairs(parts) if split.fsdp is None]
+        split = [leaf for split, leaf in self.pairs(parts) if split.fsdp is not None]
+        whole, terms = jax.lax.psum((whole, terms), BATCH)
+        split = jax.lax.psum(split, DATA) if split else []
+        of = {False: iter(whole), True: iter(split)}
+        total = self.over(lambda split, _: next(of[split.fsdp is not None]), parts)
+        devices = jax.lax.axis_size(BATCH)
+        return jax.tree.map(lambda leaf: leaf / devices, (total, terms))
+
+    def norm(self, tree: Any) -> Array:
+        """`[]` the norm of a tree like the parameters: of all of it, not of a device's part."""
+
+        def squares(of_split: bool) -> list[Array]:
+            leaves = [leaf for s, leaf in self.pairs(tree) if (s.fsdp is not None) == of_split]
+            return [jnp.sum(leaf * leaf) for leaf in leaves]
+
+        whole, split = squares(False), squares(True)
+        total = sum(whole) + (jax.lax.psum(sum(split), FSDP) if split else 0.0)
+        return jnp.sqrt(total)
+
+    def fan_in(self, split: Split, leaf: Array) -> int:
+        """How many inputs a matrix `[..., n, m]` has, of which a device may have a part: n."""
+        parts = jax.lax.axis_size(FSDP) if split.fsdp == leaf.ndim - 2 else 1
+        return leaf.shape[-2] * parts
+
+
+EVERYWHERE = Layout()
+
+
+def mean_in_order(each: Any) -> Any:
+    """The mean of `[P, ...]` over all devices' pieces, summed in the order of their numbers."""
+
+    def mean(leaf: Array) -> Array:
+        every = jax.lax.all_gather(leaf, BATCH, axis=0, tiled=True, to="invarying")
+        return every.mean(0)
+
+    return jax.tree.map(mean, each)
+
+
+def of_all(figures: Any) -> Any:
+    """`[N P]` of every device's pieces, in the order of their numbers, from each one's `[P]`.
+
+    One all-reduce of all figures, each device's in a place of its own: an exact gather, whose
+    result is known to be the same everywhere.
+    """
+    leaves, structure = jax.tree.flatten(figures)
+    mine = jnp.stack(leaves)
+    places = jnp.zeros((jax.lax.axis_size(BATCH), *mine.shape), mine.dtype)
+    every = jax.lax.psum(places.at[jax.lax.axis_index(BATCH)].set(mine), BATCH)
+    every = jnp.moveaxis(every, 0, 1).reshape(len(leaves), -1)
+    return jax.tree.unflatten(structure, list(every))
+
+
+def by_runs(fn: Callable[..., tuple[Any, Any]], count: int, *trees: Any) -> tuple[Any, Any]:
+    """`fn` over `count` equal runs of the rows of `trees`, one after the other.
+
+    The same rows are so computed in the same shapes, and to the same bits, however many of them a
+    device has.
+
+    Args:
+      fn: `(*trees) -> (pytree of rows, figures)`.
+
+    Returns:
+      The rows, and figures with an axis `[count]` in front.
+    """
+    if count == 1:
+        rows, figures = fn(*trees)
+        return rows, jax.tree.map(lambda x: x[None], figures)
+    runs = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]), trees)
+    rows, figures = jax.lax.map(lambda run: fn(*run), runs)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows), figures
+
+
+def make_layout(policy: Policy, mesh: Mesh, deterministic: bool = False) -> Layout:
+    """How the parameters of `policy` lie on `mesh`.
+
+    `model` splits the axis that is a hidden layer's width, `fsdp` the longest of the others; what
+    does not divide stays whole.
+
+    Raises:
+      ConfigError: a deterministic mesh of more than the axis `data`.
+    """
+    fsdp, model = mesh.shape[FSDP], mesh.shape[MODEL]
+    if deterministic and fsdp * model > 1:
+        raise ConfigError(
+            f"mesh.deterministic is of the data axis alone, but the mesh has fsdp = {fsdp} and "
+            f"model = {model}; set both to 1, or leave it out."
+        )
+
+    def split(path: Any, leaf: Any) -> Split:
+        wide = policy.hidden_axis(*(key.key for key in path))
+        by_model = (
+            wide if model > 1 and wide is not None and leaf.shape[wide] % model == 0 else None
+        )
+        others = [n for n in range(leaf.ndim) if n != by_model and leaf.shape[n] % fsdp == 0]
+        longest = max(others, key=lambda n: leaf.shape[n], default=None)
+        return Split(longest if fsdp > 1 else None, by_model)
+
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    splits = jax.tree_util.tree_map_with_path(split, shapes)
+    by_model = any(each.model is not None for each in jax.tree.leaves(splits))
+    return Layout(splits, by_model, deterministic)

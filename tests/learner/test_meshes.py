@@ -1,0 +1,211 @@
+"""One run is the same run on every mesh: one device, data, fsdp, model, and all three at once."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ledger import random_bars
+from recording import recording_optimizer
+
+from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
+from nca_trader.learner import exact, rollout, update
+from nca_trader.presets import LearnerConfig, MeshConfig, OptimizerConfig, PolicyConfig
+from nca_trader.runs.checkpoint import flatten, unflatten
+from nca_trader.scale.hlo import read_module, runs
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+AGENT = AgentConfig(
+    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=4, window=3),
+    learner=LearnerConfig(
+        num_segments=8,
+        segment_length=4,
+        envs_per_segment=2,
+        num_epochs=2,
+        num_minibatches=1,
+    ),
+    # A clip that bites, and rates that go by what a layer sums over.
+    optimizer=OptimizerConfig(
+        learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05, base_width=2, ema_decay=0.9
+    ),
+)
+ONE = (1, 1, 1)
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-")
+MESHES = [(8, 1, 1), (4, 2, 1), (2, 2, 2)]
+
+
+@functools.cache
+def environment(reward):
+    bars = random_bars(np.random.default_rng(0), 60, 2, missing=0.05)
+    costs = Costs(commission=5e-4, slippage=2e-4)
+    config = EnvConfig(features=("bollinger", "rsi"), costs=costs, reward=reward)
+    return TradingEnv(bars, config)
+
+
+def learner_on(axes, kind="nca", estimator="gae", **mesh):
+    """A learner whose optimiser also sums the gradients, which plain SGD would follow."""
+    learn = dataclasses.replace(AGENT.learner, advantages=estimator)
+    policy = dataclasses.replace(AGENT.policy, kind=kind)
+    agent = dataclasses.replace(AGENT, learner=learn, policy=policy, mesh=MeshConfig(**mesh))
+    env = environment("pnl" if estimator == "exact" else "log_return")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "make_optimizer", recording_optimizer)
+        return update.make_learner(env, make_policy(agent, env.spec), agent, make_mesh(*axes))
+
+
+def on_host(state):
+    return jax.device_get(state._replace(key=jax.random.key_data(state.key)))
+
+
+def stepped(learner, updates):
+    """The state after so many updates, where it is, and each update's metrics."""
+    state, rows = learner.init(jax.random.key(0)), []
+    for _ in range(updates):
+        state, metrics = learner.step(state)
+        rows.append({name: float(value) for name, value in metrics.items()})
+    return state, rows
+
+
+def features_as_wide_as_the_account(spec, account):
+    """`account_features` without the rounding to float32, which no two meshes may share."""
+    cash = 1.0 - (account.weight + account.weight_low).sum()
+    held = (account.weight + account.weight_low) / spec.size
+    if spec.constant_size:
+        held, cash = account.ordered / spec.size, 0.0
+    return jnp.stack([held, account.ordered / spec.size, jnp.full_like(held, cash)], axis=-1)
+
+
+@functools.cache
+def run(axes, kind="nca", estimator="gae"):
+    """Two updates in float64: the state and metrics, on the host."""
+    with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
+        for module in (rollout, exact):
+            patch.setattr(module, "account_features", features_as_wide_as_the_account)
+        state, rows = stepped(learner_on(axes, kind, estimator), 2)
+        return on_host(state), rows
+
+
+def furthest(got, want):
+    """The largest difference of two entries of a leaf, relative to the largest entry of it."""
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    apart = [np.abs(a - b).max() / max(np.abs(b).max(), 1e-3) for a, b in pairs]
+    return max(apart)
+
+
+def same(got, want):
+    """Two runs in float64 agree to 1e-9: gradients, parameters, moments, accounts, metrics."""
+    (state, rows), (expected, expected_rows) = got, want
+    assert furthest(state.opt_state, expected.opt_state) < 1e-9
+    assert furthest(state.params, expected.params) < 1e-9
+    for a, b in zip(
+        jax.tree.leaves(state.segments), jax.tree.leaves(expected.segments), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    for row, other in zip(rows, expected_rows, strict=True):
+        assert row == pytest.approx(other, rel=1e-9, abs=1e-9)
+    assert rows[0]["grad_norm"] > 0.05 and rows[0]["skipped"] == 0  # the clip bites
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", MESHES)
+def test_a_run_is_the_same_on_every_mesh_in_float64(axes):
+    same(run(axes), run(ONE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "estimator"),
+    [("mlp", "gae"), ("gru", "gae"), ("nca", "group"), ("nca", "exact"), ("gru", "exact")],
+)
+def test_so_it_is_with_every_policy_and_estimator(kind, estimator):
+    same(run((2, 2, 2), kind, estimator), run(ONE, kind, estimator))
+
+
+@pytest.fixture
+def without_quick_compile(quick_compile):
+    """The compiler as it is used: what it joins, it joins."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """One update in float32 on (2, 2, 2): the state where it lies, and metrics."""
+    return stepped(learner_on((2, 2, 2)), 1)
+
+
+def test_the_first_step_in_float32_is_that_of_one_device(whole):
+    state, rows = whole
+    expected, expected_rows = stepped(learner_on(ONE), 1)
+    state, expected = on_host(state), on_host(expected)
+    assert furthest(state.opt_state.inner.gradients, expected.opt_state.inner.gradients) < 1e-5
+    assert furthest(state.params, expected.params) < 1e-6
+    assert rows[0] == pytest.approx(expected_rows[0], rel=1e-4, abs=1e-6)
+
+
+def test_batch_parameters_and_moments_really_are_in_parts(whole):
+    state, _ = whole
+    for leaf in jax.tree.leaves(state.segments):
+        shards = leaf.addressable_shards
+        assert {s.data.shape for s in shards} == {(8 // 4, *leaf.shape[1:])}
+        assert len({str(s.index) for s in shards}) == 4  # twice each: model shares a batch
+    starts = [tuple(np.asarray(s.data)) for s in state.segments.index.addressable_shards]
+    assert len(set(starts)) == 4  # no part lives through another's segments
+    adam = state.opt_state.inner.inner.inner[1][0]
+    for tree in (state.params, adam.mu, adam.nu):
+        taps = tree["nca"]["taps"]
+        assert taps.sharding.shard_shape(taps.shape) == (taps.shape[0] // 2, taps.shape[1] // 2)
+        assert len({str(s.index) for s in taps.addressable_shards}) == 4
+        bias = tree["nca"]["hidden_bias"]
+        assert bias.sharding.shard_shape(bias.shape) == (4,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["gae", "exact"])
+def test_a_deterministic_run_ends_in_the_same_bits_on_1_2_4_and_8_devices(estimator):
+    ends = []
+    for devices in (1, 2, 4, 8):
+        learner = learner_on(
+            (devices, 1, 1), estimator=estimator, devices=devices, deterministic=True
+        )
+        state, rows = stepped(learner, 3)
+        ends.append((on_host(state), rows))
+    for end in ends[1:]:
+        jax.tree.map(np.testing.assert_array_equal, end, ends[0])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_from_any_mesh_to_any_other_bit_for_bit():
+    meshes = [(8, 1, 1), (2, 2, 2), (4, 1, 1), ONE, (1, 2, 4)]
+    learners = {axes: learner_on(axes) for axes in meshes}
+    state, _ = stepped(learners[meshes[0]], 1)
+    want = flatten(state)
+    for axes in meshes[1:]:
+        learner = learners[axes]
+        state = unflatten(learner.init(jax.random.key(1)), flatten(state))
+        got = flatten(state)
+        assert set(got) == set(want)
+        for name, leaf in want.items():
+            np.testing.assert_array_equal(got[name], leaf)
+        like = jax.tree.map(lambda leaf: leaf.sharding, learner.init(jax.random.key(1)))
+        assert jax.tree.map(lambda leaf: leaf.sharding, state) == like
+
+
+@pytest.mark.slow
+def test_of_a_data_parallel_update_gradients_and_statistics_cross_devices_and_nothing_else(
+    without_quick_compile,
+):
+    learner = learner_on((8, 1, 1))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    program = next(iter(learner.programs.values()))
+    text = program.lower(state, learner.market).compile().as_text()
+    crossing = [
+        (run.instruction.opcode, run.times) for run in runs(read_module(text))
+        if run.instruction.opcode.startswith(KINDS)
+    ]  # fmt: skip
+    # One a minibatch for gradients, KL and metrics; one an update for the statistics.
+    assert sorted(crossing) == [("all-reduce", 1), ("all-reduce", 2)]
