@@ -32,7 +32,7 @@ help:
 	@echo "make test       set up .venv, then run the tests"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  mend style"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
-	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py"
+	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
 	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments"
 	@echo "make clean      remove the environments and caches (runs/ stays)"
 
@@ -70,6 +70,9 @@ test-slow: .venv/.installed
 # those for installed and fetches 400 MB, not 1.4 GB. The path is relative: a checkout may move.
 PURELIB := import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purelib")))
 # torch and what stands on it come without hashes, pinned by the peers' lock: see there.
+# What the TPU compiler says of two slices, and of programs whose cost is known by hand.
+PLANNED := tests/scale/test_compiled.py tests/scale/test_cost.py tests/scale/test_layout.py
+
 .venv-oracles/.installed: requirements-oracles.lock requirements-peers.lock $(DEAD_ORACLES) | .venv/.installed
 	@echo "installing the engines that tests compare with into .venv-oracles (about a minute)"
 	@$(PY) -m venv --clear .venv-oracles
@@ -84,7 +87,8 @@ PURELIB := import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purel
 	@touch $@
 
 test-oracles: .venv-oracles/.installed
-	@.venv-oracles/bin/python -m pytest tests/oracles $(PYTEST_ARGS)
+	@.venv-oracles/bin/python -m pytest tests/oracles tests/watch/test_watch_metrics.py $(PYTEST_ARGS)
+	@.venv-oracles/bin/python -m pytest $(PLANNED) -m "" -k "not tpu7x" -o timeout=900 $(PYTEST_ARGS)
 
 # No hashes here: torch without CUDA has another file on every index. It comes first and alone, so
 # that nothing after it asks the registry for the build with CUDA.
