@@ -42,10 +42,11 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Watch]:
 
     Raises:
       ConfigError: `--profile` is below 1.
+      CheckFailed: `--debug-nans` or `--debug-infs` found one inside an update.
     """
     import jax
 
-    from nca_trader.errors import ConfigError
+    from nca_trader.errors import CheckFailed, ConfigError
     from nca_trader.learner.compilations import Compilations
 
     if args.profile is not None and args.profile < 1:
@@ -63,10 +64,29 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Watch]:
             for name, value in settings.items():
                 jax.config.update(name, value)
             yield watch
+        except RuntimeError as error:
+            if not _of_a_value(error):
+                raise
+            raise CheckFailed(
+                f"the update after {len(watch.rates)} of this run made a value that is not finite; "
+                "jax can't name the operation inside a program of a mesh: look at the rows of "
+                "metrics.jsonl before it, and at the bars."
+            ) from None
         finally:
             watch.close()
             for name, value in before.items():
                 jax.config.update(name, value)
+
+
+def _of_a_value(error: BaseException | None) -> bool:
+    """Whether an error came while jax looked for the operation that made a value not finite.
+
+    It runs the program once more to find it, and fails there: the learner's state was donated, and
+    a program of `shard_map` is compiled again and again (jax 0.10).
+    """
+    while error is not None and type(error).__name__ != "InternalFloatingPointError":
+        error = error.__context__
+    return error is not None
 
 
 class Watch:
@@ -82,7 +102,7 @@ class Watch:
     ):
         self._report, self._compiled = report, compiled
         self._profile, self._folder, self._show = profile, folder, show_sharding
-        self._rates: list[float] = []
+        self.rates: list[float] = []
         self._tracing = False
 
     def __call__(self, row: dict[str, Any]) -> None:
@@ -90,13 +110,13 @@ class Watch:
         import jax
 
         self._report(row)
-        self._rates.append(row["steps_per_s"])
-        if len(self._rates) == 1 and self._show:
+        self.rates.append(row["steps_per_s"])
+        if len(self.rates) == 1 and self._show:
             print("\n".join(placed()))
-        if len(self._rates) == 1 and self._profile:
+        if len(self.rates) == 1 and self._profile:
             jax.profiler.start_trace(self._folder)
             self._tracing = True
-        elif len(self._rates) == 1 + self._profile:
+        elif len(self.rates) == 1 + self._profile:
             self._stop_trace()
 
     @property
@@ -105,7 +125,7 @@ class Watch:
 
         first_over_steady: how much longer the first update took than the median of the others.
         """
-        first, *rest = self._rates or [0.0]
+        first, *rest = self.rates or [0.0]
         ratio = {"first_over_steady": statistics.median(rest) / first} if rest else {}
         done = self._compiled
         found = {"compile_s": done.seconds, "programs": done.count, "cache_hits": done.hits}

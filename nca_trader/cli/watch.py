@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not 0.05 <= args.every < math.inf:
         raise ConfigError(f"--every {args.every:g}: give seconds, at least 0.05.")
     rules = read_rules(args.rules) if args.rules else []
-    watched = Watched(*(pathlib.Path(p) if p else None for p in (args.run_dir, args.journal)))
+    run, journal = (pathlib.Path(p) if p else None for p in (args.run_dir, args.journal))
+    watched = Watched(run, journal)
     alerts = Alerts(rules, watched.name)
     return _once(args, watched, alerts) if args.once else _follow(args, watched, alerts)
 

@@ -8,7 +8,7 @@ ran, not of a model of it; the operations' own recording makes small ones longer
 from __future__ import annotations
 
 import pathlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from nca_trader.scale.hlo import Module, runs
 
 UPDATE = "update"  # the name under which each traced update is marked
 HOST = "host"  # the part in which no operation runs: the device waits for the host
+COARSE: tuple[str, ...] = ("collect", "learn", "replay", "other", HOST)
 CONTROL = ("while", "conditional", "call")  # last as long as what runs inside them
 
 
@@ -103,7 +104,7 @@ def split(intervals: Iterable[Interval], begin: float, end: float) -> dict[str, 
     Where operations of several parts run at once, each has its share; time inside a loop in which
     none of its operations runs is the loop's; what is left is `HOST`.
     """
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     marks = sorted(_marks(intervals, begin, end), key=lambda mark: mark[0])
     running: Counter[str] = Counter()
     loops: dict[int, str] = {}
@@ -144,7 +145,7 @@ def _shares(running: Counter[str], loops: dict[int, str]) -> Iterator[tuple[str,
 
 def coarse(parts: Mapping[str, float]) -> dict[str, float]:
     """The same by what stands before the colon: collect, learn, replay, other and host."""
-    total = dict.fromkeys(("collect", "learn", "replay", "other", HOST), 0.0)
+    total: dict[str, float] = dict.fromkeys(COARSE, 0.0)
     for part, amount in parts.items():
         total[part.partition(":")[0]] += amount
     return total

@@ -199,7 +199,7 @@ def _problems(row: dict[str, Any]) -> Iterator[str]:
     if comparison == ABSENT:
         if threshold is not None:
             yield f"threshold = {threshold!r}: what is absent is not compared; leave it out."
-    elif type(threshold) not in (int, float) or not math.isfinite(threshold):
+    elif not _is_number(threshold):
         yield f"threshold = {threshold!r}: give a finite number."
     if _seconds(row.get("for", 0)) is None:
         yield f'for = {row["for"]!r} is no length of time; write e.g. "30s", "5m", "2h".'
@@ -223,6 +223,10 @@ def _sink_problems(sink: Any) -> Iterator[str]:
             yield f"sink {sink!r}: give call:package.module:function."
     else:
         yield f'sink {sink!r} is not known; it may be "log", "webhook:URL" or "call:MODULE:NAME".'
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _seconds(text: Any) -> float | None:

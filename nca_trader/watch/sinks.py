@@ -22,7 +22,7 @@ WAITS = (1.0, 5.0, 15.0)  # seconds before each new try
 WAITING = 1000  # notices that may wait for a slow sink; later ones are dropped
 CLOSING = 20.0  # seconds that the end waits for what is under way
 log = logging.getLogger(__name__)
-Sink = Callable[[Notice], None]
+Sink = Callable[[Notice], object]  # what it returns is of no interest
 
 
 def sink_of(text: str) -> Sink:

@@ -5,6 +5,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from nca_trader.cli.debugging import (
     SWITCHES,
@@ -13,8 +14,9 @@ from nca_trader.cli.debugging import (
     compile_line,
     debugged,
 )
-from nca_trader.errors import ConfigError
+from nca_trader.errors import CheckFailed, ConfigError
 from nca_trader.learner.compilations import Compilations
+from nca_trader.mesh import make_mesh
 
 
 def arguments(*words, run_dir="runs/x"):
@@ -39,6 +41,32 @@ def test_a_nan_stops_where_it_is_made():
         with pytest.raises(FloatingPointError, match="nan"):
             jnp.log(jnp.float32(-1.0))
     assert jnp.isnan(jnp.log(jnp.float32(-1.0)))
+
+
+def test_a_nan_in_a_program_of_a_mesh_stops_it():
+    inside = jax.shard_map(jnp.log, mesh=make_mesh(1), in_specs=P(), out_specs=P())
+    with pytest.raises(FloatingPointError, match="nan"):
+        with debugged(arguments("--debug-nans"), lambda row: None):
+            jax.jit(inside, donate_argnums=0)(-jnp.ones(3))
+
+
+def test_where_jax_fails_to_find_the_operation_one_line_says_so():
+    """What it does in the learner's program: an error while it handles its own."""
+
+    class InternalFloatingPointError(Exception):
+        pass
+
+    with pytest.raises(CheckFailed, match="the update after 1 of this run") as error:
+        with debugged(arguments("--debug-nans"), lambda row: None) as watch:
+            watch(row(1))
+            try:
+                raise InternalFloatingPointError
+            except InternalFloatingPointError:
+                raise RuntimeError("Array has been deleted")  # noqa: B904
+    assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(RuntimeError, match="another"):
+        with debugged(arguments("--debug-nans"), lambda row: None):
+            raise RuntimeError("another")
 
 
 def row(update, rate=1.0):
