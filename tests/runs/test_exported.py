@@ -113,6 +113,7 @@ def test_a_coding_that_is_none_is_refused(changes, remedy):
         dataclasses.replace(Coding(), **changes)
 
 
+@pytest.mark.slow
 def test_steps_are_the_same_for_an_agent_that_computes_parts_again(tiny):
     run, env = tiny.run, tiny.env
     coding, given = Coding(activations=True), (env.features[:8], env.bars.present[:8])
