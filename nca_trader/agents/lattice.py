@@ -118,7 +118,7 @@ def _last_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype
         padding=[((TAPS - 1) * dilation, 0)],
         rhs_dilation=(dilation,),
         dimension_numbers=("NWC", "WIO", "NWC"),
-        preferred_element_type=jnp.float32,
+        preferred_element_type=jnp.promote_types(dtype, jnp.float32),
     ).reshape(batch, assets, length, -1)
     for slot, other in enumerate(beside, start=TAPS):
         out = out + _last_dense(w[slot * width : (slot + 1) * width], other, dtype)

@@ -10,7 +10,8 @@ import pytest
 from ledger import random_bars
 from recording import recording_optimizer
 
-from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
+from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
+from nca_trader.agents.policy import _make_policy
 from nca_trader.learner import exact, rollout, update
 from nca_trader.presets import LearnerConfig, MeshConfig, OptimizerConfig, PolicyConfig
 from nca_trader.runs.checkpoint import flatten, unflatten
@@ -48,12 +49,15 @@ def environment(reward):
 def learner_on(axes, kind="nca", estimator="gae", **mesh):
     """A learner whose optimiser also sums the gradients, which plain SGD would follow."""
     learn = dataclasses.replace(AGENT.learner, advantages=estimator)
-    policy = dataclasses.replace(AGENT.policy, kind=kind)
-    agent = dataclasses.replace(AGENT, learner=learn, policy=policy, mesh=MeshConfig(**mesh))
+    config = dataclasses.replace(AGENT.policy, kind=kind)
+    agent = dataclasses.replace(AGENT, learner=learn, policy=config, mesh=MeshConfig(**mesh))
     env = environment("pnl" if estimator == "exact" else "log_return")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(update, "make_optimizer", recording_optimizer)
-        return update.make_learner(env, make_policy(agent, env.spec), agent, make_mesh(*axes))
+        # In float64 products are of float64 as well: a rounding of operands, no two meshes share.
+        dtype = "float64" if jax.config.jax_enable_x64 else "float32"
+        policy = _make_policy(agent.policy, dtype, env.spec)
+        return update.make_learner(env, policy, agent, make_mesh(*axes))
 
 
 def on_host(state):
@@ -98,8 +102,9 @@ def furthest(got, want):
 def same(got, want):
     """Two runs in float64 agree to 1e-9: gradients, parameters, moments, accounts, metrics."""
     (state, rows), (expected, expected_rows) = got, want
-    assert furthest(state.opt_state, expected.opt_state) < 1e-9
-    assert furthest(state.params, expected.params) < 1e-9
+    learnt, wanted = (state.opt_state, state.params), (expected.opt_state, expected.params)
+    apart = furthest(learnt, wanted)
+    assert apart < 1e-9
     for a, b in zip(
         jax.tree.leaves(state.segments), jax.tree.leaves(expected.segments), strict=True
     ):
