@@ -82,7 +82,8 @@ def joined(peers: Peers) -> Iterator[None]:
 
     check(peers)
     # The signal is ours: all processes agree on the update after which they stop.
-    jax.config.update("jax_enable_preemption_service", False)
+    with contextlib.suppress(AttributeError):  # not every version of jax has this
+        jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             peers.coordinator or None,

@@ -49,7 +49,7 @@ def test_training_stops_saved_goes_on_and_stops_at_once_when_told_twice(
     mine = tiny.copy(tmp_path / "t")
     run = mine.runs / "stopped"
     # Checkpoints far apart: the one that is there afterwards was saved because of the signal.
-    arguments = [*mine.train_command(run, steps=10**8), "--set=checkpoint.every_seconds=0"]
+    arguments = [*mine.train_command(run, steps=10**8), "--set=checkpoint.every=0"]
 
     process = start(root, arguments)
     wait_for((run / "run.json").exists, process)

@@ -104,7 +104,7 @@ def assert_close(run, other, tolerance=1e-6):
     assert moved > 0.1
 
 
-def wait_for(what, process, seconds=300):
+def wait_for(what, process, seconds=500):
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert process.poll() is None, process.communicate()
