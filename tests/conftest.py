@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import random
+import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -33,12 +35,33 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="run N of the tests that are chosen, drawn by the tree of files or by SAMPLE_SEED",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k`
+def pytest_collection_modifyitems(config, items):
     """Refuse parameters without an order: two test processes must collect the same tests."""
     for item in items:
         for mark in item.iter_markers("parametrize"):
             if isinstance(mark.args[1], (set, frozenset)):
                 raise pytest.UsageError(f"{item.nodeid}: its parameters are a set; give a tuple.")
+    number = config.getoption("--sample")
+    if number is not None:
+        seed = os.environ.get("SAMPLE_SEED") or _tree()
+        chosen = random.Random(seed).sample(items, min(number, len(items)))
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
+
+
+def _tree() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD^{tree}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture(scope="session")

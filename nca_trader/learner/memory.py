@@ -123,19 +123,22 @@ class Fitting:
         sizes: Sequence[Sizes],
         limit: float | None,
         ring: Held = NO_RING,
+        called: Callable[[Sizes], Any] | None = None,
     ):
         """Compiles nothing yet.
 
         Args:
           build: `(sizes) -> jitted step`. sizes: as in `sizes_to_try`. limit: None is no bound.
-          ring: what a step's state holds for replay.
+          ring: what a step's state holds for replay. called: as `build`, with options of the
+            compiler, which a program that others trace cannot have; None is `build`.
 
         Raises:
           ConfigError: the ring alone does not fit.
         """
         self._build, self._remaining, self.limit, self._ring = build, list(sizes), limit, ring
+        self._called = build if called is None else called
         at_once = limit is None and hosts.count() == 1
-        self._chosen: Any = build(self._remaining[0]) if at_once else None
+        self._chosen: Any = self._called(self._remaining[0]) if at_once else None
         self.needed: int | None = None
         if limit is not None and ring.bytes > limit:
             raise ConfigError(
@@ -150,6 +153,11 @@ class Fitting:
         return self._remaining[0]
 
     @property
+    def program(self) -> Any:
+        """The jitted step that a call runs, in the sizes that were chosen or will be tried next."""
+        return self._called(self.sizes)
+
+    @property
     def figures(self) -> dict[str, float]:
         """What a row of metrics says of memory: nothing where nothing is bounded."""
         if self.needed is None:
@@ -162,8 +170,6 @@ class Fitting:
         Raises:
           ConfigError: at the first call, if not even the smallest sizes fit.
         """
-        if self.limit is None and self._chosen is not None:
-            return self._chosen(*args)
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
         if self._chosen is not None:
@@ -196,7 +202,7 @@ class Fitting:
         while True:
             needed = None
             try:
-                lowered = self._build(self.sizes).lower(*args)
+                lowered = self._called(self.sizes).lower(*args)
                 compiled = lowered.compile()
                 needed = bytes_needed(compiled)
                 if needed <= limit:

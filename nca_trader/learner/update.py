@@ -166,7 +166,7 @@ def make_learner(
         opt_state, hyper = optimizer.init(params), draw_hyper(config, hyper_key)
         return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
 
-    def build(sizes: Sizes) -> Any:
+    def build(sizes: Sizes, options: dict[str, Any] | None = None) -> Any:
         one = functools.partial(iterate, sizes.micro_batches)
         own = spec(FSDP)
         step = jax.shard_map(
@@ -178,7 +178,7 @@ def make_learner(
             step,
             donate_argnums=0,
             out_shardings=(placed, replicated(mesh)),
-            compiler_options=compiler_options(mesh),
+            compiler_options=options,
         )
 
     begin: Callable[[Array], LearnerState] = fresh
@@ -195,7 +195,9 @@ def make_learner(
     programs = {cut: build(cut) for cut in sizes}
     if limit is not None and turn:  # beside the shard in use, the next one and one on its way
         limit -= 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(market))
-    step = Fitting(programs.__getitem__, sizes, limit, ring)
+    # Options are for who calls the step, and not for who traces it into a program of his own.
+    called = functools.cache(functools.partial(build, options=compiler_options(mesh)))
+    step = Fitting(programs.__getitem__, sizes, limit, ring, called)
     steps_per_update *= config.num_seeds
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:

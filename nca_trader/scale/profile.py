@@ -90,8 +90,7 @@ def profile(
         traced = trace(training, folder, steps)
         found["retraces"] = compiled.again()
     # The program that ran: jax has it still, and compiles nothing here.
-    program = learner.programs[learner.fitting.sizes]
-    step = program.lower(training.state, training.market).compile()
+    step = learner.fitting.program.lower(training.state, training.market).compile()
     device = learner.mesh.devices.flat[0]
     rates = rates_of(device, agent.precision.matmul)
     found |= _timing(timed, learner.steps_per_update)

@@ -43,7 +43,8 @@ def distance(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
+@pytest.mark.slow  # in float64, and on a mesh of three axes, it is in test_meshes.py
+@pytest.mark.parametrize("devices", [2, 8])
 def test_the_same_seed_is_the_same_run_on_any_number_of_devices(stage, devices):
     (states, rows), (expected, expected_rows) = run(stage, devices), run(stage, 1)
     for got, want in zip(states, expected, strict=True):
