@@ -19,9 +19,10 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner.update import make_learner
 from nca_trader.mesh import arrange, is_described, make_mesh, mesh_of
+from nca_trader.presets import MeshConfig
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import slice_of
-from nca_trader.scale.compiled import ENVIRONMENT, Question, answer, compiler, devices_of
+from nca_trader.scale.compiled import Question, answer, compiler, devices_of
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed"
@@ -35,11 +36,9 @@ REPLAY = dataclasses.replace(
 HERE = slice_of("v5e:2x2")
 
 
-@pytest.fixture
-def environment(monkeypatch):
-    """What the compiler needs to be told, in this process."""
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+def on_it(agent):
+    """The agent on all chips of `HERE`."""
+    return dataclasses.replace(agent, mesh=MeshConfig(devices=4))
 
 
 def made(mesh, agent=REPLAY):
@@ -81,7 +80,7 @@ def test_a_described_slice_gets_the_program_that_devices_get(environment):
 
 @needs_compiler
 def test_the_compilers_answer_about_a_tiny_agent(environment):
-    found = answer(Question(ENV, REPLAY, BARS, HERE))
+    found = answer(Question(ENV, on_it(REPLAY), BARS, HERE))
     policy = make_policy(REPLAY, TradingEnv(BARS, ENV).spec)
     count = num_parameters(policy)
     assert found.fits and found.micro_batches == 1 and found.parameters == count
@@ -113,7 +112,7 @@ def test_the_compilers_answer_about_a_tiny_agent(environment):
 def test_too_little_memory_is_tried_with_more_micro_batches(environment):
     learner = dataclasses.replace(AGENT.learner, memory_gb=1e-6)
     agent = dataclasses.replace(AGENT, learner=learner)
-    found = answer(Question(ENV, agent, BARS, HERE))
+    found = answer(Question(ENV, on_it(agent), BARS, HERE))
     # A thousandth of what is needed: two pieces are known not to do, and are not compiled.
     assert not found.fits and found.limit == 1e3 and found.micro_batches == 1
     assert found.needed > 2e3

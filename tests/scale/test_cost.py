@@ -84,11 +84,7 @@ def test_a_ring_sends_what_its_steps_send():
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed"
 )
-def test_the_installed_compiler_gives_programs_of_the_same_cost(monkeypatch):
-    from nca_trader.scale.compiled import ENVIRONMENT
-
-    for key, value in ENVIRONMENT.items():
-        monkeypatch.setenv(key, value)
+def test_the_installed_compiler_gives_programs_of_the_same_cost(environment):
     for name, program in known.compiled().items():
         fresh, kept = cost_of(read_module(program.as_text()), 4), cost(name)
         assert fresh.flops == kept.flops and fresh.collectives == kept.collectives, name
