@@ -258,6 +258,7 @@ def compact(rows):
 CONSTANT = 60e6  # bytes: a chunk as text and as numbers, and what the allocator keeps
 
 
+@pytest.mark.slow  # half a minute of parsing
 def test_memory_does_not_grow_with_the_width_of_the_text(tmp_path):
     rows = 30_000
     write_minutes(tmp_path / "first.csv", 100)

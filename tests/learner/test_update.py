@@ -222,7 +222,8 @@ def run_estimator(stage, name, devices, micro_batches):
     return state, {key: float(value) for key, value in metrics.items()}
 
 
-@pytest.mark.parametrize("name", [pytest.param("group", marks=pytest.mark.slow), "exact"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["group", "exact"])
 def test_every_estimator_is_the_same_run_on_any_devices_and_in_any_pieces(stage, name):
     one, row = run_estimator(stage, name, 1, 4)
     many, other = run_estimator(stage, name, 8, 1)

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.mesh import mesh_of
+from nca_trader.mesh import make_mesh
 from nca_trader.runs.checkpoint import FILES, Checkpoints, _digests, flatten, unflatten
 
 
@@ -330,7 +330,7 @@ def test_a_format_that_may_be_a_flipped_byte_is_damage(folder, caplog):
 
 def on_devices(count, seed=9):
     """A tree whose leaves are split over `count` devices, or the same on all of them."""
-    mesh = mesh_of(jax.devices()[:count])
+    mesh = make_mesh(count)
     split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
     rows = seed * jnp.arange(16.0).reshape(8, 2)
     tree = make_tree(seed) | {"segments": rows, "seeds": jax.random.split(jax.random.key(seed), 8)}
