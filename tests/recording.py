@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nca_trader.learner.optimizer import GuardState, make_optimizer
 
@@ -33,3 +34,9 @@ def recording_optimizer(*args):
         return updates, GuardState(skipped, Recorded(total, inner))
 
     return type(real)(init, step)
+
+
+def distance(a, b):
+    """Norm of the difference of two trees, relative to the norm of the second."""
+    a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]).astype("f8") for t in (a, b))
+    return np.linalg.norm(a - b) / np.linalg.norm(b)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ledger import random_bars
-from recording import recording_optimizer
+from recording import distance, recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
 from nca_trader.agents.policy import _make_policy
@@ -98,12 +98,6 @@ def run(axes, kind="nca", estimator="gae"):
             patch.setattr(module, "account_features", features_as_wide_as_the_account)
         state, rows = stepped(learner_on(axes, kind, estimator), 2)
         return on_host(state), rows
-
-
-def distance(a, b):
-    """Norm of the difference of two trees, relative to the norm of the second."""
-    a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]).astype("f8") for t in (a, b))
-    return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
 def furthest(got, want):

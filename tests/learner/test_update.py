@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from ledger import random_bars
+from recording import distance
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.envs import probes
@@ -35,12 +36,6 @@ def run(stage, devices, seed=0, updates=3):
         states.append(jax.device_get(state._replace(key=jax.random.key_data(state.key))))
         rows.append({name: float(value) for name, value in metrics.items()})
     return states, rows
-
-
-def distance(a, b):
-    """Norm of the difference of two trees, relative to the norm of the second."""
-    a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]).astype("f8") for t in (a, b))
-    return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
 @pytest.mark.slow  # in float64, and on a mesh of three axes, it is in test_meshes.py
