@@ -200,6 +200,8 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float) -> Ar
       reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
     """
 
+    reward = reward.astype(jnp.promote_types(reward.dtype, pi.dtype))
+
     def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_t, pi_t = xs
         q = reward_t + discount * jnp.einsum("paq,siq->sipa", leads, later)
