@@ -199,7 +199,6 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float) -> Ar
     Args:
       reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
     """
-
     reward = reward.astype(jnp.promote_types(reward.dtype, pi.dtype))
 
     def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
