@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from nca_trader.cli.train import add_bar_arguments, load_bars
+from nca_trader.cli.train import add_bar_arguments, add_set_argument, load_bars
 
 HELP = "compile a run for a TPU slice that is not here: does it fit, and what bounds it"
 
@@ -31,13 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="search for the largest batch that fits, and the smallest that is as fast; it "
         "compiles some fifteen times",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        help="change a field of the agent, or env.KEY of the environment; repeatable",
-    )
+    add_set_argument(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,28 +6,22 @@ import argparse
 import pathlib
 from typing import Any
 
-from nca_trader.cli.train import add_bar_arguments, load_experiment, load_training_env
+from nca_trader.cli.train import (
+    add_experiment_arguments,
+    load_experiment,
+    load_training_env,
+)
 
 HELP = "trace some updates of training: where their time goes, what bounds them, what to try"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
-    parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
-    add_bar_arguments(parser, also=", or the shards.json of shards larger than memory")
+    add_experiment_arguments(parser)
     parser.add_argument("--until", help="bars before this date only")
     parser.add_argument("--steps", type=int, default=3, help="updates to trace (%(default)s)")
-    parser.add_argument("--devices", type=int, help="devices to train on (default the agent's)")
     parser.add_argument(
         "--out", default="profile", metavar="DIR", help="where the trace goes (%(default)s)"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        help="change a field of the agent, or env.KEY of the environment; repeatable",
     )
 
 

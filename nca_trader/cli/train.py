@@ -18,14 +18,26 @@ HELP = "train an agent into a run folder; the same command goes on where it stop
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
-    parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
-    add_bar_arguments(parser, also=", or the shards.json of shards larger than memory")
+    add_experiment_arguments(parser)
     parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
     parser.add_argument("--run", required=True, dest="run_dir", help="the run folder")
     parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    add_peer_arguments(parser)
+    add_debug_arguments(parser)
+
+
+def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what says which agent trains where, on which bars: see `load_experiment`."""
+    parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
+    parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
+    add_bar_arguments(parser, also=", or the shards.json of shards larger than memory")
     parser.add_argument("--devices", type=int, help="devices to train on (default the agent's)")
+    add_set_argument(parser)
+
+
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds `--set`, which changes fields of the agent and the environment."""
     parser.add_argument(
         "--set",
         action="append",
@@ -33,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TABLE.KEY=VALUE",
         help="change a field of the agent, or env.KEY of the environment; repeatable",
     )
-    add_peer_arguments(parser)
-    add_debug_arguments(parser)
 
 
 def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
