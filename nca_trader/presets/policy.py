@@ -1,0 +1,87 @@
+"""What a policy may be: what encodes bars, how wide and deep it is, and the readout."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from nca_trader.ranges import between, one_of, refuse, whole
+
+MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """What encodes bars into cells, and the readout.
+
+    Attributes:
+      kind: "nca", the neural cellular automaton; "mlp", a perceptron over the last `window` bars
+        of an asset (1 is no history); "gru", a gated recurrent unit over them. What is said below
+        to be of the automaton must be left at its default for the others.
+      channels: C, state channels of a cell. hidden: H, width of the hidden layer; of the
+        perceptron it may be 0, no such layer; the recurrent unit has none.
+      window: bars that "mlp" and "gru" see: their receptive field.
+      steps: K, updates of every cell. dilations: bars between taps at step 1, 2, ...; repeated
+        if K is longer. The receptive field is 1 + 2 * sum(dilations over K steps) bars. Both are
+        of the automaton.
+      neighbours: of the automaton, what a cell sees of other assets: "none"; "ring", the one
+        before and the one after; "nearest", the `num_neighbours` most correlated ones over the
+        training bars, each with its own weights; "all", the mean.
+      leak: of the automaton, fraction of its state that a cell forgets a step; it bounds the
+        state by 1 / leak.
+      fire_rate: of the automaton, share of cell updates that take place in training, drawn by
+        bar, asset and step, and divided by it; 1 is all. Backtest and paper make every update.
+      remat: of the automaton, what of the forward pass is computed again for the gradient, to
+        save memory: "none"; "step", all but the states between steps; "every:n", all but the
+        states between blocks of n steps; "dots", all but the results of matrix products.
+      feature_clip: features are clipped to plus or minus this before the first layer.
+      head_hidden: width of the readout's hidden layer.
+    """
+
+    kind: str = "nca"
+    channels: int = 16
+    hidden: int = 64
+    window: int = 63
+    steps: int = 5
+    dilations: tuple[int, ...] = (1, 2, 4, 8, 16)
+    neighbours: str = "none"
+    num_neighbours: int = 2
+    leak: float = 0.1
+    fire_rate: float = 1.0
+    remat: str = "none"
+    feature_clip: float = 5.0
+    head_hidden: int = 32
+
+    def __post_init__(self):
+        counts = ("channels", "window", "steps", "num_neighbours", "head_hidden")
+        problems = [
+            *one_of(self, "kind", ("nca", "mlp", "gru")),
+            *whole(self, 1, *counts),
+            *whole(self, 0 if self.kind == "mlp" else 1, "hidden"),
+            *one_of(self, "neighbours", ("none", "ring", "nearest", "all")),
+            *between(self, "(0, 1]", "leak", "fire_rate"),
+            *between(self, "(0, inf)", "feature_clip"),
+        ]
+        if not problems and self.num_neighbours > MAX_NEIGHBOURS:
+            problems.append(
+                f"num_neighbours={self.num_neighbours} is above {MAX_NEIGHBOURS}, which is how "
+                "many are ranked; give fewer, or neighbours='all'."
+            )
+        if not self.dilations or any(type(d) is not int or d < 1 for d in self.dilations):
+            problems.append(
+                f"dilations={self.dilations} must be one or more whole numbers of at least 1."
+            )
+        if not re.fullmatch(r"none|step|every:[1-9]\d*|dots", str(self.remat)):
+            problems.append(
+                f"remat={self.remat!r} is not known; it may be 'none', 'step', 'every:n' with n "
+                "of at least 1, 'dots'."
+            )
+        if self.kind in ("mlp", "gru"):
+            for name in ("neighbours", "fire_rate", "remat"):
+                value, default = getattr(self, name), getattr(PolicyConfig, name)
+                if value != default:
+                    problems.append(
+                        f"{name}={value!r} is of the automaton, and kind={self.kind!r} has "
+                        f"none; leave it at {default!r}."
+                    )
+        refuse(problems)
