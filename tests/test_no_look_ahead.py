@@ -25,7 +25,7 @@ from ledger import random_bars
 from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
 from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
-from nca_trader.data.features import FEATURES
+from nca_trader.data.indicators import FEATURES
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import trading
 from nca_trader.envs.orders import rules_of

@@ -54,7 +54,7 @@ def _under_sb3(python: str) -> Iterator[dict[str, Any]]:
 
 def _setting(features: int) -> Any:
     """One asset with every proportional cost, short, flat or long; 5,031 daily bars."""
-    from nca_trader.data.features import FEATURES as KNOWN
+    from nca_trader.data.indicators import FEATURES as KNOWN
     from nca_trader.data.samples import sample_bars
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.presets import EnvConfig

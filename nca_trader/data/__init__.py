@@ -4,8 +4,10 @@ from nca_trader.data.bars import read_bars, write_bars
 from nca_trader.data.calendar import EVERY_DAY, FX_WEEK, Sessions, flat_at_close, session_ends
 from nca_trader.data.checks import validate
 from nca_trader.data.faults import REPAIRS
-from nca_trader.data.features import FEATURES, Feature, FeatureSet, feature_set
+from nca_trader.data.features import FeatureSet, feature_set
 from nca_trader.data.holidays import new_york
+from nca_trader.data.indicators import FEATURES
+from nca_trader.data.online import Feature
 from nca_trader.data.resampling import align, resample
 from nca_trader.data.samples import sample_bars
 from nca_trader.data.shards import Shards, open_shards, write_shards

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,21 @@ REMEDY = "Name the columns by number, e.g. --columns time=1,close=2"
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 
 
+class Layout(NamedTuple):
+    """How a text is written. delimiter: one character; " " is any white space.
+
+    depth: lines of the header. names: of the columns. texts: columns that are text, by number.
+    decimal: the sign. chunk_rows: rows that are read at a time.
+    """
+
+    delimiter: str
+    depth: int
+    names: list[Any]
+    texts: frozenset[int]
+    decimal: str
+    chunk_rows: int
+
+
 def load_csv(
     path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
 ) -> Iterator[Table]:
@@ -33,6 +48,33 @@ def load_csv(
     Raises:
       BarError: no names, or more fields than names.
     """
+    layout = _layout(path, texts, numbered, decimal)
+    counts: np.ndarray | None = None
+    try:
+        with pd.read_csv(path, **_options(layout)) as chunks:
+            for frame in chunks:
+                frame.index += layout.depth + 1
+                values = frame.drop(columns=list(layout.texts))
+                frame = frame[values.notna().any(axis=1)]  # without blank lines
+                short: tuple[int, ...] = ()
+                # Pandas alone fills lines up that end early, at their end or where it shifts them.
+                if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
+                    counts = _field_counts(path, layout.delimiter) if counts is None else counts
+                    short = _too_narrow(counts, frame)
+                # An Index of objects: tuples would otherwise become levels.
+                frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
+                yield Table(frame, str(path), "line", layout.decimal, short)
+    except pd.errors.EmptyDataError:
+        return
+    except pd.errors.ParserError as error:
+        if "fields in line" not in str(error):
+            raise
+        wide = _too_wide(path, layout.delimiter, layout.depth, len(layout.names))
+        raise BarError(wide) from error
+
+
+def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
+    """The layout, told from the first lines."""
     with _open(path) as file:
         lines = list(itertools.islice(file, SAMPLE))
     delimiter = _delimiter(lines[0])
@@ -48,51 +90,37 @@ def load_csv(
         raise BarError(f"{path}: D023 line 1 holds values, not the columns' names. {REMEDY}.")
     if len(names) < width:
         raise BarError(_too_wide(path, delimiter, depth, len(names)))
-    is_text = [
-        "symbol" in (canonical(name), canonical(name[-1]) if isinstance(name, tuple) else "")
-        or str(name) in texts
-        or str(i + 1) in texts
-        for i, name in enumerate(names)
-    ]
+    text = frozenset(i for i, name in enumerate(names) if _is_text(name, i, texts))
     decimal = decimal or _decimal(path, sample[depth:], depth, delimiter)
-    missing: Any = {i: MISSING for i, text in enumerate(is_text) if not text}
     size = sum(map(len, lines)) // len(lines) + 1
-    options: dict[str, Any] = dict(
-        sep=r"\s+" if delimiter == " " else delimiter,
-        decimal=decimal,
+    chunk_rows = min(max(CHUNK_TEXT // size, 1), CHUNK_ROWS)
+    return Layout(delimiter, depth, names, text, decimal, chunk_rows)
+
+
+def _is_text(name: Any, index: int, texts: Sequence[str]) -> bool:
+    """Whether a column holds symbols, or is named, or numbered from 1, among `texts`."""
+    known = {canonical(name), canonical(name[-1]) if isinstance(name, tuple) else ""}
+    return "symbol" in known or str(name) in texts or str(index + 1) in texts
+
+
+def _options(layout: Layout) -> dict[str, Any]:
+    """What pandas is told, so that it guesses nothing."""
+    columns = range(len(layout.names))
+    return dict(
+        sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
+        decimal=layout.decimal,
         encoding="utf-8-sig",
         header=None,
-        names=range(len(names)),
-        skiprows=depth,
+        names=columns,
+        skiprows=layout.depth,
         low_memory=False,  # else a column's type depends on where pandas' own chunks end
         skip_blank_lines=False,  # keeps the line numbers true
         # A symbol is its text: pandas alone reads NA as missing and 007 as 7.
-        dtype={i: "str" for i, text in enumerate(is_text) if text},
+        dtype=dict.fromkeys(layout.texts, "str"),
         keep_default_na=False,
-        na_values=missing,
-        chunksize=min(max(CHUNK_TEXT // size, 1), CHUNK_ROWS),
+        na_values={i: MISSING for i in columns if i not in layout.texts},
+        chunksize=layout.chunk_rows,
     )
-    counts: np.ndarray | None = None
-    try:
-        with pd.read_csv(path, **options) as chunks:
-            for frame in chunks:
-                frame.index += depth + 1
-                values = frame.drop(columns=[i for i, text in enumerate(is_text) if text])
-                frame = frame[values.notna().any(axis=1)]  # without blank lines
-                short: tuple[int, ...] = ()
-                # Pandas alone fills lines up that end early, at their end or where it shifts them.
-                if len(names) > 1 and frame.iloc[:, -1].isna().any():
-                    counts = _field_counts(path, delimiter) if counts is None else counts
-                    short = _too_narrow(counts, frame)
-                # An Index of objects: tuples would otherwise become levels.
-                frame.columns = pd.Index(names, dtype=object, tupleize_cols=False)
-                yield Table(frame, str(path), "line", decimal, short)
-    except pd.errors.EmptyDataError:
-        return
-    except pd.errors.ParserError as error:
-        if "fields in line" not in str(error):
-            raise
-        raise BarError(_too_wide(path, delimiter, depth, len(names))) from error
 
 
 def _open(path: Path) -> IO[str]:

@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.agents.rules import Strategy
-from nca_trader.data.features import Feature, feature_set
+from nca_trader.data.features import feature_set
+from nca_trader.data.online import Feature
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.leak_cases import Case, Cases, differing, equal
 from nca_trader.evaluate.leak_report import LENGTH, Example, Found, Report, example, size

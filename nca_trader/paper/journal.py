@@ -10,25 +10,38 @@ The journal knows no clock: both times of an event come from its caller.
 from __future__ import annotations
 
 import contextlib
-import decimal
 import fcntl
-import hashlib
 import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.paper.chain import (
+    HEAD_SLOT,
+    Event,
+    Head,
+    beside,
+    canonical,
+    head_text,
+    link_of,
+)
+from nca_trader.paper.reading import (
+    APPLICATION_ID,
+    COLUMNS,
+    as_state_error,
+    checked_head,
+    events_of,
+    refuse_other_files,
+)
 
 KINDS = frozenset(
     "run_started bar bar_rejected decision risk order_intent order_sent order_ack order_ambiguous "
     "fill cash order_terminal recon halt resume snapshot run_ended".split()
 )
-GENESIS = "0" * 64
 DEFERRED_EVENTS = 256  # most events that a kill may take back; none of them led to an order
-APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
 SCHEMA = """
 CREATE TABLE event(
   seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, ts_recv INTEGER NOT NULL,
@@ -36,49 +49,6 @@ CREATE TABLE event(
   prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE(run, kind, key)) STRICT
 """
 SYNCHRONOUS = "FULL"  # a commit survives a power cut; NORMAL survives a kill only
-HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all
-COLUMNS = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
-
-
-class Head(NamedTuple):
-    """The end of the chain. seq: events so far. hash: of the last one, hexadecimal."""
-
-    seq: int
-    hash: str
-
-
-class Event(NamedTuple):
-    """One row. ts_event, ts_recv: nanoseconds since 1970 UTC. body: the parsed JSON object."""
-
-    seq: int
-    run: str
-    ts_event: int
-    ts_recv: int
-    kind: str
-    key: str
-    body: dict[str, Any]
-
-
-def canonical(value: Any) -> str:
-    """The one JSON text of `value`: sorted keys, no spaces, shortest floats that read back equal.
-
-    Raises:
-      ValueError: a NaN or an infinity. TypeError: a type that JSON does not have; a
-        `decimal.Decimal` is written as a string, a numpy array must be a list first.
-    """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_decimal_as_string
-    )
-
-
-def _decimal_as_string(value: Any) -> str:
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    raise TypeError(f"a journal body holds JSON types and Decimal, not {type(value).__name__}.")
-
-
-def _link(prev_hash: str, *fields: Any) -> str:
-    return hashlib.sha256(canonical([prev_hash, *fields]).encode()).hexdigest()
 
 
 class Journal:
@@ -100,12 +70,12 @@ class Journal:
         self._waiting = 0
         self._lock = _take_lock(self.path)
         try:
-            with _as_state_error(self.path):
+            with as_state_error(self.path):
                 self._db = _connect_writer(self.path)
-            self._head = self._committed = _check(self.path, self._db)
-            with _as_state_error(self.path):
+            self._head = self._committed = checked_head(self.path, self._db)
+            with as_state_error(self.path):
                 self._head_file = os.open(
-                    _beside(self.path, ".head"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                    beside(self.path, ".head"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
                 )
                 # Before any event, so that a missing head file always means loss; and both
                 # slots, so that neither is older than what has just been verified.
@@ -149,7 +119,7 @@ class Journal:
         """
         if self._in_block:
             raise RuntimeError("a journal transaction is open already; they do not nest.")
-        with _as_state_error(self.path):
+        with as_state_error(self.path):
             if not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
         self._in_block = True
@@ -183,7 +153,7 @@ class Journal:
             with self.transaction():
                 return self.record(run, kind, key, body, ts_event)
         text = canonical(body)
-        with _as_state_error(self.path):
+        with as_state_error(self.path):
             known = self._db.execute(
                 "SELECT seq, ts_event, body FROM event WHERE run = ? AND kind = ? AND key = ?",
                 (run, kind, key),
@@ -202,12 +172,12 @@ class Journal:
 
     def events(self, kind: str | None = None) -> Iterator[Event]:
         """The events so far in order, of one kind or of all."""
-        yield from _events(self._db, kind)
+        yield from events_of(self._db, kind)
 
     def _append(self, run: str, ts_event: int, kind: str, key: str, text: str) -> None:
         seq, ts_recv = self._head.seq + 1, self._clock()
         prev = self._head.hash
-        link = _link(prev, seq, run, ts_event, ts_recv, kind, key, text)
+        link = link_of(prev, seq, run, ts_event, ts_recv, kind, key, text)
         self._db.execute(
             f"INSERT INTO event({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (seq, run, ts_event, ts_recv, kind, key, text, prev, link),
@@ -216,7 +186,7 @@ class Journal:
         self._waiting += 1
 
     def _commit(self) -> None:
-        with _as_state_error(self.path):
+        with as_state_error(self.path):
             self._db.execute("COMMIT")
             self._waiting = 0
             if self._head != self._committed:
@@ -236,138 +206,9 @@ class Journal:
         Two slots and one fdatasync cost a third of a new file, its fsync and a rename.
         """
         self._slot = 1 - self._slot
-        slot = _head_text(self._head).encode().ljust(HEAD_SLOT - 1) + b"\n"
+        slot = head_text(self._head).encode().ljust(HEAD_SLOT - 1) + b"\n"
         os.pwrite(self._head_file, slot, self._slot * HEAD_SLOT)
         os.fdatasync(self._head_file)
-
-
-def verify(path: str | Path) -> Head:
-    """Check a journal from its first event to its head file, changing nothing.
-
-    Raises:
-      ConfigError: there is no such file.
-      StateError: damage; names the first event that does not hold.
-    """
-    path = Path(path)
-    with contextlib.closing(_connect_reader(path)) as db:
-        return _check(path, db)
-
-
-def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> Iterator[Event]:
-    """The events of a journal in order, of one kind or of all, over a read-only connection.
-
-    Those up to seq `after` are left out.
-    """
-    path = Path(path)
-    with contextlib.closing(_connect_reader(path)) as db, _as_state_error(path):
-        yield from _events(db, kind, after)
-
-
-def _events(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Iterator[Event]:
-    where, values = ("", (after,)) if kind is None else (" AND kind = ?", (after, kind))
-    for row in db.execute(f"SELECT {COLUMNS} FROM event WHERE seq > ?{where} ORDER BY seq", values):
-        seq, run, ts_event, ts_recv, name, key, text, *_ = row
-        yield Event(seq, run, ts_event, ts_recv, name, key, json.loads(text))
-
-
-def _check(path: Path, db: sqlite3.Connection) -> Head:
-    """Walk the chain, then hold it against the head file; the end of the chain if both agree."""
-    _refuse_other_files(path, db)
-    try:
-        quick = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        complaint = "" if quick == "ok" else f" (SQLite: {quick})"
-    except sqlite3.DatabaseError as error:
-        complaint = f" (SQLite: {error})"
-    kept = _read_head(path)
-    head = _walk(path, db, kept, complaint)
-    if complaint:
-        raise StateError(
-            f"{path}: the database is damaged, though its {head.seq} events read well{complaint}; "
-            "restore the file from a copy."
-        )
-    if kept is None and head.seq > 0:
-        raise StateError(
-            f"{path}: holds {head.seq} events and its head file {_beside(path, '.head').name} is "
-            "missing or empty, so a lost end would not show; restore the head file from a copy."
-        )
-    if kept is not None and kept.seq > head.seq:
-        raise StateError(
-            f"{path}: ends at seq {head.seq} and its head file says {kept.seq}: seq "
-            f"{head.seq + 1} is lost; restore the journal and its -wal file from a copy, or name "
-            "another journal."
-        )
-    return head
-
-
-def _refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
-    try:
-        known = db.execute("PRAGMA application_id").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        raise StateError(
-            f"{path}: is not a readable journal ({error}); restore it from a copy or name another "
-            "file."
-        ) from error
-    if known != APPLICATION_ID and (known or tables):
-        raise StateError(f"{path}: is another program's database; name another file.")
-
-
-def _walk(path: Path, db: sqlite3.Connection, kept: Head | None, complaint: str) -> Head:
-    head = Head(0, GENESIS)
-    try:
-        if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'event'").fetchone():
-            return head
-        for seq, *fields, prev, link in db.execute(f"SELECT {COLUMNS} FROM event ORDER BY seq"):
-            if seq != head.seq + 1 or prev != head.hash or link != _link(prev, seq, *fields):
-                break
-            head = Head(seq, link)
-            if kept is not None and kept.seq == seq and kept.hash != link:
-                raise StateError(
-                    f"{path}: damaged at seq {seq}: the head file has another hash for it; the "
-                    "journal or its head file was exchanged: restore both from a copy."
-                )
-        else:
-            return head
-    except (sqlite3.Error, ValueError, TypeError) as error:
-        complaint = complaint or f" ({error})"
-    raise StateError(
-        f"{path}: damaged at seq {head.seq + 1}: the hash chain does not hold there{complaint}; "
-        "restore the file from a copy."
-    )
-
-
-def _read_head(path: Path) -> Head | None:
-    """The newer of the head file's two slots; None where the file is missing or still empty."""
-    target = _beside(path, ".head")
-    try:
-        data = target.read_bytes()
-    except FileNotFoundError:
-        return None
-    if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
-        return None
-    slots = [_parse_slot(data[i * HEAD_SLOT : (i + 1) * HEAD_SLOT]) for i in (0, 1)]
-    heads = [head for head in slots if head is not None]
-    if not heads:
-        raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")
-    return max(heads)
-
-
-def _parse_slot(data: bytes) -> Head | None:
-    """The head in one slot; None if it is empty or was torn by a power cut."""
-    fields = data.decode("ascii", errors="replace").split()
-    if len(fields) != 3 or not fields[0].isdigit():
-        return None
-    head = Head(int(fields[0]), fields[1])
-    return head if _head_text(head).split() == fields else None
-
-
-def _head_text(head: Head) -> str:
-    text = f"{head.seq} {head.hash}"
-    return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
 
 
 def _difference(there: Any, here: Any, name: str = "") -> str:
@@ -386,7 +227,7 @@ def _difference(there: Any, here: Any, name: str = "") -> str:
 
 def _take_lock(path: Path) -> int:
     """The descriptor of the lock file, locked; the kernel lets go of it when the process ends."""
-    lock = _beside(path, ".lock")
+    lock = beside(path, ".lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
@@ -411,7 +252,7 @@ def _connect_writer(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
     try:
-        _refuse_other_files(path, db)
+        refuse_other_files(path, db)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
@@ -421,28 +262,3 @@ def _connect_writer(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _connect_reader(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such journal; check the path.")
-    # Without a write-ahead log nobody is writing, and an immutable open leaves no file behind.
-    mode = "mode=ro" if _beside(path, "-wal").exists() else "immutable=1"
-    with _as_state_error(path):
-        return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
-
-
-@contextlib.contextmanager
-def _as_state_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        remedy = "free space or mend the permissions, then give the same command again"
-        if "not a database" in str(error) or "malformed" in str(error):
-            remedy = "restore it from a copy or name another file"
-        raise StateError(f"{path}: the journal failed ({error}); {remedy}.") from error
-    except OSError as error:
-        raise StateError(
-            f"{path}: the journal cannot be written ({error.strerror}); mend that, then give the "
-            "same command again."
-        ) from error

@@ -10,7 +10,7 @@ import sqlite3
 from typing import Any
 
 from nca_trader.errors import StateError
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.reading import read_events
 
 TAIL = 256  # bytes before the place read up to, which must still be there
 NANOSECONDS = 1_000_000_000

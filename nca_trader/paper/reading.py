@@ -1,0 +1,138 @@
+"""Reading a journal: its events, and whether all of them are there as they were written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from nca_trader.errors import ConfigError, StateError
+from nca_trader.paper.chain import GENESIS, Event, Head, beside, link_of, read_head
+
+APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
+COLUMNS = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
+
+
+def verify(path: str | Path) -> Head:
+    """Check a journal from its first event to its head file, changing nothing.
+
+    Raises:
+      ConfigError: there is no such file.
+      StateError: damage; names the first event that does not hold.
+    """
+    path = Path(path)
+    with contextlib.closing(_connect_reader(path)) as db:
+        return checked_head(path, db)
+
+
+def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> Iterator[Event]:
+    """The events of a journal in order, of one kind or of all, over a read-only connection.
+
+    Those up to seq `after` are left out.
+    """
+    path = Path(path)
+    with contextlib.closing(_connect_reader(path)) as db, as_state_error(path):
+        yield from events_of(db, kind, after)
+
+
+def events_of(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Iterator[Event]:
+    """The events above seq `after` in order, of one kind or of all."""
+    where, values = ("", (after,)) if kind is None else (" AND kind = ?", (after, kind))
+    for row in db.execute(f"SELECT {COLUMNS} FROM event WHERE seq > ?{where} ORDER BY seq", values):
+        seq, run, ts_event, ts_recv, name, key, text, *_ = row
+        yield Event(seq, run, ts_event, ts_recv, name, key, json.loads(text))
+
+
+def checked_head(path: Path, db: sqlite3.Connection) -> Head:
+    """Walk the chain, then hold it against the head file; the end of the chain if both agree."""
+    refuse_other_files(path, db)
+    try:
+        quick = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        complaint = "" if quick == "ok" else f" (SQLite: {quick})"
+    except sqlite3.DatabaseError as error:
+        complaint = f" (SQLite: {error})"
+    kept = read_head(path)
+    head = _walk(path, db, kept, complaint)
+    if complaint:
+        raise StateError(
+            f"{path}: the database is damaged, though its {head.seq} events read well{complaint}; "
+            "restore the file from a copy."
+        )
+    if kept is None and head.seq > 0:
+        raise StateError(
+            f"{path}: holds {head.seq} events and its head file {beside(path, '.head').name} is "
+            "missing or empty, so a lost end would not show; restore the head file from a copy."
+        )
+    if kept is not None and kept.seq > head.seq:
+        raise StateError(
+            f"{path}: ends at seq {head.seq} and its head file says {kept.seq}: seq "
+            f"{head.seq + 1} is lost; restore the journal and its -wal file from a copy, or name "
+            "another journal."
+        )
+    return head
+
+
+def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
+    """Raises StateError where the file is no journal, before anything is written to it."""
+    try:
+        known = db.execute("PRAGMA application_id").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise StateError(
+            f"{path}: is not a readable journal ({error}); restore it from a copy or name another "
+            "file."
+        ) from error
+    if known != APPLICATION_ID and (known or tables):
+        raise StateError(f"{path}: is another program's database; name another file.")
+
+
+def _walk(path: Path, db: sqlite3.Connection, kept: Head | None, complaint: str) -> Head:
+    head = Head(0, GENESIS)
+    try:
+        if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'event'").fetchone():
+            return head
+        for seq, *fields, prev, link in db.execute(f"SELECT {COLUMNS} FROM event ORDER BY seq"):
+            if seq != head.seq + 1 or prev != head.hash or link != link_of(prev, seq, *fields):
+                break
+            head = Head(seq, link)
+            if kept is not None and kept.seq == seq and kept.hash != link:
+                raise StateError(
+                    f"{path}: damaged at seq {seq}: the head file has another hash for it; the "
+                    "journal or its head file was exchanged: restore both from a copy."
+                )
+        else:
+            return head
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        complaint = complaint or f" ({error})"
+    raise StateError(
+        f"{path}: damaged at seq {head.seq + 1}: the hash chain does not hold there{complaint}; "
+        "restore the file from a copy."
+    )
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such journal; check the path.")
+    # Without a write-ahead log nobody is writing, and an immutable open leaves no file behind.
+    mode = "mode=ro" if beside(path, "-wal").exists() else "immutable=1"
+    with as_state_error(path):
+        return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+
+
+@contextlib.contextmanager
+def as_state_error(path: Path) -> Iterator[None]:
+    """SQLite's and the disk's errors as StateError, with what mends them."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        remedy = "free space or mend the permissions, then give the same command again"
+        if "not a database" in str(error) or "malformed" in str(error):
+            remedy = "restore it from a copy or name another file"
+        raise StateError(f"{path}: the journal failed ({error}); {remedy}.") from error
+    except OSError as error:
+        raise StateError(
+            f"{path}: the journal cannot be written ({error.strerror}); mend that, then give the "
+            "same command again."
+        ) from error
