@@ -93,7 +93,7 @@ def from_toml_text(cls: type[T], text: str, source: str, overrides: Sequence[str
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source}: not valid TOML: {error}; mend that line.") from None
-    reader = _Reader(source)
+    reader = _Reader(source, cls)
     for override in overrides:
         reader.override(table, override)
     config = reader.build(cls, table, ())
@@ -137,8 +137,13 @@ class _Mismatch(Exception):
 class _Reader:
     """Builds one config, and gathers what is wrong instead of stopping at the first fault."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, cls: type):
         self.source = source
+        self.tables = {
+            name: [field.name for field in dataclasses.fields(kind)]
+            for name, kind in typing.get_type_hints(cls).items()
+            if dataclasses.is_dataclass(kind)
+        }
         self.problems: list[str] = []
         self.overridden: set[tuple[str, ...]] = set()
 
@@ -183,7 +188,8 @@ class _Reader:
         for key, value in table.items():
             here = (*path, key)
             if key not in known:
-                hint = nearest(key, known)
+                homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]
+                hint = f"did you mean {' or '.join(homes)}? " if homes else nearest(key, known)
                 doubtful += [name for name in known if f"'{name}'" in hint]
                 self.report(here, f"{key} is not a known key; {hint}Known: {', '.join(known)}.")
             elif dataclasses.is_dataclass(types_of[key]):

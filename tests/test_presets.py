@@ -126,6 +126,19 @@ def test_an_unknown_key_names_file_table_and_the_nearest_key():
     assert "did you mean 'learning_rate'?" in line
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_grad_norm = 1.0", "did you mean 'optimizer.max_grad_norm'?"),
+        ("steps = 3", "did you mean 'policy.steps' or 'learner.steps'?"),
+        ("[learner]\nleak = 0.1", "did you mean 'policy.leak'?"),
+    ],
+)
+def test_a_key_of_another_table_names_that_table(text, says):
+    (line,) = complaint(AgentConfig, text)
+    assert says in line
+
+
 def test_an_unknown_preset_names_the_nearest_and_lists_all():
     with pytest.raises(ConfigError, match="did you mean 'nano'") as caught:
         load_agent("nanno")

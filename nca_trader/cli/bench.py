@@ -33,8 +33,10 @@ def run(args: argparse.Namespace) -> None:
     """Prints a row a benchmark as it is measured; with --json each is an object on a line."""
     import jax
 
+    from nca_trader.agents.presets import load_agent
     from nca_trader.cli import print_json
 
+    load_agent(args.agent)  # a wrong name is refused before minutes of measuring
     # A program found in the cache would make compile_s a lie.
     jax.config.update("jax_enable_compilation_cache", False)
     from nca_trader.cli.bench_env import bench_env

@@ -91,11 +91,18 @@ def _index(envs: int, window: int) -> dict[str, Any]:
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from nca_trader.errors import ConfigError
     from nca_trader.mesh import DATA, make_mesh
+    from nca_trader.ranges import multiple, refuse
 
     mesh = make_mesh(len(jax.devices()))
+    if envs < mesh.size:
+        raise ConfigError(f"--envs {envs}: give at least {mesh.size}, one a device.")
+    block = envs // mesh.size
+    if mesh.devices.flat[0].platform == "cpu":
+        block = min(BLOCK, block)
+    refuse(multiple("--envs", envs, "devices x block", mesh.size * block))
     walk, begin = _walk(window)
-    block = min(BLOCK, envs // mesh.size) if mesh.devices.flat[0].platform == "cpu" else envs
 
     def blocks(carry: Any) -> Any:
         parts = jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), carry)

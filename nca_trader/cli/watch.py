@@ -52,6 +52,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("nothing to watch; give --run DIR, --journal FILE, or both.")
     if not 0.05 <= args.every < math.inf:
         raise ConfigError(f"--every {args.every:g}: give seconds, at least 0.05.")
+    if args.once and args.prometheus:
+        raise ConfigError("--prometheus serves the metrics while it watches; leave out --once.")
+    if args.once and args.journal and not pathlib.Path(args.journal).is_file():
+        raise ConfigError(f"{args.journal}: there is no such journal; check the path.")
     rules = read_rules(args.rules) if args.rules else []
     run, journal = (pathlib.Path(p) if p else None for p in (args.run_dir, args.journal))
     watched = Watched(run, journal)

@@ -32,7 +32,6 @@ from nca_trader.types import Bars, EnvSpec
 
 DEFAULT_CONFIG, DEFAULT_BARS = "index_daily", "sp500"
 LARGEST = float(np.finfo(np.float32).max)
-KEPT_ACTIONS = 4096  # discrete actions whose arrays stay on the device
 
 Path = str | pathlib.Path
 Source = Bars | Task | Path | None

@@ -12,6 +12,7 @@ from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.chain import GENESIS, Event, Head, beside, link_of, read_head
 
 APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
+LEAST_PAGE = 512  # bytes, of a SQLite file
 COLUMNS = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
 
 
@@ -76,6 +77,13 @@ def checked_head(path: Path, db: sqlite3.Connection) -> Head:
 
 def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
     """Raises StateError where the file is no journal, before anything is written to it."""
+    # SQLite takes less than a page for an empty database. It is not opened here to be looked at:
+    # closing it would let go of SQLite's own lock.
+    if 0 < path.stat().st_size < LEAST_PAGE:
+        raise StateError(
+            f"{path}: is not a readable journal ({path.stat().st_size} bytes are no database); "
+            "restore it from a copy or name another file."
+        )
     try:
         known = db.execute("PRAGMA application_id").fetchone()[0]
         tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]

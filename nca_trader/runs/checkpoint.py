@@ -29,8 +29,8 @@ import orbax.checkpoint as ocp
 from jax import Array
 
 from nca_trader import hosts
-from nca_trader.errors import RunError, StateError
 from nca_trader.disk import sha256_of, write_atomically
+from nca_trader.errors import RunError, StateError
 
 FORMAT = 1
 FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there

@@ -1,5 +1,4 @@
-"""A policy in one file, small and complete: what `nca-trader export` writes, `backtest` and
-`paper` read.
+"""A policy in one small file: what `nca-trader export` writes, `backtest` and `paper` read.
 
 It holds the agent's and the environment's configuration, what it was trained on, and its weights
 in few bits; no optimiser, no metrics, no code.

@@ -28,13 +28,13 @@ import numpy as np
 from nca_trader import __version__, hosts
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
+from nca_trader.disk import sha256_of, write_atomically
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.disk import sha256_of, write_atomically
 from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 

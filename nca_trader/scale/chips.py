@@ -18,7 +18,7 @@ class Chip(NamedTuple):
     """One generation of chips.
 
     Attributes:
-      tflops: bfloat16, in 1e12 a second. tops: int8 (TPU7x: float8), in 1e12 a second.
+      tflops: bfloat16, in 1e12 a second.
       hbm_gb: memory, as the vendor counts it. hbm_usable: bytes that the compiler (libtpu 0.0.51)
         leaves to programs on a chip. hbm_gb_per_s: its rate. ici_gb_per_s: of all links to other
         chips of the slice together, both ways, in 1e9 bytes.
@@ -30,7 +30,6 @@ class Chip(NamedTuple):
     """
 
     tflops: float
-    tops: float
     hbm_gb: float
     hbm_usable: float
     hbm_gb_per_s: float
@@ -55,16 +54,16 @@ DOCS = "https://cloud.google.com/tpu/docs/"
 # of a product of 8192 x 8192 matrices are 70 to 90% of that rate on each.
 CHIPS = {
     "v5e": Chip(
-        197, 393, 16, 15.75 * GIB, 819, 400, 128, 4 * 2 * 128**2, 1, 1, (2, 4), DOCS + "v5e"
+        197, 16, 15.75 * GIB, 819, 400, 128, 4 * 2 * 128**2, 1, 1, (2, 4), DOCS + "v5e"
     ),
     "v5p": Chip(
-        459, 918, 95, 95.73 * GIB, 2765, 1200, 128, 8 * 2 * 128**2, 1, 2, (2, 2, 1), DOCS + "v5p"
+        459, 95, 95.73 * GIB, 2765, 1200, 128, 8 * 2 * 128**2, 1, 2, (2, 2, 1), DOCS + "v5p"
     ),
     "v6e": Chip(
-        918, 1836, 32, 31.24 * GIB, 1638, 800, 256, 4 * 2 * 256**2, 1, 1, (2, 4), DOCS + "v6e"
+        918, 32, 31.24 * GIB, 1638, 800, 256, 4 * 2 * 256**2, 1, 1, (2, 4), DOCS + "v6e"
     ),
     "tpu7x": Chip(
-        2307, 4614, 192, 2 * 94.74 * GIB, 7380, 1200, 256, 4 * 2 * 256**2, 2, 0, (2, 2, 1),
+        2307, 192, 2 * 94.74 * GIB, 7380, 1200, 256, 4 * 2 * 256**2, 2, 0, (2, 2, 1),
         DOCS + "tpu7x",
     ),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.compilations import Compilations
 from nca_trader.learner.markets import Markets
@@ -68,9 +68,16 @@ def profile(
 
     Raises:
       ConfigError: `steps` below 1; or the agent's or the environment's own, see `make_learner`.
+      StateError: the folder cannot be made.
     """
     if steps < 1:
         raise ConfigError(f"--steps {steps}: trace at least one update.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"{folder}: cannot be made ({error.strerror}); choose another --out."
+        ) from None
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent)
     names = [step.__name__ for step in learner.programs.values()]

@@ -239,3 +239,31 @@ def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
     said = command(*commands(mine)["backtest"])
     assert said.code == 4, said
     assert "checkpoints: none of the checkpoints [1, 2] verifies" in said.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["demo", "--resume", "FOLDER"], 2, "FOLDER: not a run folder"),
+        (["bench", "all", "--agent", "nope"], 2, "'nope' is no preset in agents/"),
+        (
+            [
+                "profile",
+                "--env=ou_mid",
+                "--agent=nano",
+                "--set=env.market_bars=300",
+                "--out=FILE/x",
+            ],
+            4,
+            "FILE/x: cannot be made (Not a directory); choose another --out",
+        ),
+    ],
+)
+def test_what_would_take_minutes_is_refused_before(command, tmp_path, args, code, says):
+    (tmp_path / "FILE").write_text("")
+    at = {name: str(tmp_path / name) for name in ("FOLDER", "FILE")}
+    for name, path in at.items():
+        args, says = [arg.replace(name, path) for arg in args], says.replace(name, path)
+    said = command(*args)
+    assert (said.code, said.out, len(said.err.splitlines())) == (code, "", 1) and says in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["FILE"]

@@ -61,6 +61,8 @@ def test_once_fails_where_a_condition_holds(command, run):
         (["--run", ".", "--every", "0"], "at least 0.05"),
         (["--run", ".", "--rules", "none-such.toml"], "cannot be read"),
         (["--run", ".", "--prometheus", "many"], "give a port"),
+        (["--run", ".", "--prometheus", "9105", "--once"], "leave out --once"),
+        (["--journal", "none-such", "--once"], "no such journal"),
     ],
 )
 def test_what_can_not_be_watched_is_one_line(command, args, says):

@@ -324,12 +324,12 @@ def test_a_file_of_zeros_inside_is_damage_and_no_traceback(path):
 
 
 def test_another_file_is_not_taken_for_a_journal(path):
-    path.write_text("time,close\n" * 1000)
-    before = path.read_bytes()
-    for attempt in (verify, lambda p: Journal(p, clock)):
-        with pytest.raises(StateError, match="not a readable journal"):
-            attempt(path)
-    assert path.read_bytes() == before
+    for text in ("time,close\n" * 1000, "x"):  # SQLite takes the short one for a new database
+        path.write_text(text)
+        for attempt in (verify, lambda p: Journal(p, clock)):
+            with pytest.raises(StateError, match="not a readable journal"):
+                attempt(path)
+        assert path.read_text() == text
 
 
 def test_another_programs_database_is_left_as_it_was(path):

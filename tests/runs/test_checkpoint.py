@@ -1,7 +1,7 @@
 """A checkpoint comes back bit for bit, or not at all."""
 
-import json
 import gc
+import json
 import shutil
 import threading
 import time

@@ -1,4 +1,4 @@
-"""An exported agent: whole in one file, decides as its weights say, refused when it is not right."""
+"""An exported agent: whole in one file, decides as its weights say, refused where it is wrong."""
 
 import dataclasses
 
@@ -72,7 +72,7 @@ def test_a_damaged_file_is_refused(file, at):
     damaged = bytearray(file.read_bytes())
     damaged[at] ^= 4
     file.write_bytes(damaged)
-    with pytest.raises(StateError, match="damaged: .*restore it from a copy, or export it again"):
+    with pytest.raises(StateError, match=r"damaged: .*restore it from a copy, or export it again"):
         read_run(file)
 
 
@@ -89,7 +89,7 @@ def test_an_older_format_a_foreign_file_and_another_k_are_refused(file, tmp_path
         read_run(file, steps=3)
     short = {name: tensor for name, tensor in tensors.items() if name != "nca.taps"}
     write_tensors(old, short, about, exported.KIND, exported.VERSION)
-    with pytest.raises(StateError, match="nca.taps"):
+    with pytest.raises(StateError, match=r"nca\.taps"):
         read_run(old).params()
 
 

@@ -11,13 +11,13 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
 
+from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.learner.train import steps_done, train
 from nca_trader.presets import CheckpointConfig, MeshConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
-from nca_trader.disk import write_atomically
 from nca_trader.runs.manifest import Run, open_run
 
 
