@@ -26,7 +26,7 @@ from nca_trader.presets import AgentConfig, EnvConfig, PolicyConfig
 # What an agent sees of every market: the last return, and how high price and volume stand. All
 # of it comes from the bars up to the decision; the market's own state is not among it.
 FEATURES = ("return_1", "price_level", "volume_level")
-TRAINING_CELLS = 2**21  # bars times assets of the path that is trained on
+TRAINING_CELLS = 2**22  # bars times assets of the path that is trained on
 LOOKS = 12  # evaluations along a run, for the curve; the clock stands still in them
 MOST_TURNOVER = 0.01  # a step, where nothing can be earned
 

@@ -27,6 +27,7 @@ from nca_trader.types import Bar, Tensor
 
 DAY = 86_400  # seconds
 YEAR = 365.2425 * DAY  # seconds, the mean Gregorian year
+LEVEL_SPAN = 4096  # bars: span of the average that a level is measured from
 
 
 def _log_return(horizon: int) -> Feature:
@@ -149,14 +150,16 @@ def _volume() -> Feature:
 
 
 def _level(value: Callable[[Bar], Tensor], counts: Callable[[Bar], Tensor]) -> Feature:
-    """log(x_t), z-scored by the mean and deviation of all of its values up to t-1.
+    """log(x_t), z-scored by the EW mean and deviation of its values up to t-1, of LEVEL_SPAN.
 
-    For what comes back to a level of its own: a spread, a rate, turnover. Most prices do not.
+    For what comes back to a level of its own: a spread, a rate, turnover. Most prices do not, and
+    the span is what they are still good for: over all of a price's past, a path has one or two
+    excursions, and an agent learns those by heart.
     """
 
     def update(past, bar, count):
         x = jnp.log(jnp.where(counts(bar), value(bar), 1.0))
-        return add(past, x, span=np.inf), z_score(past, x)
+        return add(past, x, span=LEVEL_SPAN), z_score(past, x)
 
     return make_feature(empty_average, update, warmup=SPAN, counts=counts)
 

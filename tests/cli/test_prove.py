@@ -89,10 +89,10 @@ def test_a_path_whose_price_leaves_the_floats_is_drawn_shorter():
     assert len(env) == 1024 and np.isfinite(np.log(env.bars.close)).all()
 
 
-@pytest.mark.parametrize(("market", "steps"), [("ou_mid", 12_000_000), ("ring", 1_500_000)])
+@pytest.mark.parametrize(("market", "steps"), [("ou_mid", 24_000_000), ("ring", 3_000_000)])
 def test_where_assets_share_what_is_learnt_fewer_steps_do(market, steps):
     own = load_agent("nano")
-    assert own.learner.steps == 12_000_000
+    assert own.learner.steps == 24_000_000
     agents = prepare(market, own).agents.values()
     assert {agent.learner.steps for agent in agents} == {steps}
 

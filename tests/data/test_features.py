@@ -63,8 +63,8 @@ def expected(name, frame):
     sigma = np.sqrt((r**2).ewm(span=60).mean())
     past = sigma.shift()
 
-    def z_score(x):
-        ewm = x.ewm(span=60)
+    def z_score(x, span=60):
+        ewm = x.ewm(span=span)
         return (x - ewm.mean().shift()) / ewm.std(bias=True).shift()
 
     def wilder(x, first):
@@ -77,8 +77,7 @@ def expected(name, frame):
 
     kind, _, horizon = name.rpartition("_")
     if horizon == "level":
-        x = np.log(c if kind == "price" else v)
-        return (x - x.expanding().mean().shift()) / x.expanding().std(ddof=0).shift()
+        return z_score(np.log(c if kind == "price" else v), span=4096)
     if kind == "return":
         return np.log(c / c.shift(int(horizon))) / (past * np.sqrt(int(horizon)))
     if name == "volatility_ratio":
