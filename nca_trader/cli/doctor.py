@@ -16,6 +16,9 @@ HELP = "what this machine has, what is misconfigured, and how to mend it"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
+    parser.add_argument(
+        "--agent", default="", help="whose [mesh] to show: preset name or TOML file"
+    )
     parser.add_argument("--data", default="", metavar="FILE", help="a bar file, or shards, to read")
     add_reading_arguments(parser)
     parser.add_argument(
@@ -34,16 +37,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.scale.doctor import ERROR, examine, mesh_of
     from nca_trader.scale.facts import gather
 
+    wanted = None
+    if args.agent:
+        from nca_trader.agents.presets import load_agent
+
+        wanted = load_agent(args.agent).mesh
     facts = gather(args.data, args.coordinator, reading_options(args))
     findings = examine(facts)
-    for line in described(facts):
+    mesh = mesh_of(facts, wanted)
+    for line in described(facts, mesh):
         print(line)
     for level, name, what, remedy in findings:
         print(f"{level} ({name}): {what}.\n    {remedy}.")
     errors = sum(finding.level == ERROR for finding in findings)
     result = {
         "ok": not errors,
-        "mesh": mesh_of(facts),
+        "mesh": mesh,
         "findings": [finding._asdict() for finding in findings],
         "facts": dataclasses.asdict(facts),
     }
@@ -55,19 +64,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def described(facts: Facts) -> list[str]:
+def described(facts: Facts, mesh: dict[str, int]) -> list[str]:
     """What the machine has, a line each."""
-    from nca_trader.scale.doctor import GB, mesh_of
+    from nca_trader.scale.doctor import GB, mesh_words
 
     names = ("nca_trader", "python", "jax", "jaxlib", "flax", "optax", "libtpu")
     kinds = sorted(set(facts.kinds))
     each = next((size for size in facts.device_memory if size), None)
-    mesh = ", ".join(f"{axis}={size}" for axis, size in mesh_of(facts).items())
+    sizes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
     lines = [
         "versions  " + ", ".join(f"{n} {facts.versions[n]}" for n in names if n in facts.versions),
         f"devices   {len(facts.kinds)} {facts.platform or 'none'} ({', '.join(kinds)})"
         + (f", {each / GB:.1f} GB each for JAX" if each else ""),
-        f"mesh      {mesh}",
+        f"mesh      {sizes}: train {mesh_words(mesh)}",
         f"host      {facts.cores} cores, {facts.memory_free / GB:.1f} GB free of memory's "
         f"{facts.memory / GB:.1f}",
         f"cache     {facts.cache or 'none'}"

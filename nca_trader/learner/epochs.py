@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from nca_trader.learner.layout import EVERYWHERE, Layout, mean_in_order
+from nca_trader.learner.layout import EVERYWHERE, Layout, mean_in_order, one_by_one
 from nca_trader.learner.ppo import Loss
 from nca_trader.mesh import BATCH
 from nca_trader.presets import LearnerConfig
@@ -126,6 +126,6 @@ def gradient_of(
         return gradient, jax.tree.map(jnp.mean, losses)
 
     if layout.deterministic:
-        return mean_in_order(jax.lax.map(in_pieces, items))
+        return mean_in_order(one_by_one(in_pieces, items))
     items = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), items)
     return layout.mean(*in_pieces(items))

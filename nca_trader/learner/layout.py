@@ -128,6 +128,21 @@ class Layout:
         devices = jax.lax.axis_size(BATCH)
         return jax.tree.map(lambda leaf: leaf / devices, (total, terms))
 
+    def of_all(self, figures: Any) -> Any:
+        """`[N P]` of every device's pieces, in the order of their numbers, from each one's `[P]`.
+
+        One all-reduce of all figures, each device's in a place of its own: an exact gather, whose
+        result is known to be the same everywhere.
+        """
+        leaves, structure = jax.tree.flatten(figures)
+        mine = jnp.stack(leaves)
+        places = jnp.zeros((jax.lax.axis_size(BATCH), *mine.shape), mine.dtype)
+        every = jax.lax.psum(places.at[jax.lax.axis_index(BATCH)].set(mine), BATCH)
+        every = jnp.moveaxis(every, 0, 1).reshape(len(leaves), -1)
+        if self.deterministic:  # what follows is not joined with how they came together
+            every = one_by_one(lambda figures: figures, every[None])[0]
+        return jax.tree.unflatten(structure, list(every))
+
     def norm(self, tree: Any) -> Array:
         """`[]` the norm of a tree like the parameters: of all of it, not of a device's part."""
 
@@ -139,6 +154,10 @@ class Layout:
         total = sum(whole) + (jax.lax.psum(sum(split), FSDP) if split else 0.0)
         return jnp.sqrt(total)
 
+    def runs(self, logical_shards: int) -> int | None:
+        """How many of all logical shards a device computes one by one; None: none by itself."""
+        return logical_shards // jax.lax.axis_size(BATCH) if self.deterministic else None
+
     def fan_in(self, split: Split, leaf: Array) -> int:
         """How many inputs a matrix `[..., n, m]` has, of which a device may have a part: n."""
         parts = jax.lax.axis_size(FSDP) if split.fsdp == leaf.ndim - 2 else 1
@@ -146,6 +165,31 @@ class Layout:
 
 
 EVERYWHERE = Layout()
+
+
+def one_by_one(fn: Callable[[Any], Any], items: Any) -> Any:
+    """`fn` of each of the `[P, ...]` items, one after the other: the same bits however large P is.
+
+    `lax.map` does that where P > 1; a map of one item is no loop to the compiler, which joins it
+    with what stands around it: a product and a sum that so meet are rounded once and not twice.
+    So this is a loop of which the compiler cannot tell how often it runs, over two rows at least,
+    so that an item is taken out of them as it is out of eight.
+    """
+    size = jax.tree.leaves(items)[0].shape[0]
+    rows = jax.tree.map(lambda a: jnp.concatenate([a, a]) if size == 1 else a, items)
+    shapes = jax.eval_shape(fn, jax.tree.map(lambda a: a[0], rows))
+
+    def put(at: Array, every: Any) -> Any:
+        one = fn(jax.tree.map(lambda a: a[at], rows))
+        return jax.tree.map(lambda whole, own: whole.at[at].set(own), every, one)
+
+    def none(shape: Any) -> Array:
+        one = jnp.zeros_like(shape)  # of the same type under `shard_map` as what takes its place
+        return jnp.broadcast_to(one[None], (max(size, 2), *one.shape))
+
+    times = jax.lax.optimization_barrier(jnp.int32(size))
+    every = jax.lax.fori_loop(0, times, put, jax.tree.map(none, shapes))
+    return jax.tree.map(lambda a: a[:size], every)
 
 
 def mean_in_order(each: Any) -> Any:
@@ -158,37 +202,20 @@ def mean_in_order(each: Any) -> Any:
     return jax.tree.map(mean, each)
 
 
-def of_all(figures: Any) -> Any:
-    """`[N P]` of every device's pieces, in the order of their numbers, from each one's `[P]`.
-
-    One all-reduce of all figures, each device's in a place of its own: an exact gather, whose
-    result is known to be the same everywhere.
-    """
-    leaves, structure = jax.tree.flatten(figures)
-    mine = jnp.stack(leaves)
-    places = jnp.zeros((jax.lax.axis_size(BATCH), *mine.shape), mine.dtype)
-    every = jax.lax.psum(places.at[jax.lax.axis_index(BATCH)].set(mine), BATCH)
-    every = jnp.moveaxis(every, 0, 1).reshape(len(leaves), -1)
-    return jax.tree.unflatten(structure, list(every))
-
-
-def by_runs(fn: Callable[..., tuple[Any, Any]], count: int, *trees: Any) -> tuple[Any, Any]:
-    """`fn` over `count` equal runs of the rows of `trees`, one after the other.
-
-    The same rows are so computed in the same shapes, and to the same bits, however many of them a
-    device has.
+def by_runs(fn: Callable[..., tuple[Any, Any]], count: int | None, *trees: Any) -> tuple[Any, Any]:
+    """`fn` over `count` equal runs of the rows of `trees`, `one_by_one`; None: over all at once.
 
     Args:
       fn: `(*trees) -> (pytree of rows, figures)`.
 
     Returns:
-      The rows, and figures with an axis `[count]` in front.
+      The rows, and figures with an axis `[count]`, or `[1]`, in front.
     """
-    if count == 1:
+    if count is None:
         rows, figures = fn(*trees)
         return rows, jax.tree.map(lambda x: x[None], figures)
     runs = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]), trees)
-    rows, figures = jax.lax.map(lambda run: fn(*run), runs)
+    rows, figures = one_by_one(lambda run: fn(*run), runs)
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows), figures
 
 

@@ -22,13 +22,13 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.sharded import ShardedEnv
-from nca_trader.envs.trading import Episode, Market, TradingEnv
+from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.advantages import horizon
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
-from nca_trader.learner.layout import Layout, by_runs, make_layout, of_all
+from nca_trader.learner.layout import Layout, by_runs, make_layout
 from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
 from nca_trader.learner.memory import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
 from nca_trader.learner.optimizer import (
@@ -302,18 +302,13 @@ def _iterate(
     number = jax.lax.axis_index(BATCH) * count + jnp.arange(count)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     course = (config.curriculum, state.update, num_updates)
-    segments, fresh = begin_segments(
-        env,
-        config.learner,
-        policy.first_decision,
-        state.segments,
-        fold(start_key, number),
-        len(env) if market.rows is None else market.rows,
-    )
     scales = (cost_scale(*course), volatility_scale(*course))
-    runs = config.learner.logical_shards // jax.lax.axis_size(BATCH) if layout.deterministic else 1
+    runs = layout.runs(config.learner.logical_shards)
 
-    def gather(segments: Segments, keys: Array, fresh: Episode) -> Any:
+    def gather(segments: Segments, start_keys: Array, keys: Array) -> Any:
+        rows = len(env) if market.rows is None else market.rows
+        begin = (env, config.learner, policy.first_decision, segments, start_keys, rows)
+        segments, fresh = begin_segments(*begin)
         draw = Draw(keys, fresh, *scales)
         *rows, figures = method.gather(params, market, segments, draw)
         return rows, figures
@@ -322,9 +317,9 @@ def _iterate(
     with jax.named_scope("collect"):
         params = layout.gathered(state.params)
         (segments, batch), figures = by_runs(
-            gather, runs, segments, fold(action_key, number), fresh
+            gather, runs, state.segments, fold(start_key, number), fold(action_key, number)
         )
-        batch, metrics = method.settle(batch, of_all(figures))
+        batch, metrics = method.settle(batch, layout.of_all(figures))
     params, opt_state, losses = jax.named_scope("learn")(learn)(
         lambda params, items: method.lose(params, market, items),
         config.learner,
@@ -343,7 +338,6 @@ def _iterate(
             config.learner,
             optimizer,
             layout,
-            runs,
             (params, opt_state),
             market,
             ring,
@@ -368,7 +362,6 @@ def _learn_again(
     config: LearnerConfig,
     optimizer: optax.GradientTransformation,
     layout: Layout,
-    runs: int,
     learnt: tuple[Params, Any],
     market: Market,
     ring: Ring,
@@ -385,8 +378,9 @@ def _learn_again(
         params, opt_state = learnt
         both = layout.gathered(params), layout.gathered(averaged(opt_state))
         once = lambda item: revisit(*both, market, item)  # noqa: E731
+        runs = layout.runs(config.logical_shards)
         batch, figures = by_runs(once, runs, sample(ring, sample_key))
-        batch, _ = method.settle(batch, of_all(figures))
+        batch, _ = method.settle(batch, layout.of_all(figures))
         lose = lambda params, items: method.lose(params, market, items)  # noqa: E731
         args = (config, optimizer, params, opt_state, batch, shuffle_key, micro_batches, layout)
         return learn(lose, *args)[:2]

@@ -68,6 +68,12 @@ CHIPS = {
     ),
 }  # fmt: skip
 
+# Chips by the name that JAX gives a device.
+KINDS = {
+    "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "tpu7x",
+}  # fmt: skip
+
 # Shapes of the slices that a name with a number means, by chips. Source: the same pages.
 PLANE = {
     1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16),

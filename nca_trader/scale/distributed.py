@@ -40,6 +40,10 @@ def check(peers: Peers) -> None:
     Raises:
       ConfigError: see there.
     """
+    if peers.processes is not None and peers.processes < 1:
+        raise ConfigError(
+            f"--processes {peers.processes}: give at least 1, or leave it out for a run of one."
+        )
     given = {
         "--coordinator": peers.coordinator,
         "--processes": peers.processes,
@@ -134,6 +138,7 @@ def _leave(code: int) -> None:
 
 def options(args: Any) -> Peers | None:
     """What a command's options say of other processes; None is a run of this process alone."""
-    if not (args.distributed or args.coordinator or args.processes or args.process is not None):
+    numbers = args.processes is not None or args.process is not None
+    if not (args.distributed or args.coordinator or numbers):
         return None
     return Peers(args.coordinator, args.processes, args.process, args.heartbeat, args.patience)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nca_trader.presets import LearnerConfig
+from nca_trader.presets import LearnerConfig, MeshConfig
+from nca_trader.scale.chips import CHIPS, KINDS
 from nca_trader.scale.facts import Facts
+from nca_trader.scale.layout import axes_of
 
 GB = 1e9
 OLDEST = {"jax": (0, 10), "python": (3, 11)}
@@ -25,6 +28,7 @@ CLIENT_OPTIONS = {
 TRUE, FALSE = {"1", "true", "on", "yes", "t", "y"}, {"0", "false", "off", "no", "f", "n"}
 TRUTHS = TRUE | FALSE
 ERROR, WARNING = "error", "warning"
+AXES = ("data", "fsdp", "model")  # those of `nca_trader.mesh`, which would start JAX
 
 
 class Finding(NamedTuple):
@@ -42,9 +46,24 @@ def examine(facts: Facts) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.level != ERROR)
 
 
-def mesh_of(facts: Facts) -> dict[str, int]:
-    """The mesh that `--devices` with all of them makes: every device on the data axis."""
-    return {"data": max(len(facts.kinds), 1)}
+def mesh_of(facts: Facts, wanted: MeshConfig | None = None) -> dict[str, int]:
+    """The mesh to train on: an agent's own where it says its sizes, else that of `axes_of`.
+
+    Args:
+      wanted: the table `[mesh]` of an agent; None is one that says nothing.
+    """
+    if wanted is not None and (wanted.devices or wanted.data or wanted.fsdp * wanted.model > 1):
+        return dict(zip(AXES, wanted.axes, strict=True))
+    devices = max(len(facts.kinds), 1)
+    kind = KINDS.get(facts.kinds[0]) if facts.kinds else None
+    chips = devices if kind is None else devices // CHIPS[kind].devices
+    return dict(zip(AXES, axes_of(devices, chips), strict=True))
+
+
+def mesh_words(axes: dict[str, int]) -> str:
+    """The options of `nca-trader train` that make a mesh of these sizes."""
+    inner = [f"--set mesh.{name}={axes[name]}" for name in AXES[1:] if axes[name] > 1]
+    return " ".join([f"--devices {math.prod(axes.values())}", *inner])
 
 
 def versions(facts: Facts) -> Iterator[Finding]:

@@ -12,5 +12,10 @@ SQUARE = 4
 
 def mesh_axes(there: Slice) -> tuple[int, int, int]:
     """(data, fsdp, model) sizes for all devices of a slice; their product is its devices."""
-    fsdp = SQUARE if there.chips >= FSDP_FROM else 1
-    return there.devices // fsdp, fsdp, 1
+    return axes_of(there.devices, there.chips)
+
+
+def axes_of(devices: int, chips: int) -> tuple[int, int, int]:
+    """(data, fsdp, model) sizes for so many devices, which so many chips have."""
+    fsdp = SQUARE if chips >= FSDP_FROM and devices % SQUARE == 0 else 1
+    return devices // fsdp, fsdp, 1

@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nca_trader.scale.chips import CHIPS
-
-# Chips by the name that JAX gives a device.
-KINDS = {
-    "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "tpu7x",
-}  # fmt: skip
+from nca_trader.scale.chips import CHIPS, KINDS
 
 
 class Rates(NamedTuple):

@@ -1,5 +1,6 @@
 """Processes that train as one: equal to one process, and to themselves when one is killed."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -27,7 +28,7 @@ from nca_trader.learner.update import make_learner
 from nca_trader.mesh import make_mesh, replicated
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
-from nca_trader.scale.distributed import Peers, check
+from nca_trader.scale.distributed import Peers, check, options
 from nca_trader.scale.supervisor import free_port
 from nca_trader.toml import to_toml
 
@@ -326,12 +327,24 @@ def test_each_process_learns_from_its_own_shards(place, root):
         (Peers(":8476", 2, 0), "give HOST:PORT"),
         (Peers("a:1", 2, 2), "--process 2 of --processes 2: processes are numbered from 0 to 1"),
         (Peers("a:1", 2, -1), "--process -1"),
+        (Peers(processes=0), "--processes 0: give at least 1"),
+        (Peers("a:1", -1, 0), "--processes -1: give at least 1"),
         (Peers("a:1", 2, 1, heartbeat=0), "--heartbeat 0: give at least 1 second"),
     ],
 )
 def test_peers_that_cannot_be_meant_are_refused(peers, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         check(peers)
+
+
+def test_no_processes_at_all_are_not_what_is_not_given():
+    alone = argparse.Namespace(
+        distributed=False, coordinator="", processes=None, process=None, heartbeat=1, patience=1
+    )
+    assert options(alone) is None
+    none = argparse.Namespace(**{**vars(alone), "processes": 0})
+    with pytest.raises(ConfigError, match="--processes 0: give at least 1"):
+        check(options(none))
 
 
 @pytest.mark.parametrize("peers", [Peers(), Peers("10.0.0.1:8476", 2, 1), Peers("[::1]:80", 1, 0)])

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from ledger import random_bars
 
+from nca_trader.presets import MeshConfig
 from nca_trader.scale import facts as gathering
-from nca_trader.scale.doctor import examine, mesh_of
+from nca_trader.scale.chips import slice_of
+from nca_trader.scale.doctor import examine, mesh_of, mesh_words
 from nca_trader.scale.facts import Facts, gather
+from nca_trader.scale.layout import mesh_axes
 
 CPU = Facts(
     versions={"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2"},
@@ -54,9 +57,36 @@ def test_a_clean_machine_has_no_finding(clean):
     assert examine(clean) == []
 
 
+def pod(kind, devices):
+    return dataclasses.replace(TPU, kinds=(kind,) * devices)
+
+
 def test_the_mesh_has_every_device():
-    assert mesh_of(TPU) == {"data": 8}
-    assert mesh_of(CPU) == {"data": 1}
+    assert mesh_of(TPU) == {"data": 8, "fsdp": 1, "model": 1}
+    assert mesh_of(CPU) == {"data": 1, "fsdp": 1, "model": 1}
+    assert mesh_words(mesh_of(TPU)) == "--devices 8"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("v5e-256", "TPU v5 lite"), ("v5p-768", "TPU v5p"), ("tpu7x", "TPU7x")]
+)
+def test_the_mesh_of_a_slice_is_that_of_the_plan(name, kind):
+    there = slice_of(name)
+    assert tuple(mesh_of(pod(kind, there.devices)).values()) == mesh_axes(there)
+
+
+def test_a_mesh_comes_with_the_words_that_make_it():
+    assert mesh_words(mesh_of(pod("TPU v5 lite", 256))) == "--devices 256 --set mesh.fsdp=4"
+    # 128 chips of two devices: below what is split.
+    assert mesh_words(mesh_of(pod("TPU7x", 256))) == "--devices 256"
+
+
+def test_the_mesh_of_an_agent_comes_first():
+    assert mesh_of(TPU, MeshConfig(devices=8, fsdp=2, model=2)) == {
+        "data": 2, "fsdp": 2, "model": 2,
+    }  # fmt: skip
+    assert mesh_of(TPU, MeshConfig()) == mesh_of(TPU)
+    assert mesh_words(mesh_of(CPU, MeshConfig(model=2))) == "--devices 2 --set mesh.model=2"
 
 
 DEAD = {"platform": "", "kinds": (), "device_memory": ()}
