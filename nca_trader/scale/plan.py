@@ -103,6 +103,7 @@ def described(found: Answer, there: Slice) -> Report:
         "bytes_by_kind": {kind: size * chip.devices for kind, size in found.kinds.items()},
         "micro_batches": found.micro_batches,
         "parameters": found.parameters,
+        "bars": found.bars,
         "bars_per_parameter": found.bars / found.parameters,
         "compile_s": found.seconds,
         "collectives": {},
@@ -187,7 +188,7 @@ def remat_advice(ask: Ask, question: Question, found: Answer, say: Callable[[str
         return advice | {"advice": f"policy.kind = {policy.kind!r} has no remat"}
     if found.fits and share is not None and share < REMAT_FROM:
         keep = "not needed" if policy.remat == "none" else f"{policy.remat!r} could be 'none'"
-        return advice | {"advice": f"{keep}: temporaries are {share:.2g} of the memory"}
+        return advice | {"advice": f"{keep}: temporaries are {share:.2%} of the memory"}
     if policy.remat == "step":
         return advice | {"advice": "on, at every step: no more can be saved by it"}
     say("compiling with policy.remat = 'step' ...")
