@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--largest",
         action="store_true",
         help="search for the largest batch that fits, and the smallest that is as fast; it "
-        "compiles some fifteen times",
+        "compiles some seven times",
     )
     add_set_argument(parser)
 

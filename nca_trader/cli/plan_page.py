@@ -83,12 +83,12 @@ def _compute(report: Report) -> Iterator[str]:
     parts = sorted(report["cycles"].items(), key=lambda item: -item[1])  # the whole comes first
     for name, cycles in parts:
         floor = report["cycles_over_floor"].get(name)
-        over = "" if floor is None else f"  {floor:>7,.3g} x the floor of the matrix units"
+        over = "" if floor is None else f"  {times(floor):>9} x the floor of the matrix units"
         label = "the whole update" if name == "update" else name
         yield f"  {label:<24}{cycles:>15,} cycles{over}"
     yield (
         f"  {duration(estimate['step_s'])} an update of {estimate['steps']:,} steps, "
-        f"{estimate['steps_per_s']:,.3g} steps/s; matrix units busy for "
+        f"{count(estimate['steps_per_s'])} steps/s; matrix units busy for "
         f"{100 * estimate['matrix_units_busy']:.2g}% of it"
     )
     seconds = ", ".join(f"{name} {duration(each)}" for name, each in estimate["seconds"].items())
@@ -105,6 +105,12 @@ def _advice(report: Report) -> Iterator[str]:
                 f"width: {width['name']} = {width['width']} fills {width['fills']:.0%} of its "
                 f"matrix units; {width['full_width']} fills them"
             )
+    accounts, whole = (report["cycles"].get(name, 0) for name in ("collect: accounts", "update"))
+    if 2 * accounts > whole:
+        yield (
+            f"batch: {accounts / whole:.0%} of the cycles are accounts, one small step after "
+            "another, as long for many as for few: more segments a chip cost little (--largest)"
+        )
     yield f"remat: {report['remat']['advice']}"
     ratio = report["bars_per_parameter"]
     warning = "" if ratio >= 1 else "  WARNING: under 1, it can learn the noise by heart"
@@ -121,17 +127,27 @@ def _largest(found: Report) -> Iterator[str]:
         yield (
             f"{title}: learner.num_segments = {each['num_segments']:,}, {each['steps']:,} steps an "
             f"update, {size_of(each['hbm_bytes_per_chip'])} a chip, estimated "
-            f"{each['steps_per_s']:,.3g} steps/s"
+            f"{count(each['steps_per_s'])} steps/s"
         )
 
 
-def size_of(count: float) -> str:
+def times(ratio: float) -> str:
+    """A ratio as people read it."""
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def count(number: float) -> str:
+    """A large number as people read it."""
+    return f"{number / 1e6:,.3g} million" if number >= 1e6 else f"{number:,.0f}"
+
+
+def size_of(size: float) -> str:
     """Bytes as people read them, in powers of 1024."""
     for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
 
 
 def duration(seconds: float) -> str:

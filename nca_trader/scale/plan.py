@@ -15,11 +15,11 @@ from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.scale.chips import Chip, Slice
 from nca_trader.scale.compiled import Answer, Ask, Question
 from nca_trader.scale.cost import wire_seconds
+from nca_trader.scale.largest import largest_batch
 from nca_trader.scale.layout import mesh_axes
 from nca_trader.types import Bars
 
 Report = dict[str, Any]
-CLOSE = 0.95  # of the best rate: what a smaller batch may lose
 REMAT_FROM = 0.25  # of the memory: temporaries of which it is worth knowing what remat saves
 
 
@@ -37,7 +37,7 @@ def plan(
 
     Args:
       ask: of `compiler()`. bars: None where `env` draws its own.
-      largest: search for the largest batch as well; some ten compilations.
+      largest: search for the largest batch as well; some seven compilations.
       say: told what is being compiled.
 
     Raises:
@@ -57,7 +57,8 @@ def plan(
     report |= described(found, there) | {"widths": width_audit(agent, there.of)}
     report["remat"] = remat_advice(ask, Question(env, agent, bars, there), found, say)
     if largest:
-        report["largest"] = largest_batch(ask, Question(env, agent, bars, there, False), say)
+        question = Question(env, agent, bars, there)
+        report["largest"] = largest_batch(ask, question, rate, say, found)
     return report
 
 
@@ -102,6 +103,7 @@ def described(found: Answer, there: Slice) -> Report:
         "bytes_by_kind": {kind: size * chip.devices for kind, size in found.kinds.items()},
         "micro_batches": found.micro_batches,
         "parameters": found.parameters,
+        "bars": found.bars,
         "bars_per_parameter": found.bars / found.parameters,
         "compile_s": found.seconds,
         "collectives": {},
@@ -159,6 +161,11 @@ def estimate(found: Answer, chip: Chip) -> Report:
     }
 
 
+def rate(found: Answer, chip: Chip) -> float:
+    """Steps a second, as estimated."""
+    return estimate(found, chip)["steps_per_s"]
+
+
 def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
     """How much of a matrix unit each width fills, and the next width that fills it whole."""
     names = ["channels", "head_hidden"] + ["hidden"] * (agent.policy.kind != "gru")
@@ -181,7 +188,7 @@ def remat_advice(ask: Ask, question: Question, found: Answer, say: Callable[[str
         return advice | {"advice": f"policy.kind = {policy.kind!r} has no remat"}
     if found.fits and share is not None and share < REMAT_FROM:
         keep = "not needed" if policy.remat == "none" else f"{policy.remat!r} could be 'none'"
-        return advice | {"advice": f"{keep}: temporaries are {share:.2g} of the memory"}
+        return advice | {"advice": f"{keep}: temporaries are {share:.2%} of the memory"}
     if policy.remat == "step":
         return advice | {"advice": "on, at every step: no more can be saved by it"}
     say("compiling with policy.remat = 'step' ...")
@@ -204,55 +211,3 @@ def remat_advice(ask: Ask, question: Question, found: Answer, say: Callable[[str
         "advice": f"policy.remat = 'step' saves {saved:.0%} of the temporaries and costs "
         f"{more:+.0%} of the cycles"
     }
-
-
-def largest_batch(ask: Ask, question: Question, say: Callable[[str], None]) -> Report:
-    """The most segments that fit without more micro-batches, and the fewest that are as fast.
-
-    The batch is doubled from the least that the mesh allows until it does not fit, then the gap
-    is narrowed to a sixteenth.
-
-    Returns:
-      `largest` and `efficient` (the fewest segments within 5% of the best estimated rate), each
-      a try; `tries`, all of them. None where not even the least fits.
-    """
-    learner, chip = question.agent.learner, question.there.of
-    unit = learner.logical_shards * learner.num_minibatches
-    tries: dict[int, Report] = {}
-
-    def fits(segments: int) -> bool:
-        say(f"compiling with {segments:,} segments ...")
-        changed = dataclasses.replace(learner, num_segments=segments)
-        found = ask(question._replace(agent=dataclasses.replace(question.agent, learner=changed)))
-        rate = estimate(found, chip)["steps_per_s"] if found.fits else None
-        tries[segments] = {
-            "num_segments": segments,
-            "steps": found.steps,
-            "fits": found.fits,
-            "hbm_bytes_per_chip": None if found.needed is None else found.needed * chip.devices,
-            "steps_per_s": rate,
-        }
-        return found.fits
-
-    most = search(fits, unit)
-    rated = [each for _, each in sorted(tries.items()) if each["fits"]]
-    best = max((each["steps_per_s"] for each in rated), default=0.0)
-    efficient = [each for each in rated if each["steps_per_s"] >= CLOSE * best]
-    return {
-        "largest": tries[most] if most else None,
-        "efficient": efficient[0] if efficient else None,
-        "tries": [each for _, each in sorted(tries.items())],
-    }
-
-
-def search(fits: Callable[[int], bool], unit: int) -> int:
-    """The largest multiple of `unit` that fits, to a sixteenth of it; 0 if not even `unit` does."""
-    if not fits(unit):
-        return 0
-    low, high = unit, 2 * unit
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > max(unit, low // 16):
-        middle = (low + high) // (2 * unit) * unit
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

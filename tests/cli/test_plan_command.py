@@ -59,9 +59,11 @@ def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, 
         "18 x all-reduce over 8 devices, 226 KiB in all (f32, s32)",
         "nothing was run",
         "bound by compute",
+        "1.25 x the floor of the matrix units",
+        "batch: 75% of the cycles are accounts",
         "policy.channels = 16 fills 12% of its matrix units; 128 fills them",
         "independent bars a parameter: 0.68  WARNING",
-        "remat: not needed",
+        "remat: not needed: temporaries are 0.03% of the memory",
     ):
         assert words in said.out, words
     assert [question.there.name for question in asked] == ["v5e:2x4"]
@@ -119,9 +121,9 @@ def test_largest_prints_both_batches(command, monkeypatch):
     assert said.code == 0
     largest, efficient = said.json["largest"]["largest"], said.json["largest"]["efficient"]
     assert 940 <= largest["num_segments"] <= 1_000
-    assert efficient["num_segments"] == 256  # 256 / 266 of the best is within 5%, 128 / 138 not
+    assert efficient["num_segments"] == 192  # 192 / 202 of the best rate; 96 / 106 is too slow
     assert f"learner.num_segments = {largest['num_segments']}" in said.out
-    assert "as fast, to 5%: learner.num_segments = 256" in said.out
+    assert "as fast, to 5%: learner.num_segments = 192" in said.out
 
 
 @pytest.mark.parametrize(

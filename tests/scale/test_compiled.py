@@ -14,12 +14,13 @@ from ledger import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader.agents.policy import make_policy, num_parameters
+from nca_trader.agents.presets import load_agent
 from nca_trader.cli import main
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner.update import make_learner
-from nca_trader.mesh import arrange, is_described, make_mesh, mesh_of
-from nca_trader.presets import MeshConfig
+from nca_trader.mesh import make_mesh
+from nca_trader.presets import MeshConfig, PrecisionConfig
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.compiled import Question, answer, compiler, devices_of
@@ -33,6 +34,7 @@ REPLAY = dataclasses.replace(
     learner=dataclasses.replace(AGENT.learner, replay_slots=2),
     optimizer=dataclasses.replace(AGENT.optimizer, ema_decay=0.9),
 )
+BF16 = PrecisionConfig(matmul="bfloat16", compute="bfloat16")
 HERE = slice_of("v5e:2x2")
 
 
@@ -41,8 +43,8 @@ def on_it(agent):
     return dataclasses.replace(agent, mesh=MeshConfig(devices=4))
 
 
-def made(mesh, agent=REPLAY):
-    env = TradingEnv(BARS, ENV)
+def made(mesh, agent=REPLAY, bars=BARS):
+    env = TradingEnv(bars, ENV)
     return make_learner(env, make_policy(agent, env.spec), agent, mesh)
 
 
@@ -59,23 +61,55 @@ def test_step_runs_the_program_that_a_plan_compiles():
     (call,) = stepped.eqns
     (planned,) = traced(learner).eqns
     assert call.params["jaxpr"] is planned.params["jaxpr"]  # traced once
-    assert not is_described(learner.mesh)
 
 
 def test_micro_batches_are_programs_fewest_first():
     assert list(made(make_mesh(2)).programs) == [(1, 1), (1, 2), (1, 4)]
 
 
+def program_of(jaxpr):
+    """The one program that is called there, in words; the devices it is for, apart."""
+    (call,) = jaxpr.eqns
+    kinds, text = r"device_kind=.*?, platform=\w+", str(call.params["jaxpr"])
+    return re.sub(kinds, "", text), re.findall(kinds, text)
+
+
+def full(name):
+    """A preset with all that changes the program: replay, an average of weights and bfloat16."""
+    agent = load_agent(name)
+    learner = dataclasses.replace(agent.learner, replay_slots=2)
+    return dataclasses.replace(agent, learner=learner, optimizer=REPLAY.optimizer, precision=BF16)
+
+
 @needs_compiler
-def test_a_described_slice_gets_the_program_that_devices_get(environment):
-    described = made(mesh_of(arrange(devices_of(HERE), (4, 1, 1))))
-    assert is_described(described.mesh)
-    leaves = jax.tree.leaves(described.market)
-    assert leaves and all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    kinds = r"device_kind=.*?, platform=\w+"
-    planned, trained = (str(traced(each)) for each in (described, made(make_mesh(4))))
-    assert re.sub(kinds, "", planned) == re.sub(kinds, "", trained)
-    assert re.findall(kinds, planned) != re.findall(kinds, trained)
+@pytest.mark.parametrize(
+    ("name", "topology", "axes"),
+    [
+        ("tiny", "v5e:2x2", (4, 1, 1)),
+        ("nano", "v5e:2x2", (2, 2, 1)),
+        ("base", "v5e:2x4", (2, 2, 2)),
+    ],
+)
+def test_a_described_slice_gets_the_program_that_devices_get(
+    environment, monkeypatch, name, topology, axes
+):
+    agent = REPLAY if name == "tiny" else full(name)
+    agent = dataclasses.replace(agent, mesh=MeshConfig(data=axes[0], fsdp=axes[1], model=axes[2]))
+    bars = random_bars(np.random.default_rng(0), 500, 2)
+    learner = made(make_mesh(*axes), agent, bars)
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    trained, here = program_of(jax.make_jaxpr(learner.step)(state))  # as `train` calls it
+    compiles = []
+
+    def instead(known, program, args, devices):
+        compiles.append(jax.make_jaxpr(program)(*args))
+        return known._replace(fits=devices == 4 * axes[2])
+
+    monkeypatch.setattr(compiled, "_compiled", instead)
+    assert answer(Question(ENV, agent, bars, slice_of(topology))).fits
+    planned, there = program_of(*compiles)
+    assert planned == trained and len(planned) > 10_000
+    assert set(here) != set(there)
 
 
 @needs_compiler

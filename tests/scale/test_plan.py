@@ -13,10 +13,8 @@ from nca_trader.scale.cost import Collective, Cost, Part
 from nca_trader.scale.plan import (
     described,
     estimate,
-    largest_batch,
     on_slice,
     plan,
-    search,
     width_audit,
 )
 
@@ -132,39 +130,6 @@ def test_widths_are_held_against_the_matrix_units_of_the_chip():
     assert on_v6e == {"policy.channels": 0.5, "policy.hidden": 0.5, "policy.head_hidden": 0.25}
     wide = dataclasses.replace(base, policy=dataclasses.replace(base.policy, channels=129))
     assert {w["name"]: w["full_width"] for w in width_audit(wide, V5E.of)}["policy.channels"] == 256
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 7, 16, 17, 100, 1_000, 5_000])
-@pytest.mark.parametrize("unit", [1, 8])
-def test_the_search_finds_the_largest_that_fits_to_a_sixteenth(most, unit):
-    asked = []
-
-    def fits(segments):
-        asked.append(segments)
-        return segments <= most * unit
-
-    found = search(fits, unit)
-    assert found <= most * unit < found + max(unit, found // 16) + unit
-    assert found % unit == 0 and len(asked) == len(set(asked)) < 20
-
-
-def test_a_search_where_nothing_fits_says_so_at_once():
-    ask, asked = model(limit=1_500, per_segment=1_000)
-    found = largest_batch(ask, Question(ENV, AGENT, None, V5E, False), lambda line: None)
-    assert found["largest"] is None and found["efficient"] is None and len(asked) == 1
-
-
-def test_the_efficient_batch_is_the_smallest_within_5_percent_of_the_best():
-    # 100 cycles of overhead: 8 segments of 8 are at 8 / (8 + 100) of the best rate, and so on.
-    ask, _ = model(1e6, 100, cycles=lambda segments: 100_000 + 1_000 * segments)
-    found = largest_batch(ask, Question(ENV, AGENT, None, V5E, False), lambda line: None)
-    assert found["largest"]["hbm_bytes_per_chip"] <= 1e6
-    assert 9_990 / 17 * 16 <= found["largest"]["num_segments"] <= 9_990
-    best = max(t["steps_per_s"] for t in found["tries"] if t["fits"])
-    efficient = found["efficient"]
-    assert efficient["steps_per_s"] >= 0.95 * best
-    smaller = [t for t in found["tries"] if t["num_segments"] < efficient["num_segments"]]
-    assert smaller and all(t["steps_per_s"] < 0.95 * best for t in smaller)
 
 
 def test_remat_is_tried_where_memory_is_short_and_only_there():
