@@ -23,6 +23,7 @@ from nca_trader.learner.population import agents_at_once, step_each
 
 ROWS = np.random.default_rng(0).normal(size=(64, 512)).astype("f4")
 BUILT = []
+held = jax.lax.optimization_barrier  # an intermediate that no compiler may fuse away
 
 
 def build(sizes):
@@ -33,7 +34,7 @@ def build(sizes):
         weights = rows[:8].T
 
         def of_piece(piece):
-            return jnp.sin(piece[:, :, None] * piece[:, None, :]) @ weights
+            return held(jnp.sin(piece[:, :, None] * piece[:, None, :])) @ weights
 
         split = rows.reshape(sizes.micro_batches, -1, 512)
         return jax.lax.map(lambda piece: (of_piece(piece) ** 2).sum(), split).sum()
@@ -83,7 +84,7 @@ def test_agents_that_do_not_fit_together_take_turns_with_the_same_result():
     """Of five agents, each with an intermediate of a million numbers, two fit."""
 
     def one(agent, market):
-        return jnp.sin(jnp.outer(agent, market)).sum(), agent + 1.0
+        return held(jnp.sin(jnp.outer(agent, market))).sum(), agent + 1.0
 
     def chunked(sizes):
         return jax.jit(step_each(one, sizes.agents))
