@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from typing import Any
 
@@ -45,10 +46,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not words:
         raise ConfigError("give a command after --, e.g. supervise -- nca-trader train ...")
-    if args.restarts < 0 or args.backoff < 0 or (args.processes or 1) < 1:
+    if shutil.which(words[0]) is None:
+        raise ConfigError(f"{words[0]}: is no command here; check its name or path.")
+    processes = 1 if args.processes is None else args.processes
+    if args.restarts < 0 or args.backoff < 0 or processes < 1:
         raise ConfigError(
             f"--restarts {args.restarts}, --backoff {args.backoff}, --processes "
-            f"{args.processes or 1}: give 0 or more of the first two, and at least 1 process."
+            f"{processes}: give 0 or more of the first two, and at least 1 process."
         )
     code = Supervisor(
         words, restarts=args.restarts, backoff=args.backoff, processes=args.processes
