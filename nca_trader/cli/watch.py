@@ -42,9 +42,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
       ConfigError: nothing to watch, or faults in the rules. RunError: there is no such run.
+      StateError: with `--once`, the journal cannot be read.
       CheckFailed: with `--once`, the condition of a rule holds.
     """
     from nca_trader.errors import ConfigError
+    from nca_trader.paper.reading import read_events
     from nca_trader.watch.alerts import Alerts, read_rules
     from nca_trader.watch.metrics import Watched
 
@@ -54,8 +56,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--every {args.every:g}: give seconds, at least 0.05.")
     if args.once and args.prometheus:
         raise ConfigError("--prometheus serves the metrics while it watches; leave out --once.")
-    if args.once and args.journal and not pathlib.Path(args.journal).is_file():
-        raise ConfigError(f"{args.journal}: there is no such journal; check the path.")
+    if args.once and args.journal:  # later looks would wait for it; there will be none
+        next(read_events(args.journal), None)
     rules = read_rules(args.rules) if args.rules else []
     run, journal = (pathlib.Path(p) if p else None for p in (args.run_dir, args.journal))
     watched = Watched(run, journal)

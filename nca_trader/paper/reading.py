@@ -35,6 +35,7 @@ def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> It
     """
     path = Path(path)
     with contextlib.closing(_connect_reader(path)) as db, as_state_error(path):
+        refuse_other_files(path, db)
         yield from events_of(db, kind, after)
 
 

@@ -311,7 +311,7 @@ def check_shared(path: pathlib.Path, patience: float = 10.0) -> None:
 
 
 def _not_made(path: pathlib.Path, error: OSError) -> StateError:
-    return StateError(f"{path}: cannot be made ({error.strerror}); choose another --run.")
+    return StateError(f"{path}: cannot be made ({error.strerror}); choose another folder.")
 
 
 def _open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int) -> Run:
@@ -320,7 +320,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int
         _check_same(run, env, agent, seed)
         return run
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(f"{path}: holds files of something else; choose another --run.")
+        raise RunError(f"{path}: holds files of something else; choose another folder.")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

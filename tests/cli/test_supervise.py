@@ -124,9 +124,17 @@ def test_a_signal_is_handed_on_and_nothing_is_started_again(root):
     assert process.returncode == 0 and err.count("\n") == 1
 
 
-def test_no_command_is_said_in_one_line(command):
-    said = command("supervise", "--restarts", "3")
-    assert said.code == 2 and "give a command after --" in said.err
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--restarts", "3"], "give a command after --"),
+        (["--", "/no/such/command"], "/no/such/command: is no command here"),
+        (["--processes", "0", "--", "true"], "--processes 0: give 0 or more of the first two"),
+    ],
+)
+def test_what_cannot_be_started_is_said_in_one_line(command, args, says):
+    said = command("supervise", *args)
+    assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
 
 
 def test_the_commands_own_exit_code_and_options_go_through(command):

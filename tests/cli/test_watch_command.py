@@ -70,6 +70,12 @@ def test_what_can_not_be_watched_is_one_line(command, args, says):
     assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
 
 
+def test_a_file_that_is_no_journal_is_not_waited_for_by_one_look(command, tmp_path):
+    (tmp_path / "j.db").write_text("x")
+    said = command("watch", "--journal", tmp_path / "j.db", "--once")
+    assert said.code == 4 and "j.db: is not a readable journal" in said.err
+
+
 def test_it_follows_a_run_and_its_log_says_fire_and_resolve_once(run, root):
     command = [sys.executable, "-m", "nca_trader", "watch", "--run", str(run), "--every", "0.05"]
     command += ["--rules", str(run.parent / "rules.toml"), "--json"]

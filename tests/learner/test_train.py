@@ -240,7 +240,7 @@ def test_a_run_may_be_asked_to_go_further(place):
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(place, straight, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="something else; choose another --run"):
+    with pytest.raises(RunError, match="something else; choose another folder"):
         train(place.env, place.agent, tmp_path, seed=3)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(RunError, match="seed was 3 there and is 4 now"):
