@@ -79,7 +79,12 @@ def convolutional(policy, config, width):
             state = state + jax.nn.relu(hidden + ROWS.column(p[f"bias_{k}"]))
         return ROWS.leave(state)
 
-    return policy._replace(init=init, encode=encode)
+    hidden = policy.hidden_axis
+
+    def hidden_axis(part, parameter):  # layers are not split over a mesh
+        return None if part == "tcn" else hidden(part, parameter)
+
+    return policy._replace(init=init, encode=encode, hidden_axis=hidden_axis)
 
 
 def sizes(kind, agent, policy):
