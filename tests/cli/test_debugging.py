@@ -50,13 +50,15 @@ def test_a_nan_in_a_program_of_a_mesh_stops_it():
             jax.jit(inside, donate_argnums=0)(-jnp.ones(3))
 
 
-def test_without_jit_it_stops_at_the_operation_inside_a_program_of_a_mesh():
-    inside = jax.shard_map(
-        lambda x: jnp.log(x) * 2.0, mesh=make_mesh(1), in_specs=P(), out_specs=P()
-    )
+def test_without_jit_it_stops_inside_a_program_of_a_mesh():
+    def halved_log(x):
+        return jnp.log(x) / 2.0
+
+    inside = jax.shard_map(halved_log, mesh=make_mesh(1), in_specs=P(), out_specs=P())
     with debugged(arguments("--debug-nans", "--disable-jit"), lambda row: None):
-        with pytest.raises(FloatingPointError, match=r"nan.* in log"):
+        with pytest.raises(FloatingPointError, match="nan") as error:
             jax.jit(inside)(-jnp.ones(3))
+    assert "halved_log" in [entry.name for entry in error.traceback]
 
 
 @pytest.mark.parametrize("option", ["--debug-nans", "--debug-infs"])
