@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from nca_trader.learner.compilations import Compilations
 
 SWITCHES = {  # option: the setting of jax, its value, what it does
-    "debug-nans": ("jax_debug_nans", True, "stop at the operation that first makes a NaN; slow"),
-    "debug-infs": ("jax_debug_infs", True, "the same for infinities; masks of -inf count"),
+    "debug-nans": ("jax_debug_nans", True, "stop at the first dropped update or NaN outside one"),
+    "debug-infs": ("jax_debug_infs", True, "the same, for infinities outside an update too"),
     "disable-jit": ("jax_disable_jit", True, "run operation by operation, as Python; very slow"),
     "log-compiles": ("jax_log_compiles", True, "log each program that is compiled"),
     "full-traceback": ("jax_traceback_filtering", "off", "show jax's own frames in tracebacks"),
@@ -42,11 +42,11 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Watch]:
 
     Raises:
       ConfigError: `--profile` is below 1.
-      CheckFailed: `--debug-nans` or `--debug-infs` found one inside an update.
+      CheckFailed: with `--debug-nans` or `--debug-infs`, an update was dropped.
     """
     import jax
 
-    from nca_trader.errors import CheckFailed, ConfigError
+    from nca_trader.errors import ConfigError
     from nca_trader.learner.compilations import Compilations
 
     if args.profile is not None and args.profile < 1:
@@ -59,34 +59,16 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Watch]:
     before = {name: getattr(jax.config, name) for name in settings}
     with Compilations() as compiled:
         folder = f"{args.run_dir}/profile"
-        watch = Watch(report, compiled, args.profile or 0, folder, args.show_sharding)
+        strict = args.debug_nans or args.debug_infs
+        watch = Watch(report, compiled, args.profile or 0, folder, args.show_sharding, strict)
         try:
             for name, value in settings.items():
                 jax.config.update(name, value)
             yield watch
-        except RuntimeError as error:
-            if not _of_a_value(error):
-                raise
-            raise CheckFailed(
-                f"the update after {len(watch.rates)} of this run made a value that is not finite; "
-                "jax can't name the operation inside a program of a mesh: look at the rows of "
-                "metrics.jsonl before it, and at the bars."
-            ) from None
         finally:
             watch.close()
             for name, value in before.items():
                 jax.config.update(name, value)
-
-
-def _of_a_value(error: BaseException | None) -> bool:
-    """Whether an error came while jax looked for the operation that made a value not finite.
-
-    It runs the program once more to find it, and fails there: the learner's state was donated, and
-    a program of `shard_map` is compiled again and again (jax 0.10).
-    """
-    while error is not None and type(error).__name__ != "InternalFloatingPointError":
-        error = error.__context__
-    return error is not None
 
 
 class Watch:
@@ -99,17 +81,28 @@ class Watch:
         profile: int,
         folder: str,
         show_sharding: bool,
+        strict: bool,
     ):
         self._report, self._compiled = report, compiled
         self._profile, self._folder, self._show = profile, folder, show_sharding
+        self._strict = strict
         self.rates: list[float] = []
         self._tracing = False
 
     def __call__(self, row: dict[str, Any]) -> None:
-        """Another update is done, of this `row` of metrics."""
+        """Another update is done, of this `row` of metrics.
+
+        Raises:
+          CheckFailed: it was dropped, and `--debug-nans` or `--debug-infs` is on.
+        """
         import jax
 
+        from nca_trader.errors import CheckFailed
+        from nca_trader.learner.train import dropped_line
+
         self._report(row)
+        if self._strict and row["skipped"]:
+            raise CheckFailed(f"{dropped_line(row)}.")
         self.rates.append(row["steps_per_s"])
         if len(self.rates) == 1 and self._show:
             print("\n".join(placed()))

@@ -159,7 +159,7 @@ def begin_segments(
 
     def draw(key: Array) -> tuple[Array, Array | None, Episode]:
         start_key, account_key = jax.random.split(key)
-        start = jax.random.randint(start_key, (), first, last + 1)
+        start = jax.random.randint(start_key, (), first, last + 1, dtype=jnp.int32)
         each = jax.random.split(account_key, config.envs_per_segment)
         return start, env.begin_drops(jax.random.fold_in(start_key, 1)), jax.vmap(env.begin)(each)
 

@@ -237,11 +237,7 @@ class Health:
         """Takes in the newest row; says why training must go back, or "" where it need not."""
         self._count(row)
         if self.dropping:
-            log.warning(
-                "%s: update %d dropped: its rewards, features or gradients are not finite",
-                self._run.path,
-                row["update"],
-            )
+            log.warning("%s: %s", self._run.path, dropped_line(row))
         if row["param_norm"] is None:
             return f"update {row['update']} left parameters that are not finite"
         longest = int(np.max(self._streaks))
@@ -312,6 +308,22 @@ def _cut(path: pathlib.Path, rows: int) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     if len(lines) > rows:
         write_atomically(path, "".join(line + "\n" for line in lines[:rows]))
+
+
+def dropped_line(row: dict[str, Any]) -> str:
+    """Which update was dropped, by its row of metrics, and what of it is not finite first.
+
+    Rewards come before values, values before the loss, and all of them before a gradient.
+    """
+    names = [name for name, value in row.items() if value is None]
+    if "reward" in names:
+        first = "rewards are not finite; look at the bars and the costs"
+    elif names and names != ["grad_norm"]:
+        first = "values or probabilities are not finite, rewards are; look at the features"
+    else:
+        first = "a gradient is not finite, the loss is; lower optimizer.learning_rate"
+    told = f" (null in metrics.jsonl: {', '.join(names)})" if names else ""
+    return f"update {row['update']} dropped: {first}{told}"
 
 
 def _number(value: Any) -> float | None:

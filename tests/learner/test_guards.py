@@ -147,6 +147,23 @@ def test_a_batch_with_nan_in_features_is_as_if_it_had_not_been(poisoned, idle):
     goes_on(poisoned, idle, state, before, ["features"])
 
 
+@pytest.mark.parametrize(
+    ("where", "first"),
+    [("rewards", "rewards are"), ("features", "values or"), ("", "a gradient is")],
+)
+def test_what_was_not_finite_is_told_also_while_jax_looks_for_nan(poisoned, where, first):
+    state, market = poisoned.init(jax.random.key(0)), poisoned.market
+    if where:
+        market = jax.device_put(planted(market, where), market.features.sharding)
+    else:  # it is the second update's gradient that has a NaN
+        state, _ = poisoned.step(state)
+    with jax.debug_nans(True), jax.debug_infs(True):
+        _, metrics = poisoned.step(state, market)
+    row = training._row(jax.device_get(metrics), 2, 1, 1.0)
+    assert row["skipped"]
+    assert training.dropped_line(row).startswith(f"update 2 dropped: {first}")
+
+
 def test_an_iteration_is_taken_back_whole_or_stands():
     def made(value, skipped):
         return {"w": jnp.full(3, value)}, GuardState(
