@@ -62,10 +62,11 @@ class Demo:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the demo; returns the page's path and the figures of its table."""
+    from nca_trader.cloud import local
     from nca_trader.data.samples import sample_bars
 
     name = datetime.datetime.now(datetime.UTC).strftime("demo-%Y%m%d-%H%M%S")
-    path = pathlib.Path(args.resume or pathlib.Path(args.out) / name)
+    path = local(args.resume or local(args.out, "a demo") / name, "a demo")
     demo = Demo(args, path, sample_bars("sp500"))
     try:
         trained = train(demo)

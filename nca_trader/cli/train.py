@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import pathlib
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     add_experiment_arguments(parser)
     parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
-    parser.add_argument("--run", required=True, dest="run_dir", help="the run folder")
+    parser.add_argument(
+        "--run", required=True, dest="run_dir", help="the run folder; may be gs:// or s3://"
+    )
     parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     add_peer_arguments(parser)
@@ -134,7 +135,8 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
     Raises:
       BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `ShardedEnv`.
     """
-    from nca_trader.data.shards import open_shards
+    from nca_trader.cloud import place
+    from nca_trader.data.shards import MANIFEST, open_shards
     from nca_trader.envs.sharded import ShardedEnv
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import BarError, ConfigError
@@ -146,8 +148,8 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
                 f"--{given[0]} is about a bar file, and {args.data} is shards; choose what is in "
                 "them when they are written."
             )
-        folder = pathlib.Path(args.data)
-        return ShardedEnv(open_shards(folder if folder.is_dir() else folder.parent), config)
+        path = place(args.data)
+        return ShardedEnv(open_shards(path.parent if path.name == MANIFEST else path), config)
     if config.market and args.data is None:  # draws its own bars
         return TradingEnv(None, config)
     bars = load_bars(args)
@@ -160,9 +162,10 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
 
 def is_shards(path: str) -> bool:
     """Whether a path of `--data` means shards: a folder that has a manifest, or the manifest."""
+    from nca_trader.cloud import place
     from nca_trader.data.shards import MANIFEST
 
-    return (pathlib.Path(path) / MANIFEST).is_file() or pathlib.Path(path).name == MANIFEST
+    return place(path).name == MANIFEST or (place(path) / MANIFEST).is_file()
 
 
 def memory_line(row: dict[str, Any]) -> str:
@@ -232,7 +235,9 @@ def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def add_bar_arguments(parser: argparse.ArgumentParser, also: str = "") -> None:
     """Adds the options that `load_bars` reads; `also` says what else `--data` may be."""
-    parser.add_argument("--data", help=f"a bar file (CSV, Parquet){also}; without it sample bars")
+    parser.add_argument(
+        "--data", help=f"a bar file (CSV, Parquet; may be a URL){also}; without it sample bars"
+    )
     add_reading_arguments(parser)
 
 

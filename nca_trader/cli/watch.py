@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import logging
 import math
-import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -44,6 +43,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: nothing to watch, or faults in the rules. RunError: there is no such run.
       CheckFailed: with `--once`, the condition of a rule holds.
     """
+    from nca_trader.cloud import local, place
     from nca_trader.errors import ConfigError
     from nca_trader.watch.alerts import Alerts, read_rules
     from nca_trader.watch.metrics import Watched
@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not 0.05 <= args.every < math.inf:
         raise ConfigError(f"--every {args.every:g}: give seconds, at least 0.05.")
     rules = read_rules(args.rules) if args.rules else []
-    run, journal = (pathlib.Path(p) if p else None for p in (args.run_dir, args.journal))
+    run = place(args.run_dir) if args.run_dir else None
+    journal = local(args.journal, "a journal") if args.journal else None
     watched = Watched(run, journal)
     alerts = Alerts(rules, watched.name)
     return _once(args, watched, alerts) if args.once else _follow(args, watched, alerts)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nca_trader.cloud import local
 from nca_trader.errors import ConfigError, StateError
 
 KINDS = frozenset(
@@ -94,7 +95,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path, clock: Callable[[], int]):
-        self.path = Path(path)
+        self.path = local(path, "a journal")
         self._clock = clock
         self._in_block = False
         self._waiting = 0
