@@ -37,7 +37,7 @@ CREDENTIALS = {
     "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
 }
 # Of what a store says of a key that it does not know, and of asking a machine of the cloud for one.
-REFUSED = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "169.254.169.254", "token request")
+REFUSED = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "latest/api/token", "token request")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +99,7 @@ class CloudPath:
         try:
             self.version()
         except FileNotFoundError:
+            self.is_dir()  # unlike this answer, a listing's says whether the bucket is missing
             return False
         return True
 

@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> dict[str, Any] | None:
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli.interrupt import stop_on_signal
+    from nca_trader.data.shards import folder_of_shards
     from nca_trader.learner.train import planned_steps, steps_done, train
 
     env_config, agent = load_experiment(args)
@@ -123,7 +124,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     else:
         words = ["nca-trader", "backtest", "--run", args.run_dir]
         if args.data:
-            words += ["--data", "FILE" if is_shards(args.data) else args.data]
+            words += ["--data", args.data if folder_of_shards(args.data) is None else "FILE"]
         print(f"trained {done:,} steps; see `{shlex.join(words)}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last | watch.figures
@@ -135,21 +136,19 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
     Raises:
       BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `ShardedEnv`.
     """
-    from nca_trader.cloud import place
-    from nca_trader.data.shards import MANIFEST, open_shards
+    from nca_trader.data.shards import folder_of_shards, open_shards
     from nca_trader.envs.sharded import ShardedEnv
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import BarError, ConfigError
 
-    if args.data is not None and is_shards(args.data):
+    if args.data is not None and (folder := folder_of_shards(args.data)) is not None:
         given = [*reading_options(args), *(["until"] if args.until is not None else [])]
         if given:
             raise ConfigError(
                 f"--{given[0]} is about a bar file, and {args.data} is shards; choose what is in "
                 "them when they are written."
             )
-        path = place(args.data)
-        return ShardedEnv(open_shards(path.parent if path.name == MANIFEST else path), config)
+        return ShardedEnv(open_shards(folder), config)
     if config.market and args.data is None:  # draws its own bars
         return TradingEnv(None, config)
     bars = load_bars(args)
@@ -158,14 +157,6 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
             f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
         )
     return TradingEnv(bars.between(None, args.until), config)
-
-
-def is_shards(path: str) -> bool:
-    """Whether a path of `--data` means shards: a folder that has a manifest, or the manifest."""
-    from nca_trader.cloud import place
-    from nca_trader.data.shards import MANIFEST
-
-    return place(path).name == MANIFEST or (place(path) / MANIFEST).is_file()
 
 
 def memory_line(row: dict[str, Any]) -> str:

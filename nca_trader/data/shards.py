@@ -240,6 +240,18 @@ def write_shards(
     return open_shards(folder)
 
 
+def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
+    """The folder of the shards that a path means: it, or that of the manifest; None of a bar file.
+
+    A URL without a suffix is a folder: to look for a manifest takes a right to list.
+    """
+    found = place(path)
+    if found.name == MANIFEST:
+        return found.parent
+    cloud = isinstance(found, CloudPath)
+    return found if (not found.suffix if cloud else (found / MANIFEST).is_file()) else None
+
+
 def open_shards(folder: str | Path | CloudPath) -> Shards:
     """The shards that a folder's manifest lists; none of them is read yet.
 
