@@ -1,8 +1,6 @@
 """Places in an object store: as paths, with errors of one line, and copies on this machine."""
 
-import os
 import pathlib
-import subprocess
 import sys
 import threading
 
@@ -138,20 +136,6 @@ def test_without_the_extra_a_url_says_what_to_install(monkeypatch):
     STORE.cache_clear()
     with pytest.raises(ConfigError, match=r"not installed; pip install 'nca-trader\[cloud\]'"):
         place("gs://b/runs/a").exists()
-
-
-def test_nothing_of_a_store_is_imported_before_there_is_a_url(root):
-    code = (
-        "import sys, nca_trader.cli as cli; cli.build_parser(); "
-        "import nca_trader.runs.checkpoint, nca_trader.data; "
-        "print([m for m in sys.modules if m.partition('.')[0] in ('obstore', 's3fs', 'gcsfs')])"
-    )
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
 def test_what_lies_here_alone_is_no_url():
