@@ -6,7 +6,7 @@ Both stores are strongly consistent: what was put is there for everyone from the
 can't be appended to.
 
 The store is `obstore` (extra `cloud`), imported when the first URL is used. It repeats a request
-that the network or the store failed, `RETRIES` times over about half a minute.
+that the network or the store failed, `RETRIES` times over about half a minute, at most three.
 """
 
 from __future__ import annotations
