@@ -311,7 +311,7 @@ def _version(meta: Any) -> Version:
 def _store(scheme: str, bucket: str) -> Any:
     """The store of a bucket; keys, region and endpoint are read from the environment."""
     try:
-        import obstore.store
+        import obstore.store  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError(
             f"{scheme}://{bucket}: object stores need obstore, which is not installed; "
