@@ -1,23 +1,28 @@
-"""Files on disk that are whole or not there, and known by their SHA-256."""
+"""Files that are whole or not there, and known by their SHA-256."""
 
 import contextlib
 import hashlib
 import os
 import pathlib
 
+from nca_trader.cloud import CloudPath, Place
 from nca_trader.errors import StateError
 
 
-def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
+def write_atomically(path: Place, content: str | bytes) -> None:
     """Writes `content`, a text as UTF-8, so that a reader, or a crash, never sees half of it.
 
     Raises:
-      StateError: it can't be written; then nothing of it is left.
+      StateError: it can't be written; then nothing of it is left. Of a store see `CloudPath`.
     """
+    content = content.encode() if isinstance(content, str) else content
+    if isinstance(path, CloudPath):
+        path.put(content)
+        return
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

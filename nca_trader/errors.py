@@ -34,6 +34,12 @@ class HaltError(NcaTraderError):
     exit_code = 3
 
 
+class StoreError(NcaTraderError):
+    """An object store that cannot be reached now; the same command may succeed later."""
+
+    exit_code = 1
+
+
 class CheckFailed(NcaTraderError):
     """A check ran to its end, and what it checks does not hold."""
 

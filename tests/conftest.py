@@ -85,3 +85,11 @@ def tiny(tmp_path_factory):
     from tiny import Tiny
 
     return Tiny.train(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def objects(monkeypatch):
+    """The objects of the bucket `gs://b` or `s3://b`, by key; see `objects.Objects`."""
+    from objects import stored
+
+    return stored(monkeypatch)

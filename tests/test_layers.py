@@ -7,7 +7,8 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "annual", "disk", "hosts", "numerics", "ranges", "toml", "presets"}
+FOUNDATION = {"errors", "types", "annual", "cloud", "disk", "hosts", "numerics", "ranges", "toml"}
+FOUNDATION |= {"presets"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"runs", "mesh", "learner"}
@@ -17,7 +18,8 @@ MAY_IMPORT = {
     "annual": set(),
     "types": {"errors", "annual"},
     "numerics": {"errors", "types"},
-    "disk": {"errors"},
+    "cloud": {"errors"},
+    "disk": {"errors", "cloud"},
     "hosts": {"errors"},
     "ranges": {"errors"},
     "toml": {"errors", "ranges"},

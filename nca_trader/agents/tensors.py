@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from nca_trader.cloud import Place
 from nca_trader.disk import write_atomically
 from nca_trader.errors import RunError, StateError
 
@@ -68,7 +69,7 @@ def write_tensors(
 
 
 def read_tensors(
-    path: pathlib.Path, kind: str, version: int
+    path: Place, kind: str, version: int
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and the metadata of a file that `write_tensors` wrote.
 
@@ -109,5 +110,5 @@ def _array(body: bytes, entry: dict) -> np.ndarray:
     return np.frombuffer(body[first:last], DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
 
-def _damaged(path: pathlib.Path, what: str) -> StateError:
+def _damaged(path: Place, what: str) -> StateError:
     return StateError(f"{path}: damaged: {what}; restore it from a copy, or export it again.")

@@ -1,7 +1,8 @@
 """The command `nca-trader`: one file a command, found by name, imported only when it runs.
 
-Exit codes: 0 done, or stopped on request with all saved; 1 a check failed; 2 the input was wrong;
-3 halted; 4 damaged or unwritable state; 130 interrupted twice.
+Exit codes: 0 done, or stopped on request with all saved; 1 a check failed, or an object store
+cannot be reached; 2 the input was wrong; 3 halted; 4 damaged or unwritable state; 130 interrupted
+twice.
 """
 
 from __future__ import annotations

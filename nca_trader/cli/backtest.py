@@ -152,11 +152,12 @@ def _command(args: argparse.Namespace) -> str:
 
 def _checked(out: str | None) -> pathlib.Path | None:
     """The path of `--out`; refused before anything is computed where it can't be written."""
+    from nca_trader.cloud import local
     from nca_trader.errors import ConfigError
 
     if out is None:
         return None
-    path = pathlib.Path(out)
+    path = local(out, "what --out writes")
     if path.suffix not in KINDS:
         raise ConfigError(f"--out {out}: write to a name that ends in {' or '.join(KINDS)}.")
     if not path.parent.is_dir():

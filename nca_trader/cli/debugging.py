@@ -46,9 +46,12 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Watch]:
     """
     import jax
 
+    from nca_trader.cloud import local
     from nca_trader.errors import ConfigError
     from nca_trader.learner.compilations import Compilations
 
+    if args.profile is not None:
+        local(args.run_dir, "the trace of --profile")
     if args.profile is not None and args.profile < 1:
         raise ConfigError(f"--profile {args.profile}: trace at least one update.")
     settings = {

@@ -62,11 +62,12 @@ class Demo:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the demo; returns the page's path and the figures of its table."""
+    from nca_trader.cloud import local
     from nca_trader.data.samples import sample_bars
     from nca_trader.runs.manifest import Run
 
     name = datetime.datetime.now(datetime.UTC).strftime("demo-%Y%m%d-%H%M%S")
-    path = pathlib.Path(args.resume or pathlib.Path(args.out) / name)
+    path = local(args.resume or local(args.out, "a demo") / name, "a demo")
     if args.resume:
         Run(path)  # refused here where there is none, else a run would begin there
     demo = Demo(args, path, sample_bars("sp500"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,12 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measures, and writes the file if enough decisions are the same."""
+    from nca_trader.cloud import local
     from nca_trader.errors import CheckFailed, ConfigError
     from nca_trader.evaluate.agreement import agreement
     from nca_trader.runs.exported import Coding, compact, write_exported
     from nca_trader.runs.manifest import Run
 
-    out = pathlib.Path(args.out)
+    out = local(args.out, "what --out writes")
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
     if not 0.0 <= args.min_agreement <= 1.0:

@@ -27,11 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Profiles; returns what was measured."""
+    from nca_trader.cloud import local
     from nca_trader.scale.profile import profile
 
     config, agent = load_experiment(args)
     env = load_training_env(args, config)
-    found = profile(env, agent, pathlib.Path(args.out), args.steps)
+    found = profile(env, agent, local(args.out, "a trace"), args.steps)
     print("\n".join(described(found)))
     return {"env": args.env, "agent": args.agent} | found
 

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nca_trader.cli.prove_runs import MOST_TURNOVER, Point, Proof
+from nca_trader.cloud import local
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.evaluate.report_html import Html, join, section, table, tag
 from nca_trader.evaluate.report_plots import AGENT, BASELINES, DASHES, MUTED, SETTINGS, svg
@@ -29,7 +30,7 @@ def check_output(path: str | None) -> None:
     Raises:
       ConfigError: another suffix than .html, .png or .svg.
     """
-    if path is not None and pathlib.Path(path).suffix not in KINDS:
+    if path is not None and local(path, "what --out writes").suffix not in KINDS:
         raise ConfigError(f"--out {path}: give a file that ends in {', '.join(KINDS)}.")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import pathlib
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     add_experiment_arguments(parser)
     parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
-    parser.add_argument("--run", required=True, dest="run_dir", help="the run folder")
+    parser.add_argument(
+        "--run", required=True, dest="run_dir", help="the run folder; may be gs:// or s3://"
+    )
     parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     add_peer_arguments(parser)
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> dict[str, Any] | None:
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli.interrupt import stop_on_signal
+    from nca_trader.data.shards import folder_of_shards
     from nca_trader.learner.train import planned_steps, steps_done, train
 
     env_config, agent = load_experiment(args)
@@ -122,7 +124,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     else:
         words = ["nca-trader", "backtest", "--run", args.run_dir]
         if args.data:
-            words += ["--data", "FILE" if is_shards(args.data) else args.data]
+            words += ["--data", args.data if folder_of_shards(args.data) is None else "FILE"]
         print(f"trained {done:,} steps; see `{shlex.join(words)}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last | watch.figures
@@ -134,20 +136,19 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
     Raises:
       BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `ShardedEnv`.
     """
-    from nca_trader.data.shards import open_shards
+    from nca_trader.data.shards import folder_of_shards, open_shards
     from nca_trader.envs.sharded import ShardedEnv
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import BarError, ConfigError
 
-    if args.data is not None and is_shards(args.data):
+    if args.data is not None and (folder := folder_of_shards(args.data)) is not None:
         given = [*reading_options(args), *(["until"] if args.until is not None else [])]
         if given:
             raise ConfigError(
                 f"--{given[0]} is about a bar file, and {args.data} is shards; choose what is in "
                 "them when they are written."
             )
-        folder = pathlib.Path(args.data)
-        return ShardedEnv(open_shards(folder if folder.is_dir() else folder.parent), config)
+        return ShardedEnv(open_shards(folder), config)
     if config.market and args.data is None:  # draws its own bars
         return TradingEnv(None, config)
     bars = load_bars(args)
@@ -156,13 +157,6 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
             f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
         )
     return TradingEnv(bars.between(None, args.until), config)
-
-
-def is_shards(path: str) -> bool:
-    """Whether a path of `--data` means shards: a folder that has a manifest, or the manifest."""
-    from nca_trader.data.shards import MANIFEST
-
-    return (pathlib.Path(path) / MANIFEST).is_file() or pathlib.Path(path).name == MANIFEST
 
 
 def memory_line(row: dict[str, Any]) -> str:
@@ -232,7 +226,9 @@ def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def add_bar_arguments(parser: argparse.ArgumentParser, also: str = "") -> None:
     """Adds the options that `load_bars` reads; `also` says what else `--data` may be."""
-    parser.add_argument("--data", help=f"a bar file (CSV, Parquet){also}; without it sample bars")
+    parser.add_argument(
+        "--data", help=f"a bar file (CSV, Parquet; may be a URL){also}; without it sample bars"
+    )
     add_reading_arguments(parser)
 
 

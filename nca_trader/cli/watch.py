@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import logging
 import math
-import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -45,6 +44,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       StateError: with `--once`, the journal cannot be read.
       CheckFailed: with `--once`, the condition of a rule holds.
     """
+    from nca_trader.cloud import local, place
     from nca_trader.errors import ConfigError
     from nca_trader.paper.reading import read_events
     from nca_trader.watch.alerts import Alerts, read_rules
@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.once and args.journal:  # later looks would wait for it; there will be none
         next(read_events(args.journal), None)
     rules = read_rules(args.rules) if args.rules else []
-    run, journal = (pathlib.Path(p) if p else None for p in (args.run_dir, args.journal))
+    run = place(args.run_dir) if args.run_dir else None
+    journal = local(args.journal, "a journal") if args.journal else None
     watched = Watched(run, journal)
     alerts = Alerts(rules, watched.name)
     return _once(args, watched, alerts) if args.once else _follow(args, watched, alerts)

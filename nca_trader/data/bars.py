@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from nca_trader.cloud import CloudPath
 from nca_trader.data.adjust import FACTORS, adjust
 from nca_trader.data.calendar import expected_times, parse_step
 from nca_trader.data.checks import order_faults
@@ -42,7 +43,7 @@ FLAT = 0.1  # of the bars: more than that without a range is worth a word
 
 
 def read_bars(
-    source: str | Path | pd.DataFrame,
+    source: str | Path | CloudPath | pd.DataFrame,
     symbol: str | Sequence[str] | None = None,
     timezone: str | None = None,
     repair: str | Iterable[str] | None = None,
@@ -74,7 +75,7 @@ def read_bars(
     the first bar has the prices of its day, and returns are those of the adjusted prices.
 
     Args:
-      source: the file or the frame.
+      source: the file or the frame; or a `gs://` or `s3://` URL of a file.
       symbol: the symbol or symbols to take, in that order; without a symbol column, what to call
         the asset (default: the file's name without its suffix).
       timezone: IANA zone of times without UTC offset, e.g. "America/New_York". Not needed for

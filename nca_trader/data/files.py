@@ -13,6 +13,7 @@ import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 
+from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.data.delimited import load_csv
 from nca_trader.data.tables import Table, canonical
 from nca_trader.errors import BarError
@@ -22,7 +23,7 @@ REMEDY = "Give a CSV, Parquet or Feather file"
 
 
 def load(
-    source: str | Path | pd.DataFrame,
+    source: str | Path | CloudPath | pd.DataFrame,
     texts: Sequence[str],
     numbered: bool,
     decimal: str | None,
@@ -30,7 +31,7 @@ def load(
     """The table of a file or a frame, in chunks of rows: what is read of it takes bounded memory.
 
     Args:
-      source: the file or the frame.
+      source: the file, or its URL in an object store, or the frame.
       texts: names or numbers of columns, beside those called symbol, whose values are texts.
       numbered: whether columns are asked for by number, so that the names need not be right.
       decimal: the decimal sign of a CSV, "." or ","; None: as the file shows.
@@ -41,8 +42,12 @@ def load(
     if isinstance(source, pd.DataFrame):
         tables = _titled(_slices(source), "DataFrame")
     else:
-        path = Path(source)
-        tables = _guarded(path, lambda: _of_file(path, texts, numbered, decimal))
+        path = place(source)
+
+        def read(file: Path) -> Iterator[Table]:
+            return _guarded(file, lambda: _of_file(file, texts, numbered, decimal))
+
+        tables = _of_url(path, read) if isinstance(path, CloudPath) else read(path)
     empty = True
     for table in tables:
         if not table.frame.empty:
@@ -51,6 +56,20 @@ def load(
     if empty:
         name = "DataFrame" if isinstance(source, pd.DataFrame) else source
         raise BarError(f"{name}: D002 there are no rows. Give a file with bars.")
+
+
+def _of_url(path: CloudPath, read: Callable[[Path], Iterator[Table]]) -> Iterator[Table]:
+    """What `read` gives of a copy of the object, under the object's own name."""
+    try:
+        copy = fetched(path)
+    except FileNotFoundError as error:
+        raise BarError(f"{path}: D001 no such object. Check the URL.") from error
+    try:
+        for table in read(copy):
+            yield table._replace(name=str(path))
+    except BarError as error:
+        # What reads a file names the file, and a user has given the URL.
+        raise BarError(str(error).replace(str(copy), str(path))) from error
 
 
 def _guarded(path: Path, read: Callable[[], Iterator[Table]]) -> Iterator[Table]:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.disk import write_atomically
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.types import Bars
@@ -51,10 +52,12 @@ class Shard:
 class Shards(Sequence[Shard]):
     """The shards of a folder, or a part of them; opened by `open_shards`."""
 
-    def __init__(self, folder: Path, shards: Iterable[Shard], depth: int = 0, verified: Any = None):
+    def __init__(
+        self, folder: Place, shards: Iterable[Shard], depth: int = 0, verified: Any = None
+    ):
         self.folder, self._shards, self._depth = folder, tuple(shards), depth
-        # Path to size and time of the bytes that had the right SHA-256; parts share it.
-        self._verified: dict[str, tuple[int, int]] = {} if verified is None else verified
+        # Path to version of the bytes that had the right SHA-256; parts share it.
+        self._verified: dict[str, object] = {} if verified is None else verified
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -161,40 +164,48 @@ class Shards(Sequence[Shard]):
         """The file's bytes: what is parsed is what was compared with the manifest."""
         path = self.folder / shard.path
         try:
-            with open(path, "rb") as file:
-                found = path.stat()
-                content = file.read()
+            content, version = _contents(path)
         except OSError as error:
             raise BarError(
                 f"{path}: a shard of {self.folder / MANIFEST} can't be read ({error.strerror}); "
                 f"{AGAIN}."
             ) from None
-        state = (found.st_size, found.st_mtime_ns)
-        if self._verified.get(shard.path) != state:
+        if self._verified.get(shard.path) != version:
             if hashlib.sha256(content).hexdigest() != shard.sha256:
                 raise StateError(
                     f"{path}: not the bytes that were written (another SHA-256 than in "
                     f"{MANIFEST}); {AGAIN}."
                 )
-            self._verified[shard.path] = state
+            self._verified[shard.path] = version
         return content
 
 
-def write_shards(bars: Bars | Iterable[Bars], folder: str | Path, *, rows: int = 100_000) -> Shards:
+def _contents(path: Place) -> tuple[bytes, object]:
+    """A file's bytes, and what changes where they do: size and time, or a store's word for it."""
+    if isinstance(path, CloudPath):
+        return path.read()
+    with open(path, "rb") as file:
+        found = path.stat()
+        return file.read(), (found.st_size, found.st_mtime_ns)
+
+
+def write_shards(
+    bars: Bars | Iterable[Bars], folder: str | Path | CloudPath, *, rows: int = 100_000
+) -> Shards:
     """Writes bars as shards of at most `rows` rows, each whole or not there, the manifest last.
 
     Args:
       bars: of one series of assets, or several one after the other, of which only one need be in
         memory: `(read_bars(path) for path in paths)`. For a shard a symbol give
         `(bars.select(symbol) for symbol in bars.symbols)`.
-      folder: made if it is not there.
+      folder: made if it is not there; or a `gs://` or `s3://` URL.
       rows: N of a shard. The last of a series may be shorter, and compiles a program of its own.
 
     Raises:
       ConfigError: `rows` is below 1. BarError: there are no bars.
       StateError: the folder has a manifest already, or can't be written.
     """
-    folder = Path(folder)
+    folder = place(folder)
     if rows < 1:
         raise ConfigError(f"rows={rows}: give at least one row a shard.")
     if (folder / MANIFEST).exists():
@@ -229,28 +240,43 @@ def write_shards(bars: Bars | Iterable[Bars], folder: str | Path, *, rows: int =
     return open_shards(folder)
 
 
-def open_shards(folder: str | Path) -> Shards:
+def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
+    """The folder of the shards that a path means: it, or that of the manifest; None of a bar file.
+
+    A URL without a suffix is a folder: to look for a manifest takes a right to list.
+    """
+    found = place(path)
+    if found.name == MANIFEST:
+        return found.parent
+    cloud = isinstance(found, CloudPath)
+    return found if (not found.suffix if cloud else (found / MANIFEST).is_file()) else None
+
+
+def open_shards(folder: str | Path | CloudPath) -> Shards:
     """The shards that a folder's manifest lists; none of them is read yet.
 
     Raises:
       BarError: there is no manifest, or one of another format. StateError: it is damaged.
     """
-    path = Path(folder) / MANIFEST
+    folder = place(folder)
+    path = folder / MANIFEST
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        version = read["format"]
-        shards = [_shard(entry) for entry in read["shards"]] if version == FORMAT else []
+        content = path.read_bytes()
     except OSError as error:
         raise BarError(
             f"{path}: can't be read ({error.strerror}); give a folder that write_shards wrote."
         ) from None
+    try:
+        read = json.loads(content)
+        version = read["format"]
+        shards = [_shard(entry) for entry in read["shards"]] if version == FORMAT else []
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"{path}: is no manifest of shards ({error!r}); {AGAIN}.") from error
     if version != FORMAT:
         raise BarError(
             f"{path}: has format {version}, this version reads {FORMAT}; write the shards anew."
         )
-    return Shards(Path(folder), shards)
+    return Shards(folder, shards)
 
 
 def _shard(entry: dict[str, Any]) -> Shard:

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from jax import Array
 
+from nca_trader.cloud import CloudPath, place
 from nca_trader.data.bars import read_bars
 from nca_trader.data.samples import SAMPLES, sample_bars
 from nca_trader.data.synthetic import Task
@@ -76,7 +77,9 @@ def _name_of(bars: Source, config: EnvConfig) -> tuple:
         return ("market",) if config.market else ("sample", DEFAULT_BARS)
     if bars in SAMPLES:
         return ("sample", bars)
-    path = pathlib.Path(bars).resolve()
+    path = place(bars).resolve()
+    if isinstance(path, CloudPath):
+        return ("url", path, path.version() if path.is_file() else None)
     stat = path.stat() if path.exists() else None
     return ("file", path, stat and (stat.st_mtime_ns, stat.st_size))
 

@@ -15,7 +15,6 @@ import dataclasses
 import json
 import logging
 import os
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +27,7 @@ from jax.sharding import Mesh
 
 from nca_trader import hosts
 from nca_trader.agents.policy import make_policy
-from nca_trader.disk import write_atomically
+from nca_trader.cloud import CloudPath, place
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.compilations import Compilations
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 def train(
     env: TradingEnv,
     agent: AgentConfig,
-    run_dir: str | os.PathLike[str],
+    run_dir: str | os.PathLike[str] | CloudPath,
     *,
     steps: int | None = None,
     seed: int = 0,
@@ -58,6 +57,7 @@ def train(
     """Trains `agent` in `env` for `steps` environment steps of each seed, into a run folder.
 
     Args:
+      run_dir: a folder, or a `gs://` or `s3://` URL of one.
       env: a `ShardedEnv` trains on shard after shard, read ahead, see `learner.shard_updates`.
       steps: a total, rounded up to whole updates; what a resumed run has done counts.
         None is the preset's `learner.steps`.
@@ -74,6 +74,7 @@ def train(
       ConfigError: see there; or a process has no device in the mesh.
       StateError: a shard or a checkpoint is not what was written, or cannot be; or the run went
         back to one checkpoint `max_rollbacks` times and failed again.
+      StoreError: the object store of `run_dir` or of the shards cannot be reached.
     """
     if steps is not None:
         if steps < 1:
@@ -86,7 +87,7 @@ def train(
     learner = make_learner(env, policy, agent)
     _check_processes(learner.mesh)
     # Nothing is written before everything that can be refused has been.
-    run = open_run(env, agent, pathlib.Path(run_dir), seed)
+    run = open_run(env, agent, place(run_dir), seed)
     updates = planned_steps(agent) // learner.steps_per_update
     config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
     with (
@@ -116,13 +117,13 @@ def train(
                 score = _score(agent.population, run, row, state, fitness)
                 state = _exploit(agent.population, state, score, seed, row)
             if hosts.first():
-                with open(run.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                run.lines.append(json.dumps(row))
             report(row)
             checkpoints.check()
             stopped, due = _agreed(stop(), intervals.due(done))
             # In a row of dropped updates none is saved: the way back leads to before it.
             if stopped or done == updates or (due and not health.dropping):
+                run.lines.flush()  # before there is a checkpoint that they led to
                 checkpoints.save(done, state, config)
                 health.saved()
                 intervals.saved()
@@ -299,15 +300,8 @@ def _resume(
     found = checkpoints.newest()
     state = state if found is None else unflatten(state, found[1])
     done = int(np.asarray(state.update).flat[0])
-    hosts.on_first(lambda: _cut(run.path / "metrics.jsonl", done))
+    hosts.on_first(lambda: run.lines.cut(done))
     return state, done
-
-
-def _cut(path: pathlib.Path, rows: int) -> None:
-    """Leaves the first `rows` lines of the file, if it is there."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    if len(lines) > rows:
-        write_atomically(path, "".join(line + "\n" for line in lines[:rows]))
 
 
 def dropped_line(row: dict[str, Any]) -> str:

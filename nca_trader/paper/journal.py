@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nca_trader.cloud import local
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.chain import (
     HEAD_SLOT,
@@ -64,7 +65,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path, clock: Callable[[], int]):
-        self.path = Path(path)
+        self.path = local(path, "a journal")
         self._clock = clock
         self._in_block = False
         self._waiting = 0

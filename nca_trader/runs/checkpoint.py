@@ -8,6 +8,8 @@ Training waits for a copy of its state in the host's memory; a thread does the r
 ours and not Orbax's, since the checksums come before what Orbax does and after it. In a run of
 several processes the first one writes the whole state: accounts and indexes of bars are small,
 and what is whole goes onto any other mesh.
+
+Into an object store a checkpoint goes by way of a temporary folder, and comes back the same way.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import hashlib
 import json
 import logging
 import pathlib
+import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -29,11 +33,12 @@ import orbax.checkpoint as ocp
 from jax import Array
 
 from nca_trader import hosts
+from nca_trader.cloud import CloudPath, Place
 from nca_trader.disk import sha256_of, write_atomically
-from nca_trader.errors import RunError, StateError
+from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError
+from nca_trader.runs.uploaded import FILES, Uploaded
 
 FORMAT = 1
-FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there
 REMEDY = "use the versions in the run's run.json, or train into another --run."
 log = logging.getLogger(__name__)
 
@@ -98,9 +103,11 @@ def _compare(found: dict[str, str], expected: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _as_state_error(path: pathlib.Path, what: str) -> Iterator[None]:
+def _as_state_error(path: Place, what: str) -> Iterator[None]:
     try:
         yield
+    except NcaTraderError:  # of a store
+        raise
     # The storage below Orbax has error types of its own; those of the system come as they are.
     except (OSError, ValueError) as error:
         raise StateError(
@@ -145,16 +152,23 @@ def _options(keep: int) -> ocp.CheckpointManagerOptions:
 class Checkpoints:
     """The checkpoints of one run, by number of updates done."""
 
-    def __init__(self, path: pathlib.Path, keep: int = 3):
+    def __init__(self, path: Place, keep: int = 3):
         """Opens or creates the folder `path`; the newest `keep` checkpoints stay.
 
         Raises:
           StateError: the folder cannot be made or read.
         """
         self.path = path
+        self._uploaded: Uploaded | None = None
+        self._closing = contextlib.ExitStack()
         with _as_state_error(path, "opened"):
+            if isinstance(path, CloudPath):
+                self._uploaded, keep = Uploaded(path, keep), 1
+                staging = tempfile.TemporaryDirectory(prefix="nca_trader-")
+                path = pathlib.Path(self._closing.enter_context(staging))
             path.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(path.absolute(), options=_options(keep))
+            self._folder = path.absolute()  # Orbax's
+            self._manager = ocp.CheckpointManager(self._folder, options=_options(keep))
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
@@ -164,13 +178,14 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.wait()
-        except StateError as error:
+        except NcaTraderError as error:
             if kind is None:
                 raise
             log.warning("%s", error)  # what ended the block is said, and this before it
         finally:
             self._writer.shutdown()
             self._manager.close()
+            self._closing.close()
 
     def save(self, update: int, tree: Any, config: dict[str, str] | None = None) -> None:
         """Saves every leaf of `tree`; returns once they are copied, `wait` once they are on disk.
@@ -195,6 +210,7 @@ class Checkpoints:
 
         Raises:
           StateError: it is not: the disk is full, or the folder not writable.
+          ConfigError, StoreError: it is not in the store, see `CloudPath`.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -220,12 +236,16 @@ class Checkpoints:
                 ),
             )
             self._manager.wait_until_finished()
-            folder = self.path / str(update)
+            folder = self._folder / str(update)
             write_atomically(folder / FILES, json.dumps(_digests(folder)) + "\n")
+            if self._uploaded is not None:
+                self._uploaded.upload(update, folder)
 
     def steps(self) -> list[int]:
         """Numbers of the checkpoints on disk, oldest first, verified or not."""
         self.wait()
+        if self._uploaded is not None:
+            return self._uploaded.steps()
         return sorted(self._manager.all_steps())
 
     def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
@@ -236,19 +256,20 @@ class Checkpoints:
         Raises:
           StateError: there are checkpoints and none of them verifies.
           RunError: the newest that is whole has another format.
+          ConfigError, StoreError: the store does not answer, which is no damage.
         """
         found = hosts.on_first(self._newest)
         if hosts.count() == 1:
             return found
         step = int(hosts.of_first(np.int32(-1 if found is None else found[0])))
-        return found if found is not None or step < 0 else (step, self._verified(step))
+        return found if found is not None or step < 0 else (step, self._read(step))
 
     def _newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return step, self._verified(step)
-            except RunError:
+                return step, self._read(step)
+            except (RunError, ConfigError, StoreError):
                 raise
             # Orbax and its storage raise many types for a truncated or missing file.
             except Exception as error:
@@ -262,8 +283,22 @@ class Checkpoints:
             )
         return None
 
+    def _read(self, step: int) -> dict[str, np.ndarray]:
+        """The leaves of a checkpoint, verified; of one in a store with a copy that then goes."""
+        if self._uploaded is None:
+            return self._verified(step)
+        copy = self._folder / str(step)
+        shutil.rmtree(copy, ignore_errors=True)
+        try:
+            self._uploaded.download(step, copy)
+            self._manager.reload()
+            return self._verified(step)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+            self._manager.reload()
+
     def _verified(self, step: int) -> dict[str, np.ndarray]:
-        files = self.path / str(step) / FILES
+        files = self._folder / str(step) / FILES
         # A kill may have come before this file was written; the leaves have their own checksums.
         whole = files.exists()
         if whole:

@@ -19,6 +19,7 @@ from nca_trader.agents import codebook, quantise
 from nca_trader.agents.policy import Params, Policy, make_policy
 from nca_trader.agents.quantise import Leaves
 from nca_trader.agents.tensors import read_tensors, write_tensors
+from nca_trader.cloud import CloudPath, place
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs.manifest import Run, spec_of_record
@@ -149,9 +150,9 @@ class Exported(Run):
       RunError: no such file, or none of this kind and format. StateError: it is damaged.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str] | CloudPath):
         """Reads the whole file."""
-        self.path = pathlib.Path(path)
+        self.path = place(path)
         tensors, about = read_tensors(self.path, KIND, VERSION)
         self.manifest = json.loads(about["manifest"])
         self._selection = json.loads(about["selection"])
@@ -180,14 +181,14 @@ class Exported(Run):
         return []
 
 
-def read_run(path: str | os.PathLike[str], steps: int | None = None) -> Run:
+def read_run(path: str | os.PathLike[str] | CloudPath, steps: int | None = None) -> Run:
     """The run of a folder, or of a file that `nca-trader export` wrote.
 
     Raises:
       RunError, StateError: see `Run` and `Exported`.
       ConfigError: `steps` for a file, which was measured with the steps it has.
     """
-    if not pathlib.Path(path).is_file():
+    if not place(path).is_file():
         return Run(path, steps=steps)
     if steps is not None:
         raise ConfigError(f"--steps: {path} was measured with its own; give the run folder.")

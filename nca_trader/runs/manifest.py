@@ -5,6 +5,8 @@ env.toml agent.toml    the resolved configuration, every field
 metrics.jsonl     one object an update
 checkpoints/      Orbax, by number of updates
 selection.json    which seed was selected, on what, and all the scores
+
+In an object store it is what lies below a key; there metrics.jsonl is in parts, see `runs.lines`.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ import numpy as np
 
 from nca_trader import __version__, hosts
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
+from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
-from nca_trader.disk import sha256_of, write_atomically
+from nca_trader.disk import write_atomically
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import RunError, StateError
+from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.lines import Lines
 from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 
@@ -52,14 +56,18 @@ class Run:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], seed: int | None = None, steps: int | None = None
+        self,
+        path: str | os.PathLike[str] | CloudPath,
+        seed: int | None = None,
+        steps: int | None = None,
     ):
         """Reads the manifest and the configuration; the checkpoints wait until asked for.
 
         `seed` is the index of the agent to act as, None is the selected one. `steps` is the K that
         its automaton acts with, None is what it was trained with; see `with_steps`.
         """
-        self.path = pathlib.Path(path)
+        self.path = place(path)
+        self.lines = Lines(self.path / "metrics.jsonl")
         file = self.path / "run.json"
         if not file.is_file():
             raise RunError(
@@ -89,15 +97,17 @@ class Run:
 
     def _config(self, cls: type[T], name: str) -> T:
         file = self.path / name
-        if not file.is_file():
-            raise RunError(f"{file}: is missing; restore it from a copy.")
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:
+            raise RunError(f"{file}: is missing; restore it from a copy.") from None
         # Dilations or costs, once changed, would still fit the parameters: only this shows it.
-        if sha256_of(file) != self.manifest["config"].get(name):
+        if hashlib.sha256(content).hexdigest() != self.manifest["config"].get(name):
             raise RunError(
                 f"{file}: was changed after the run was made, so it is another agent's; restore "
                 "it, or train the changed one into another --run."
             )
-        return from_toml_text(cls, file.read_text(encoding="utf-8"), str(file))
+        return from_toml_text(cls, content.decode(), str(file))
 
     @property
     def name(self) -> str:
@@ -105,7 +115,7 @@ class Run:
         return self.manifest["name"]
 
     @property
-    def root(self) -> pathlib.Path:
+    def root(self) -> Place:
         """The folder of the run folders, where the ledger of trials is."""
         return self.path.resolve().parent
 
@@ -161,15 +171,13 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         rows = []
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(self.lines.read().splitlines(), 1):
             try:
                 rows.append(json.loads(line))
             except ValueError:
                 raise StateError(
-                    f"{file} line {number}: not JSON; restore the file from a copy."
+                    f"{self.lines.path} line {number}: not JSON; restore the file from a copy."
                 ) from None
         return rows
 
@@ -190,7 +198,7 @@ def spec_of_record(spec: dict[str, Any]) -> EnvSpec:
     )
 
 
-def _read_json(file: pathlib.Path) -> dict[str, Any]:
+def _read_json(file: Place) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -261,7 +269,7 @@ def commit() -> str:
         return "unknown"
 
 
-def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int) -> Run:
+def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
     """The run folder at `path`: made if it is new, else checked to be the same experiment.
 
     Of several processes the first one does that, and the others open what it left there.
@@ -270,14 +278,17 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int)
       RunError: the folder holds something else, or a run of other bars, agent, environment or
         seed. Only `learner.steps` (how far to go), `[checkpoint]` and `[mesh]` may differ. Or
         some process sees another folder at `path` than the first one.
+      ConfigError: `path` is a bucket and no folder in it.
     """
+    if not path.name and isinstance(path, CloudPath):
+        raise ConfigError(f"{path}: is a bucket; name a folder in it, e.g. {path}/runs/a.")
     if hosts.count() > 1:
         check_shared(path)
     run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
     return Run(path) if run is None else run
 
 
-def check_shared(path: pathlib.Path, patience: float = 10.0) -> None:
+def check_shared(path: Place, patience: float = 10.0) -> None:
     """Lets every process look for what the first one writes into the folder `path`.
 
     Args:
@@ -310,11 +321,11 @@ def check_shared(path: pathlib.Path, patience: float = 10.0) -> None:
         )
 
 
-def _not_made(path: pathlib.Path, error: OSError) -> StateError:
+def _not_made(path: Place, error: OSError) -> StateError:
     return StateError(f"{path}: cannot be made ({error.strerror}); choose another folder.")
 
 
-def _open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int) -> Run:
+def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
     if (path / "run.json").exists():
         run = Run(path)
         _check_same(run, env, agent, seed)
@@ -338,9 +349,12 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: pathlib.Path, seed: int
         "commit": commit(),
         "device": jax.devices()[0].device_kind,
     }
-    write_atomically(path / "env.toml", to_toml(env.config))
-    write_atomically(path / "agent.toml", to_toml(agent))
-    manifest["config"] = {file: sha256_of(path / file) for file in ("env.toml", "agent.toml")}
+    texts = {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
+    for file, text in texts.items():
+        write_atomically(path / file, text)
+    manifest["config"] = {
+        file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()
+    }
     entry = {"kind": "train", "run": name, "trials": agent.num_seeds}
     trials.record(
         path.resolve().parent,

@@ -9,16 +9,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import pathlib
+import time
 from typing import Any
 
+from nca_trader.cloud import CloudPath, Place, together
+from nca_trader.disk import write_atomically
 from nca_trader.errors import StateError
 
 FILE = "trials.jsonl"
 
 
-def record(root: pathlib.Path, entry: dict[str, Any]) -> None:
+def record(root: Place, entry: dict[str, Any]) -> None:
     """Appends one entry to the ledger in `root`; it is on disk when this returns.
+
+    In a store each entry is an object of its own: runs may end there at the same time, and
+    nothing can be locked or appended to.
 
     Args:
       root: the folder that holds the run folders.
@@ -28,11 +33,16 @@ def record(root: pathlib.Path, entry: dict[str, Any]) -> None:
     Raises:
       StateError: the ledger cannot be written.
     """
+    line = json.dumps(entry, sort_keys=True) + "\n"
+    if isinstance(root, CloudPath):
+        # By time, so that they are read in order; random, so that no two have one name.
+        write_atomically(root / FILE / f"{time.time_ns():020d}-{os.urandom(4).hex()}", line)
+        return
     try:
         root.mkdir(parents=True, exist_ok=True)
         with open(root / FILE, "a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(entry, sort_keys=True) + "\n")
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -42,17 +52,19 @@ def record(root: pathlib.Path, entry: dict[str, Any]) -> None:
         ) from None
 
 
-def entries(root: pathlib.Path) -> list[dict[str, Any]]:
+def entries(root: Place) -> list[dict[str, Any]]:
     """All entries of the ledger in `root`, oldest first.
 
     Raises:
       StateError: a line is damaged; names it.
     """
     path = root / FILE
-    if not path.exists():
-        return []
+    if isinstance(path, CloudPath):
+        text = "".join(together(CloudPath.read_text, path.iterdir()))
+    else:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             entry = json.loads(line)
             if not {"kind", "run", "data"} <= set(entry):
@@ -66,7 +78,7 @@ def entries(root: pathlib.Path) -> list[dict[str, Any]]:
     return found
 
 
-def count(root: pathlib.Path, kind: str, data: str | None = None) -> int:
+def count(root: Place, kind: str, data: str | None = None) -> int:
     """Agents trained (`kind` "train") or looks at a test span ("test"), on `data` or on any."""
     return sum(
         entry.get("trials", 1)

@@ -257,17 +257,17 @@ def _unreachable(address: str, timeout: float = 5.0) -> str:
 
 def _read(data: str, reading: Mapping[str, Any]) -> dict[str, Any]:
     from nca_trader.data.bars import read_bars
-    from nca_trader.data.shards import MANIFEST, open_shards
-    from nca_trader.errors import BarError, StateError
+    from nca_trader.data.shards import folder_of_shards, open_shards
+    from nca_trader.errors import BarError, ConfigError, StateError, StoreError
 
     if not data:
         return {}
-    path = pathlib.Path(data)
-    shards = path.name == MANIFEST or (path / MANIFEST).is_file()
-    found: dict[str, Any] = {"data_is_shards": shards}
+    found: dict[str, Any] = {}
     try:
-        if shards:
-            return found | {"data_rows": open_shards(path if path.is_dir() else path.parent).rows}
+        folder = folder_of_shards(data)
+        found["data_is_shards"] = folder is not None
+        if folder is not None:
+            return found | {"data_rows": open_shards(folder).rows}
         return found | {"data_rows": int(read_bars(data, **reading).present.sum())}
-    except (BarError, StateError) as error:
+    except (BarError, ConfigError, StateError, StoreError) as error:
         return found | {"data_error": str(error)}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import pathlib
 import sqlite3
-from typing import Any
+from typing import IO, Any
 
-from nca_trader.errors import StateError
+from nca_trader.cloud import CloudPath, Place
+from nca_trader.errors import StateError, StoreError
 from nca_trader.paper.reading import read_events
+from nca_trader.runs.lines import Lines
 
 TAIL = 256  # bytes before the place read up to, which must still be there
 NANOSECONDS = 1_000_000_000
@@ -29,9 +32,10 @@ class Rows:
         was read again.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: Place):
         """Reads nothing yet; the file need not be there."""
         self.path = path
+        self._lines = Lines(path)
         self.newest: dict[str, Any] = {}
         self.count = self.restarts = 0
         self._at, self._tail = 0, b""
@@ -39,8 +43,11 @@ class Rows:
     def poll(self) -> list[dict[str, Any]]:
         """The rows that came since the last look; after a restart, all that are there."""
         try:
-            file = open(self.path, "rb")
+            file = self._open()
         except FileNotFoundError:  # not begun, or between two names
+            return []
+        except StoreError as error:
+            log.warning("%s", error)
             return []
         with file:
             if self._is_another(file):
@@ -56,11 +63,20 @@ class Rows:
         self.newest = rows[-1] if rows else self.newest
         return rows
 
-    def _is_another(self, file: Any) -> bool:
+    def written(self) -> float | None:
+        """When the file was last written, in seconds since 1970; None where it is not there."""
+        return self._lines.modified()
+
+    def _open(self) -> IO[bytes]:
+        if isinstance(self.path, CloudPath):
+            return io.BytesIO(self._lines.read())
+        return open(self.path, "rb")
+
+    def _is_another(self, file: IO[bytes]) -> bool:
         """Whether what was read is no longer the beginning of the file."""
         if not self._at:
             return False
-        if os.fstat(file.fileno()).st_size < self._at:
+        if file.seek(0, os.SEEK_END) < self._at:
             return True
         file.seek(self._at - len(self._tail))
         # A file of another name that holds what was read, and more, need not be read again.

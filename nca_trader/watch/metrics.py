@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from nca_trader.cloud import Place
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.watch.follow import Paper, Rows
 
@@ -26,7 +27,7 @@ class Watched:
 
     def __init__(
         self,
-        run: pathlib.Path | None,
+        run: Place | None,
         journal: pathlib.Path | None = None,
         clock: Callable[[], float] = time.time,
     ):
@@ -66,7 +67,8 @@ class Watched:
 
     def _last_written(self, now: float) -> float:
         assert self.rows is not None
-        return self.rows.path.stat().st_mtime if self.rows.path.exists() else now
+        written = self.rows.written()
+        return now if written is None else written
 
 
 def flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
