@@ -74,12 +74,13 @@ class Form(NamedTuple):
 def written(arrays: Any) -> Any:
     """The arrays, for the compiler to write as they are: not computed anew by each who reads.
 
-    Gradients pass as if nothing stood there.
+    In a gradient's program nothing is asked of it: it has more to keep there, and by itself takes
+    fewer cycles (see benchmarks/NOTES.md).
     """
     return jax.lax.optimization_barrier(arrays)
 
 
-written.defvjp(lambda arrays: (written(arrays), None), lambda _, gradients: (gradients,))
+written.defvjp(lambda arrays: (arrays, None), lambda _, gradients: (gradients,))
 
 
 def stored(x: Array, precision: PrecisionConfig) -> Array:
