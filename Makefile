@@ -70,8 +70,9 @@ test-slow: .venv/.installed
 # those for installed and fetches 400 MB, not 1.4 GB. The path is relative: a checkout may move.
 PURELIB := import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purelib")))
 # torch and what stands on it come without hashes, pinned by the peers' lock: see there.
-# What the TPU compiler says of two slices, and of programs whose cost is known by hand.
-PLANNED := tests/scale/test_compiled.py tests/scale/test_cost.py tests/scale/test_layout.py
+# What the TPU compiler says of slices, of the automaton's rule, and of programs known by hand.
+PLANNED := tests/scale/test_compiled.py tests/scale/test_core.py tests/scale/test_cost.py \
+           tests/scale/test_layout.py
 
 .venv-oracles/.installed: requirements-oracles.lock requirements-peers.lock $(DEAD_ORACLES) | .venv/.installed
 	@echo "installing the engines that tests compare with into .venv-oracles (about a minute)"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from nca_trader.numerics import dot32
 from nca_trader.presets import PrecisionConfig
@@ -55,7 +56,8 @@ class Form(NamedTuple):
     dense: `(w [I, O], cells of I channels, dtype) -> cells of O channels`, operands in `dtype`,
     sums in float32. taps: `(w, state, dilation, beside, dtype) -> cells`, what `TAPS` delayed
     states and the states `beside` give through the blocks of `w`, in this order.
-    column: `[C]` as it adds to cells.
+    column: `[C]` as it adds to cells. placed: cells, for the compiler to lay out as the form says.
+    held: `(w, state, dtype)` -> the state, and as the `taps` of `w` take it, between two steps.
     """
 
     enter: Callable[[Array], Array]
@@ -64,6 +66,21 @@ class Form(NamedTuple):
     dense: Callable[[Array, Array, str], Array]
     taps: Callable[[Array, Array, int, list[Array], str], Array]
     column: Callable[[Array], Array]
+    placed: Callable[[Array], Array]
+    held: Callable[[Array, Array, str], tuple[Array, Array]]
+
+
+@jax.custom_vjp
+def written(arrays: Any) -> Any:
+    """The arrays, for the compiler to write as they are: not computed anew by each who reads.
+
+    In a gradient's program nothing is asked of it: it has more to keep there, and by itself takes
+    fewer cycles (see benchmarks/NOTES.md).
+    """
+    return jax.lax.optimization_barrier(arrays)
+
+
+written.defvjp(lambda arrays: (arrays, None), lambda _, gradients: (gradients,))
 
 
 def stored(x: Array, precision: PrecisionConfig) -> Array:
@@ -108,21 +125,29 @@ def _last_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype
     if isinstance(w, Gauged):
         beside = [w.meets(other)[1] for other in beside]
     w, state = operands(w, state)
-    batch, assets, length, width = state.shape
+    length, assets, batch, width = state.shape
     # A convolution's first weight is that of the oldest bar.
     kernel = w[: TAPS * width].reshape(TAPS, width, -1)[::-1]
     out = jax.lax.conv_general_dilated(
-        state.reshape(batch * assets, length, width).astype(dtype),
+        state.reshape(length, assets * batch, width).astype(dtype),
         kernel.astype(dtype),
         window_strides=(1,),
         padding=[((TAPS - 1) * dilation, 0)],
         rhs_dilation=(dilation,),
-        dimension_numbers=("NWC", "WIO", "NWC"),
+        dimension_numbers=("WNC", "WIO", "WNC"),
         preferred_element_type=jnp.promote_types(dtype, jnp.float32),
-    ).reshape(batch, assets, length, -1)
+    )
+    # What follows goes into the next product: in this one it takes more cycles than the product.
+    out = written(out).reshape(length, assets, batch, -1)
     for slot, other in enumerate(beside, start=TAPS):
         out = out + _last_dense(w[slot * width : (slot + 1) * width], other, dtype)
     return out
+
+
+def _last_held(w: Array | Gauged, state: Array, dtype: str) -> tuple[Array, Array]:
+    # Both are written once. Else the compiler computes the steps before anew in a step's product.
+    taken = state if isinstance(w, Gauged) else state.astype(dtype)
+    return written((state, taken))
 
 
 # Long contiguous rows: a delay is a shift by whole bars, and sums over cells run along rows.
@@ -133,13 +158,19 @@ ROWS = Form(
     dense=rows_dense,
     taps=_rows_taps,
     column=lambda vector: vector.reshape(-1, 1, 1, 1),
+    placed=lambda x: x,
+    held=lambda w, state, dtype: (state, state),
 )
-# Channels fill the lanes of a matrix unit, bars of one asset are what a convolution runs along.
+# Channels fill the lanes of a matrix unit, and bars, the axis that a convolution runs along, are
+# the outermost: then a delay moves no row within a tile of the chip's memory. Left to itself, the
+# compiler takes the layout of the features, and turns the cells around for every convolution.
 CHANNELS_LAST = Form(
-    enter=lambda x: x.transpose(0, 2, 1, 3),
-    leave=lambda x: x.transpose(0, 2, 1, 3),
+    enter=lambda x: x.transpose(1, 2, 0, 3),
+    leave=lambda x: x.transpose(2, 0, 1, 3),
     assets=1,
     dense=_last_dense,
     taps=_last_taps,
     column=lambda vector: vector.reshape(1, 1, 1, -1),
+    placed=lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))),
+    held=_last_held,
 )

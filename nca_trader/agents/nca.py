@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -45,6 +46,23 @@ def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
     others = spec.num_assets - 1
     wanted = {"none": 0, "ring": 2, "all": 1, "nearest": config.num_neighbours}
     return min(wanted[config.neighbours], others)
+
+
+# Bytes of one array of cells, float32: some six of them at a time take no more than the vector
+# memory of a TPU, of which v5p has least, 64 MiB.
+CHUNK_BYTES = 2**23
+ROWS_OF_A_TILE = 8
+
+
+def num_chunks(cells: tuple[int, ...], width: int) -> int:
+    """Into how many parts a batch `[B, T, A]` of cells is cut, so that a part stays on the chip.
+
+    The fewest that divide B; 1 where such parts had fewer rows than a tile of the chip's memory.
+    """
+    batch, *others = cells
+    most = CHUNK_BYTES // (4 * width * math.prod(others))
+    rows = next((n for n in range(min(batch, most), 0, -1) if batch % n == 0), 0)
+    return batch // rows if rows >= ROWS_OF_A_TILE else 1
 
 
 UPDATE_SCALE = 0.5  # of W2's first values, times those of a layer that keeps a sum's spread
@@ -100,9 +118,23 @@ class NCA(nnx.Module):
             x,
             present,
             fire,
-            tpu=functools.partial(self.encode, CHANNELS_LAST),
+            tpu=self.encode_chunks,
             default=functools.partial(self.encode, ROWS),
         )
+
+    def encode_chunks(self, x: Array, present: Array, fire: Fire | None) -> Array:
+        """`__call__` for a TPU, where a batch is encoded in parts that stay on the chip.
+
+        The gradient encodes a part again: what it would else read back from the chip's main memory
+        takes longer than the products.
+        """
+        encode = functools.partial(self.encode, CHANNELS_LAST)
+        parts = num_chunks(x.shape[:3], max(self.config.channels, self.config.hidden))
+        if parts == 1:
+            return encode(x, present, fire)
+        cut = jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), (x, present, fire))
+        cells = jax.lax.map(lambda part: jax.checkpoint(encode)(*part), cut)
+        return cells.reshape(-1, *cells.shape[2:])
 
     def encode(self, form: Form, x: Array, present: Array, fire: Fire | None) -> Array:
         """`__call__` in one form; the forms differ by rounding alone."""
@@ -114,10 +146,8 @@ class NCA(nnx.Module):
 
         def run(steps: range, state: Array, mask: Array, injected: Array) -> Array:
             for k in steps:
-                beside = self._beside(form, state, mask)
-                seen = form.taps(self.taps[...], state, dilations[k], beside, self.matmul_dtype)
                 on = None if chances is None else form.enter(chances(k)[..., None])
-                state = self._move(form, state, seen + injected, on)
+                state = self._step(form, dilations[k], state, mask, injected, on)
             return state
 
         state = embedded
@@ -157,13 +187,29 @@ class NCA(nnx.Module):
         mask = present.astype(jnp.float32)[..., None]
         clip = self.config.feature_clip
         seen = jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1)
-        embedded = form.dense(self.embed[...], form.enter(seen), self.matmul_dtype)
+        embedded = form.placed(form.dense(self.embed[...], form.enter(seen), self.matmul_dtype))
         injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
         embedded = stored(embedded, self.precision)
         return form.enter(mask), embedded, injected + form.column(self.hidden_bias[...])
 
     def _beside(self, form: Form, state: Array, mask: Array) -> list[Array]:
         return neighbour_states(state, mask, self.spec, self.config, form.assets)
+
+    @jax.named_scope("step")  # a name for plans: what an instruction is part of
+    def _step(
+        self,
+        form: Form,
+        dilation: int,
+        state: Array,
+        mask: Array,
+        injected: Array,
+        fire: Array | None,
+    ) -> Array:
+        weights, dtype = self.taps[...], self.matmul_dtype
+        state, taken = form.held(weights, state, dtype)
+        beside = self._beside(form, state, mask)
+        seen = form.taps(weights, taken, dilation, beside, dtype)
+        return self._move(form, state, seen + injected, fire)
 
     def _move(self, form: Form, state: Array, hidden: Array, fire: Array | None) -> Array:
         """The state after a step whose hidden layer sums to `hidden`."""

@@ -86,6 +86,9 @@ CUBE = {
 }  # fmt: skip
 
 
+GPU = re.compile(r"gpu|cuda|rocm|rtx.*|g?[abhl]\d{2,3}[a-z]*|mi\d+[a-z]*|v100|[lt]4")
+
+
 class Slice(NamedTuple):
     """A slice of a pod: chip: its generation, a key of `CHIPS`; shape: chips along each axis."""
 
@@ -124,6 +127,11 @@ def slice_of(name: str) -> Slice:
     found = re.fullmatch(r"([a-z0-9]+?)(?:-(\d+)|:(\d+(?:x\d+)*))?", name.strip().lower())
     if found is None or found[1] not in CHIPS:
         chip = re.split(r"[-:]", name.strip().lower())[0]
+        if GPU.fullmatch(chip):
+            raise ConfigError(
+                f"--topology {name}: plan is of TPU slices; the compiler for GPUs estimates no "
+                "cycles. On the machine itself `nca-trader profile` measures them."
+            )
         raise ConfigError(
             f"--topology {name}: {nearest(chip, CHIPS)}It may be a chip of {', '.join(CHIPS)} "
             "with a size or a shape, e.g. v5e-8, v5e:2x4, v5p-768, tpu7x:2x2x1."

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nca_trader.agents import nca
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.agents.policy import decide, make_policy, with_steps
@@ -387,6 +388,44 @@ def test_the_form_for_a_tpu_equals_the_form_for_a_cpu(neighbours):
     rows, last = (jax.tree.leaves(tree) for tree in both(params))
     for a, b in zip(rows, last, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_encoded_in_parts_is_the_batch(monkeypatch):
+    changes = {"neighbours": "all", "fire_rate": 0.6, "dilations": (2, 1)}
+    policy = policy_of(**changes)
+    params, (x, present) = random_params(policy), random_input(12, 32)
+    fire = Fire(jnp.arange(32, dtype=jnp.uint32), jnp.arange(32, dtype=jnp.int32))
+
+    def lose(params, parts):
+        monkeypatch.setattr(nca, "CHUNK_BYTES", 2**23 if parts == 1 else whole // parts)
+        assert nca.num_chunks(x.shape[:3], SMALL.hidden) == parts
+        module = module_of(changes, params)
+        cells = module.encode_chunks(x, present, fire)
+        return (cells**2).mean(), cells
+
+    whole = 4 * SMALL.hidden * x[..., 0].size
+    run = jax.jit(jax.grad(lose, has_aux=True), static_argnums=1, compiler_options=FAST)
+    for a, b in zip(*(jax.tree.leaves(run(params, parts)) for parts in (1, 4)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("cells", "width", "parts"),
+    [
+        ((1024, 60, 1), 128, 4),  # 2^23 bytes are 16,384 cells of 128 channels: 273 rows of 60
+        ((1000, 60, 1), 128, 4),
+        ((273, 60, 1), 128, 1),
+        ((274, 60, 1), 128, 2),
+        ((1023, 60, 1), 128, 11),  # 3 * 11 * 31: of its divisors 93 is the largest below 273
+        ((1021, 60, 1), 128, 1),  # a prime: parts of one row would leave a tile empty
+        ((64, 384, 2), 128, 4),
+        ((4, 100_000, 1), 128, 1),
+    ],
+)
+def test_parts_of_a_batch_fit_the_chip_and_are_no_thinner_than_a_tile(cells, width, parts):
+    assert nca.num_chunks(cells, width) == parts
+    if parts > 1:
+        assert 4 * width * np.prod(cells) / parts <= nca.CHUNK_BYTES and cells[0] / parts >= 8
 
 
 def test_a_cpu_runs_no_convolution_and_a_tpu_does():

@@ -130,7 +130,7 @@ def test_largest_prints_both_batches(command, monkeypatch):
     ("args", "said"),
     [
         (("--topology", "v5e-9"), "--topology v5e-9: the number counts chips, and no slice has 9"),
-        (("--topology", "h100:8"), "It may be a chip of v5e"),
+        (("--topology", "h100:8"), "--topology h100:8: plan is of TPU slices"),
         (("--topology", "v5e-8", "--agent", "nanno"), "nanno"),
         (("--topology", "v5e-8", "--set", "learner.sgements=8"), "sgements"),
     ],
