@@ -203,9 +203,9 @@ def make_learner(
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
         # Of a whole program jax can't name the operation that made a NaN, and ends with an error
         # of its own; the guard drops the update, and its metrics tell. Without jit it can.
-        checks = jax.config.jax_disable_jit and jax.config.jax_debug_nans
-        infs = jax.config.jax_disable_jit and jax.config.jax_debug_infs
-        with jax.debug_nans(checks), jax.debug_infs(infs):
+        of: Any = jax.config  # its settings are attributes that no type names
+        nans, infs = (of.jax_disable_jit and on for on in (of.jax_debug_nans, of.jax_debug_infs))
+        with jax.debug_nans(nans), jax.debug_infs(infs):
             return step(state, market if given is None else given)
 
     return Learner(init, advance, steps_per_update, mesh, step, programs, market)
