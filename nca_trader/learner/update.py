@@ -70,6 +70,7 @@ from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
 Metrics = dict[str, Array]
+SEARCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")  # settings, see `advance`
 
 
 class LearnerState(NamedTuple):
@@ -203,9 +204,8 @@ def make_learner(
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
         # Of a whole program jax can't name the operation that made a NaN, and ends with an error
         # of its own; the guard drops the update, and its metrics tell. Without jit it can.
-        of: Any = jax.config  # its settings are attributes that no type names
-        nans, infs = (of.jax_disable_jit and on for on in (of.jax_debug_nans, of.jax_debug_infs))
-        with jax.debug_nans(nans), jax.debug_infs(infs):
+        alone, nans, infs = (getattr(jax.config, name) for name in SEARCHES)
+        with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
             return step(state, market if given is None else given)
 
     return Learner(init, advance, steps_per_update, mesh, step, programs, market)
