@@ -8,6 +8,7 @@ ran, not of a model of it; the operations' own recording makes small ones longer
 from __future__ import annotations
 
 import pathlib
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -74,14 +75,17 @@ def read_trace(path: pathlib.Path, ops: Mapping[str, Op]) -> Trace:
 
     updates: list[tuple[float, float]] = []
     intervals: list[Interval] = []
-    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-        for line in plane.lines:
-            for event in line.events:
-                if event.name == UPDATE:
-                    updates.append((event.start_ns, event.start_ns + event.duration_ns))
-                elif op := ops.get(_op_of(event, line.name, plane.name)):
-                    end = event.start_ns + event.duration_ns
-                    intervals.append(Interval(event.start_ns, end, op))
+    with warnings.catch_warnings():
+        # Of jaxlib's own type on Python 3.12; where warnings are errors the process would abort.
+        warnings.filterwarnings("ignore", "builtin type event_stats", DeprecationWarning)
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+            for line in plane.lines:
+                for event in line.events:
+                    if event.name == UPDATE:
+                        updates.append((event.start_ns, event.start_ns + event.duration_ns))
+                    elif op := ops.get(_op_of(event, line.name, plane.name)):
+                        end = event.start_ns + event.duration_ns
+                        intervals.append(Interval(event.start_ns, end, op))
     return Trace(sorted(updates), intervals)
 
 
