@@ -129,8 +129,8 @@ def slice_of(name: str) -> Slice:
         chip = re.split(r"[-:]", name.strip().lower())[0]
         if GPU.fullmatch(chip):
             raise ConfigError(
-                f"--topology {name}: plan is of TPU slices; the compiler for GPUs estimates no "
-                "cycles. On the machine itself `nca-trader profile` measures them."
+                f"--topology {name}: plan is of TPU slices. On a machine with a GPU `nca-trader "
+                "profile` measures an update."
             )
         raise ConfigError(
             f"--topology {name}: {nearest(chip, CHIPS)}It may be a chip of {', '.join(CHIPS)} "
