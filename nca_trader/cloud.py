@@ -12,6 +12,7 @@ that the network or the store failed, `RETRIES` times over about half a minute, 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import errno
 import functools
 import hashlib
@@ -318,5 +319,10 @@ def _store(scheme: str, bucket: str) -> Any:
             "pip install 'nca-trader[cloud]'."
         ) from None
     make = obstore.store.S3Store if scheme == "s3" else obstore.store.GCSStore
-    # Only where the endpoint that the user names is one of http, such as a store on this machine.
-    return make(bucket, client_options={"allow_http": True}, retry_config={"max_retries": RETRIES})
+    # By itself it waits two seconds in all; so 8 at least, and mostly 20 to 40.
+    backoff = {"init_backoff": datetime.timedelta(seconds=1), "base": 3}
+    return make(
+        bucket,
+        client_options={"allow_http": True},  # where the endpoint that the user names is of http
+        retry_config={"max_retries": RETRIES, "backoff": backoff},
+    )

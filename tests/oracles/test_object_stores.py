@@ -129,14 +129,14 @@ def test_a_store_that_is_not_there_or_wants_a_key_is_one_line(server, monkeypatc
     [
         (403, 2, "no credentials, or no right to do this", 1),
         (301, 2, "another region than AWS_REGION says", 1),
-        (503, 1, "the store failed or cannot be reached, at the first try and 3 more", 4),
-        ("", 1, "the store failed or cannot be reached, at the first try and 3 more", 4),
+        (503, 1, "the store failed or cannot be reached, at the first try and 2 more", 3),
+        ("", 1, "the store failed or cannot be reached, at the first try and 2 more", 3),
     ],
 )
 def test_what_a_store_answers_is_told_in_one_line(
     status, code, says, tries, server, monkeypatch, capsys
 ):
-    monkeypatch.setattr(cloud, "RETRIES", 3)
+    monkeypatch.setattr(cloud, "RETRIES", 2)
     server.status = lambda method, path: status
     assert main(["data", "check", "s3://real/bars.csv"]) == code
     (line,) = capsys.readouterr().err.splitlines()
@@ -144,7 +144,7 @@ def test_what_a_store_answers_is_told_in_one_line(
 
 
 def test_what_fails_a_few_times_is_asked_again(server):
-    run, times = place("s3://real/run"), 3
+    run, times = place("s3://real/run"), 1
     for do in (lambda: run.put(b"x"), run.read_bytes, run.below, run.version, run.unlink):
         server.asked.clear()
         server.status = lambda method, path: 503 if len(server.asked) <= times else None
