@@ -176,6 +176,7 @@ def test_every_error_of_the_package_has_an_exit_code_of_its_kind():
         "ConfigError": 2,
         "RunError": 2,
         "StateError": 4,
+        "StoreError": 1,
         "HaltError": 3,
         "CheckFailed": 1,
     }

@@ -129,7 +129,7 @@ def slice_of(name: str) -> Slice:
         chip = re.split(r"[-:]", name.strip().lower())[0]
         if GPU.fullmatch(chip):
             raise ConfigError(
-                f"--topology {name}: plan is of TPU slices. On a machine with a GPU `nca-trader "
+                f"--topology {name}: plan is of TPU slices; on a machine with a GPU `nca-trader "
                 "profile` measures an update."
             )
         raise ConfigError(

@@ -171,7 +171,7 @@ def test_curves_are_written(command, trained, tmp_path, kind):
 def test_nano_learns_a_market_in_seconds(command, monkeypatch):
     """The whole of it once: another draw, an unseen path, the bar of the claim."""
     monkeypatch.setattr(prove_runs, "LOOKS", 1)  # looks are long without optimisation
-    said = command("prove", "ou_mid", "--seed=1", "--steps=2000000", "--alone", "--json")
+    said = command("prove", "ou_mid", "--seed=1", "--steps=4000000", "--alone", "--json")
     (row,) = said.json["results"]
     assert said.code == 0 and row["passed"] and row["fraction"] > 0.95 and row["error"] < 0.01
 

@@ -106,9 +106,9 @@ def test_an_agent_gets_as_many_shards_and_segments_as_devices_can_share():
     agent, changes = on_slice(nano, slice_of("v5e-256"))
     assert changes == {
         "mesh.devices": 256, "mesh.fsdp": 4,
-        "learner.logical_shards": 256, "learner.num_segments": 2048
+        "learner.logical_shards": 256, "learner.num_segments": 1024
     }  # fmt: skip
-    assert (agent.mesh.axes, agent.learner.num_segments) == ((64, 4, 1), 2048)
+    assert (agent.mesh.axes, agent.learner.num_segments) == ((64, 4, 1), 1024)
     # What the file says of the mesh stands.
     own = dataclasses.replace(nano, mesh=MeshConfig(fsdp=2, model=2))
     agent, changes = on_slice(own, V5E)
