@@ -1,5 +1,6 @@
 """Checkpoints in a store: one is there once its last object is, and damage is never read."""
 
+import itertools
 import json
 
 import numpy as np
@@ -57,19 +58,22 @@ def test_the_newest_checkpoint_comes_back_and_older_ones_are_deleted(objects):
         assert own[end] == f"{WHERE}/{step}/files.json" and len(own) > 5
 
 
+def stop_at(objects, what, count):
+    """The connection breaks at the request of this kind that comes after `count` others."""
+    left = itertools.count(count, -1)
+
+    def fail(asked, key):
+        if asked == what and next(left) <= 0:
+            raise RuntimeError("connection reset")
+
+    objects.before = fail
+
+
 def test_an_upload_that_stops_at_any_put_is_never_taken(objects):
     save(1)
     per_checkpoint = len(objects.puts)
     for stop in range(per_checkpoint + 1):
-        left = [stop]
-
-        def fail(what, key, left=left):
-            if what == "put":
-                left[0] -= 1
-                if left[0] < 0:
-                    raise RuntimeError("connection reset")
-
-        objects.before = fail
+        stop_at(objects, "put", stop)
         if stop < per_checkpoint:
             with pytest.raises(StoreError, match="connection reset"):
                 save(2)
@@ -83,15 +87,7 @@ def test_an_upload_that_stops_at_any_put_is_never_taken(objects):
 
 def test_leftovers_of_an_upload_of_another_number_are_deleted(objects):
     save(1)
-    left = [3]
-
-    def fail(what, key):
-        if what == "put":
-            left[0] -= 1
-            if left[0] < 0:
-                raise RuntimeError("connection reset")
-
-    objects.before = fail
+    stop_at(objects, "put", 3)
     with pytest.raises(StoreError):
         save(5)
     objects.before = lambda what, key: None
@@ -106,15 +102,7 @@ def test_leftovers_of_an_upload_of_another_number_are_deleted(objects):
 def test_a_deletion_that_stops_leaves_no_half_a_checkpoint(objects):
     save(1, 2, keep=2)
     for stop in range(4):
-        left = [stop]
-
-        def fail(what, key, left=left):
-            if what == "delete":
-                left[0] -= 1
-                if left[0] < 0:
-                    raise RuntimeError("connection reset")
-
-        objects.before = fail
+        stop_at(objects, "delete", stop)
         with pytest.raises(StoreError):
             save(3 + stop, keep=1)
         objects.before = lambda what, key: None
