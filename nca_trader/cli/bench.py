@@ -6,14 +6,15 @@ import argparse
 import json
 import pathlib
 import resource
+import statistics
 import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 HELP = "measure steps a second of the environment, the policy and the learner"
-REPEATS = 5  # timed calls of each program; the median counts
-SECONDS = 3.0  # that a peer is measured
+SECONDS = 3.0  # that a program is measured, ours and a peer's
+ROUNDS = 5  # in which its calls are timed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,41 +62,73 @@ def run(args: argparse.Namespace) -> None:
                 )
 
 
+class Timing:
+    """A jitted `carry -> carry`: its compilation, its first call, and calls after that.
+
+    Those are timed in rounds, so that what it is held against can be timed between them: a
+    machine's speed may move by a third within seconds.
+    """
+
+    def __init__(self, call: Callable[[Any], Any], carry: Any):
+        import jax
+
+        from nca_trader.learner.compilations import Compilations
+
+        self._call, self._carry = call, carry
+        self._count, self._ready = Compilations, jax.block_until_ready
+        self._seconds: list[float] = []
+        self._retraces = 0
+        with Compilations() as compilations:
+            self._first = self._timed()
+        self._compile = compilations.seconds
+
+    def _timed(self) -> float:
+        began = time.perf_counter()
+        self._carry = self._ready(self._call(self._carry))
+        return time.perf_counter() - began
+
+    def rounds(self, between: Callable[[], Any] = lambda: None) -> None:
+        """Calls for `SECONDS`, and at least `ROUNDS` times; `between` after each round."""
+        for _ in range(ROUNDS):
+            end = time.perf_counter() + SECONDS / ROUNDS
+            with self._count() as compilations:
+                self._seconds.append(self._timed())
+                while time.perf_counter() < end:
+                    self._seconds.append(self._timed())
+            self._retraces += compilations.count
+            between()
+
+    def row(self, name: str, steps: int, **facts: Any) -> dict[str, Any]:
+        """What was measured so far; of the calls, the median counts.
+
+        Args:
+          steps: environment steps, or decisions, of one call. facts: keys that the row adds.
+        """
+        import jax
+
+        row = {
+            "name": name,
+            "envs": None,
+            "envs_per_segment": None,
+            "steps_per_s": steps / statistics.median(self._seconds),
+            "compile_s": self._compile,
+            "first_call_s": self._first,
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "retraces": self._retraces,
+            "peer": None,
+            "ratio": None,
+            "device": jax.devices()[0].device_kind,
+        }
+        return row | facts
+
+
 def measure(
     name: str, call: Callable[[Any], Any], carry: Any, steps: int, **facts: Any
 ) -> dict[str, Any]:
-    """Times a jitted `carry -> carry`: its compilation, its first call, and calls after that.
-
-    Args:
-      steps: environment steps, or decisions, of one call. facts: keys that the row adds.
-    """
-    import jax
-
-    from nca_trader.learner.compilations import Compilations
-
-    seconds = []
-    with Compilations() as compilations:
-        for number in range(REPEATS + 1):
-            began = time.perf_counter()
-            carry = jax.block_until_ready(call(carry))
-            seconds.append(time.perf_counter() - began)
-            if number == 0:
-                compile_s, compiled = compilations.seconds, compilations.count
-    first, *rest = seconds
-    row = {
-        "name": name,
-        "envs": None,
-        "envs_per_segment": None,
-        "steps_per_s": steps / sorted(rest)[REPEATS // 2],
-        "compile_s": compile_s,
-        "first_call_s": first,
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "retraces": compilations.count - compiled,
-        "peer": None,
-        "ratio": None,
-        "device": jax.devices()[0].device_kind,
-    }
-    return row | facts
+    """A row of `Timing` after its rounds."""
+    timing = Timing(call, carry)
+    timing.rounds()
+    return timing.row(name, steps, **facts)
 
 
 def beside(
@@ -109,7 +142,11 @@ def beside(
     Raises:
       ConfigError: the interpreter cannot be run, or has not got the peer.
     """
-    theirs = measured_by(python, module, options)
+    return compared(row, measured_by(python, module, options))
+
+
+def compared(row: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """`row` beside what a peer said of itself."""
     return row | {
         "peer": f"{theirs['peer']} {theirs['version']}",
         "peer_steps_per_s": theirs["steps_per_s"],

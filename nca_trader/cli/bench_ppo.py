@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from nca_trader.cli.bench import beside, measure
+from nca_trader.cli.bench import Timing, compared, measured_by
 
 SEGMENTS, LENGTH = 64, 128
 REJAX = ("rejax_ppo", {"envs": SEGMENTS})
@@ -27,12 +28,15 @@ def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The learner with a perceptron, nano and small; with peers, beside theirs."""
     env = environment()
     for name, agent, each, rivals in _settings():
-        row = _learner(env, name, agent, each)
+        learner = _Timed(env, name, agent, each)
+        learner.rounds()
         rivals = rivals if args.peers else ()
         for module, options in rivals:
-            yield beside(row, args.peers, module, options)
+            theirs = measured_by(args.peers, module, options)
+            learner.rounds()  # before and after: the machine may have been slower for the peer
+            yield compared(learner.row(), theirs)
         if not rivals:
-            yield row
+            yield learner.row()
 
 
 def _settings() -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
@@ -51,31 +55,38 @@ def _settings() -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
     yield "small", load_agent("small"), 1, ()
 
 
-def _learner(env: Any, name: str, agent: Any, each: int) -> dict[str, Any]:
-    import jax
+class _Timed:
+    """The learner's iterations, and products of matrices in turn with them."""
 
-    from nca_trader.agents.policy import make_policy
-    from nca_trader.learner.update import make_learner
-    from nca_trader.scale.rates import matmul_flops_per_s
+    def __init__(self, env: Any, name: str, agent: Any, each: int):
+        import jax
 
-    learn = dataclasses.replace(
-        agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
-        num_epochs=4, num_minibatches=4, advantages="gae",
-    )  # fmt: skip
-    config = dataclasses.replace(agent, learner=learn, num_seeds=1)
-    policy = make_policy(config, env.spec)
-    learner = make_learner(env, policy, config)
-    row = measure(
-        f"{name}, {policy.receptive_field} bars, {each} env/segment",
-        lambda state: learner.step(state)[0],
-        learner.init(jax.random.key(0)),
-        learner.steps_per_update,
-        envs=learn.num_segments * each,
-        envs_per_segment=each,
-    )
-    updates_per_s = row["steps_per_s"] / learner.steps_per_update
-    rate = matmul_flops_per_s(repeats=41)
-    return row | {"matmul_share": updates_per_s * _update_flops(policy, learn) / rate}
+        from nca_trader.agents.policy import make_policy
+        from nca_trader.learner.update import make_learner
+
+        learn = dataclasses.replace(
+            agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
+            num_epochs=4, num_minibatches=4, advantages="gae",
+        )  # fmt: skip
+        config = dataclasses.replace(agent, learner=learn, num_seeds=1)
+        policy = make_policy(config, env.spec)
+        learner = make_learner(env, policy, config)
+        self._timing = Timing(lambda state: learner.step(state)[0], learner.init(jax.random.key(0)))
+        self._name = f"{name}, {policy.receptive_field} bars, {each} env/segment"
+        self._each, self._steps = each, learner.steps_per_update
+        self._flops = _update_flops(policy, learn)
+        self._rates: list[float] = []
+
+    def rounds(self) -> None:
+        from nca_trader.scale.rates import matmul_flops_per_s
+
+        self._timing.rounds(lambda: self._rates.append(matmul_flops_per_s()))
+
+    def row(self) -> dict[str, Any]:
+        facts = {"envs": SEGMENTS * self._each, "envs_per_segment": self._each}
+        row = self._timing.row(self._name, self._steps, **facts)
+        flops_per_s = row["steps_per_s"] / self._steps * self._flops
+        return row | {"matmul_share": flops_per_s / statistics.median(self._rates)}
 
 
 def _update_flops(policy: Any, learn: Any) -> float:

@@ -13,7 +13,8 @@ TINY = AgentConfig(policy=PolicyConfig(channels=4, hidden=6, steps=2, dilations=
 
 @pytest.fixture
 def rows(monkeypatch):
-    monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(bench, "SECONDS", 0.0)
     monkeypatch.setattr("nca_trader.agents.presets.load_agent", lambda name: TINY)
     monkeypatch.setattr(bench_policy, "REMAT", ("step",))
     args = argparse.Namespace(agent="tiny", peers=None)

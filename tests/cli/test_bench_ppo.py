@@ -14,7 +14,8 @@ TINY = AgentConfig(policy=POLICY, learner=LearnerConfig())
 
 
 def test_the_rows_are_there_and_can_be_written(monkeypatch):
-    monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(bench, "SECONDS", 0.0)
     monkeypatch.setattr(bench_ppo, "_settings", lambda: iter([("tiny", TINY, 2, ())]))
     monkeypatch.setattr(bench_ppo, "SEGMENTS", 32)
     monkeypatch.setattr(bench_ppo, "LENGTH", 8)
