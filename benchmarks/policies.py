@@ -149,13 +149,20 @@ def short_sighted(policy, params, x, present, history):
     return np.asarray(cells(params, rows))
 
 
-def compare(market, preset, equal, steps, seeds, unseen=UNSEEN, kinds=KINDS, dropped=DROPPED):
-    """Rows of the comparison; every kind sees and learns as `nca-trader prove` has it."""
-    trial = prepare(market, load_agent(preset) if isinstance(preset, str) else preset, steps)
+def compare(
+    market, agent, equal, steps, seeds, *, learnt=0.0, unseen=UNSEEN, kinds=KINDS, dropped=DROPPED
+):
+    """Rows of the comparison; every kind sees and learns as `nca-trader prove` has it.
+
+    Args:
+      learnt: share of bars that are missing in training.
+    """
+    trial = prepare(market, agent, steps)
     agent = next(iter(trial.agents.values()))
     fresh = dataclasses.replace(trial.config, market_bars=unseen)
+    holes = dataclasses.replace(trial.config, drop_bars=learnt)
     for seed in range(seeds):
-        env = TradingEnv(task_of(trial.config, seed), trial.config)
+        env = TradingEnv(task_of(trial.config, seed), holes)
         other = TradingEnv(task_of(fresh, 1000 + seed), fresh)
         for kind in kinds:
             policy = of_equal_size(kind, agent, env.spec, equal)
@@ -185,9 +192,13 @@ def main(words=None):
     parser.add_argument("--equal", choices=("parameters", "operations"), default="parameters")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--learnt", type=float, default=0.0, help="bars missing in training")
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     args = parser.parse_args(words)
     rows = []
-    for row in compare(args.market, args.agent, args.equal, args.steps, args.seeds):
+    agent = load_agent(args.agent, args.set)
+    how = (args.market, agent, args.equal, args.steps, args.seeds)
+    for row in compare(*how, learnt=args.learnt):
         print(json.dumps(row), flush=True)
         rows.append(row)
     for kind in KINDS:

@@ -29,7 +29,7 @@ def test_policies_are_as_near_in_size_as_a_width_can_bring_them(kind, equal):
 def test_windows_of_the_whole_receptive_field_are_the_lattice():
     policy = of_equal_size("nca", TINY, SPEC, "parameters")
     params = policy.init(jax.random.key(0))
-    # A rule whose last layer is not zero, so that time matters.
+    # A rule that moves its state far, so that time matters.
     params["nca"]["update"] = jax.random.normal(jax.random.key(1), params["nca"]["update"].shape)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 1, 2)).astype(np.float32)
@@ -44,6 +44,6 @@ def test_windows_of_the_whole_receptive_field_are_the_lattice():
 @pytest.mark.slow
 def test_the_comparison_runs():
     kinds = ("nca", "tcn")
-    rows = list(compare("hidden", TINY, "parameters", 4_096, 1, unseen=9_000, kinds=kinds))
+    rows = list(compare("hidden", TINY, "parameters", 4_096, 1, learnt=0.2, unseen=9_000, kinds=kinds))
     assert [row["kind"] for row in rows] == ["nca", "tcn"]
     assert all(np.isfinite(row["dropped 0%"]) for row in rows)
