@@ -31,9 +31,10 @@ from nca_trader.cloud import CloudPath, place
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.compilations import Compilations
+from nca_trader.learner.iteration import LearnerState
 from nca_trader.learner.markets import Markets
 from nca_trader.learner.population import correlations, exploit, mean_reward
-from nca_trader.learner.update import Learner, LearnerState, make_learner
+from nca_trader.learner.update import Learner, make_learner
 from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run, open_run

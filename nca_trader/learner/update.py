@@ -1,10 +1,4 @@
-"""One iteration of PPO as one jitted function over a mesh: collect, estimate, learn.
-
-Randomness belongs to the segment and not to the device: a key is folded with the segment's
-global number, and minibatches are drawn within a fixed number of logical shards. So a seed means
-the same run on any mesh, to rounding; on a deterministic one to the bit, since there each logical
-shard is computed by itself, and means over them are taken in the order of their numbers.
-"""
+"""The learner: iterations as one jitted function over a mesh, in sizes that fit its memory."""
 
 from __future__ import annotations
 
@@ -14,48 +8,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from nca_trader.agents.policy import Params, Policy
+from nca_trader.agents.policy import Policy
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.learner.advantages import horizon
-from nca_trader.learner.curriculum import cost_scale, volatility_scale
-from nca_trader.learner.epochs import learn
-from nca_trader.learner.exact import exact
-from nca_trader.learner.layout import Layout, by_runs, make_layout
+from nca_trader.learner.iteration import LearnerState, Metrics, Parts, collect_and_learn, make_parts
+from nca_trader.learner.layout import Layout, make_layout
 from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
 from nca_trader.learner.memory import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
-from nca_trader.learner.optimizer import (
-    averaged,
-    learning_rate,
-    make_optimizer,
-    whole_or_nothing,
-)
 from nca_trader.learner.population import (
-    Hyper,
     agents_at_once,
     draw_hyper,
     init_each,
     step_each,
     with_hyper,
 )
-from nca_trader.learner.replay import (
-    Ring,
-    add,
-    begin_ring,
-    can_sample,
-    ring_spec,
-    sample,
-    stored,
-)
-from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
-from nca_trader.learner.sampled import sampled
+from nca_trader.learner.replay import begin_ring, ring_spec
+from nca_trader.learner.rollout import Segments
 from nca_trader.mesh import (
     BATCH,
     FSDP,
@@ -69,26 +43,7 @@ from nca_trader.mesh import (
 from nca_trader.presets import AgentConfig, LearnerConfig
 from nca_trader.ranges import divides, refuse
 
-Metrics = dict[str, Array]
 SEARCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")  # settings, see `advance`
-
-
-class LearnerState(NamedTuple):
-    """All that training carries: with it and the config, a run goes on exactly.
-
-    params, opt_state: each device its part, as `learner.layout` says. key: the run's key, never
-      changed: draws fold in `update`. update: `[]` int32 updates done. segments: split as a batch.
-    replay: earlier rollouts, their segments split likewise; None where none are kept.
-    hyper: what this agent learns with, where that is not the config's.
-    """
-
-    params: Params
-    opt_state: Any
-    key: Array
-    update: Array
-    segments: Segments
-    replay: Ring | None = None
-    hyper: Hyper | None = None
 
 
 class Learner(NamedTuple):
@@ -125,81 +80,25 @@ def make_learner(
     shape = config.learner
     layout = make_layout(policy, mesh, config.mesh.deterministic)
     _check(env, policy, shape, mesh, layout)
-    if isinstance(env, ShardedEnv):
+    streamed = isinstance(env, ShardedEnv)
+    if streamed:
         check_shards(env, policy, config)
     steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
-    updates = -(-shape.steps // steps_per_update)
-    total = updates * shape.num_epochs * shape.num_minibatches
-    optimizer = make_optimizer(config.optimizer, total, layout)
-    make_method = exact if shape.advantages == "exact" else sampled
-    method = make_method(env, policy, shape, _reward_scale(env, shape))
-    schedule = learning_rate(config.optimizer, total)
-    common = (env, policy, layout, updates)
-    turn = shard_updates(env, shape) if isinstance(env, ShardedEnv) else None
-
-    def iterate(pieces: int, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
-        if turn is not None:
-            state = state._replace(segments=begun_anew(turn, state.update, state.segments))
-        if state.hyper is None:
-            return _iterate(*common, config, optimizer, schedule, method, pieces, state, market)
-        own, own_values = with_hyper(config, state.hyper), state.hyper._asdict()
-        moves = make_optimizer(own.optimizer, total, layout)
-        rate = learning_rate(own.optimizer, total)
-        lives = make_method(env, policy, own.learner, _reward_scale(env, own.learner))
-        state, metrics = _iterate(*common, own, moves, rate, lives, pieces, state, market)
-        return state, metrics | own_values
-
-    spec = functools.partial(_spec, policy, optimizer, layout, shape)
+    parts = make_parts(env, policy, layout, -(-shape.steps // steps_per_update), config)
     # One of many shards waits on the host: the markets of a run's updates are handed to `step`.
-    market = env.market if turn else everywhere(env.market, mesh)
-
-    def fresh(key: Array) -> LearnerState:
-        params_key, run_key, hyper_key = jax.random.split(key, 3)
-        params = policy.init(params_key)
-        none = jnp.zeros(shape.num_segments, jnp.int32)
-        each = (shape.num_segments, shape.envs_per_segment)
-        # Placeholders: `left` is 0, so the first update draws every segment anew.
-        episode = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
-        drop = jax.vmap(env.begin_drops)(jnp.broadcast_to(run_key, each[:1]))
-        segments = Segments(none, none, drop, episode)
-        update = jnp.zeros((), jnp.int32)
-        ring = begin_ring(env, policy, shape, params, segments) if shape.replay_slots else None
-        opt_state, hyper = optimizer.init(params), draw_hyper(config, hyper_key)
-        return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
-
-    def build(sizes: Sizes, options: dict[str, Any] | None = None) -> Any:
-        one = functools.partial(iterate, sizes.micro_batches)
-        own = spec(FSDP)
-        step = jax.shard_map(
-            one, mesh=mesh, in_specs=(own, P()), out_specs=(own, P()), axis_names=layout.by_hand
-        )
-        if config.num_seeds > 1:
-            step = step_each(step, sizes.agents)
-        return jax.jit(
-            step,
-            donate_argnums=0,
-            out_shardings=(placed, replicated(mesh)),
-            compiler_options=options,
-        )
-
-    begin: Callable[[Array], LearnerState] = fresh
-    placed = spec(FSDP, MODEL)
-    if config.num_seeds > 1:
-        begin = init_each(fresh, config.num_seeds)
-        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
-    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
-    init = jax.jit(begin, out_shardings=placed)
+    market = env.market if streamed else everywhere(env.market, mesh)
+    init, placed = _beginning(parts, mesh)
+    build = functools.partial(_program, parts, mesh, placed)
     items = _items(shape, mesh, layout)
     sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
     ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
     limit = memory_limit(shape.memory_gb, mesh)
-    programs = {cut: build(cut) for cut in sizes}
-    if limit is not None and turn:  # beside the shard in use, the next one and one on its way
+    if limit is not None and streamed:  # beside the shard in use, the next and one on its way
         limit -= 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(market))
+    programs = {cut: build(cut) for cut in sizes}
     # Options are for who calls the step, and not for who traces it into a program of his own.
     called = functools.cache(functools.partial(build, options=compiler_options(mesh)))
     step = Fitting(programs.__getitem__, sizes, limit, ring, called)
-    steps_per_update *= config.num_seeds
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
         # Of a whole program jax can't name the operation that made a NaN, and ends with an error
@@ -208,7 +107,80 @@ def make_learner(
         with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
             return step(state, market if given is None else given)
 
-    return Learner(init, advance, steps_per_update, mesh, step, programs, market)
+    return Learner(init, advance, steps_per_update * config.num_seeds, mesh, step, programs, market)
+
+
+def _beginning(parts: Parts, mesh: Mesh) -> tuple[Callable[[Array], LearnerState], LearnerState]:
+    """Jitted `key -> state`, of each agent where there are several, and where its leaves lie."""
+    seeds = parts.config.num_seeds
+    begin = functools.partial(_fresh, parts)
+    placed = _spec(parts, FSDP, MODEL)
+    if seeds > 1:
+        begin = init_each(begin, seeds)
+        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
+    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
+    return jax.jit(begin, out_shardings=placed), placed
+
+
+def _fresh(parts: Parts, key: Array) -> LearnerState:
+    """One agent's state before its first update."""
+    env, policy, config = parts.env, parts.policy, parts.config
+    shape = config.learner
+    params_key, run_key, hyper_key = jax.random.split(key, 3)
+    params = policy.init(params_key)
+    none = jnp.zeros(shape.num_segments, jnp.int32)
+    each = (shape.num_segments, shape.envs_per_segment)
+    # Placeholders: `left` is 0, so the first update draws every segment anew.
+    episode = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
+    drop = jax.vmap(env.begin_drops)(jnp.broadcast_to(run_key, each[:1]))
+    segments = Segments(none, none, drop, episode)
+    update = jnp.zeros((), jnp.int32)
+    ring = begin_ring(env, policy, shape, params, segments) if shape.replay_slots else None
+    opt_state, hyper = parts.optimizer.init(params), draw_hyper(config, hyper_key)
+    return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
+
+
+def _program(
+    parts: Parts,
+    mesh: Mesh,
+    placed: LearnerState,
+    sizes: Sizes,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Jitted `(state, market) -> (state, metrics)` over the mesh, in pieces of these sizes."""
+    own = _spec(parts, FSDP)
+    step = jax.shard_map(
+        functools.partial(iterate, parts, sizes.micro_batches),
+        mesh=mesh,
+        in_specs=(own, P()),
+        out_specs=(own, P()),
+        axis_names=parts.layout.by_hand,
+    )
+    if parts.config.num_seeds > 1:
+        step = step_each(step, sizes.agents)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=(placed, replicated(mesh)),
+        compiler_options=options,
+    )
+
+
+def iterate(
+    parts: Parts, micro_batches: int, state: LearnerState, market: Market
+) -> tuple[LearnerState, Metrics]:
+    """An iteration of one agent; what it learns with may be its own and not the config's."""
+    env = parts.env
+    if isinstance(env, ShardedEnv):
+        turn = shard_updates(env, parts.config.learner)
+        state = state._replace(segments=begun_anew(turn, state.update, state.segments))
+    hyper = state.hyper
+    if hyper is None:
+        return collect_and_learn(parts, micro_batches, state, market)
+    own = with_hyper(parts.config, hyper)
+    parts = make_parts(env, parts.policy, parts.layout, parts.num_updates, own)
+    state, metrics = collect_and_learn(parts, micro_batches, state, market)
+    return state, metrics | hyper._asdict()
 
 
 def _ring_held(init: Callable[[Array], LearnerState], slots: int, mesh: Mesh) -> Held:
@@ -218,17 +190,16 @@ def _ring_held(init: Callable[[Array], LearnerState], slots: int, mesh: Mesh) ->
     return Held(slots, held / batch_shards(mesh) / slots)
 
 
-def _spec(
-    policy: Policy, optimizer: Any, layout: Layout, config: LearnerConfig, *names: str
-) -> LearnerState:
+def _spec(parts: Parts, *names: str) -> LearnerState:
     """How the state lies over these axes of the mesh; what is not said is whole on each device."""
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    params, states = layout.specs(shapes, *names), jax.eval_shape(optimizer.init, shapes)
+    optimizer = parts.optimizer
+    shapes = jax.eval_shape(parts.policy.init, jax.random.key(0))
+    params, states = parts.layout.specs(shapes, *names), jax.eval_shape(optimizer.init, shapes)
     # Moments and averages lie as the parameters that they are of.
     moments = optax.tree_map_params(
         optimizer, lambda _, spec: spec, states, params, transform_non_params=lambda _: P()
     )
-    ring = ring_spec(config.replay_slots)
+    ring = ring_spec(parts.config.learner.replay_slots)
     return LearnerState._make([params, moments, P(), P(), P(BATCH), ring, P()])
 
 
@@ -264,140 +235,3 @@ def _check(
             f"{config.segment_length}; take "
             f"{max(1, round(episode / config.segment_length)) * config.segment_length}."
         )
-
-
-def _reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
-    """Scales rewards so that the values' targets spread by about one, whatever the market.
-
-    Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
-    targets would let the error of the values drown the policy's gradient in the norm clip, and
-    fall outside the band that the value clip allows.
-    """
-    legs = env.market.legs
-    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
-    log_return = np.log(np.maximum(growth[: len(env)], 1e-6)).mean(axis=1)
-    # Where prices move, but always by the same, the spread is rounding and the move is the scale.
-    spread = max(float(log_return.std()), abs(float(log_return.mean())))
-    # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
-    spread *= env.spec.num_assets * env.spec.bounds[1]
-    if env.config.reward == "differential_sharpe":
-        spread = 1.0
-    if spread == 0.0:
-        return 1.0  # prices that never move: costs are all there is
-    return 1.0 / (spread * horizon(config.discount, config.segment_length) ** 0.5)
-
-
-def _iterate(
-    env: TradingEnv,
-    policy: Policy,
-    layout: Layout,
-    num_updates: int,
-    config: AgentConfig,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    method: Method,
-    micro_batches: int,
-    state: LearnerState,
-    market: Market,
-) -> tuple[LearnerState, Metrics]:
-    """One iteration on one device's share of the segments; runs inside `shard_map`."""
-    key = jax.random.fold_in(state.key, state.update)
-    start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
-    count = state.segments.index.shape[0]
-    number = jax.lax.axis_index(BATCH) * count + jnp.arange(count)
-    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    course = (config.curriculum, state.update, num_updates)
-    scales = (cost_scale(*course), volatility_scale(*course))
-    runs = layout.runs(config.learner.logical_shards)
-
-    def gather(segments: Segments, start_keys: Array, keys: Array) -> Any:
-        rows = len(env) if market.rows is None else market.rows
-        begin = (env, config.learner, policy.first_decision, segments, start_keys, rows)
-        segments, fresh = begin_segments(*begin)
-        draw = Draw(keys, fresh, *scales)
-        *rows, figures = method.gather(params, market, segments, draw)
-        return rows, figures
-
-    # Names for profiles and plans: what an instruction is part of.
-    with jax.named_scope("collect"):
-        params = layout.gathered(state.params)
-        (segments, batch), figures = by_runs(
-            gather, runs, state.segments, fold(start_key, number), fold(action_key, number)
-        )
-        batch, metrics = method.settle(batch, layout.of_all(figures))
-    params, opt_state, losses = jax.named_scope("learn")(learn)(
-        lambda params, items: method.lose(params, market, items),
-        config.learner,
-        optimizer,
-        state.params,
-        state.opt_state,
-        batch,
-        shuffle_key,
-        micro_batches,
-        layout,
-    )
-    ring = state.replay
-    if ring is not None:
-        params, opt_state = jax.named_scope("replay")(_learn_again)(
-            method,
-            config.learner,
-            optimizer,
-            layout,
-            (params, opt_state),
-            market,
-            ring,
-            replay_key,
-            micro_batches,
-        )
-        ring = add(ring, stored(batch[0]))
-    skipped = opt_state.skipped - state.opt_state.skipped
-    before = (state.params, state.opt_state)
-    params, opt_state = whole_or_nothing(before, (params, opt_state))
-    metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
-    metrics |= {
-        "lr": jnp.asarray(schedule(_steps(opt_state))),
-        "micro_batches": jnp.int32(micro_batches),
-    }
-    state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
-    return state._replace(update=state.update + 1), metrics
-
-
-def _learn_again(
-    method: Method,
-    config: LearnerConfig,
-    optimizer: optax.GradientTransformation,
-    layout: Layout,
-    learnt: tuple[Params, Any],
-    market: Market,
-    ring: Ring,
-    key: Array,
-    micro_batches: int,
-) -> tuple[Params, Any]:
-    """Learns from a rollout of the ring as from a fresh one, if there is one; `learnt` of it."""
-    if method.again is None:
-        raise ConfigError("learner.replay_slots: this method cannot learn from old rollouts.")
-    revisit = method.again
-    sample_key, shuffle_key = jax.random.split(key)
-
-    def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
-        params, opt_state = learnt
-        both = layout.gathered(params), layout.gathered(averaged(opt_state))
-        once = lambda item: revisit(*both, market, item)  # noqa: E731
-        runs = layout.runs(config.logical_shards)
-        batch, figures = by_runs(once, runs, sample(ring, sample_key))
-        batch, _ = method.settle(batch, layout.of_all(figures))
-        lose = lambda params, items: method.lose(params, market, items)  # noqa: E731
-        args = (config, optimizer, params, opt_state, batch, shuffle_key, micro_batches, layout)
-        return learn(lose, *args)[:2]
-
-    return jax.lax.cond(can_sample(ring), again, lambda learnt: learnt, learnt)
-
-
-def _steps(opt_state: Any) -> Array:
-    """`[]` gradient steps behind the learning-rate schedule; one that was skipped is none."""
-
-    def of_schedule(path: Any, value: Any) -> bool:
-        del value
-        return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"
-
-    return optax.tree.get(opt_state, "count", filtering=of_schedule)

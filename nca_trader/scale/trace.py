@@ -1,8 +1,8 @@
 """A trace of the learner's updates, read: where the time of each went, part by part.
 
 The profiler names the compiled operation that ran, and the compiled program's text says of which
-part of an update that operation is (the named scopes of `learner.update`). So the split is of what
-ran, not of a model of it; the operations' own recording makes small ones longer than they are.
+part of an update that operation is (the named scopes of `learner.iteration`). So the split is of
+what ran, not of a model of it; the operations' own recording makes small ones longer than they are.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ def test_windows_of_the_whole_receptive_field_are_the_lattice():
 @pytest.mark.slow
 def test_the_comparison_runs():
     kinds = ("nca", "tcn")
-    rows = list(compare("hidden", TINY, "parameters", 4_096, 1, learnt=0.2, unseen=9_000, kinds=kinds))
+    rows = list(
+        compare("hidden", TINY, "parameters", 4_096, 1, learnt=0.2, unseen=9_000, kinds=kinds)
+    )
     assert [row["kind"] for row in rows] == ["nca", "tcn"]
     assert all(np.isfinite(row["dropped 0%"]) for row in rows)

@@ -11,7 +11,7 @@ from ledger import random_bars
 from recording import recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
-from nca_trader.learner import rollout, update
+from nca_trader.learner import iteration, rollout, update
 from nca_trader.presets import LearnerConfig, OptimizerConfig, PolicyConfig
 
 ENV = EnvConfig(
@@ -67,7 +67,7 @@ class Stage:
     def recorded(self, env, agent, devices):
         """A learner in another environment, or of another agent, that records gradients too."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(update, "make_optimizer", recording_optimizer)
+            patch.setattr(iteration, "make_optimizer", recording_optimizer)
             policy = make_policy(agent, env.spec)
             return update.make_learner(env, policy, agent, make_mesh(devices))
 

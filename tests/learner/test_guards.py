@@ -10,7 +10,7 @@ import pytest
 import tiny as tiny_experiment
 
 from nca_trader import Run, StateError, make_mesh
-from nca_trader.learner import sampled, update
+from nca_trader.learner import iteration, sampled, update
 from nca_trader.learner import train as training
 from nca_trader.learner.optimizer import GuardState, make_optimizer, whole_or_nothing
 from nca_trader.learner.rollout import collect as rollout_of
@@ -74,7 +74,7 @@ def on_device(state, like):
 def poisoned(stage):
     """A learner on two devices whose second update meets a NaN in one gradient step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "make_optimizer", poisoning_optimizer)
+        patch.setattr(iteration, "make_optimizer", poisoning_optimizer)
         patch.setattr(sampled, "collect", collect_with_nan)
         learner = update.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
         step_in(learner, learner.init(jax.random.key(1)))  # compiles
@@ -101,7 +101,7 @@ def idle(stage):
         return params, opt_state, {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "learn", left_out)
+        patch.setattr(iteration, "learn", left_out)
         learner = update.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
         step_in(learner, learner.init(jax.random.key(1)))  # compiles
     return learner

@@ -14,7 +14,7 @@ from recording import distance, recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
 from nca_trader.agents.policy import _make_policy
-from nca_trader.learner import exact, rollout, update
+from nca_trader.learner import exact, iteration, rollout, update
 from nca_trader.presets import (
     LearnerConfig,
     MeshConfig,
@@ -92,7 +92,7 @@ def learner_on(axes, kind="nca", estimator="gae", extra="", **mesh):
     with pytest.MonkeyPatch.context() as patch:
         # Replay looks for the average, and several agents for a rate, where the real one has it.
         if extra not in ("replay", "several"):
-            patch.setattr(update, "make_optimizer", recording_optimizer)
+            patch.setattr(iteration, "make_optimizer", recording_optimizer)
         # In float64 products are of float64 as well: a rounding of operands, no two meshes share.
         precision = Products("float64") if jax.config.jax_enable_x64 else agent.precision
         policy = _make_policy(agent.policy, precision, env.spec)

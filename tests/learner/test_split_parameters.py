@@ -15,6 +15,7 @@ from nca_trader import ConfigError, make_mesh
 from nca_trader.learner import layout as layouts
 from nca_trader.learner import update
 from nca_trader.learner.epochs import learn
+from nca_trader.learner.iteration import Parts
 from nca_trader.learner.layout import Layout, Split, make_layout
 from nca_trader.learner.optimizer import averaged, make_optimizer
 from nca_trader.learner.ppo import Loss
@@ -74,10 +75,9 @@ def learnt(axes, deterministic=False, dtype="f8", config=CONFIG):
         mesh = make_mesh(*axes)
         layout = make_layout(POLICY, mesh, deterministic)
         optimizer = make_optimizer(OPTIMIZER, 8, layout)
-        by_hand, placed = (
-            update._spec(POLICY, optimizer, layout, config, *names)[:2]
-            for names in ((FSDP,), (FSDP, MODEL))
-        )
+        of = types.SimpleNamespace(learner=config)
+        parts = Parts(None, POLICY, layout, 1, of, optimizer, None, None)
+        by_hand, placed = (update._spec(parts, *names)[:2] for names in ((FSDP,), (FSDP, MODEL)))
 
         def once(params, state, items, key):
             args = (config, optimizer, params, state, items, key, 1, layout)

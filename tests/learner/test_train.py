@@ -29,8 +29,9 @@ from nca_trader import (
 )
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, RunError
+from nca_trader.learner.iteration import LearnerState
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
-from nca_trader.learner.update import LearnerState, make_learner
+from nca_trader.learner.update import make_learner
 from nca_trader.presets import CheckpointConfig, CurriculumConfig, PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, flatten, unflatten
 
