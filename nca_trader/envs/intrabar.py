@@ -89,6 +89,7 @@ def earn(
     gain = jnp.asarray(sum(items.values()))
     after = _grown(now, gain)
     safe = jnp.where(gain > -1.0, 1.0 + gain, 1.0)
+    # Of `x / y` with one y for many x compilers make `x * (1 / y)`, or do not, and round so.
     share = 1.0 / safe
     held = now.held * (1.0 + return_) * share
     change = now.change + now.held * ((return_ - gain) * share)

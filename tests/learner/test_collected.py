@@ -1,6 +1,6 @@
-"""What a mesh collects to learn from is what one device collects: bars, actions, advantages.
+"""What a mesh collects is what one device collects: keys, statistics, and on request every bit.
 
-Learning itself is left out, so that little is compiled; it is in test_split_parameters.py.
+Each program is as much of an update as the test is about; whole ones are in test_meshes.py.
 """
 
 import dataclasses
@@ -11,89 +11,123 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from ledger import random_bars
 
 from nca_trader import TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.learner import update
-from nca_trader.learner.layout import Layout
+from nca_trader.learner.advantages import moments
+from nca_trader.learner.layout import EVERYWHERE, Layout
+from nca_trader.learner.rollout import Method
+from nca_trader.learner.sampled import settled
 from nca_trader.mesh import BATCH
-from nca_trader.presets import MeshConfig, PolicyConfig
+from nca_trader.presets import LearnerConfig, MeshConfig, PolicyConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 AGENT = dataclasses.replace(
     tiny.AGENT,
     policy=PolicyConfig(kind="mlp", hidden=4, window=2),
-    # One account a segment: of several, advantages have the mean 0 on every bar.
-    learner=dataclasses.replace(tiny.AGENT.learner, segment_length=4, envs_per_segment=1),
+    learner=dataclasses.replace(tiny.AGENT.learner, segment_length=4, envs_per_segment=2),
 )
-DEVICES = 8
+SLOW = pytest.mark.slow
 
 
-def only_collected(lose, config, optimizer, params, opt_state, batch, *others):
+@functools.cache
+def environment():
+    return TradingEnv(random_bars(np.random.default_rng(0), 90, 2, missing=0.05), tiny.ENV)
+
+
+def everything(lose, config, optimizer, params, opt_state, batch, *others):
     """In the place of `learn`: moves nothing, and tells what would have been learnt from."""
-    rollout, advantage, _ = batch
-    told = {"index": rollout.span.index, "action": rollout.action, "advantage": advantage}
     whole = functools.partial(jax.lax.all_gather, axis_name=BATCH, tiled=True, to="invarying")
+    told = {str(n): leaf for n, leaf in enumerate(jax.tree.leaves(batch))}
     return params, opt_state, jax.tree.map(whole, told)
 
 
 def collected(devices, updates=1, deterministic=False):
-    """Accounts after so many updates, and what the last of them would have learnt from."""
-    agent = dataclasses.replace(
-        AGENT, mesh=MeshConfig(devices=devices, deterministic=deterministic)
-    )
-    env = TradingEnv(random_bars(np.random.default_rng(0), 90, 2, missing=0.05), tiny.ENV)
+    """Accounts after so many updates of parameters 0, and the last one's metrics and batch."""
+    config = MeshConfig(devices=devices, deterministic=deterministic)
+    agent, env = dataclasses.replace(AGENT, mesh=config), environment()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "learn", only_collected)
-        learner = make_learner(env, make_policy(agent, env.spec), agent, make_mesh(devices))
-        state = learner.init(jax.random.key(0))
+        patch.setattr(update, "learn", everything)
+        mesh = make_mesh(devices)
+        learner = make_learner(env, make_policy(agent, env.spec), agent, mesh)
+        shapes = jax.eval_shape(learner.init, jax.random.key(0))._replace(key=None)
+        state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        # Segments that have no bars left are drawn.
+        state = jax.device_put(state._replace(key=jax.random.key(0)), NamedSharding(mesh, P()))
+        parts = jax.device_put(state.segments, NamedSharding(mesh, P(BATCH)))
+        state = state._replace(segments=parts)
         for _ in range(updates):
             state, metrics = learner.step(state)
     return jax.device_get((state.segments.episode.account, metrics))
 
 
-collected_once = functools.cache(collected)
+@functools.cache
+def collected_by_one():
+    return collected(1, 3, True)
 
 
-def test_a_mesh_collects_what_one_device_does():
-    _, want = collected_once(1)
-    _, got = collected_once(DEVICES)
-    np.testing.assert_array_equal(got["index"], want["index"])
-    np.testing.assert_array_equal(got["action"], want["action"])
-    np.testing.assert_allclose(got["advantage"], want["advantage"], rtol=1e-5, atol=1e-6)
-    # Of the whole batch the mean is 0 and the deviation 1, and no part's are.
-    parts = got["advantage"].reshape(DEVICES, -1)
-    np.testing.assert_allclose((parts.mean(), parts.std()), (0.0, 1.0), atol=1e-5)
-    assert np.abs(parts.mean(1)).max() > 0.1 and np.abs(parts.std(1) - 1.0).max() > 0.1
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW), 8])
+def test_a_deterministic_mesh_collects_the_same_bits_as_one_device(devices):
+    want = collected_by_one()
+    assert (want[0].weight != np.round(want[0].weight)).mean() > 0.2  # what is held has moved
+    jax.tree.map(np.testing.assert_array_equal, collected(devices, 3, True), want)
 
 
-def test_keys_that_every_part_shares_are_noticed(monkeypatch):
-    _, want = collected_once(1)
+def drawn(devices, monkeypatch):
+    """`[S]` where each segment starts, and a number that its key draws."""
+
+    def gather(params, market, segments, draw):
+        batch = segments.index, jax.vmap(jax.random.bits)(draw.keys)
+        return segments, batch, {"none": jnp.float32(0.0) * segments.index.sum()}
+
+    method = Method(gather, lambda batch, figures: (batch, {}), lambda *args: None)
+    monkeypatch.setattr(update, "sampled", lambda *args: method)
+    _, metrics = collected(devices)
+    return metrics["0"], metrics["1"]
+
+
+def test_a_key_that_all_devices_share_is_noticed(monkeypatch):
     index = jax.lax.axis_index
     monkeypatch.setattr(jax.lax, "axis_index", lambda name: 0 * index(name))
-    _, got = collected(DEVICES)
-    assert len(set(got["index"])) == 1 < len(set(want["index"]))
-    assert (got["action"] != want["action"]).mean() > 0.2
+    starts, numbers = drawn(8, monkeypatch)
+    assert len(set(starts)) == len(set(numbers)) == 1
+    # Where the segments of one device start, and so, bit for bit, those of eight.
+    assert len(set(collected_by_one()[1]["0"])) > 4
+
+
+ADVANTAGES = np.random.default_rng(0).normal(np.arange(8.0)[:, None, None], 2.0, (8, 4, 1))
+
+
+def normalised(devices):
+    """Advantages `[8, 4, 1]` as they are learnt from."""
+
+    def one(advantage):
+        figures = EVERYWHERE.of_all(
+            jax.tree.map(lambda x: x[None], {"advantage": moments(advantage)})
+        )
+        return settled(LearnerConfig(), (None, advantage, None), figures)[0][1]
+
+    mapped = jax.shard_map(one, mesh=make_mesh(devices), in_specs=P(BATCH), out_specs=P(BATCH))
+    return np.asarray(jax.jit(mapped)(ADVANTAGES.astype("f4")))
+
+
+def test_advantages_are_normalised_by_the_whole_batch():
+    want = (ADVANTAGES - ADVANTAGES.mean()) / ADVANTAGES.std()
+    for devices in (1, 8):
+        np.testing.assert_allclose(normalised(devices), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mean", "variance"])
-def test_a_statistic_of_one_part_in_the_place_of_all_is_noticed(monkeypatch, name):
-    _, want = collected_once(1)
+def test_a_statistic_of_a_devices_own_part_is_noticed(monkeypatch, name):
     of_all = Layout.of_all
 
     def of_own(self, figures):
-        every, own = of_all(self, figures), figures["advantage"]._asdict()
-        return every | {"advantage": every["advantage"]._replace(**{name: own[name]})}
+        every, own = of_all(self, figures)["advantage"], figures["advantage"]
+        return {"advantage": every._replace(**{name: getattr(own, name)})}
 
     monkeypatch.setattr(Layout, "of_all", of_own)
-    _, got = collected(DEVICES)
-    np.testing.assert_array_equal(got["action"], want["action"])
-    assert np.abs(got["advantage"] - want["advantage"]).max() > 0.1
-
-
-def test_a_deterministic_mesh_collects_the_same_bits_on_1_2_4_and_8_devices():
-    want = collected(1, 3, True)
-    assert jnp.abs(want[0].weight).max() > 0.1  # accounts that hold something
-    for devices in (2, 4, 8):
-        jax.tree.map(np.testing.assert_array_equal, collected(devices, 3, True), want)
+    assert np.abs(normalised(8) - normalised(1)).max() > 0.1
