@@ -184,7 +184,8 @@ class Ledger:
             self.book(i, units, price[i], *terms[i])
             if i not in short_of_volume:
                 left = self.accepted(max(size[i], 0.0) - max(units, 0.0), price[i], volume[i])
-                self.waiting[i] = "rest" if left > 0 and share < 1.0 - 1e-6 else None
+                lacks = (1.0 - share) * max(size[i], 0.0) * price[i] > 1e-6 * equity
+                self.waiting[i] = "rest" if left > 0 and lacks else None
 
     def margin(self, price, present, volume, quoted):
         """A margin call closes everything that can be closed."""

@@ -12,8 +12,9 @@ from nca_trader.envs.legs import Quote
 from nca_trader.envs.orders import Rules
 from nca_trader.types import Costs, Tensor
 
-# A buy that was cut by less has filled: whether targets that sum to 1 leave a rest that waits
-# must not hang on the last bit of a sum.
+# Of equity. A buy that lacks less has filled: whether a rest waits must not hang on the last bit of
+# a sum. Of equity and not of the buy, because of an account that is fully invested already both the
+# buy and the cash for it are nothing but rounding, and so is their quotient.
 CUT_OF_ROUNDING = 1e-6
 TINY = 1e-30  # of equity, added to what buys need: nothing over nothing is then infinite, not NaN
 
@@ -38,7 +39,7 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
         cut = jnp.zeros_like(buys)
     else:
         d = d / jnp.where(buys, excess, 1.0)
-        cut = buys & (excess > 1.0 + CUT_OF_ROUNDING)
+        cut = whole - d > CUT_OF_ROUNDING
     if excess is not None and rules.sized:
         # What the cut left must be whole lots again, and worth an order; so must the rest be.
         d = jnp.where(buys & (excess > 1.0), _constrained(d, now, quote, rules)[0], d)

@@ -133,6 +133,21 @@ def test_a_fully_invested_account_does_not_rebalance_on_change():
     np.testing.assert_allclose(units[2:], np.tile(units[1], (298, 1)), rtol=1e-9)
 
 
+def test_a_rest_waits_for_cash_and_not_for_the_rounding_of_a_full_account():
+    """Of an account that holds 1 to rounding, the buy that is left and its cash are both 1e-7."""
+
+    def pending(weight):
+        account = accounts.open_account(weight)
+        rest = jnp.full(1, accounts.REST, jnp.int8)
+        account = account._replace(ordered=jnp.ones(1), pending=rest)
+        quote = Quote(present=jnp.ones(1, bool))
+        return accounting.trade(account, quote, COSTS, Rules())[0].pending[0]
+
+    full = [1.0 - 2.0**-21, 1.0 - 2.0**-22, 1.0 - 2.0**-24, 1.0, 1.0 + 2.0**-23]
+    got = jax.jit(jax.vmap(pending))(jnp.asarray([0.0, 0.9, *full], jnp.float32)[:, None])
+    assert got.tolist() == 2 * [accounts.REST] + 5 * [accounts.FILLED]
+
+
 def test_an_order_that_meets_a_missing_bar_waits_for_the_next_one():
     bars = random_bars(np.random.default_rng(2), 6, 1)
     present = bars.present.copy()
