@@ -178,7 +178,7 @@ def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(place, root):
     """Its agents meet at every other update: who copies whom is agreed on by both processes."""
     population = PopulationConfig(learning_rate=(1e-4, 1e-2), every=2, share=0.4)
@@ -187,13 +187,13 @@ def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(pla
     more = [f"--agent={place.folder / 'population.toml'}", "--heartbeat=600"]
     run = place.runs / "population"
     pair = place.pair(root, run, *more)
-    wait_for(lambda: rows(run) >= 3, pair[0])
+    wait_for(lambda: rows(run) >= 3, pair[0], 1500)
     pair[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=600) for process in pair]
+    said = [process.communicate(timeout=1500) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     assert 3 <= rows(run) < UPDATES and "the same command goes on" in said[0][0]
     pair = place.pair(root, run, *more)
-    said = [process.communicate(timeout=600) for process in pair]
+    said = [process.communicate(timeout=1500) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
 
     one = place.runs / "population_alone"
