@@ -257,7 +257,7 @@ class Host:
         own["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
         with open(self.said, "w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "nca_trader", *command, *peers, "--heartbeat=600"],
+                [sys.executable, "-m", "nca_trader", *command, *peers, "--heartbeat=60"],
                 env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", **own},
                 stdout=subprocess.PIPE,
                 stderr=file,
