@@ -272,8 +272,9 @@ class Host:
     def end(self):
         """What it printed, once it has ended as it should."""
         out, _ = self.process.communicate(timeout=900)
-        assert self.process.returncode == 0, self.said.read_text()
-        assert " by SIGKILL; restart" in self.said.read_text()
+        said = self.said.read_text()
+        assert self.process.returncode == 0, said
+        assert " by SIGKILL; restart" in said and "Traceback" not in said
         return out
 
 

@@ -29,7 +29,7 @@ from nca_trader.mesh import make_mesh, replicated
 from nca_trader.presets import PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
-from nca_trader.scale.distributed import Peers, check, options
+from nca_trader.scale.distributed import Peers, _is_loss, check, options
 from nca_trader.scale.supervisor import free_port
 from nca_trader.toml import to_toml
 
@@ -365,6 +365,12 @@ def test_each_process_learns_from_its_own_shards(place, root):
 def test_peers_that_cannot_be_meant_are_refused(peers, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         check(peers)
+
+
+def test_the_loss_of_a_process_is_known_by_either_type_that_jax_raises():
+    text = "UNKNOWN: Gloo AllGather failed: Read error: Connection reset by peer"
+    assert _is_loss(jax.errors.JaxRuntimeError(text)) and _is_loss(ValueError(text))
+    assert not any(map(_is_loss, [ValueError("of mine"), ConfigError("steps"), KeyError(text)]))
 
 
 def test_no_processes_at_all_are_not_what_is_not_given():
