@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
 
-from nca_trader.errors import RunError
+from nca_trader.errors import CheckFailed, RunError, StateError
 
 T = TypeVar("T")
 
@@ -54,19 +54,22 @@ def on_first(do: Callable[[], T]) -> T | None:
     """Lets process 0 alone `do` something, and returns once it is done; None on the others.
 
     Raises:
-      RunError: on the others, where process 0 raised something of its own.
+      RunError, StateError, CheckFailed: on the others, where process 0 raised something of its
+        own: what ends them with its exit code, by which a supervisor on each host knows whether
+        to start again.
     """
-    result, error = None, None
+    result, error, code = None, None, 0
     if first():
         try:
             result = do()
         except Exception as mistake:
-            error = mistake
-    failed = bool(of_first(np.bool_(error is not None)))
+            error, code = mistake, getattr(mistake, "exit_code", 1)
+    code = int(of_first(np.int32(code)))
     if error is not None:
         raise error
-    if failed:
-        raise RunError("process 0 gave up; see what it said, on the host that it runs on.")
+    if code:
+        kind = {kind.exit_code: kind for kind in (RunError, StateError)}.get(code, CheckFailed)
+        raise kind("process 0 gave up; see what it said, on the host that it runs on.")
     return result
 
 

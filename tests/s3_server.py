@@ -6,6 +6,7 @@ needs a python-dateutil below 3, and matplotlib one of 4.
 
 import email.utils
 import http.server
+import re
 import threading
 import urllib.parse
 import xml.etree.ElementTree as ET
@@ -20,13 +21,14 @@ class Server(http.server.ThreadingHTTPServer):
     """Use as a context manager. buckets: of each name its `Objects`.
 
     `status(method, path)` may give another status to answer with, or "" to hang up; asked: paths.
+    by: (access key, method, path) of each request, of those who sign as S3 wants it.
     """
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.buckets, self.uploads, self.asked = {}, {}, []
+        self.buckets, self.uploads, self.asked, self.by = {}, {}, [], []
         self.status = lambda method, path: None
         self.url = f"http://127.0.0.1:{self.server_port}"
         self._thread = threading.Thread(target=self.serve_forever)
@@ -70,6 +72,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         bucket, _, key = urllib.parse.unquote(url.path).lstrip("/").partition("/")
         self.server.asked.append(self.path)
+        if signed := re.search("Credential=([^/]*)/", self.headers.get("Authorization", "")):
+            self.server.by.append((signed[1], self.command, url.path))
         status = self.server.status(self.command, self.path)
         objects = self.server.buckets.get(bucket)
         if status == "":

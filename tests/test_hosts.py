@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader import hosts
-from nca_trader.errors import RunError, StateError
+from nca_trader.errors import BarError, NcaTraderError, RunError, StateError, StoreError
 from nca_trader.mesh import make_mesh
 
 
@@ -30,11 +30,26 @@ def test_what_the_first_does_is_done_or_its_own_mistake_is_raised():
         hosts.on_first(mistaken)
 
 
-def test_another_process_says_that_the_first_gave_up(monkeypatch):
+@pytest.mark.parametrize(
+    "mistake",
+    [RunError("no"), BarError("no"), StateError("no"), StoreError("later"), KeyError("a fault")],
+)
+def test_another_process_ends_as_the_first_that_gave_up(mistake, monkeypatch):
+    """With its exit code, so that on every host a supervisor starts again, or none does."""
+    told = []
+
+    def fails():
+        raise mistake
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts, "of_first", lambda code: told.append(code) or code)
+        with pytest.raises(type(mistake)):
+            hosts.on_first(fails)
     monkeypatch.setattr(hosts, "first", lambda: False)
-    monkeypatch.setattr(hosts, "of_first", lambda tree: np.bool_(True))
-    with pytest.raises(RunError, match="process 0 gave up"):
+    monkeypatch.setattr(hosts, "of_first", lambda code: told[0])
+    with pytest.raises(NcaTraderError, match="process 0 gave up") as error:
         hosts.on_first(lambda: pytest.fail("not mine to do"))
+    assert error.value.exit_code == getattr(mistake, "exit_code", 1)
 
 
 def test_a_copy_is_whole_and_no_view_of_the_device():

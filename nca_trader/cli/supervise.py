@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not words:
         raise ConfigError("give a command after --, e.g. supervise -- nca-trader train ...")
-    if shutil.which(words[0]) is None:
+    # `nca-trader` is this installation's, also where its scripts are not on the PATH.
+    if words[0] != "nca-trader" and shutil.which(words[0]) is None:
         raise ConfigError(f"{words[0]}: is no command here; check its name or path.")
     processes = 1 if args.processes is None else args.processes
     if args.restarts < 0 or args.backoff < 0 or processes < 1:

@@ -113,13 +113,22 @@ def joined(peers: Peers) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        lost = isinstance(error, jax.errors.JaxRuntimeError)
+        lost = _is_loss(error)
         told = _lost(error, "another process was lost, or a device failed") if lost else error
         code = told.exit_code if isinstance(told, NcaTraderError) else 1
         atexit.register(_leave, 130 if isinstance(told, KeyboardInterrupt) else code)
         if lost:
             raise told from error
         raise
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether it is JAX's error of a process that others waited for, or of a device."""
+    import jax
+
+    # A program that is small enough to be run where it is called raises, on the CPU, the bare type.
+    of_gloo = isinstance(error, ValueError) and "Gloo" in str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) or of_gloo
 
 
 def _lost(error: BaseException, what: str) -> CheckFailed:

@@ -141,3 +141,17 @@ def test_the_commands_own_exit_code_and_options_go_through(command):
     child = "import sys; sys.exit(4 if sys.argv[1:] == ['--json', '--restarts=7'] else 0)"
     said = command("supervise", "--", sys.executable, "-c", child, "--json", "--restarts=7")
     assert said.code == 4 and said.out == ""
+
+
+def test_this_installation_is_started_where_its_scripts_are_not_on_the_path(command, monkeypatch):
+    started = []
+
+    class Started(Supervisor):
+        def run(self):
+            started.append(self._command)
+            return 0
+
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(module, "Supervisor", Started)
+    assert command("supervise", "--", "nca-trader", "train").code == 0
+    assert started == [[sys.executable, "-m", "nca_trader", "train"]]

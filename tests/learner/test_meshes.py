@@ -203,18 +203,25 @@ def test_so_it_is_with_several_agents(axes):
 
 
 @pytest.mark.slow
-def test_of_bfloat16_products_a_mesh_rounds_as_one_device_does():
-    """The gradients of an update agree to one unit in the last place of bfloat16, 2^-8.
+@pytest.mark.parametrize(
+    ("axes", "whole", "leaf"), [((8, 1, 1), 2.0**-12, 2.0**-8), ((2, 2, 2), 2.0**-8, 2.0**-6)]
+)
+def test_of_bfloat16_products_a_mesh_rounds_as_one_device_does(axes, whole, leaf):
+    """The gradients of an update agree, all of them and each by itself.
 
-    Each run's operands are within half a unit of what they round, so those of two runs within one;
-    more would be sums of bfloat16, whose error grows with the number of their terms. (Measured:
-    0.0021, where bfloat16 on one device is 0.0031 from float32.)
+    A sum is split over devices, and what a device has of it is rounded to bfloat16 where an
+    operand is: over the data in the gradients of weights, over the model in what a layer gives as
+    well. More would be sums of bfloat16, whose error grows with the number of their terms.
+    (Measured: 4e-5 in all and 0.0024 of a leaf over the data, 0.0021 and 0.0099 over all three;
+    bfloat16 on one device is 0.0031 and 0.0071 from float32.) Each leaf by itself, since three of
+    twelve make up nearly all of the norm: half the sum missing in another is 0.003 of it.
     """
     kinds = ("nca", "gae", "bf16")
-    got, _ = stepped(learner_on((2, 2, 2), *kinds), 1)
+    got, _ = stepped(learner_on(axes, *kinds), 1)
     want, _ = stepped(learner_on(ONE, *kinds), 1)
     got, want = (on_host(state).opt_state.inner.gradients for state in (got, want))
-    assert 0.0 < distance(got, want) < 2.0**-8
+    assert 0.0 < distance(got, want) < whole
+    assert max(jax.tree.leaves(jax.tree.map(distance, got, want))) < leaf
 
 
 @pytest.fixture

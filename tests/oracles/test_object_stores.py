@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ if importlib.util.find_spec("obstore") is None:
 
 from objects import Missing, Objects
 from s3_server import serving
+from tiny import STEPS_PER_UPDATE
 
 from nca_trader import cloud
 from nca_trader.cli import main
@@ -22,8 +24,10 @@ from nca_trader.cloud import place
 from nca_trader.data.bars import read_bars
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.errors import ConfigError, StoreError
+from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
+from nca_trader.scale.supervisor import free_port
 
 STORE = cloud._store
 
@@ -237,6 +241,87 @@ def test_a_run_killed_in_an_upload_goes_on_and_ends_as_a_local_one(scheme, serve
     assert main(words) == 0
     assert jax.tree.all(jax.tree.map(np.array_equal, run.params(), tiny.run.params()))
     assert main(["backtest", "--run", url, "--data", f"{scheme}://real/in/bars.csv"]) == 0
+
+
+class Host:
+    """A machine of two: its supervisor, with a key to the store and a disk of its own."""
+
+    def __init__(self, number, words, folder, root, port):
+        self.said, self.number = folder / f"said_{number}", number
+        command = ["supervise", "--backoff=0.2", "--", "nca-trader", *words]
+        peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={number}"]
+        own = {name: str(folder / f"{name}_{number}") for name in ("XDG_CACHE_HOME", "TMPDIR")}
+        os.mkdir(own["TMPDIR"])
+        path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+        own |= {"AWS_ACCESS_KEY_ID": f"host{number}", "PYTHONPATH": path}
+        own["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
+        with open(self.said, "w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "nca_trader", *command, *peers, "--heartbeat=60"],
+                env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", **own},
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+            )
+
+    def kill(self):
+        """Kills what is supervised, as a machine that is lost would."""
+        pids = re.findall(r"supervise: started as process (\d+)\n", self.said.read_text())
+        os.kill(int(pids[-1]), signal.SIGKILL)
+
+    def end(self):
+        """What it printed, once it has ended as it should."""
+        out, _ = self.process.communicate(timeout=900)
+        said = self.said.read_text()
+        assert self.process.returncode == 0, said
+        assert " by SIGKILL; restart" in said and "Traceback" not in said
+        return out
+
+
+@pytest.mark.timeout(1800)
+def test_two_hosts_train_into_one_bucket_and_go_on_when_either_is_killed(server, tiny, root):
+    """Process 1 is killed between two updates, later process 0 in the middle of an upload."""
+    updates = 10
+    url, there = "s3://real/runs/two", server.buckets["real"]
+    place("s3://real/in/bars.csv").put(tiny.data)
+    given = {"data": "s3://real/in/bars.csv", "steps": updates * STEPS_PER_UPDATE}
+    port, kills = free_port(), [("checkpoints/7/", 0), ("checkpoints/3/files.json", 1)]
+
+    def kill(method, path):
+        if kills and method == "PUT" and f"/runs/two/{kills[-1][0]}" in path:
+            hosts[kills.pop()[1]].kill()
+        return None
+
+    server.status = kill
+    folder = tiny.folder / "hosts"
+    folder.mkdir()
+    words = tiny.train_command(url, **given)
+    hosts = [Host(number, words, folder, root, port) for number in (0, 1)]
+    out = [host.end() for host in hosts]
+    assert not kills and "trained" in out[0] and out[1] == ""
+
+    run = Run(url)
+    assert [row["update"] for row in run.metrics()] == list(range(1, updates + 1))
+    jax.config.update("jax_disable_most_optimizations", True)
+    assert main([*tiny.train_command(folder / "alone", **given), "--devices=2"]) == 0
+    jax.config.update("jax_disable_most_optimizations", False)
+    alone = Run(folder / "alone")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6),
+        run.params(),
+        alone.params(),
+    )
+    # One writes, each reads for itself; nothing is left but what a run in a folder has.
+    asked = [(key, method, path) for key, method, path in server.by if "/runs/" in path]
+    assert {key for key, method, _ in asked if method not in ("GET", "HEAD")} == {"host0"}
+    head = f"/{url.removeprefix('s3://')}/checkpoints/6/files.json"
+    assert {key for key, method, path in asked if (method, path) == ("GET", head)} == {
+        "host0",
+        "host1",
+    }
+    names = {name.partition("/")[0] for name in there.below("runs/two")}
+    assert names == {path.name for path in alone.path.iterdir()}
+    assert trials.count(place("s3://real/runs"), "train") == 1
 
 
 def test_nothing_of_a_store_is_imported_before_there_is_a_url(root):

@@ -26,9 +26,10 @@ from nca_trader.errors import ConfigError
 from nca_trader.learner.markets import shard_updates
 from nca_trader.learner.update import make_learner
 from nca_trader.mesh import make_mesh, replicated
+from nca_trader.presets import PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
-from nca_trader.scale.distributed import Peers, check, options
+from nca_trader.scale.distributed import Peers, _is_loss, check, options
 from nca_trader.scale.supervisor import free_port
 from nca_trader.toml import to_toml
 
@@ -176,6 +177,35 @@ def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost)
         assert checkpoints.newest()[0] >= 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(place, root):
+    """Its agents meet at every other update: who copies whom is agreed on by both processes."""
+    population = PopulationConfig(learning_rate=(1e-4, 1e-2), every=2, share=0.4)
+    agent = dataclasses.replace(tiny_experiment.AGENT, num_seeds=3, population=population)
+    (place.folder / "population.toml").write_text(to_toml(agent))
+    more = [f"--agent={place.folder / 'population.toml'}", "--heartbeat=600"]
+    run = place.runs / "population"
+    pair = place.pair(root, run, *more)
+    wait_for(lambda: rows(run) >= 3, pair[0], 1500)
+    pair[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=1500) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    assert 3 <= rows(run) < UPDATES and "the same command goes on" in said[0][0]
+    pair = place.pair(root, run, *more)
+    said = [process.communicate(timeout=1500) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+
+    one = place.runs / "population_alone"
+    jax.config.update("jax_disable_most_optimizations", True)
+    assert main([*place.train_command(one, steps=STEPS), more[0], "--devices=8"]) == 0
+    jax.config.update("jax_disable_most_optimizations", False)
+    assert_close(Run(run), Run(one))
+    met = [[row["seeds"].get("parent") for row in Run(path).metrics()] for path in (run, one)]
+    assert met[0] == met[1] and [parent for parent in met[0] if parent] == met[0][1::2]
+    assert any(parent != [0, 1, 2] for parent in met[0][1::2])
+
+
 # A process of two: joins, agrees, saves what lies on both and reads it again; writes what it saw.
 PEER = """
 import json, pathlib, sys
@@ -270,7 +300,7 @@ def test_two_processes_agree_and_save_as_one(tmp_path, root):
         assert "process 1 of 2 does not see what process 0 writes there" in unshared[number]
         assert "give a --run on storage that all hosts share" in unshared[number]
     assert failed[0] == "StateError: its own mistake"
-    assert failed[1].startswith("RunError: process 0 gave up")
+    assert failed[1].startswith("StateError: process 0 gave up")
     assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == ["checkpoints"]
     with Checkpoints(tmp_path / "shared" / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [2]
@@ -335,6 +365,12 @@ def test_each_process_learns_from_its_own_shards(place, root):
 def test_peers_that_cannot_be_meant_are_refused(peers, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         check(peers)
+
+
+def test_the_loss_of_a_process_is_known_by_either_type_that_jax_raises():
+    text = "UNKNOWN: Gloo AllGather failed: Read error: Connection reset by peer"
+    assert _is_loss(jax.errors.JaxRuntimeError(text)) and _is_loss(ValueError(text))
+    assert not any(map(_is_loss, [ValueError("of mine"), ConfigError("steps"), KeyError(text)]))
 
 
 def test_no_processes_at_all_are_not_what_is_not_given():
