@@ -70,14 +70,14 @@ def convolutional(policy, config, width):
             params[f"bias_{k}"] = jnp.zeros(width)
         return {"tcn": params, "head": policy.init(keys[1])["head"]}
 
-    def encode(params, x, present, fire=None):
+    def encode(params, x, present, fire=None, halo=0):
         p = params["tcn"]
         state = rows_dense(p["embed"], entered(config, x, present), "float32")
         for k, dilation in enumerate(dilations):
             seen = jnp.concatenate([delayed(state, j * dilation) for j in range(TAPS)])
             hidden = rows_dense(p[f"taps_{k}"], seen, "float32")
             state = state + jax.nn.relu(hidden + ROWS.column(p[f"bias_{k}"]))
-        return ROWS.leave(state)
+        return ROWS.leave(state)[:, halo:]
 
     hidden = policy.hidden_axis
 

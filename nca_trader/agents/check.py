@@ -172,6 +172,15 @@ def _a_window_gives_the_cells_of_the_lattice(run: _Run) -> str:
     return difference(run.lattice[:, -1], window, CLOSE)
 
 
+def _a_halo_is_only_seen(run: _Run) -> str:
+    for halo in (1, run.policy.receptive_field - 1):
+        encode = jax.jit(functools.partial(run.policy.encode, halo=halo))
+        cells = np.asarray(encode(run.params, run.x, run.present))
+        if fault := difference(run.lattice[:, halo:], cells, CLOSE):
+            return f"behind a halo of {halo}: {fault}"
+    return ""
+
+
 def _a_stream_gives_the_cells_of_the_lattice(run: _Run) -> str:
     first = run.policy.receptive_field - 1
     return difference(run.lattice[0, first:], run.streamed[first:], CLOSE)
@@ -207,6 +216,7 @@ CHECKS: tuple[Callable[[_Run], str | Check], ...] = (
     _a_stream_keeps_its_shapes_and_types,
     _nothing_is_traced_twice,
     _a_window_gives_the_cells_of_the_lattice,
+    _a_halo_is_only_seen,
     _a_stream_gives_the_cells_of_the_lattice,
     _later_bars_change_no_earlier_cell,
     _a_missing_bar_shows_no_features,

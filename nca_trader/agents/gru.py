@@ -49,20 +49,20 @@ class GRU(nnx.Module):
         """Bars that a cell sees, itself included."""
         return config.window
 
-    def __call__(self, x: Array, present: Array, fire: Fire | None = None) -> Array:
-        """`[B, T, A, C]` cells of all bars; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
+    def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
+        """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
         added, window = self._added(x, present), self.config.window
-        length = added.shape[1]
+        length = added.shape[1] - halo
         padded = jnp.pad(added, ((0, 0), (window - 1, 0), (0, 0), (0, 0)))
 
         def step(state: Array, late: Array) -> tuple[Array, None]:
             """All windows take their bar number `late`: of bar t it is t - W + 1 + late."""
-            bar = jax.lax.dynamic_slice_in_dim(padded, late, length, axis=1)
-            there = jnp.arange(length) + late >= window - 1
+            bar = jax.lax.dynamic_slice_in_dim(padded, halo + late, length, axis=1)
+            there = jnp.arange(halo, halo + length) + late >= window - 1
             return jnp.where(there.reshape(1, -1, 1, 1), self._next(state, bar), state), None
 
         # It begins from the data, so that it has their sharding type under shard_map.
-        state = stored(jnp.zeros_like(added[: self.config.channels]), self.precision)
+        state = stored(jnp.zeros_like(added[: self.config.channels, halo:]), self.precision)
         state = jax.lax.scan(step, state, jnp.arange(window))[0]
         return wide(ROWS.leave(state))
 

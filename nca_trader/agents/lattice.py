@@ -54,8 +54,10 @@ class Form(NamedTuple):
 
     enter: `[B, T, A, C]` to it. leave: back. assets: the axis of assets.
     dense: `(w [I, O], cells of I channels, dtype) -> cells of O channels`, operands in `dtype`,
-    sums in float32. taps: `(w, state, dilation, beside, dtype) -> cells`, what `TAPS` delayed
-    states and the states `beside` give through the blocks of `w`, in this order.
+    sums in float32. taps: `(w, state, dilation, beside, dtype, first) -> cells`, what `TAPS`
+    delayed states and the states `beside` give through the blocks of `w`, in this order, at the
+    bars of `state` from `first` on, which are those of `beside`. since: `(cells, first)`, the
+    same bars of cells.
     column: `[C]` as it adds to cells. placed: cells, for the compiler to lay out as the form says.
     held: `(w, state, dtype)` -> the state, and as the `taps` of `w` take it, between two steps.
     """
@@ -64,7 +66,8 @@ class Form(NamedTuple):
     leave: Callable[[Array], Array]
     assets: int
     dense: Callable[[Array, Array, str], Array]
-    taps: Callable[[Array, Array, int, list[Array], str], Array]
+    taps: Callable[[Array, Array, int, list[Array], str, int], Array]
+    since: Callable[[Array, int], Array]
     column: Callable[[Array], Array]
     placed: Callable[[Array], Array]
     held: Callable[[Array, Array, str], tuple[Array, Array]]
@@ -93,13 +96,12 @@ def wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def delayed(state: Array, bars: int) -> Array:
-    """`state` `[C, T, B, A]` as it was `bars` earlier, 0 before the first bar."""
-    if bars == 0:
-        return state
+def delayed(state: Array, bars: int, first: int = 0) -> Array:
+    """`state` `[C, T, B, A]` as it was `bars` earlier, 0 before the first bar; from `first` on."""
     length = state.shape[1]
     bars = min(bars, length)
-    return jnp.pad(state, ((0, 0), (bars, 0), (0, 0), (0, 0)))[:, :length]
+    seen = state[:, max(first - bars, 0) : length - bars]
+    return jnp.pad(seen, ((0, 0), (max(bars - first, 0), 0), (0, 0), (0, 0)))
 
 
 def rows_dense(w: Array, x: Array, dtype: str) -> Array:
@@ -111,8 +113,10 @@ def rows_dense(w: Array, x: Array, dtype: str) -> Array:
     return out.reshape(-1, *x.shape[1:])
 
 
-def _rows_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype: str) -> Array:
-    seen = [delayed(state, j * dilation) for j in range(TAPS)]
+def _rows_taps(
+    w: Array, state: Array, dilation: int, beside: list[Array], dtype: str, first: int
+) -> Array:
+    seen = [delayed(state, j * dilation, first) for j in range(TAPS)]
     return rows_dense(w, jnp.concatenate(seen + beside), dtype)
 
 
@@ -121,7 +125,9 @@ def _last_dense(w: Array, x: Array, dtype: str) -> Array:
     return dot32(x.astype(dtype), w.astype(dtype))
 
 
-def _last_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype: str) -> Array:
+def _last_taps(
+    w: Array, state: Array, dilation: int, beside: list[Array], dtype: str, first: int
+) -> Array:
     if isinstance(w, Gauged):
         beside = [w.meets(other)[1] for other in beside]
     w, state = operands(w, state)
@@ -132,13 +138,13 @@ def _last_taps(w: Array, state: Array, dilation: int, beside: list[Array], dtype
         state.reshape(length, assets * batch, width).astype(dtype),
         kernel.astype(dtype),
         window_strides=(1,),
-        padding=[((TAPS - 1) * dilation, 0)],
+        padding=[((TAPS - 1) * dilation - first, 0)],
         rhs_dilation=(dilation,),
         dimension_numbers=("WNC", "WIO", "WNC"),
         preferred_element_type=jnp.promote_types(dtype, jnp.float32),
     )
     # What follows goes into the next product: in this one it takes more cycles than the product.
-    out = written(out).reshape(length, assets, batch, -1)
+    out = written(out).reshape(length - first, assets, batch, -1)
     for slot, other in enumerate(beside, start=TAPS):
         out = out + _last_dense(w[slot * width : (slot + 1) * width], other, dtype)
     return out
@@ -157,6 +163,7 @@ ROWS = Form(
     assets=3,
     dense=rows_dense,
     taps=_rows_taps,
+    since=lambda x, first: x[:, first:],
     column=lambda vector: vector.reshape(-1, 1, 1, 1),
     placed=lambda x: x,
     held=lambda w, state, dtype: (state, state),
@@ -170,6 +177,7 @@ CHANNELS_LAST = Form(
     assets=1,
     dense=_last_dense,
     taps=_last_taps,
+    since=lambda x, first: x[first:],
     column=lambda vector: vector.reshape(1, 1, 1, -1),
     placed=lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))),
     held=_last_held,

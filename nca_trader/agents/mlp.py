@@ -50,10 +50,10 @@ class MLP(nnx.Module):
         """Bars that a cell sees, itself included."""
         return config.window
 
-    def __call__(self, x: Array, present: Array, fire: Fire | None = None) -> Array:
-        """`[B, T, A, C]` cells of all bars; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
+    def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
+        """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
         seen = entered(self.config, x, present)
-        bars = [delayed(seen, j) for j in range(self.config.window)]
+        bars = [delayed(seen, j, halo) for j in range(self.config.window)]
         return ROWS.leave(self._cells(jnp.concatenate(bars)))
 
     @staticmethod

@@ -41,6 +41,15 @@ def dilations_of(config: PolicyConfig) -> tuple[int, ...]:
     return tuple(itertools.islice(itertools.cycle(config.dilations), config.steps))
 
 
+def first_bars(dilations: tuple[int, ...], halo: int) -> list[int]:
+    """The first bar of which a state is of use, before each step and after the last.
+
+    The last has no use for the bars of the halo; a step reaches `TAPS - 1` dilations back.
+    """
+    reach = [(TAPS - 1) * dilation for dilation in dilations]
+    return [max(0, halo - sum(reach[k:])) for k in range(len(reach) + 1)]
+
+
 def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
     """How many neighbours have weights of their own; in a ring of two there is but one other."""
     others = spec.num_assets - 1
@@ -104,31 +113,33 @@ class NCA(nnx.Module):
         """Bars that a cell sees, itself included: `1 + 2 sum_k d_k`."""
         return 1 + (TAPS - 1) * sum(dilations_of(config))
 
-    def __call__(self, x: Array, present: Array, fire: Fire | None = None) -> Array:
-        """Encodes every cell of the lattice, in the form that suits the platform it is lowered for.
+    def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
+        """Encodes the cells of a lattice, in the form that suits the platform it is lowered for.
 
         Args:
           x: `[B, T, A, F]` features. present: `[B, T, A]` bool. fire: None is every update.
+          halo: bars at the beginning that others see, and whose cells nobody reads: a step
+            computes no state that no later one reaches.
 
         Returns:
-          `[B, T, A, C]` states, float32. The first RF - 1 bars see fewer than RF bars; bars
-          before the first are state 0 at every step.
+          `[B, T - halo, A, C]` states, float32. The first RF - 1 bars see fewer than RF bars;
+          bars before the first are state 0 at every step.
         """
         return jax.lax.platform_dependent(
             x,
             present,
             fire,
-            tpu=self.encode_chunks,
-            default=functools.partial(self.encode, ROWS),
+            tpu=functools.partial(self.encode_chunks, halo=halo),
+            default=functools.partial(self.encode, ROWS, halo=halo),
         )
 
-    def encode_chunks(self, x: Array, present: Array, fire: Fire | None) -> Array:
+    def encode_chunks(self, x: Array, present: Array, fire: Fire | None, halo: int = 0) -> Array:
         """`__call__` for a TPU, where a batch is encoded in parts that stay on the chip.
 
         The gradient encodes a part again: what it would else read back from the chip's main memory
         takes longer than the products.
         """
-        encode = functools.partial(self.encode, CHANNELS_LAST)
+        encode = functools.partial(self.encode, CHANNELS_LAST, halo=halo)
         parts = num_chunks(x.shape[:3], max(self.config.channels, self.config.hidden))
         if parts == 1:
             return encode(x, present, fire)
@@ -136,9 +147,12 @@ class NCA(nnx.Module):
         cells = jax.lax.map(lambda part: jax.checkpoint(encode)(*part), cut)
         return cells.reshape(-1, *cells.shape[2:])
 
-    def encode(self, form: Form, x: Array, present: Array, fire: Fire | None) -> Array:
+    def encode(
+        self, form: Form, x: Array, present: Array, fire: Fire | None, halo: int = 0
+    ) -> Array:
         """`__call__` in one form; the forms differ by rounding alone."""
         dilations = dilations_of(self.config)
+        firsts = first_bars(dilations, halo)
         mask, embedded, injected = self._enter(form, x, present)
         chances = None
         if fire is not None and self.config.fire_rate < 1.0:
@@ -147,10 +161,13 @@ class NCA(nnx.Module):
         def run(steps: range, state: Array, mask: Array, injected: Array) -> Array:
             for k in steps:
                 on = None if chances is None else form.enter(chances(k)[..., None])
-                state = self._step(form, dilations[k], state, mask, injected, on)
+                late = (form.since(a, firsts[k + 1]) for a in (mask, injected))
+                on = None if on is None else form.since(on, firsts[k + 1])
+                dropped = firsts[k + 1] - firsts[k]
+                state = self._step(form, dilations[k], dropped, state, *late, on)
             return state
 
-        state = embedded
+        state = form.since(embedded, firsts[0])
         for steps, run_steps in _blocks(self.config, run):
             state = run_steps(steps, state, mask, injected)
         return wide(form.leave(state))
@@ -200,6 +217,7 @@ class NCA(nnx.Module):
         self,
         form: Form,
         dilation: int,
+        first: int,
         state: Array,
         mask: Array,
         injected: Array,
@@ -207,8 +225,9 @@ class NCA(nnx.Module):
     ) -> Array:
         weights, dtype = self.taps[...], self.matmul_dtype
         state, taken = form.held(weights, state, dtype)
+        state = form.since(state, first)
         beside = self._beside(form, state, mask)
-        seen = form.taps(weights, taken, dilation, beside, dtype)
+        seen = form.taps(weights, taken, dilation, beside, dtype, first)
         return self._move(form, state, seen + injected, fire)
 
     def _move(self, form: Form, state: Array, hidden: Array, fire: Array | None) -> Array:

@@ -29,8 +29,9 @@ class Policy(NamedTuple):
     """A policy split into functions; `params` is a nested dict of float32 arrays.
 
     init: `(key) -> params`.
-    encode: `(params, x [B, T, A, F], present [B, T, A], fire=None) -> cells [B, T, A, C]`, all
-      bars of a segment at once; `fire`, a `Fire`, is for training alone.
+    encode: `(params, x [B, T, A, F], present [B, T, A], fire=None, halo=0) -> cells
+      [B, T - halo, A, C]`, the bars of a segment at once, but for the first `halo`, which are
+      only seen; `fire`, a `Fire`, is for training alone.
     act: `(params, cells [..., A, C], account_features [..., A, 3]) -> (logits [..., A, n],
       value [...])`.
     begin: `() -> state` of a stream before its first bar.
@@ -103,8 +104,10 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     def module(name: str, params: Params) -> Any:
         return nnx.merge(graphs[name], params[name])
 
-    def encode(params: Params, x: Array, present: Array, fire: Fire | None = None) -> Array:
-        return module(config.kind, params)(x, present, fire)
+    def encode(
+        params: Params, x: Array, present: Array, fire: Fire | None = None, halo: int = 0
+    ) -> Array:
+        return module(config.kind, params)(x, present, fire, halo)
 
     def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
         return module(config.kind, params).stream(state, x, present)
@@ -145,7 +148,7 @@ def decide(
       present: `[RF, A]` bool.
       account: the account as it stands at that close.
     """
-    cells = policy.encode(params, window[None], present[None])[0, -1]
+    cells = policy.encode(params, window[None], present[None], halo=len(window) - 1)[0, 0]
     return read_out(policy, params, cells, account)
 
 

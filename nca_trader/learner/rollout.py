@@ -124,7 +124,7 @@ def encode_span(
     halo = policy.receptive_field - 1
     x, present = gather_segment(market, span, halo, length, drop_rate)
     fire = None if span.fire is None else Fire(span.fire, span.index - halo)
-    return jax.named_scope("encode")(policy.encode)(params, x, present, fire)[:, halo:]
+    return jax.named_scope("encode")(policy.encode)(params, x, present, fire, halo)
 
 
 def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:

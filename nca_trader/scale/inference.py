@@ -34,7 +34,8 @@ def windows_over(policy: Policy, mesh: Mesh) -> Decide:
 
     def decide(params: Params, x: Array, present: Array, seen: Array) -> tuple[Array, Array]:
         whole = layout.gathered(params)
-        return policy.act(whole, policy.encode(whole, x, present)[:, -1], seen)
+        last = policy.encode(whole, x, present, halo=x.shape[1] - 1)[:, 0]
+        return policy.act(whole, last, seen)
 
     specs = (layout.specs(shapes, FSDP), *(P(BATCH),) * 3)
     mapped = jax.shard_map(

@@ -38,7 +38,7 @@ COUNT = itertools.count()
 def test_every_kind_keeps_every_promise(kind):
     report = check_policy(make_policy(AgentConfig(policy=KINDS[kind]), SPEC))
     assert report.passed, str(report)
-    assert len(report.checks) == 11 and not any(check.skipped for check in report.checks)
+    assert len(report.checks) == 12 and not any(check.skipped for check in report.checks)
 
 
 @functools.cache
@@ -59,6 +59,10 @@ def streams(change):
 def of_absolute_time(encode, params, x, present):
     rows = jnp.arange(x.shape[1], dtype=jnp.float32).reshape(1, -1, 1, 1)
     return encode(params, x, present) + 0.01 * rows
+
+
+def cuts_its_halo_off_before_it_looks(encode, params, x, present, halo=0):
+    return encode(params, x[:, halo:], present[:, halo:])
 
 
 def counts(encode, params, x, present):
@@ -97,6 +101,10 @@ FAULTS = {
     ),
     "knows the time": (lambda: encodes(of_absolute_time), {WINDOW}),
     "sees further than it says": (lambda: honest()._replace(receptive_field=6), {WINDOW}),
+    "sees no halo": (
+        lambda: encodes(cuts_its_halo_off_before_it_looks),
+        {"a halo is only seen"},
+    ),
     "takes each bar for present": (
         lambda: encodes(lambda f, p, x, m: f(p, x, jnp.ones_like(m))),
         {"a missing bar shows no features"},

@@ -351,6 +351,33 @@ def test_remat_changes_neither_value_nor_gradient(remat):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_what_each_remat_keeps_of_a_cell_until_its_gradient_is_due():
+    length, batch, features = 20, 2, len(SPEC.features)
+    c, h, k = SMALL.channels, SMALL.hidden, 6
+
+    def kept(remat):
+        changes = {"steps": k, "remat": remat}
+        policy = policy_of(**changes)
+        params, (x, present) = random_params(policy), random_input(length, batch)
+
+        def residuals(params, x, present):
+            def encode(params):
+                return module_of(changes, params).encode(CHANNELS_LAST, x, present, None)
+
+            return jax.tree.leaves(jax.vjp(encode, params)[1])
+
+        program = jax.make_jaxpr(residuals)(params, x, present).jaxpr
+        sizes = {v: v.aval.size for v in program.outvars if not hasattr(v, "val")}.values()
+        return sum(size for size in sizes if size >= present.size) / present.size
+
+    inputs = features + 1 + h  # what the embedded cell is made of, and what it adds to every step
+    assert kept("step") == inputs + k * c
+    assert kept("every:2") == inputs + k / 2 * c
+    assert kept("every:4") == inputs + 2 * c  # of 4 steps, and of the 2 that are left
+    assert kept("dots") == inputs + c + k * (h + c)
+    assert kept("none") > 2 * k * (h + c)
+
+
 def test_remat_saves_memory():
     def temporaries(remat):
         policy = policy_of(steps=6, channels=16, hidden=64, remat=remat)
@@ -388,6 +415,33 @@ def test_the_form_for_a_tpu_equals_the_form_for_a_cpu(neighbours):
     rows, last = (jax.tree.leaves(tree) for tree in both(params))
     for a, b in zip(rows, last, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [ROWS, CHANNELS_LAST], ids=["for a cpu", "for a tpu"])
+def test_cells_behind_a_halo_are_those_of_the_whole_lattice(form):
+    changes = {"neighbours": "nearest", "fire_rate": 0.6, "dilations": (2, 1), "steps": 4}
+    policy = policy_of(**changes)
+    params, (x, present) = random_params(policy), random_input(20)
+    fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
+    module = module_of(changes, params)
+    halos = (0, 3, policy.receptive_field - 1, policy.receptive_field + 2, 19)  # 12 bars are seen
+
+    @functools.partial(jax.jit, compiler_options=FAST)
+    def run(x):
+        return [module.encode(form, x, present, fire, halo) for halo in halos]
+
+    whole, *others = run(x)
+    for halo, cells in zip(halos[1:], others, strict=True):
+        np.testing.assert_allclose(cells, whole[:, halo:], rtol=1e-5, atol=1e-6)
+
+
+def test_no_state_is_computed_that_no_decision_sees():
+    # Dilations 1, 2, 4 reach 2, 4, 8 bars back. Of the last states bar 10 on is asked for, so of
+    # those before bar 2 on, of those before that bar 0 on (bars -2 and -1 are not there).
+    assert nca.first_bars((1, 2, 4), 10) == [0, 0, 2, 10]
+    assert nca.first_bars((1, 2, 4), 14) == [0, 2, 6, 14]
+    assert nca.first_bars((1, 2, 4), 20) == [6, 8, 12, 20]
+    assert nca.first_bars((1, 2, 4), 0) == [0, 0, 0, 0]
 
 
 def test_a_batch_encoded_in_parts_is_the_batch(monkeypatch):

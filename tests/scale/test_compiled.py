@@ -143,6 +143,19 @@ def test_the_compilers_answer_about_a_tiny_agent(environment):
 
 
 @needs_compiler
+@pytest.mark.slow
+def test_the_compiler_splits_the_hidden_width_of_the_form_for_a_tpu(environment):
+    agent = dataclasses.replace(AGENT, mesh=MeshConfig(data=2, model=2))
+    found = answer(Question(ENV, agent, BARS, HERE))
+    count = num_parameters(make_policy(agent, TradingEnv(BARS, ENV).spec))
+    assert found.fits and found.unknown_loops == 0
+    assert 0.5 * 4 * count <= found.kinds["params"] < 0.9 * 4 * count  # of a device
+    # A step's update is summed over what each half of the hidden layer adds to it.
+    assert found.cost.collectives["all-reduce"].count > agent.policy.steps
+    assert found.cost.parts["learn: encoder backward"].cycles > 0
+
+
+@needs_compiler
 def test_too_little_memory_is_tried_with_more_micro_batches(environment):
     learner = dataclasses.replace(AGENT.learner, memory_gb=1e-6)
     agent = dataclasses.replace(AGENT, learner=learner)
