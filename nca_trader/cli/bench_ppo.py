@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -102,5 +103,6 @@ def _update_flops(policy: Any, learn: Any) -> float:
     x = jax.ShapeDtypeStruct((*shape, policy.spec.num_features), jnp.float32)
     present = jax.ShapeDtypeStruct(shape, jnp.bool_)
     params = jax.eval_shape(policy.init, jax.random.key(0))
-    cost: Any = jax.jit(policy.encode).lower(params, x, present).cost_analysis()
+    encode = functools.partial(policy.encode, halo=policy.receptive_field - 1)
+    cost: Any = jax.jit(encode).lower(params, x, present).cost_analysis()
     return float(cost["flops"]) * (1 + 3 * learn.num_epochs)

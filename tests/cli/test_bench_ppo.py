@@ -30,8 +30,9 @@ def test_an_updates_operations_are_those_of_its_matrix_products():
     env = bench_ppo.environment()
     policy = make_policy(TINY, env.spec)
     learn = LearnerConfig(num_segments=8, segment_length=16, num_epochs=2, num_minibatches=1)
-    cells = 8 * (16 + policy.receptive_field - 1)
+    # Of 6 bars that are only seen the first step leaves out 2, and the second 4 more.
+    entered, stepped = 8 * 22, 8 * (20 + 16)
     widths = env.spec.num_features + 1
     embed, inject, taps, update = widths * 4, 4 * 6, 3 * 4 * 6, 6 * 4
-    products = 2 * cells * (embed + inject + 2 * (taps + update))
+    products = 2 * (entered * (embed + inject) + stepped * (taps + update))
     assert bench_ppo._update_flops(policy, learn) == pytest.approx(products * (1 + 3 * 2), rel=0.2)
