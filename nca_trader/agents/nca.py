@@ -161,10 +161,11 @@ class NCA(nnx.Module):
         def run(steps: range, state: Array, mask: Array, injected: Array) -> Array:
             for k in steps:
                 on = None if chances is None else form.enter(chances(k)[..., None])
-                late = (form.since(a, firsts[k + 1]) for a in (mask, injected))
-                on = None if on is None else form.since(on, firsts[k + 1])
-                dropped = firsts[k + 1] - firsts[k]
-                state = self._step(form, dilations[k], dropped, state, *late, on)
+                begin = firsts[k + 1]
+                late, added = form.since(mask, begin), form.since(injected, begin)
+                on = None if on is None else form.since(on, begin)
+                dropped = begin - firsts[k]
+                state = self._step(form, dilations[k], dropped, state, late, added, on)
             return state
 
         state = form.since(embedded, firsts[0])
