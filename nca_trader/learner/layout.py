@@ -118,6 +118,12 @@ class Layout:
                 return leaf
             return jax.lax.psum_scatter(leaf, FSDP, scatter_dimension=split.fsdp, tiled=True)
 
+        devices = jax.lax.axis_size(BATCH)
+        if devices == 1 and self.by_model:
+            # XLA takes an axis of one device for none, and fails where what `model` splits is
+            # summed over none: "Cross-partition allreduce must be in manual partitioning mode".
+            total = self._within(lambda tree: jax.lax.psum(tree, BATCH), gradient)
+            return total, jax.lax.psum(terms, BATCH)
         parts = self._within(lambda tree: self.over(scattered, tree), gradient)
         whole = [leaf for split, leaf in self.pairs(parts) if split.fsdp is None]
         split = [leaf for split, leaf in self.pairs(parts) if split.fsdp is not None]
@@ -125,7 +131,6 @@ class Layout:
         split = jax.lax.psum(split, DATA) if split else []
         of = {False: iter(whole), True: iter(split)}
         total = self.over(lambda split, _: next(of[split.fsdp is not None]), parts)
-        devices = jax.lax.axis_size(BATCH)
         return jax.tree.map(lambda leaf: leaf / devices, (total, terms))
 
     def of_all(self, figures: Any) -> Any:
