@@ -18,7 +18,7 @@ HELP = "train, backtest and paper-replay on real sample bars, then write a repor
 # Train before the first date, select between the two, and touch what is after them once.
 TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
 NUM_SEEDS = 3
-DEFAULTS = {"env": "index_daily", "agent": "nano", "steps": 1_000_000, "seed": 0}
+DEFAULTS = {"env": "index_daily", "agent": "nano", "steps": 3_000_000, "seed": 0}
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 
 
