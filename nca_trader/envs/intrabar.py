@@ -89,11 +89,19 @@ def earn(
     gain = jnp.asarray(sum(items.values()))
     after = _grown(now, gain)
     safe = jnp.where(gain > -1.0, 1.0 + gain, 1.0)
-    # Of `x / y` with one y for many x compilers make `x * (1 / y)`, or do not, and round so.
-    share = 1.0 / safe
-    held = now.held * (1.0 + return_) * share
-    change = now.change + now.held * ((return_ - gain) * share)
+    safe = _of_each(safe, now.held)
+    held = now.held * (1.0 + return_) / safe
+    change = now.change + now.held * ((return_ - gain) / safe)
     return after._replace(held=held, change=change), recorded(now, after, items, rules)
+
+
+def _of_each(divisor: Array, x: Array) -> Array:
+    """`divisor` `[]` for each of `x` `[A]`; NaN for NaN, as the quotient is anyway.
+
+    Of `x / y` with one y for many x, XLA makes `x * (1 / y)` in one program and not in another,
+    and rounds so: a run on eight devices would not end in the bits of a run on one.
+    """
+    return jnp.where(x == x, divisor, jnp.nan)
 
 
 def pay(
@@ -106,7 +114,7 @@ def pay(
     safe = jnp.where(cost < 1.0, 1.0 - cost, 1.0)
     base = jnp.where(traded, whole, now.base)
     change = jnp.where(traded, 0.0, now.change) + whole * (cost / safe)
-    after = after._replace(held=whole * (1.0 / safe), base=base, change=change)
+    after = after._replace(held=whole / _of_each(safe, whole), base=base, change=change)
     return after, recorded(now, after, items, rules)._replace(traded=d, cost=cost)
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from ledger import random_bars
 
 from nca_trader import TradingEnv, make_learner, make_mesh, make_policy
-from nca_trader.learner import update
+from nca_trader.learner import iteration
 from nca_trader.learner.advantages import moments
 from nca_trader.learner.layout import EVERYWHERE, Layout
 from nca_trader.learner.rollout import Method
@@ -51,7 +51,7 @@ def collected(devices, updates=1, deterministic=False):
     config = MeshConfig(devices=devices, deterministic=deterministic)
     agent, env = dataclasses.replace(AGENT, mesh=config), environment()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "learn", everything)
+        patch.setattr(iteration, "learn", everything)
         mesh = make_mesh(devices)
         learner = make_learner(env, make_policy(agent, env.spec), agent, mesh)
         shapes = jax.eval_shape(learner.init, jax.random.key(0))._replace(key=None)
@@ -85,7 +85,7 @@ def drawn(devices, monkeypatch):
         return segments, batch, {"none": jnp.float32(0.0) * segments.index.sum()}
 
     method = Method(gather, lambda batch, figures: (batch, {}), lambda *args: None)
-    monkeypatch.setattr(update, "sampled", lambda *args: method)
+    monkeypatch.setattr(iteration, "sampled", lambda *args: method)
     _, metrics = collected(devices)
     return metrics["0"], metrics["1"]
 
