@@ -123,4 +123,4 @@ def page(proofs: Sequence[Proof], agent: str) -> str:
 
 
 def _percent(value: Any) -> str:
-    return "" if np.isnan(value) else f"{value:.1%}"
+    return "" if np.isnan(value) else f"{value:z.1%}"

@@ -193,7 +193,7 @@ def line_of(proof: Proof) -> str:
     if np.isnan(reached.fraction):
         figure = f"trades {reached.turnover:.4f} a step, bar {MOST_TURNOVER:g}"
     else:
-        figure = f"{reached.fraction:7.1%} +-{reached.error:.1%}, bar {proof.bar:.0%}"
+        figure = f"{reached.fraction:z7.1%} +-{reached.error:.1%}, bar {proof.bar:.0%}"
     when = proof.seconds_to_bar
     soon = "" if when is None else f", bar after {when:.1f} s"
     verdict = "ok" if proof.passed else proof.complaint
@@ -202,7 +202,7 @@ def line_of(proof: Proof) -> str:
         f"{last.steps / 1e6:5.2f} M steps {last.seconds:6.1f} s{soon:<20} {verdict}",
     ]
     parts += [
-        f"   {label} {curve[-1].reached.fraction:.1%}" for label, curve in proof.beside.items()
+        f"   {label} {curve[-1].reached.fraction:z.1%}" for label, curve in proof.beside.items()
     ]
     return " ".join(parts)
 
