@@ -10,6 +10,7 @@ PYTHON ?= python3.11 python3.12 python3 python
 PYTEST_ARGS ?=
 # A file stays in one process, so that what it compiled is found again.
 TEST_PROCESSES ?= 2
+IN_PARALLEL = -n $(TEST_PROCESSES) --dist loadfile
 DEMO_ARGS ?=
 BENCH_ARGS ?= all
 # Where torch without CUDA is found.
@@ -61,7 +62,7 @@ demo: .venv/.installed
 	@$(PY) -m nca_trader demo $(DEMO_ARGS)
 
 test: .venv/.installed
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	@$(PY) -m pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-slow: .venv/.installed
 	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
@@ -88,8 +89,8 @@ PLANNED := tests/scale/test_compiled.py tests/scale/test_core.py tests/scale/tes
 	@touch $@
 
 test-oracles: .venv-oracles/.installed
-	@.venv-oracles/bin/python -m pytest tests/oracles tests/watch/test_watch_metrics.py $(PYTEST_ARGS)
-	@.venv-oracles/bin/python -m pytest $(PLANNED) -m "" -k "not tpu7x" -o timeout=900 $(PYTEST_ARGS)
+	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) tests/oracles tests/watch/test_watch_metrics.py $(PYTEST_ARGS)
+	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) $(PLANNED) -m "" -k "not tpu7x" $(PYTEST_ARGS)
 
 # No hashes here: torch without CUDA has another file on every index. It comes first and alone, so
 # that nothing after it asks the registry for the build with CUDA.

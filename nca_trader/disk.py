@@ -1,9 +1,13 @@
-"""Files that are whole or not there, and known by their SHA-256."""
+"""Files that are whole or not there, known by their SHA-256, and folders that are not kept."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
 
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.errors import StateError
@@ -38,3 +42,44 @@ def sha256_of(path: pathlib.Path) -> str:
     """SHA-256 of the bytes of a file, hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+SCRATCH = "nca-trader-"
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[pathlib.Path]:
+    """A temporary folder, gone at the end; where the process was killed, the next call deletes it.
+
+    The file beside it is locked while its process lives, whichever container that is in.
+    """
+    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{SCRATCH}*.lock"):
+        with contextlib.suppress(OSError), open(left, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _delete(left)
+    with _locked() as lock:
+        try:
+            folder = lock.with_suffix("")
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            _delete(lock)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[pathlib.Path]:
+    while True:
+        descriptor, name = tempfile.mkstemp(".lock", SCRATCH)
+        try:
+            with contextlib.suppress(OSError):  # not every file system has locks: nor its cleaners
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:  # else another took it for left, before it was locked
+                yield pathlib.Path(name)
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _delete(lock: pathlib.Path) -> None:
+    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    lock.unlink(missing_ok=True)

@@ -186,7 +186,7 @@ def test_a_folder_is_fetched_whole(objects, tmp_path, monkeypatch):
 
 
 def test_several_requests_are_under_way_at_once():
-    all_here = threading.Barrier(cloud.AT_ONCE, timeout=60)  # each waits for all others
+    all_here = threading.Barrier(cloud.AT_ONCE, timeout=500)  # each waits for all others
 
     def square(n):
         all_here.wait()

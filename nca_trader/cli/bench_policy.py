@@ -32,17 +32,21 @@ def bench_policy(
     agent = load_agent(args.agent)
     spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
     case = _Case(agent, spec, segments, length)
-    windows = case.row(f"{args.agent} windows, forward", case.windows)
-    yield windows
+    windows = [
+        case.row(f"{args.agent} windows, forward", case.windows),
+        case.row(f"{args.agent} windows cut to the last cell, forward", case.cut_windows),
+    ]
+    yield from windows
     for times in (1, LONG):
         longer = _Case(agent, spec, max(1, segments // times), length * times)
         what = f"{args.agent} lattice of {length * times} bars, forward"
         lattice = longer.row(what, longer.forward)
-        yield lattice | {
-            "peer": "windows",
-            "peer_steps_per_s": windows["steps_per_s"],
-            "ratio": lattice["steps_per_s"] / windows["steps_per_s"],
-        }
+        for peer, each in zip(("windows", "cut windows"), windows, strict=True):
+            yield lattice | {
+                "peer": peer,
+                "peer_steps_per_s": each["steps_per_s"],
+                "ratio": lattice["steps_per_s"] / each["steps_per_s"],
+            }
     yield case.row(f"{args.agent} lattice, forward and backward", case.backward)
     if agent.policy.kind == "nca":
         for remat in REMAT:
@@ -55,9 +59,13 @@ def bench_policy(
 
 
 class _Case:
-    """A policy with parameters and bars, and the calls that are timed."""
+    """A policy with parameters and bars, and the calls that are timed.
 
-    def __init__(self, agent: Any, spec: Any, segments: int, length: int):
+    The lattice is encoded as a learner does it, without the cells of the bars before a segment,
+    or, with `whole`, with them.
+    """
+
+    def __init__(self, agent: Any, spec: Any, segments: int, length: int, whole: bool = False):
         import jax
         import jax.numpy as jnp
 
@@ -66,6 +74,7 @@ class _Case:
         self.policy = make_policy(agent, spec)
         self.params = self.policy.init(jax.random.key(0))
         self.segments, self.length = segments, length
+        self._halo = 0 if whole else self.policy.receptive_field - 1
         shape = (segments, self.policy.receptive_field - 1 + length, spec.num_assets)
         self.x = jax.random.normal(jax.random.key(1), (*shape, spec.num_features))
         self.present = jnp.ones(shape, bool)
@@ -83,7 +92,8 @@ class _Case:
         return found | {"temp_mb": needed.temp_size_in_bytes / 1e6 if needed else None}
 
     def loss(self, params: Any) -> Any:
-        return (self.policy.encode(params, self.x, self.present) ** 2).mean()
+        cells = self.policy.encode(params, self.x, self.present, halo=self._halo)
+        return (cells**2).mean()
 
     def forward(self, params: Any) -> Any:
         return _fed_back(params, self.loss(params))
@@ -94,7 +104,15 @@ class _Case:
         return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(self.loss)(params))
 
     def windows(self, params: Any) -> Any:
-        """Every decision from a window of its own, a segment at a time."""
+        """Every decision from a window of its own, as a network of observations has it."""
+        return _fed_back(params, self.loss_of_windows(params, 0))
+
+    def cut_windows(self, params: Any) -> Any:
+        """The same without the updates of cells that the last cell does not see."""
+        return _fed_back(params, self.loss_of_windows(params, self.policy.receptive_field - 1))
+
+    def loss_of_windows(self, params: Any, halo: int) -> Any:
+        """What `loss` is, of the same cells, a segment at a time."""
         import jax
         import jax.numpy as jnp
 
@@ -103,9 +121,9 @@ class _Case:
 
         def segment(bars: Any) -> Any:
             x, present = (array[rows] for array in bars)
-            return (self.policy.encode(params, x, present)[:, -1] ** 2).mean()
+            return (self.policy.encode(params, x, present, halo=halo)[:, -1] ** 2).mean()
 
-        return _fed_back(params, jax.lax.map(segment, (self.x, self.present)).mean())
+        return jax.lax.map(segment, (self.x, self.present)).mean()
 
 
 def _fed_back(params: Any, result: Any) -> Any:
@@ -157,7 +175,7 @@ def _beside_cax(
     and fused, see `benchmarks/peers/cax_nca.py`.
     """
     one = dataclasses.replace(spec, symbols=spec.symbols[:1])
-    case = _Case(agent, one, segments, length)
+    case = _Case(agent, one, segments, length, whole=True)
     cells = case.present.size
     config = agent.policy
     options = {"segments": segments, "bars": case.present.shape[1], "channels": config.channels}

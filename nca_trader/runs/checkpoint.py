@@ -21,7 +21,6 @@ import json
 import logging
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -34,7 +33,7 @@ from jax import Array
 
 from nca_trader import hosts
 from nca_trader.cloud import CloudPath, Place
-from nca_trader.disk import sha256_of, write_atomically
+from nca_trader.disk import scratch, sha256_of, write_atomically
 from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError
 from nca_trader.runs.uploaded import FILES, Uploaded
 
@@ -164,8 +163,7 @@ class Checkpoints:
         with _as_state_error(path, "opened"):
             if isinstance(path, CloudPath):
                 self._uploaded, keep = Uploaded(path, keep), 1
-                staging = tempfile.TemporaryDirectory(prefix="nca_trader-")
-                path = pathlib.Path(self._closing.enter_context(staging))
+                path = self._closing.enter_context(scratch())
             path.mkdir(parents=True, exist_ok=True)
             self._folder = path.absolute()  # Orbax's
             self._manager = ocp.CheckpointManager(self._folder, options=_options(keep))

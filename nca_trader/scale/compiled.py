@@ -12,13 +12,12 @@ import importlib.util
 import math
 import multiprocessing
 import os
-import pathlib
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from nca_trader.disk import scratch
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.scale.chips import Slice
@@ -89,7 +88,7 @@ def compiler() -> Iterator[Ask]:
             "plan needs the TPU compiler, which is not installed; "
             "pip install 'nca-trader[tpu-plan]' (Linux on x86-64, no TPU needed)."
         )
-    with tempfile.NamedTemporaryFile("r", prefix="nca-trader-plan-", suffix=".log") as log:
+    with scratch() as folder, open(folder / "said", "w+") as log:
         process = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(
             1, process, initializer=_into, initargs=(log.name,)
@@ -205,11 +204,11 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
 
     began = time.perf_counter()
     try:
-        with tempfile.TemporaryDirectory(prefix="nca-trader-plan-") as folder:
+        with scratch() as folder:
             # Not `as_text()`: it fails for some programs of TPU7x, which the compiler can print.
-            options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
             compiled = program.lower(*args).compile(compiler_options=options)
-            (path,) = pathlib.Path(folder).glob("*.after_codegen.txt")
+            (path,) = folder.glob("*.after_codegen.txt")
             text = path.read_text()
     except jax.errors.JaxRuntimeError as error:
         if not out_of_memory(error):

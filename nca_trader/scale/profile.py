@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import jax
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.data.synthetic import task_of
+from nca_trader.disk import scratch
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
@@ -199,8 +199,8 @@ def _cycle(
     seed: int,
 ) -> dict[str, Any]:
     """Seconds of the updates between two checkpoints, of saving one, and of a backtest of it."""
-    with tempfile.TemporaryDirectory(prefix="nca-trader-profile-") as folder:
-        run = open_run(env, agent, pathlib.Path(folder) / "runs" / "profile", seed)
+    with scratch() as folder:
+        run = open_run(env, agent, folder / "runs" / "profile", seed)
         with Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints:
             # The first one makes the folder and starts the storage's threads.
             save = [_seconds(lambda n=n: checkpoints.save(n, training.state)) for n in (1, 2)][1]

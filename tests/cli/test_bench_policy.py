@@ -3,9 +3,12 @@
 import argparse
 import json
 
+import numpy as np
 import pytest
 
 from nca_trader.cli import bench, bench_policy
+from nca_trader.envs.presets import load_env
+from nca_trader.envs.trading import spec_of
 from nca_trader.presets import AgentConfig, PolicyConfig
 
 TINY = AgentConfig(policy=PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2)))
@@ -25,15 +28,26 @@ def test_the_rows_are_there_and_can_be_written(rows):
     names = [row["name"] for row in rows]
     assert names == [
         "tiny windows, forward",
-        "tiny lattice of 8 bars, forward",
-        "tiny lattice of 32 bars, forward",
+        "tiny windows cut to the last cell, forward",
+        *["tiny lattice of 8 bars, forward"] * 2,
+        *["tiny lattice of 32 bars, forward"] * 2,
         "tiny lattice, forward and backward",
         "tiny remat step, forward and backward",
         "tiny stream and readout, a bar a call",
     ]
     assert all(row["steps_per_s"] > 0.0 and row["retraces"] == 0 for row in rows)
-    for lattice in rows[1:3]:
-        assert lattice["ratio"] == lattice["steps_per_s"] / rows[0]["steps_per_s"]
-    assert all(row["temp_mb"] > 0.0 for row in rows[:5])
-    assert 0.0 < rows[5]["p50_us"] <= rows[5]["p99_us"]
+    for lattice, windows in zip(rows[2:6], rows[:2] * 2, strict=True):
+        assert lattice["ratio"] == lattice["steps_per_s"] / windows["steps_per_s"]
+    assert [row["peer"] for row in rows[2:6]] == ["windows", "cut windows"] * 2
+    assert all(row["temp_mb"] > 0.0 for row in rows[:-1])
+    assert 0.0 < rows[-1]["p50_us"] <= rows[-1]["p99_us"]
     assert all(json.dumps(row) for row in rows)
+
+
+@pytest.mark.parametrize("halo", [0, 6])
+def test_windows_and_lattice_are_timed_on_the_same_cells(halo):
+    spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
+    case = bench_policy._Case(TINY, spec, 2, 8)
+    assert case.policy.receptive_field == 7
+    windows = case.loss_of_windows(case.params, halo)
+    np.testing.assert_allclose(windows, case.loss(case.params), rtol=1e-5)

@@ -120,7 +120,7 @@ def test_a_signal_is_handed_on_and_nothing_is_started_again(root):
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=500)
     assert process.returncode == 0 and err.count("\n") == 1
 
 

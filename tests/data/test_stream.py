@@ -333,7 +333,7 @@ def test_no_thread_is_left_when_the_consumer_stops_early(bars, tmp_path, stop):
 
     def prepare(piece):
         prepared.append(1)
-        assert piece.time[0] == bars.time[0] or stopping.wait(5)
+        assert piece.time[0] == bars.time[0] or stopping.wait(60)
         return close(piece)
 
     pieces = stream(shards, prepare, readers=2, prefetch=15)
@@ -358,7 +358,7 @@ def test_no_more_is_read_ahead_than_asked_for(bars, tmp_path):
     pieces = stream(shards, lambda b: prepared.append(1) or close(b), readers=4, prefetch=3)
     for taken in range(1, 10):
         next(pieces)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while len(prepared) < taken + 3 and time.monotonic() < until:
             time.sleep(0.001)
         time.sleep(0.005)
@@ -376,7 +376,7 @@ def test_shards_are_read_while_the_consumer_computes(shards):
 
     for k, _ in enumerate(stream(shards, prepare, readers=1, prefetch=2)):
         if k + 2 < len(shards):
-            assert begun[shards[k + 2].span[0]].wait(5)
+            assert begun[shards[k + 2].span[0]].wait(60)
 
 
 def test_the_stream_keeps_no_piece_that_was_handed_out(shards):

@@ -76,7 +76,7 @@ def same(one, other, where=""):
 
 def test_the_id_is_known_where_the_module_is_named():
     code = f"import gymnasium; gymnasium.make('nca_trader.envs.gym:{adapter.ID}', window=0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert done.stderr.strip().endswith("window=0 is below 1 bar; give at least 1.")
 
 

@@ -42,7 +42,7 @@ stage.replay(sys.argv[2], stage.make_bars(missing=0.2), stage.make_agent())
 def run(path, fatal):
     stage = pathlib.Path(__file__).with_name("conftest.py")
     command = [sys.executable, "-c", CHILD, str(stage), str(path), str(fatal)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500)
 
 
 def killed_then_finished(stage, digest, tmp_path, moments):

@@ -25,7 +25,7 @@ def test_processes_that_write_at_once_lose_no_entry(tmp_path, root):
     env = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", WRITER, str(tmp_path / "runs")]
     writers = [subprocess.Popen([*command, f"w{i}"], env=env) for i in range(4)]
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * 4
+    assert [writer.wait(timeout=500) for writer in writers] == [0] * 4
     found = [(e["run"], e["data"]) for e in trials.entries(tmp_path / "runs")]
     assert sorted(found) == sorted((f"w{i}", str(j)) for i in range(4) for j in range(40))
     # Of one writer, in the order in which it wrote.

@@ -121,7 +121,6 @@ def rows(run):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_pair_of_which_one_is_killed_ends_as_one_process_that_was_not(place, alone, root):
     run = place.runs / "killed"
     command = ["supervise", "--processes=2", "--backoff=0.1", "--", "nca-trader"]
@@ -143,13 +142,12 @@ def test_a_pair_of_which_one_is_killed_ends_as_one_process_that_was_not(place, a
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_signal_to_one_process_stops_both_saved_at_the_same_update(place, alone, root):
     run = place.runs / "stopped"
     pair = place.pair(root, run)
     wait_for(lambda: rows(run) >= 3, pair[0])
     pair[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=300) for process in pair]
+    said = [process.communicate(timeout=500) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     done = rows(run)
     assert 3 <= done < UPDATES and f"all is saved in {run}; the same command goes on" in said[0][0]
@@ -160,7 +158,6 @@ def test_a_signal_to_one_process_stops_both_saved_at_the_same_update(place, alon
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost):
     run = place.runs / f"lost_{lost}"
@@ -169,7 +166,7 @@ def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost)
     wait_for(lambda: any((run / "checkpoints").glob("*/files.json")), pair[0])
     pair[lost].kill()
     began = time.monotonic()
-    _, err = pair[1 - lost].communicate(timeout=120)
+    _, err = pair[1 - lost].communicate(timeout=500)
     assert pair[1 - lost].returncode not in (0, 2, 3, 4, 130), err
     assert time.monotonic() - began < 30
     pair[lost].communicate()
@@ -264,7 +261,6 @@ with joined(Peers(f"127.0.0.1:{port}", 2, number)):
 """
 
 
-@pytest.mark.timeout(600)
 def test_two_processes_agree_and_save_as_one(tmp_path, root):
     port, flag = free_port(), "--xla_force_host_platform_device_count=4"
     pair = [
@@ -315,7 +311,6 @@ def on_halves(first, second, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_each_process_learns_from_its_own_shards(place, root):
     bars = random_bars(np.random.default_rng(1), 1200, 2)
     shards = write_shards(bars, place.folder / "shards", rows=200)
@@ -326,7 +321,7 @@ def test_each_process_learns_from_its_own_shards(place, root):
         place.start(root, [word for word in process if not word.startswith("--until")])
         for process in place.words(run, f"--data={shards.folder}")
     ]
-    said = [process.communicate(timeout=300) for process in pair]
+    said = [process.communicate(timeout=500) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
 
     # The same with one process, each half of whose devices is handed a process's shards.

@@ -294,7 +294,7 @@ def test_the_command_outlives_a_flag_that_aborts_every_process(tmp_path, monkeyp
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     command = [sys.executable, "-m", "nca_trader", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 1
     found = json.loads(done.stdout.splitlines()[-1])
     assert not found["ok"]

@@ -22,7 +22,6 @@ from nca_trader.scale.rates import CHIPS, Rates, rates_of
 C, H, READ = 8, 16, 32  # widths of the perceptron and of its readout
 POLICY = PolicyConfig(kind="mlp", window=1, channels=C, hidden=H, head_hidden=READ)
 MLP = dataclasses.replace(AGENT, policy=POLICY)
-pytestmark = pytest.mark.timeout(300)  # the first compiles a learner and a backtest
 PEAK = Rates(1e9, 1e12, "made up")
 
 

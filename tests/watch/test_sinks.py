@@ -106,7 +106,7 @@ def test_a_webhook_that_stays_away_is_logged_and_stops_nothing(server, monkeypat
 
 
 def test_a_slow_sink_does_not_hold_up_the_caller(server):
-    server.delay = 0.5
+    server.delay = 1.0
     kl = rule(f"webhook:{server.url}")
     opened = Sinks(kl.sinks)
     told = list(notices(kl))
@@ -114,7 +114,7 @@ def test_a_slow_sink_does_not_hold_up_the_caller(server):
     opened.tell(told)
     took = time.monotonic() - began
     opened.close()
-    assert took < 0.4 and len(server.posted) == 2
+    assert took < 0.9 and len(server.posted) == 2
 
 
 def test_a_full_queue_drops_with_a_word_and_an_end_that_hangs_is_left(caplog, monkeypatch):
