@@ -18,6 +18,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # Another active environment, or pip settings meant for it, must not leak into ours.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONSTARTUP PIP_USER PIP_TARGET PIP_PREFIX
+# Images for containers often forbid it: then each process compiles all of jax's source again.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))

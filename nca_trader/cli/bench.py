@@ -90,13 +90,20 @@ class Timing:
     def rounds(self, between: Callable[[], Any] = lambda: None) -> None:
         """Calls for `SECONDS`, and at least `ROUNDS` times; `between` after each round."""
         for _ in range(ROUNDS):
-            end = time.perf_counter() + SECONDS / ROUNDS
-            with self._count() as compilations:
-                self._seconds.append(self._timed())
-                while time.perf_counter() < end:
-                    self._seconds.append(self._timed())
-            self._retraces += compilations.count
+            self._round()
             between()
+
+    def in_turn(self, *others: Timing) -> None:
+        """The rounds of several, each after one of each other's."""
+        self.rounds(lambda: [other._round() for other in others])
+
+    def _round(self) -> None:
+        end = time.perf_counter() + SECONDS / ROUNDS
+        with self._count() as compilations:
+            self._seconds.append(self._timed())
+            while time.perf_counter() < end:
+                self._seconds.append(self._timed())
+        self._retraces += compilations.count
 
     def row(self, name: str, steps: int, **facts: Any) -> dict[str, Any]:
         """What was measured so far; of the calls, the median counts.
@@ -148,7 +155,7 @@ def beside(
 def compared(row: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """`row` beside what a peer said of itself."""
     return row | {
-        "peer": f"{theirs['peer']} {theirs['version']}",
+        "peer": f"{theirs['peer']} {theirs['version']}".rstrip(),
         "peer_steps_per_s": theirs["steps_per_s"],
         "ratio": row["steps_per_s"] / theirs["steps_per_s"],
     }

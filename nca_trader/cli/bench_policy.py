@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli.bench import SECONDS, beside, measure
+from nca_trader.cli.bench import SECONDS, Timing, beside, compared, measure
 
 SEGMENTS, LENGTH = 16, 128  # of the lattice; a step is a decision of a segment
 LONG = 4  # times as long are the segments of a second lattice: the bars before them weigh less
@@ -32,21 +32,22 @@ def bench_policy(
     agent = load_agent(args.agent)
     spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
     case = _Case(agent, spec, segments, length)
+    longer = _Case(agent, spec, max(1, segments // LONG), length * LONG)
     windows = [
-        case.row(f"{args.agent} windows, forward", case.windows),
-        case.row(f"{args.agent} windows cut to the last cell, forward", case.cut_windows),
+        _Timed(f"{args.agent} windows, forward", case, case.windows),
+        _Timed(f"{args.agent} windows cut to the last cell, forward", case, case.cut_windows),
     ]
-    yield from windows
-    for times in (1, LONG):
-        longer = _Case(agent, spec, max(1, segments // times), length * times)
-        what = f"{args.agent} lattice of {length * times} bars, forward"
-        lattice = longer.row(what, longer.forward)
-        for peer, each in zip(("windows", "cut windows"), windows, strict=True):
-            yield lattice | {
-                "peer": peer,
-                "peer_steps_per_s": each["steps_per_s"],
-                "ratio": lattice["steps_per_s"] / each["steps_per_s"],
-            }
+    lattices = [
+        _Timed(f"{args.agent} lattice of {each.length} bars, forward", each, each.forward)
+        for each in (case, longer)
+    ]
+    first, *others = (each.timing for each in windows + lattices)
+    first.in_turn(*others)
+    rows = [each.row() for each in windows]
+    yield from rows
+    for lattice in lattices:
+        for peer, row in zip(("windows", "cut windows"), rows, strict=True):
+            yield compared(lattice.row(), row | {"peer": peer, "version": ""})
     yield case.row(f"{args.agent} lattice, forward and backward", case.backward)
     if agent.policy.kind == "nca":
         for remat in REMAT:
@@ -80,16 +81,10 @@ class _Case:
         self.present = jnp.ones(shape, bool)
 
     def row(self, name: str, call: Callable[[Any], Any]) -> dict[str, Any]:
-        """Times `call`; `temp_mb` is what the compiled program needs beside what goes in and out.
-
-        On the CPU, XLA merges what remat computes again with what was there; see docs/policies.md.
-        """
-        import jax
-
-        jitted = jax.jit(call)
-        found = measure(name, jitted, self.params, self.segments * self.length)
-        needed = jitted.lower(self.params).compile().memory_analysis()
-        return found | {"temp_mb": needed.temp_size_in_bytes / 1e6 if needed else None}
+        """Times `call` by itself."""
+        timed = _Timed(name, self, call)
+        timed.timing.rounds()
+        return timed.row()
 
     def loss(self, params: Any) -> Any:
         cells = self.policy.encode(params, self.x, self.present, halo=self._halo)
@@ -124,6 +119,26 @@ class _Case:
             return (self.policy.encode(params, x, present, halo=halo)[:, -1] ** 2).mean()
 
         return jax.lax.map(segment, (self.x, self.present)).mean()
+
+
+class _Timed:
+    """A call of a case, compiled, and timed by whoever says when."""
+
+    def __init__(self, name: str, case: _Case, call: Callable[[Any], Any]):
+        import jax
+
+        self._name, self._case, self._call = name, case, jax.jit(call)
+        self.timing = Timing(self._call, case.params)
+
+    def row(self) -> dict[str, Any]:
+        """What was measured; `temp_mb` is what the program needs beside what goes in and out.
+
+        On the CPU, XLA merges what remat computes again with what was there; see docs/policies.md.
+        """
+        case = self._case
+        needed = self._call.lower(case.params).compile().memory_analysis()
+        megabytes = needed.temp_size_in_bytes / 1e6 if needed else None
+        return self.timing.row(self._name, case.segments * case.length, temp_mb=megabytes)
 
 
 def _fed_back(params: Any, result: Any) -> Any:
