@@ -57,7 +57,7 @@ def main(words=None):
     )
     parser.add_argument("--market", default="ou_mid")
     parser.add_argument("--agent", default="nano")
-    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--steps", type=int, default=4_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="write the plot here (.png, .svg)")
     args = parser.parse_args(words)
