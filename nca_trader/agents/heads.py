@@ -74,12 +74,27 @@ class Head(nnx.Module):
         Returns:
           logits `[..., A, n]` and value `[...]`, the mean over assets.
         """
+        read = jax.lax.platform_dependent(
+            cells, features, tpu=self.channels_last, default=self.rows
+        )
+        *logits, value = read
+        return jnp.stack(logits, axis=-1), value.mean(-1) + self.value_bias[...]
+
+    def rows(self, cells: Array, features: Array) -> list[Array]:
+        """`[..., A]` each logit, and the value, by rows of decisions: see `_rows`."""
         bias = self.bias[...].reshape(-1, *(1,) * (cells.ndim - 1))
         seen = _rows(self.cell[...], cells) + _rows(self.account[...], features) + bias
         hidden = jnp.tanh(seen).reshape(seen.shape[0], -1)
-        last = jnp.concatenate([self.logits[...], self.value[...][:, None]], axis=1)
-        *logits, value = (last.T @ hidden).reshape(-1, *seen.shape[1:])
-        return jnp.stack(logits, axis=-1), value.mean(-1) + self.value_bias[...]
+        return list((self._last().T @ hidden).reshape(-1, *seen.shape[1:]))
+
+    def channels_last(self, cells: Array, features: Array) -> list[Array]:
+        """The same for a TPU, whose compiler turns rows of decisions around piece by piece."""
+        seen = cells @ self.cell[...] + features @ self.account[...]
+        out = jnp.tanh(seen + self.bias[...].reshape(*(1,) * (cells.ndim - 1), -1)) @ self._last()
+        return [out[..., k] for k in range(out.shape[-1])]
+
+    def _last(self) -> Array:
+        return jnp.concatenate([self.logits[...], self.value[...][:, None]], axis=1)
 
 
 class Distribution(NamedTuple):

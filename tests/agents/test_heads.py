@@ -6,6 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.stats
 from scipy.special import log_softmax
 
@@ -83,7 +84,15 @@ def test_account_features_of_a_float64_account_are_float32():
         assert heads.account_features(spec, account).dtype == jnp.float32
 
 
-def test_readout_by_hand_and_accounts_share_a_cell():
+def lowered_for(platform, monkeypatch):
+    """From here on a function of several forms takes that of `platform`."""
+    choose = {"cpu": lambda *x, tpu, default: default(*x), "tpu": lambda *x, tpu, default: tpu(*x)}
+    monkeypatch.setattr(jax.lax, "platform_dependent", choose[platform])
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
+    lowered_for(platform, monkeypatch)
     spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(0.0, 0.5), warmup=0)
     policy = make_policy(AgentConfig(policy=PolicyConfig(channels=3, head_hidden=4)), spec)
     rng = np.random.default_rng(2)
@@ -100,6 +109,29 @@ def test_readout_by_hand_and_accounts_share_a_cell():
             np.testing.assert_allclose(logits[t, e, a], hidden @ p["logits"], rtol=1e-4, atol=1e-5)
             values.append(hidden @ p["value"] + p["value_bias"])
         np.testing.assert_allclose(value[t, e], np.mean(values), rtol=1e-4, atol=1e-5)
+
+
+def test_the_readouts_two_forms_have_one_gradient(monkeypatch):
+    spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(0.0, 0.5, 1.0), warmup=0)
+    policy = make_policy(AgentConfig(policy=PolicyConfig(channels=3, head_hidden=4)), spec)
+    rng = np.random.default_rng(2)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), shapes)
+    cells = rng.normal(size=(7, 1, 2, 3)).astype(np.float32)
+    seen = rng.normal(size=(7, 5, 2, 3)).astype(np.float32)
+    weights = rng.normal(size=(7, 5, 2, 3)).astype(np.float32)
+
+    def lose(params, cells):
+        logits, value = policy.act(params, cells, seen)
+        return (logits * weights).sum() + (value**2).sum()
+
+    gradients = []
+    for platform in ("cpu", "tpu"):
+        lowered_for(platform, monkeypatch)
+        gradients.append(jax.tree.leaves(jax.grad(lose, (0, 1))(params, cells)))
+    for a, b in zip(*gradients, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert sum(np.abs(leaf).max() > 0.1 for leaf in gradients[0]) >= 7  # the head's six, the cells
 
 
 def test_an_untrained_policy_is_nearly_uniform_and_expects_nothing():
