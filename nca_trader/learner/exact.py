@@ -137,7 +137,8 @@ def enumerate_segments(
     """
     config, spec, rules = env.config, env.spec, env.rules
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
-    legs = moved(take_legs(config, market, rows, span.drop), draw.volatility_scale)
+    drop = None if span.drop is None else span.drop[:, None]
+    legs = moved(take_legs(config, market, rows, drop), draw.volatility_scale)
     years = legs.years
     if years is not None:  # the one leg without an axis of assets
         years = jnp.broadcast_to(years[..., None], legs.present.shape)

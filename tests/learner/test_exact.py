@@ -305,3 +305,21 @@ def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, say
     with pytest.raises(ConfigError, match=says) as error:
         exact(env, make_policy(AGENT, env.spec), LEARNER, 1.0)
     assert "\n" not in str(error.value) and "take 'gae'" in str(error.value)
+
+
+def test_dropped_bars_are_not_seen_and_earn_what_they_earned():
+    """A position's size is constant in money: a bar that is missing hides it, and pays as ever."""
+    whole = parts(PNL, 2)
+    part = parts(dataclasses.replace(PNL, drop_bars=0.3), 2)
+    part.segments = part.segments._replace(drop=jnp.array([7, 8], jnp.uint32))
+    _, (_, batch, metrics) = gathered(part)
+    _, (_, seeing, _) = gathered(whole)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((batch, metrics)))
+    assert all(np.abs(batch.log_prob - seeing.log_prob)[s].max() > 1e-3 for s in range(SEGMENTS))
+
+    def rewards(part, drop):
+        span = rollout.Span(part.segments.index, drop)
+        return enumerate_segments(part.env, part.env.market, span, LENGTH, part.draw)[1]
+
+    dropping = jax.jit(lambda: rewards(part, part.segments.drop))()
+    np.testing.assert_array_equal(dropping, jax.jit(lambda: rewards(whole, None))())
