@@ -10,7 +10,7 @@ import pytest
 from nca_trader import disk
 
 HOLD = """
-import sys, time
+import sys
 from nca_trader.disk import scratch
 with scratch() as folder:
     (folder / "large").write_bytes(bytes(10))

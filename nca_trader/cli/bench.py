@@ -155,7 +155,7 @@ def beside(
 def compared(row: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """`row` beside what a peer said of itself."""
     return row | {
-        "peer": f"{theirs['peer']} {theirs['version']}".rstrip(),
+        "peer": theirs["peer"],
         "peer_steps_per_s": theirs["steps_per_s"],
         "ratio": row["steps_per_s"] / theirs["steps_per_s"],
     }
@@ -179,4 +179,5 @@ def measured_by(python: str, module: str, options: dict[str, Any]) -> dict[str, 
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ConfigError(f"--peers {python}: {module} failed ({last}); run `make bench-peers`.")
-    return json.loads(done.stdout.splitlines()[-1])
+    said = json.loads(done.stdout.splitlines()[-1])
+    return said | {"peer": f"{said['peer']} {said['version']}"}

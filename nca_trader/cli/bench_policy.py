@@ -47,7 +47,7 @@ def bench_policy(
     yield from rows
     for lattice in lattices:
         for peer, row in zip(("windows", "cut windows"), rows, strict=True):
-            yield compared(lattice.row(), row | {"peer": peer, "version": ""})
+            yield compared(lattice.row(), row | {"peer": peer})
     yield case.row(f"{args.agent} lattice, forward and backward", case.backward)
     if agent.policy.kind == "nca":
         for remat in REMAT:

@@ -79,7 +79,7 @@ def learn(
 
     def epoch(carry: Any, epoch_key: Array) -> Any:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, shard)
-        # Not vmap: of several sorts at once the TPU's compiler makes a program four times as long.
+        # Not vmap: a TPU's compiler takes four times as long over a sort of several rows.
         order = jax.lax.map(lambda k: jax.random.permutation(k, each), keys)
         pieces = order.reshape(local, config.num_minibatches, -1)
         return jax.lax.scan(minibatch, carry, jnp.moveaxis(pieces, 1, 0))

@@ -90,16 +90,22 @@ def lowered_for(platform, monkeypatch):
     monkeypatch.setattr(jax.lax, "platform_dependent", choose[platform])
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
-    lowered_for(platform, monkeypatch)
-    spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(0.0, 0.5), warmup=0)
+def readout(targets):
+    """A policy for two assets, random parameters, 7 bars' cells, and 5 accounts that share them."""
+    spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=targets, warmup=0)
     policy = make_policy(AgentConfig(policy=PolicyConfig(channels=3, head_hidden=4)), spec)
     rng = np.random.default_rng(2)
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), shapes)
     cells = rng.normal(size=(7, 1, 2, 3)).astype(np.float32)
     seen = rng.normal(size=(7, 5, 2, 3)).astype(np.float32)
+    return policy, params, cells, seen
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
+    lowered_for(platform, monkeypatch)
+    policy, params, cells, seen = readout((0.0, 0.5))
     logits, value = policy.act(params, cells, seen)
     p = params["head"]
     for t, e in np.ndindex(7, 5):
@@ -112,14 +118,8 @@ def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
 
 
 def test_the_readouts_two_forms_have_one_gradient(monkeypatch):
-    spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(0.0, 0.5, 1.0), warmup=0)
-    policy = make_policy(AgentConfig(policy=PolicyConfig(channels=3, head_hidden=4)), spec)
-    rng = np.random.default_rng(2)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), shapes)
-    cells = rng.normal(size=(7, 1, 2, 3)).astype(np.float32)
-    seen = rng.normal(size=(7, 5, 2, 3)).astype(np.float32)
-    weights = rng.normal(size=(7, 5, 2, 3)).astype(np.float32)
+    policy, params, cells, seen = readout((0.0, 0.5, 1.0))
+    weights = np.random.default_rng(3).normal(size=(7, 5, 2, 3)).astype(np.float32)
 
     def lose(params, cells):
         logits, value = policy.act(params, cells, seen)
