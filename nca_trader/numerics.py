@@ -1,9 +1,9 @@
 """Arithmetic that keeps the digits that bfloat16, or float32, would lose.
 
-Islands: `sum32`, `cumsum32`, `ema32`, `exp32`, `logprob32`, `cov32` and `dot32` compute in float32
-whatever they are given (in float64 where that is given) and return it: matrix products may be of
-bfloat16 operands, but what is summed over time, exponentiated or compared may not. Their results
-must not be cast back.
+Islands: `sum32`, `cumsum32`, `ema32`, `exp32`, `logprob32`, `cov32`, `dot32` and `einsum32` compute
+in float32 whatever they are given (in float64 where that is given) and return it: matrix products
+may be of bfloat16 operands, but what is summed over time, exponentiated or compared may not. Their
+results must not be cast back.
 
 Pairs: `(high, low)` stands for their exact sum, with `low` below half a unit in the last place
 of `high`. Adding to a pair costs six more additions and loses about 1e-14 instead of 1e-7.
@@ -85,10 +85,27 @@ def cov32(x: Array, jitter: float = 0.0) -> Array:
     return dot32(centred.T, centred) / x.shape[0] + jitter * jnp.eye(x.shape[1])
 
 
+def unrounded(*operands: Array) -> jax.lax.Precision | None:
+    """The precision to ask of a product that its operands be multiplied as they are.
+
+    Left to itself, a TPU multiplies float32 operands rounded to bfloat16, a GPU to 10 bits of
+    mantissa; in full, a TPU takes six passes. Of operands in bfloat16 nothing is asked.
+    """
+    narrow = jnp.result_type(*operands) == jnp.bfloat16
+    return None if narrow else jax.lax.Precision.HIGHEST
+
+
 def dot32(a: Array, b: Array) -> Array:
     """`a @ b`: the operands are multiplied as they are, and what they sum to is not rounded."""
     wide = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
-    return jnp.matmul(a, b, preferred_element_type=wide)
+    return jnp.matmul(a, b, precision=unrounded(a, b), preferred_element_type=wide)
+
+
+def einsum32(subscripts: str, *operands: Array) -> Array:
+    """`jnp.einsum` of operands that are multiplied as they are."""
+    wide = jnp.promote_types(jnp.result_type(*operands), jnp.float32)
+    precision = unrounded(*operands)
+    return jnp.einsum(subscripts, *operands, precision=precision, preferred_element_type=wide)
 
 
 def hash_uniform(*words: Array | int) -> Array:

@@ -10,6 +10,7 @@ from nca_trader.numerics import (
     cov32,
     cumsum32,
     dot32,
+    einsum32,
     ema32,
     exp32,
     logprob32,
@@ -139,11 +140,15 @@ def test_products_are_summed_without_rounding():
     true = exact_a @ exact_b
     assert off(dot32(a, b), true) < 1e-6 and dot32(a, b).dtype == jnp.float32
     assert off(a @ b, true) > 3e-4
+    summed = einsum32("ij,jk->ik", a, b)
+    assert off(summed, true) < 1e-6 and summed.dtype == jnp.float32
+    assert off(jnp.einsum("ij,jk->ik", a, b), true) > 3e-4
 
 
 def test_float64_stays_float64():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)))
-        for island in (sum32, cumsum32, exp32, logprob32, cov32, lambda x: dot32(x, x)):
+        multiplied, contracted = lambda x: dot32(x, x), lambda x: einsum32("ij,jk->ik", x, x)
+        for island in (sum32, cumsum32, exp32, logprob32, cov32, multiplied, contracted):
             assert island(x).dtype == jnp.float64
         assert ema32(x, x, 0.9).dtype == jnp.float64

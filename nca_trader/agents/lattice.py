@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from nca_trader.numerics import dot32
+from nca_trader.numerics import dot32, unrounded
 from nca_trader.presets import PrecisionConfig
 
 TAPS = 3  # of a step: now, d bars ago, 2 d bars ago
@@ -134,13 +134,15 @@ def _last_taps(
     length, assets, batch, width = state.shape
     # A convolution's first weight is that of the oldest bar.
     kernel = w[: TAPS * width].reshape(TAPS, width, -1)[::-1]
+    rows, kernel = state.reshape(length, assets * batch, width).astype(dtype), kernel.astype(dtype)
     out = jax.lax.conv_general_dilated(
-        state.reshape(length, assets * batch, width).astype(dtype),
-        kernel.astype(dtype),
+        rows,
+        kernel,
         window_strides=(1,),
         padding=[((TAPS - 1) * dilation - first, 0)],
         rhs_dilation=(dilation,),
         dimension_numbers=("WNC", "WIO", "WNC"),
+        precision=unrounded(rows, kernel),
         preferred_element_type=jnp.promote_types(dtype, jnp.float32),
     )
     # What follows goes into the next product: in this one it takes more cycles than the product.

@@ -48,7 +48,7 @@ from nca_trader.learner.rollout import (
     encode_span,
     span_of,
 )
-from nca_trader.numerics import logprob32
+from nca_trader.numerics import einsum32, logprob32
 from nca_trader.presets import LearnerConfig
 
 
@@ -204,7 +204,7 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float) -> Ar
 
     def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_t, pi_t = xs
-        q = reward_t + discount * jnp.einsum("paq,siq->sipa", leads, later)
+        q = reward_t + discount * einsum32("paq,siq->sipa", leads, later)
         return (pi_t * q).sum(-1), q
 
     xs = (jnp.moveaxis(reward, 1, 0), jnp.moveaxis(pi, 1, 0))
@@ -220,7 +220,7 @@ def occupancies(start: Array, pi: Array, leads: Array) -> tuple[Array, Array]:
     """
 
     def forward(now: Array, pi_t: Array) -> tuple[Array, Array]:
-        return jnp.einsum("sip,sipa,paq->siq", now, pi_t, leads), now
+        return einsum32("sip,sipa,paq->siq", now, pi_t, leads), now
 
     last, occupancy = jax.lax.scan(forward, start, jnp.moveaxis(pi, 1, 0))
     return jnp.moveaxis(occupancy, 0, 1), last
@@ -248,8 +248,8 @@ def reopened(env: TradingEnv, episode: Episode, last: Array, keys: Array) -> Epi
 def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[str, Array]:
     """Expected reward a step of the account, and how often an asset's position changes."""
     pi = jnp.exp(batch.log_prob)
-    elsewhere = 1.0 - jnp.einsum("pap->pa", leads)
-    changes = jnp.einsum("slipa,pa->slip", pi, elsewhere)
+    elsewhere = 1.0 - einsum32("pap->pa", leads)
+    changes = einsum32("slipa,pa->slip", pi, elsewhere)
 
     def each_asset(x: Array) -> Array:
         return (batch.occupancy * x).sum(-1).mean((0, 1))

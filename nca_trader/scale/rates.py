@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nca_trader.numerics import dot32
 from nca_trader.scale.chips import CHIPS, KINDS
 
 
@@ -38,7 +39,7 @@ def rates_of(device: Any, dtype: str) -> Rates:
 
 def matmul_flops_per_s(dtype: str = "float32", size: int = 1536, repeats: int = 11) -> float:
     """Median rate of a product of two matrices here, as the learner's own rate is a median."""
-    multiply = jax.jit(lambda a: (a @ a) * jnp.asarray(1e-3, a.dtype))
+    multiply = jax.jit(lambda a: (dot32(a, a) * 1e-3).astype(a.dtype))
     return 2.0 * size**3 / _median_seconds(multiply, jnp.ones((size, size), dtype), repeats)
 
 

@@ -1,17 +1,20 @@
 """The program of an update, read: gradients cross devices, and products sum, in float32."""
 
 import dataclasses
+import functools
 import math
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from nca_trader import make_learner, make_mesh, make_policy
+from nca_trader.learner import exact
 from nca_trader.presets import PrecisionConfig
 
 PRODUCT = re.compile(
-    r"stablehlo\.(dot_general|convolution)[^\n]*: \((tensor<[^>]*>), (tensor<[^>]*>)\) -> "
+    r"stablehlo\.(?:dot_general|convolution)([^\n]*): \((tensor<[^>]*>), (tensor<[^>]*>)\) -> "
     r"(tensor<[^>]*>)"
 )
 COLLECTIVE = re.compile(
@@ -28,6 +31,12 @@ PRESETS = {
 
 def dtype(tensor):
     return re.search(r"(\w+)>$", tensor.replace("x", " "))[1]
+
+
+def as_they_are(product):
+    """Whether an accelerator multiplies these operands without rounding them first."""
+    options, left, right, _ = product
+    return "bf16" in (dtype(left), dtype(right)) or options.count("HIGHEST") == 2
 
 
 def size(tensor):
@@ -54,13 +63,8 @@ def program(stage, preset, platform="cpu"):
 
 @pytest.mark.parametrize(
     ("preset", "platform"),
-    [
-        pytest.param("f32", "cpu", marks=pytest.mark.slow),
-        pytest.param("bf16", "cpu", marks=pytest.mark.slow),
-        ("compute", "cpu"),
-        pytest.param("bf16", "tpu", marks=pytest.mark.slow),  # where taps are convolutions
-        pytest.param("compute", "tpu", marks=pytest.mark.slow),
-    ],
+    # On a TPU taps are convolutions.
+    [("f32", "tpu"), ("bf16", "tpu"), ("compute", "tpu"), ("bf16", "cpu"), ("compute", "cpu")],
 )
 def test_gradients_cross_devices_products_sum_and_all_state_is_in_float32(stage, preset, platform):
     text, parameters, left = program(stage, preset, platform)
@@ -71,6 +75,8 @@ def test_gradients_cross_devices_products_sum_and_all_state_is_in_float32(stage,
     assert sum(size(tensor) for tensor in crossing if dtype(tensor) == "f32") >= parameters
     products = PRODUCT.findall(text)
     assert len(products) > 10 and {dtype(out) for *_, out in products} == {"f32"}
+    # With bfloat16 a gradient that comes back is an operand, and rounded like the others.
+    assert all(as_they_are(product) for product in products) == (preset == "f32")
     rounded = [row for row in products if dtype(row[1]) == dtype(row[2]) == "bf16"]
     assert bool(rounded) == (preset != "f32")
     assert ("bf16" in text) == (preset != "f32")
@@ -96,5 +102,19 @@ def test_what_the_assertions_read_is_in_a_program_that_breaks_them():
     function = jax.jit(jax.shard_map(wrong, mesh=mesh, in_specs=each, out_specs=P()))
     text = function.lower(jax.ShapeDtypeStruct((8, 4), "bfloat16")).as_text()
     assert dtype(PRODUCT.findall(text)[0][-1]) == "bf16"
+    left_to_itself = jax.jit(jnp.matmul).lower(*[jax.ShapeDtypeStruct((8, 8), "float32")] * 2)
+    (product,) = PRODUCT.findall(left_to_itself.as_text())
+    assert not as_they_are(product)
     assert dtype(SUM.findall(text)[0]) == "bf16"
     assert dtype(COLLECTIVE.findall(text)[0]) == "bf16"
+
+
+@pytest.mark.parametrize("recursion", [exact.action_values, exact.occupancies])
+def test_values_and_occupancies_of_states_are_not_rounded_on_an_accelerator(recursion):
+    """Each is multiplied once a bar: what bfloat16 loses, it would lose over and over."""
+    pi, leads = jnp.ones((2, 8, 1, 3, 3)), jnp.ones((3, 3, 3))
+    asked = (pi, pi, leads) if recursion is exact.action_values else (pi[:, 0, ..., 0], pi, leads)
+    constants = {"discount": 0.9} if recursion is exact.action_values else {}
+    lowered = jax.jit(functools.partial(recursion, **constants)).lower(*asked)
+    products = PRODUCT.findall(lowered.as_text())
+    assert products and all(as_they_are(product) for product in products)
