@@ -286,7 +286,7 @@ def test_a_mesh_is_given_by_all_its_devices_or_axis_by_axis():
         (PolicyConfig, "leak", (0.1, 1.0), (0.0, 1.1)),
         (PolicyConfig, "channels", (1, 512), (0, -1, 1.0)),
         (PolicyConfig, "fire_rate", (0.1, 1.0), (0.0, 1.5)),
-        (PolicyConfig, "remat", ("none", "step", "every:2", "dots"), ("every:", "all", 3)),
+        (PolicyConfig, "remat", ("none", "step", "every:2", "dots", "kernel"), ("every:", 3)),
         (PolicyConfig, "num_neighbours", (1, 16), (0, 17)),
         (PolicyConfig, "window", (1, 63), (0, 2.0)),
         (LearnerConfig, "gae_lambda", (0.0, 1.0), (-0.1, 1.1)),

@@ -19,6 +19,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from nca_trader.agents import kernel
+from nca_trader.agents.kernel import Rule
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, stored, wide
 from nca_trader.numerics import hash_uniform
 from nca_trader.presets import PolicyConfig, PrecisionConfig
@@ -158,19 +160,25 @@ class NCA(nnx.Module):
         if fire is not None and self.config.fire_rate < 1.0:
             chances = functools.partial(_fire_mask, fire, x.shape[:3], self.config.fire_rate)
 
-        def run(steps: range, state: Array, mask: Array, injected: Array) -> Array:
+        def run(steps: range, rule: Rule, state: Array, mask: Array, injected: Array) -> Array:
             for k in steps:
                 on = None if chances is None else form.enter(chances(k)[..., None])
                 begin = firsts[k + 1]
                 late, added = form.since(mask, begin), form.since(injected, begin)
                 on = None if on is None else form.since(on, begin)
                 dropped = begin - firsts[k]
-                state = self._step(form, dilations[k], dropped, state, late, added, on)
+                state = self._step(form, rule, dilations[k], dropped, state, late, added, on)
             return state
 
+        rule = self._rule()
         state = form.since(embedded, firsts[0])
-        for steps, run_steps in _blocks(self.config, run):
-            state = run_steps(steps, state, mask, injected)
+        if self.config.remat == "kernel" and form is CHANNELS_LAST:
+            plan = kernel.Plan(dilations, tuple(firsts), self.config.leak, self.matmul_dtype)
+            forward = functools.partial(run, range(len(dilations)))
+            state = kernel.steps(plan, forward, rule, state, mask, injected)
+        else:
+            for steps, run_steps in _blocks(self.config, run):
+                state = run_steps(steps, rule, state, mask, injected)
         return wide(form.leave(state))
 
     @staticmethod
@@ -190,15 +198,18 @@ class NCA(nnx.Module):
         function of the last RF - 1 bars alone, whenever the stream began.
         """
         mask, state, injected = self._enter(ROWS, x[None, None], present[None, None])
-        kept = []
+        rule, kept = self._rule(), []
         for rows, dilation in zip(past, dilations_of(self.config), strict=True):
             joined = jnp.concatenate([rows, state], axis=1)
             kept.append(joined[:, 1:])
             taps = [joined[:, j * dilation :][:, :1] for j in reversed(range(TAPS))]
             beside = self._beside(ROWS, state, mask)
-            seen = ROWS.dense(self.taps[...], jnp.concatenate(taps + beside), self.matmul_dtype)
-            state = self._move(ROWS, state, seen + injected, None)
+            seen = ROWS.dense(rule.taps, jnp.concatenate(taps + beside), self.matmul_dtype)
+            state = self._move(ROWS, rule, state, seen + injected, None)
         return tuple(kept), wide(ROWS.leave(state))[0, 0]
+
+    def _rule(self) -> Rule:
+        return Rule(self.taps[...], self.update[...], self.update_bias[...])
 
     def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
         """In the layout of `form`: the mask, `e`, and what `e` adds to every step."""
@@ -217,6 +228,7 @@ class NCA(nnx.Module):
     def _step(
         self,
         form: Form,
+        rule: Rule,
         dilation: int,
         first: int,
         state: Array,
@@ -224,18 +236,20 @@ class NCA(nnx.Module):
         injected: Array,
         fire: Array | None,
     ) -> Array:
-        weights, dtype = self.taps[...], self.matmul_dtype
-        state, taken = form.held(weights, state, dtype)
+        dtype = self.matmul_dtype
+        state, taken = form.held(rule.taps, state, dtype)
         state = form.since(state, first)
         beside = self._beside(form, state, mask)
-        seen = form.taps(weights, taken, dilation, beside, dtype, first)
-        return self._move(form, state, seen + injected, fire)
+        seen = form.taps(rule.taps, taken, dilation, beside, dtype, first)
+        return self._move(form, rule, state, seen + injected, fire)
 
-    def _move(self, form: Form, state: Array, hidden: Array, fire: Array | None) -> Array:
+    def _move(
+        self, form: Form, rule: Rule, state: Array, hidden: Array, fire: Array | None
+    ) -> Array:
         """The state after a step whose hidden layer sums to `hidden`."""
         hidden = jax.nn.relu(stored(hidden, self.precision))
-        change = form.dense(self.update[...], hidden, self.matmul_dtype)
-        change = jnp.tanh(change + form.column(self.update_bias[...]))
+        change = form.dense(rule.update, hidden, self.matmul_dtype)
+        change = jnp.tanh(change + form.column(rule.bias))
         change = change if fire is None else change * fire
         return ((1.0 - self.config.leak) * state + change).astype(state.dtype)
 
@@ -283,6 +297,7 @@ def _blocks(config: PolicyConfig, run: Callable) -> list[tuple[range, Callable]]
     if remat == "dots":
         keep = jax.checkpoint_policies.dots_saveable
         return [(steps, jax.checkpoint(run, static_argnums=0, policy=keep))]
-    every = 1 if remat == "step" else int(remat.removeprefix("every:"))
+    # Where there is no such kernel, what it computes again is computed again step by step.
+    every = 1 if remat in ("step", "kernel") else int(remat.removeprefix("every:"))
     again = jax.checkpoint(run, static_argnums=0)
     return [(steps[first : first + every], again) for first in range(0, len(steps), every)]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import math
 import re
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ def measured(module, memory):
         if each.cycles and not (final and each.is_root):
             inside += run.times * sum(s.bytes for s in each.shapes if s.space == 0)
     return Core(
-        over=cycles * HERE.of.flops_per_cycle / flops,
+        over=cycles * HERE.of.flops_per_cycle / flops if flops else math.nan,
         inside=inside,
         temporaries=memory.temp_size_in_bytes,
         hbm=cost_of(module, 1).hbm_bytes,
@@ -144,6 +145,15 @@ def test_what_a_gradient_keeps_in_main_memory_is_next_to_nothing(environment):
     assert nca.num_chunks((batch, length, 1), WIDTH) == 4
     found = compiled(batch, length, dilations=(1, 16), gradient=True)
     assert found.temporaries < 0.1 * 4 * batch * length * WIDTH  # of one state of all cells
+
+
+@pytest.mark.slow
+def test_the_kernel_of_a_gradient_compiles_and_keeps_no_state_in_main_memory(environment):
+    batch, length = 32, 384
+    found = compiled(batch, length, dilations=(1, 8), gradient=True, remat="kernel")
+    cost = cost_of(found.module, 1)
+    assert cost.kernels == 1
+    assert found.temporaries == 0
 
 
 @pytest.mark.slow
