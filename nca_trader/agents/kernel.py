@@ -77,6 +77,7 @@ def block_bytes(bars: int, channels: int, hidden: int, steps: int) -> int:
     return 4 * ROWS * bars * ((steps + 9) * channels + (steps + 4) * hidden)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def steps(
     plan: Plan,
     forward: Callable[[Rule, Array, Array, Array], Array],
@@ -95,21 +96,6 @@ def steps(
     Raises:
       ConfigError: when a gradient is taken, a block of rows is more than a chip holds.
     """
-    axes = jax.typeof(injected).manual_axis_type.varying
-    # Each device's gradient of the rule is its own: JAX sums them where these came to differ.
-    rule = jax.tree.map(lambda w: _varying(w, axes), rule)
-    return _steps(plan, forward, rule, state, mask, injected)
-
-
-def _varying(x: Array, axes: frozenset[str]) -> Array:
-    missing = tuple(sorted(axes - jax.typeof(x).manual_axis_type.varying))
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _steps(
-    plan: Plan, forward: Callable, rule: Rule, state: Array, mask: Array, injected: Array
-) -> Array:
     return forward(rule, state, mask, injected)
 
 
@@ -136,7 +122,7 @@ def _steps_back(plan: Plan, forward: Callable, kept: tuple, slope: Array) -> tup
     return of_rule, of_state.reshape(state.shape), jnp.zeros_like(mask), of_injected
 
 
-_steps.defvjp(_steps_kept, _steps_back)
+steps.defvjp(_steps_kept, _steps_back)
 
 
 def _check_room(plan: Plan, state: tuple[int, ...], injected: tuple[int, ...]) -> None:
