@@ -72,9 +72,17 @@ class _Refs(NamedTuple):
     slopes: Any
 
 
-def block_bytes(bars: int, channels: int, hidden: int, steps: int) -> int:
+def block_bytes(plan: Plan, bars: int, channels: int, hidden: int) -> int:
     """Of the vector memory that a block takes: what comes in and goes out is there twice."""
-    return 4 * ROWS * bars * ((steps + 9) * channels + (steps + 4) * hidden)
+    steps, bars = len(plan.dilations), -(-bars // BARS) * BARS
+    passing = 2 * bars * (3 * channels + 2 * hidden)
+    kept = (steps + 3) * (_before(plan) + bars) * channels + steps * bars * hidden
+    return 4 * ROWS * (passing + kept)
+
+
+def _before(plan: Plan) -> int:
+    """Bars before the first that a tap may reach."""
+    return (TAPS - 1) * max(plan.dilations)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -85,13 +93,16 @@ def steps(
     state: Array,
     mask: Array,
     injected: Array,
-) -> Array:
+) -> Any:
     """`forward(rule, state, mask, injected)`, whose gradient is the kernel's.
 
     Args:
       plan: of the steps that `forward` runs, which look at no neighbour and all fire.
       state: `[T - firsts[0], A, B, C]` float32. mask: has no part in it. injected:
         `[T, A, B, H]`.
+
+    Returns:
+      `[T - firsts[-1], A, B, C]` the states after the last step.
 
     Raises:
       ConfigError: when a gradient is taken, a block of rows is more than a chip holds.
@@ -126,7 +137,7 @@ steps.defvjp(_steps_kept, _steps_back)
 
 
 def _check_room(plan: Plan, state: tuple[int, ...], injected: tuple[int, ...]) -> None:
-    needed = block_bytes(state[0], state[-1], injected[-1], len(plan.dilations))
+    needed = block_bytes(plan, state[0], state[-1], injected[-1])
     if needed > MOST_BYTES:
         raise ConfigError(
             f"policy.remat = 'kernel' holds {ROWS} rows of {state[0]} bars on the chip, here "
@@ -157,7 +168,7 @@ def gradient(
         for x, bars in ((state, early), (injected, early), (slope, late))
     )
     bars, hidden = early + length, injected.shape[-1]
-    before = (TAPS - 1) * max(plan.dilations)
+    before = _before(plan)
     steps, dtype = len(plan.dilations), jnp.dtype(plan.dtype)
 
     def cells(width: int) -> pl.BlockSpec:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +171,7 @@ class NCA(nnx.Module):
             return state
 
         rule = self._rule()
-        state = form.since(embedded, firsts[0])
+        state: Any = form.since(embedded, firsts[0])
         if self.config.remat == "kernel" and form is CHANNELS_LAST:
             plan = kernel.Plan(dilations, tuple(firsts), self.config.leak, self.matmul_dtype)
             forward = functools.partial(run, range(len(dilations)))
