@@ -77,6 +77,9 @@ PURELIB := import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purel
 PLANNED := tests/scale/test_compiled.py tests/scale/test_core.py tests/scale/test_cost.py \
            tests/scale/test_layout.py
 
+# Each other slice is a minute more: `make test-oracles BRIEF=planned` plans them all.
+BRIEF := not (planned and (v6e or v5p or tpu7x))
+
 .venv-oracles/.installed: requirements-oracles.lock requirements-peers.lock $(DEAD_ORACLES) | .venv/.installed
 	@echo "installing the engines that tests compare with into .venv-oracles (about a minute)"
 	@$(PY) -m venv --clear .venv-oracles
@@ -92,7 +95,7 @@ PLANNED := tests/scale/test_compiled.py tests/scale/test_core.py tests/scale/tes
 
 test-oracles: .venv-oracles/.installed
 	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) tests/oracles tests/watch/test_watch_metrics.py $(PYTEST_ARGS)
-	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) $(PLANNED) -m "" -k "not tpu7x" $(PYTEST_ARGS)
+	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) $(PLANNED) -m "" -k "$(BRIEF)" $(PYTEST_ARGS)
 
 # No hashes here: torch without CUDA has another file on every index. It comes first and alone, so
 # that nothing after it asks the registry for the build with CUDA.

@@ -182,13 +182,19 @@ def accelerators(facts: Facts) -> Iterator[Finding]:
         yield Finding(ERROR, "tpu", what, f"{remedy}; JAX_PLATFORMS=cpu if that is meant")
 
 
+PREALLOCATED = 0.75  # of a GPU's memory, by JAX's default
+
+
 def gpu_sharing(facts: Facts) -> Iterator[Finding]:
-    """Other processes on a GPU of which JAX takes three quarters at its start."""
+    """Other processes on a GPU of which JAX takes most at its start, unless told otherwise."""
     others = sorted({pid for _, pid in facts.gpu_users if pid != facts.pid})
     preallocates = facts.environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
     part = facts.environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
-    if others and preallocates not in FALSE and not part:
-        what = f"process {', '.join(map(str, others))} is on a GPU, and JAX takes 75% of it at once"
+    valid = _is_number(part) and 0.0 < float(part) <= 1.0
+    taken = float(part) if valid else PREALLOCATED
+    if others and preallocates not in FALSE and taken > 0.5:
+        named = ", ".join(map(str, others))
+        what = f"process {named} is on a GPU, and JAX takes {taken:.0%} of it at once"
         remedy = "End it, choose another by CUDA_VISIBLE_DEVICES, or set "
         remedy += "XLA_PYTHON_CLIENT_PREALLOCATE=false or XLA_PYTHON_CLIENT_MEM_FRACTION=.4"
         yield Finding(WARNING, "gpu", what, remedy)
@@ -198,7 +204,7 @@ def gpu_sharing(facts: Facts) -> Iterator[Finding]:
     if facts.environment.get("XLA_PYTHON_CLIENT_ALLOCATOR") == "platform":
         what = "XLA_PYTHON_CLIENT_ALLOCATOR=platform asks the driver for each array, which is slow"
         yield Finding(WARNING, "gpu", what, "Unset it unless memory is what you are after")
-    if part and not (_is_number(part) and 0.0 < float(part) <= 1.0):
+    if part and not valid:
         what = f"XLA_PYTHON_CLIENT_MEM_FRACTION={part} is no part of the memory"
         yield Finding(ERROR, "gpu", what, "Give a number above 0 up to 1, e.g. .9")
 

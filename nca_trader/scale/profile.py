@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import statistics
 import time
@@ -21,7 +22,7 @@ from nca_trader.learner.compilations import Compilations
 from nca_trader.learner.markets import Markets
 from nca_trader.learner.memory import bytes_needed
 from nca_trader.learner.update import Learner, make_learner
-from nca_trader.presets import AgentConfig
+from nca_trader.presets import AgentConfig, CheckpointConfig
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
 from nca_trader.scale.cost import cost_of
@@ -198,17 +199,28 @@ def _cycle(
     parts: dict[str, float] | None,
     seed: int,
 ) -> dict[str, Any]:
-    """Seconds of the updates between two checkpoints, of saving one, and of a backtest of it."""
+    """Seconds of the updates between two checkpoints, of saving one, and of a backtest of it.
+
+    Of a save it is what training waits for: the rest is written beside it.
+    """
     with scratch() as folder:
         run = open_run(env, agent, folder / "runs" / "profile", seed)
         with Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints:
             # The first one makes the folder and starts the storage's threads.
-            save = [_seconds(lambda n=n: checkpoints.save(n, training.state)) for n in (1, 2)][1]
+            checkpoints.save(1, training.state)
+            checkpoints.wait()
+            save = _seconds(lambda: checkpoints.save(2, training.state))
         evaluate = _evaluation(env, run, seed)
-    updates = agent.checkpoint.every
+    updates = between_checkpoints(agent.checkpoint, update)
     spent = {part: updates * each for part, each in (parts or {"update": update}).items()}
     spent |= {"save": save} | ({} if evaluate is None else {"evaluate": evaluate})
     return {"updates": updates, "seconds": sum(spent.values()), "parts": spent}
+
+
+def between_checkpoints(config: CheckpointConfig, update: float) -> int:
+    """Updates from one checkpoint to the next, of `update` seconds each; 1 where there is none."""
+    by_time = math.ceil(config.every_seconds / update) if config.every_seconds else 0
+    return min((n for n in (config.every, by_time) if n), default=1)
 
 
 def _evaluation(env: TradingEnv, run: Run, seed: int) -> float | None:

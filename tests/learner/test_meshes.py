@@ -130,14 +130,19 @@ def features_as_wide_as_the_account(spec, account):
     return jnp.stack([held, account.ordered / spec.size, jnp.full_like(held, cash)], axis=-1)
 
 
-@functools.cache
-def run(axes, kind="nca", estimator="gae", extra="", updates=2):
-    """Updates in float64: the state and metrics, on the host."""
+def stepped_in_float64(axes, kind="nca", estimator="gae", extra="", updates=2):
+    """The state after so many updates in float64, where it is, and each update's metrics."""
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
         for module in (rollout, exact):
             patch.setattr(module, "account_features", features_as_wide_as_the_account)
-        state, rows = stepped(learner_on(axes, kind, estimator, extra), updates)
-        return on_host(state), rows
+        return stepped(learner_on(axes, kind, estimator, extra), updates)
+
+
+@functools.cache
+def run(axes, kind="nca", estimator="gae", extra="", updates=2):
+    """The same, on the host."""
+    state, rows = stepped_in_float64(axes, kind, estimator, extra, updates)
+    return on_host(state), rows
 
 
 def furthest(got, want):
@@ -170,6 +175,7 @@ def test_a_run_is_the_same_on_every_mesh_in_float64(axes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("axes", MESHES)
 @pytest.mark.parametrize(
     ("kind", "estimator"),
     [
@@ -178,20 +184,22 @@ def test_a_run_is_the_same_on_every_mesh_in_float64(axes):
         *itertools.product(("mlp", "gru"), ("gae", "group", "exact")),
     ],
 )
-def test_so_it_is_with_every_policy_and_estimator(kind, estimator):
-    same(run((2, 2, 2), kind, estimator), run(ONE, kind, estimator), estimator)
+def test_so_it_is_with_every_policy_and_estimator(kind, estimator, axes):
+    same(run(axes, kind, estimator), run(ONE, kind, estimator), estimator)
 
 
 @pytest.mark.slow
-def test_so_it_is_with_several_cycles_of_dilations():
-    same(run((2, 2, 2), extra="base"), run(ONE, extra="base"))
+@pytest.mark.parametrize("axes", MESHES)
+def test_so_it_is_with_several_cycles_of_dilations(axes):
+    same(run(axes, extra="base"), run(ONE, extra="base"))
 
 
 @pytest.mark.slow
-def test_so_it_is_with_replay():
+@pytest.mark.parametrize("axes", MESHES)
+def test_so_it_is_with_replay(axes):
     """Three updates: from the second on a slot can be read."""
     args = {"extra": "replay", "updates": 3}
-    got, want = run((2, 2, 2), **args), run(ONE, **args)
+    got, want = run(axes, **args), run(ONE, **args)
     same(got, want)
     for a, b in zip(jax.tree.leaves(got[0].replay), jax.tree.leaves(want[0].replay), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
@@ -200,7 +208,7 @@ def test_so_it_is_with_replay():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [(4, 2, 1), (2, 2, 2)])
+@pytest.mark.parametrize("axes", MESHES)
 def test_so_it_is_with_several_agents(axes):
     same(run(axes, extra="several"), run(ONE, extra="several"))
 

@@ -183,7 +183,7 @@ def test_a_compiler_that_crashes_ends_in_one_line(monkeypatch):
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v5e-8", "v5e-256", "tpu7x"])
+@pytest.mark.parametrize("name", ["v5e-8", "v5e-256", "v6e-256", "v5p-768", "tpu7x"])
 def test_a_pod_is_planned_in_a_process_of_its_own(capsys, name):
     assert main(["plan", "--agent", "nano", "--topology", name, "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])

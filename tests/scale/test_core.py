@@ -140,10 +140,12 @@ def test_a_large_batch_is_encoded_in_parts_that_stay_on_the_chip(environment, mo
 
 
 @pytest.mark.slow
-def test_what_a_gradient_keeps_in_main_memory_is_next_to_nothing(environment):
+@pytest.mark.parametrize("remat", ["none", "step", "dots", "kernel"])
+def test_what_a_gradient_keeps_in_main_memory_is_next_to_nothing(environment, remat):
+    """In parts, whatever `remat` says; at once, 1,024 windows keep three arrays of all cells."""
     batch, length = 1024, 60
     assert nca.num_chunks((batch, length, 1), WIDTH) == 4
-    found = compiled(batch, length, dilations=(1, 16), gradient=True)
+    found = compiled(batch, length, dilations=(1, 16), gradient=True, remat=remat)
     assert found.temporaries < 0.1 * 4 * batch * length * WIDTH  # of one state of all cells
 
 

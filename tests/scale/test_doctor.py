@@ -179,6 +179,11 @@ FAULTS = {
     "two on a gpu": (
         GPU, {"gpu_users": ((0, 7), (1, 99))}, "warning", "gpu", "PREALLOCATE=false",
     ),
+    "two on a gpu, most of it for one": (
+        GPU, {"gpu_users": ((0, 7), (1, 99)),
+              "environment": {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".95"}},
+        "warning", "gpu", "FRACTION=.4",
+    ),
     "fraction": (
         GPU, {"environment": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "75%"}}, "error", "gpu", "e.g. .9",
     ),

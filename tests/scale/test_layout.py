@@ -122,5 +122,9 @@ def test_the_compiler_describes_the_same_chips(name, monkeypatch):
     assert len(devices) == there.devices
     told = {(tuple(d.coords), d.core_on_chip) for d in devices}
     assert told == {(d.coords, d.core_on_chip) for d in described(there)}
-    for apart in group_links(arrange(devices, mesh_axes(there))):
-        assert (apart == 1).all()
+    slices = {each: slice_of(each).name for each, _ in MESHES}
+    meshes = {mesh_axes(there)} | {axes for each, axes in MESHES if slices[each] == there.name}
+    assert name == "v5e-256" or any(model > 1 for _, _, model in meshes)
+    for axes in meshes:
+        for apart in group_links(arrange(devices, axes)):
+            assert (apart == 1).all()

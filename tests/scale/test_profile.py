@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import time
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from tiny import AGENT, ENV
 from nca_trader.cli.profile import described
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.presets import PolicyConfig
+from nca_trader.presets import CheckpointConfig, PolicyConfig
 from nca_trader.scale import profile as profiling
 from nca_trader.scale import rates
 from nca_trader.scale.profile import bound, profile
@@ -80,6 +81,30 @@ def test_a_cycle_is_its_updates_a_save_and_an_evaluation(found):
     assert cycle["parts"]["save"] > 0.0 and cycle["parts"]["evaluate"] > 0.0
     for part, spent in found["parts"].items():
         assert cycle["parts"][part] == pytest.approx(cycle["updates"] * spent)
+
+
+def test_a_cycle_is_as_long_as_the_config_says():
+    """By number, by time, by what comes first; where only the end is saved, of one update."""
+    for every, seconds, updates in ((7, 0.0, 7), (0, 30.0, 60), (7, 30.0, 7), (70, 30.0, 60)):
+        config = CheckpointConfig(every=every, every_seconds=seconds)
+        assert profiling.between_checkpoints(config, 0.5) == updates
+    assert profiling.between_checkpoints(CheckpointConfig(every_seconds=0.0), 0.5) == 1
+    assert profiling.between_checkpoints(CheckpointConfig(), 100.0) == 1
+    assert profiling.between_checkpoints(CheckpointConfig(), 0.1) == 300
+
+
+def test_of_a_save_only_what_training_waits_for_is_counted(env, monkeypatch, tmp_path):
+    write = profiling.Checkpoints._write
+
+    def slowly(*args):
+        time.sleep(2.0)
+        write(*args)
+
+    monkeypatch.setattr(profiling.Checkpoints, "_write", slowly)
+    monkeypatch.setattr(profiling, "rates_of", lambda device, dtype: PEAK)
+    monkeypatch.setattr(profiling, "TIMED", 3)
+    found = profile(env, MLP, tmp_path, steps=2)
+    assert found["cycle"]["parts"]["save"] < 2.0
 
 
 def test_what_compiling_cost_and_that_nothing_was_compiled_again(found):
