@@ -23,8 +23,9 @@ from nca_trader.numerics import unrounded
 
 ROWS = 8  # of a batch that a block holds: those of a tile
 BARS = 32  # that are computed at a time, 256 cells
-MOST_BYTES = 56 * 2**20  # of a block's cells; of vector memory v5p has least, 64 MiB
-LIMIT_BYTES = 60 * 2**20  # with the weights
+LANES = 128  # that a channel's row fills, however narrow
+MOST_BYTES = 58 * 2**20  # of a block; of vector memory v5p has least, 64 MiB
+LIMIT_BYTES = 60 * 2**20  # with what the compiler adds
 
 
 class Rule(NamedTuple):
@@ -75,9 +76,11 @@ class _Refs(NamedTuple):
 def block_bytes(plan: Plan, bars: int, channels: int, hidden: int) -> int:
     """Of the vector memory that a block takes: what comes in and goes out is there twice."""
     steps, bars = len(plan.dilations), -(-bars // BARS) * BARS
+    channels, hidden = (-(-width // LANES) * LANES for width in (channels, hidden))
     passing = 2 * bars * (3 * channels + 2 * hidden)
     kept = (steps + 3) * (_before(plan) + bars) * channels + steps * bars * hidden
-    return 4 * ROWS * (passing + kept)
+    weights = (TAPS + 1) * channels * hidden * 2 * (jnp.dtype(plan.dtype).itemsize + 4)
+    return 4 * ROWS * (passing + kept) + weights
 
 
 def _before(plan: Plan) -> int:
@@ -140,9 +143,9 @@ def _check_room(plan: Plan, state: tuple[int, ...], injected: tuple[int, ...]) -
     needed = block_bytes(plan, state[0], state[-1], injected[-1])
     if needed > MOST_BYTES:
         raise ConfigError(
-            f"policy.remat = 'kernel' holds {ROWS} rows of {state[0]} bars on the chip, here "
-            f"{needed / 2**20:.0f} MiB where {MOST_BYTES >> 20} MiB are the most; give a smaller "
-            "learner.segment_length, or policy.remat = 'step'."
+            f"policy.remat = 'kernel' holds {ROWS} rows of {state[0]} bars, halo included, on the "
+            f"chip, here {needed / 2**20:.1f} MiB where {MOST_BYTES >> 20} MiB are the most; give "
+            "a smaller learner.segment_length, or policy.remat = 'step'."
         )
 
 
@@ -169,7 +172,7 @@ def gradient(
     )
     bars, hidden = early + length, injected.shape[-1]
     before = _before(plan)
-    steps, dtype = len(plan.dilations), jnp.dtype(plan.dtype)
+    count, dtype = len(plan.dilations), jnp.dtype(plan.dtype)
 
     def cells(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((bars, ROWS, width), lambda i: (0, i, 0))
@@ -187,8 +190,8 @@ def gradient(
         out_specs=[cells(channels), cells(hidden), *weights],
         out_shape=[jax.ShapeDtypeStruct(x.shape, jnp.float32, manual_axis_type=axes) for x in outs],
         scratch_shapes=[
-            pltpu.VMEM((steps + 1, before + bars, ROWS, channels), jnp.float32),
-            pltpu.VMEM((steps, bars, ROWS, hidden), jnp.float32),
+            pltpu.VMEM((count + 1, before + bars, ROWS, channels), jnp.float32),
+            pltpu.VMEM((count, bars, ROWS, hidden), jnp.float32),
             pltpu.VMEM((2, before + bars, ROWS, channels), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
@@ -213,15 +216,15 @@ def _kernel(plan: Plan, early: int, *arguments: Any) -> None:
         for summed in (refs.of_taps, refs.of_update, refs.of_bias):
             summed[...] = jnp.zeros_like(summed)
 
-    firsts, steps = first_chunks(plan, early), len(plan.dilations)
+    firsts, count = first_chunks(plan, early), len(plan.dilations)
     outside = jnp.zeros_like(refs.states[0, :before])
     refs.of_injected[...] = jnp.zeros_like(refs.of_injected)
     refs.states[0, before:] = refs.state[...]
-    for k in range(steps):
+    for k in range(count):
         refs.states[k, :before] = outside
         _chunks(firsts[k], bars, functools.partial(_forward, refs, plan, early, k))
-    refs.slopes[steps % 2, before:] = refs.slope[...]
-    for k in reversed(range(steps)):
+    refs.slopes[count % 2, before:] = refs.slope[...]
+    for k in reversed(range(count)):
         refs.slopes[k % 2] = jnp.zeros_like(refs.slopes[0])
         _chunks(firsts[k], bars, functools.partial(_back, refs, plan, early, k))
     refs.of_state[...] = refs.slopes[0, before:]
@@ -297,6 +300,7 @@ def _back(refs: _Refs, plan: Plan, early: int, k: int, bar: Any) -> None:
     here = pl.ds(_at(refs, bar), BARS)
     seen = _seen(refs, plan, k, bar)
     hidden = _flat(refs.hidden[k, pl.ds(bar, BARS)])
+    # Kept nowhere, since the states tell it; to 1e-7 of them, which are of order 1 to 10.
     change = _flat(refs.states[k + 1, here]) - (1.0 - plan.leak) * seen[0]
     slope = _there(early, bar, _flat(after[here]))
     of_change = slope * (1.0 - change * change)

@@ -35,7 +35,7 @@ class PolicyConfig:
         save memory: "none"; "step", all but the states between steps; "every:n", all but the
         states between blocks of n steps; "dots", all but the results of matrix products;
         "kernel", all, on a TPU by one kernel that holds the states on the chip, elsewhere as
-        "step" (needs neighbours = "none" and fire_rate = 1).
+        "step" (needs neighbours = "none" and fire_rate = 1, and segments that fit the chip).
       feature_clip: features are clipped to plus or minus this before the first layer.
       head_hidden: width of the readout's hidden layer.
     """

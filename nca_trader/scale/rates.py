@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from nca_trader.numerics import dot32
 from nca_trader.scale.chips import CHIPS, KINDS
 
+PASSES = 6  # of bfloat16 products in a TPU's product of float32 operands, at full precision
+
 
 class Rates(NamedTuple):
     """flops: of matrix products a second. bytes: of memory a second. source: where from."""
@@ -33,8 +35,11 @@ def rates_of(device: Any, dtype: str) -> Rates:
             flops = matmul_flops_per_s(dtype, size)
             return Rates(flops, memory_bytes_per_s(2**30 if large else 2**26), source)
     chip = CHIPS[kind]
-    flops, rate = chip.tflops * 1e12 / chip.devices, chip.hbm_gb_per_s * 1e9 / chip.devices
-    return Rates(flops, rate, f"the vendor's figure for {kind}, bfloat16")
+    passes = PASSES if dtype == "float32" else 1
+    flops = chip.tflops * 1e12 / chip.devices / passes
+    source = f"the vendor's figure for {kind}, bfloat16"
+    source += f", over the {passes} passes of a float32 product" * (passes > 1)
+    return Rates(flops, chip.hbm_gb_per_s * 1e9 / chip.devices, source)
 
 
 def matmul_flops_per_s(dtype: str = "float32", size: int = 1536, repeats: int = 11) -> float:

@@ -107,11 +107,20 @@ def on_host(state):
 
 def stepped(learner, updates):
     """The state after so many updates, where it is, and each update's metrics."""
-    state, rows = learner.init(jax.random.key(0)), []
+    state, rows = settled(learner, learner.init(jax.random.key(0))), []
     for _ in range(updates):
         state, metrics = learner.step(state)
         rows.append(dict(each_of(metrics)))
     return state, rows
+
+
+def settled(learner, state):
+    """`state` in the types that a step leaves it in: several processes compile for one set of them.
+
+    In float64 a new account is wider than one whose bars, of float32, have moved it.
+    """
+    like = jax.eval_shape(learner.step, state)[0]
+    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), state, like)
 
 
 def each_of(metrics):

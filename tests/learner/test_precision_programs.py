@@ -36,7 +36,7 @@ def dtype(tensor):
 def as_they_are(product):
     """Whether an accelerator multiplies these operands without rounding them first."""
     options, left, right, _ = product
-    return "bf16" in (dtype(left), dtype(right)) or options.count("HIGHEST") == 2
+    return dtype(left) == dtype(right) == "bf16" or options.count("HIGHEST") == 2
 
 
 def size(tensor):
@@ -107,6 +107,24 @@ def test_what_the_assertions_read_is_in_a_program_that_breaks_them():
     assert not as_they_are(product)
     assert dtype(SUM.findall(text)[0]) == "bf16"
     assert dtype(COLLECTIVE.findall(text)[0]) == "bf16"
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_readout_is_of_float32_whatever_its_encoder_is_of(stage, platform):
+    agent = dataclasses.replace(stage.agent, precision=PRESETS["compute"])
+    policy = make_policy(agent, stage.env.spec)
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    assets = stage.env.spec.num_assets
+    cells, seen = jnp.ones((4, 1, assets, agent.policy.channels)), jnp.ones((4, 3, assets, 3))
+
+    def gradient(params):
+        return jax.grad(lambda params: sum(x.sum() for x in policy.act(params, cells, seen)))(
+            params
+        )
+
+    text = jax.jit(gradient).trace(params).lower(lowering_platforms=(platform,)).as_text()
+    products = PRODUCT.findall(text)
+    assert len(products) > 4 and all(as_they_are(product) for product in products)
 
 
 @pytest.mark.parametrize("recursion", [exact.action_values, exact.occupancies])
