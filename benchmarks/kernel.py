@@ -26,7 +26,7 @@ LEAVES = re.compile(r"^ *0x([0-9a-f]+) .*sbr\.rel \(!%p\w+\) target = \$region",
 
 
 def program(agent, remat, segments, bars):
-    """Cycles by XLA of the cells and their gradient, runs of a kernel not counted."""
+    """The policy, and what its cells and their gradient cost, but for what a kernel takes."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -64,7 +64,10 @@ def program(agent, remat, segments, bars):
 
 
 def bundles(text, steps, chunks, blocks):
-    """Of a kernel's run: its inner loops run `chunks` times a block each, the rest once."""
+    """Of a kernel's run: its inner loops run `chunks` times a block each, the rest once.
+
+    There is no halo here: with one, later steps have fewer chunks than the first.
+    """
     begins = [int(found, 16) for found in LOOP.findall(text)]
     ends = [int(found, 16) for found in LEAVES.findall(text)]
     loops = [(begin, min(end for end in ends if end > begin)) for begin in begins]

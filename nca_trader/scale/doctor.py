@@ -27,6 +27,7 @@ CLIENT_OPTIONS = {
 }  # fmt: skip
 TRUE, FALSE = {"1", "true", "on", "yes", "t", "y"}, {"0", "false", "off", "no", "f", "n"}
 TRUTHS = TRUE | FALSE
+PREALLOCATED = 0.75  # of a GPU's memory, by JAX's default
 ERROR, WARNING = "error", "warning"
 AXES = ("data", "fsdp", "model")  # those of `nca_trader.mesh`, which would start JAX
 
@@ -180,9 +181,6 @@ def accelerators(facts: Facts) -> Iterator[Finding]:
         what = f"{len(facts.tpu_files)} TPU chip(s), but JAX runs on the CPU"
         remedy = "See LIBTPU_INIT_ARGS" if "libtpu" in facts.versions else "pip install 'jax[tpu]'"
         yield Finding(ERROR, "tpu", what, f"{remedy}; JAX_PLATFORMS=cpu if that is meant")
-
-
-PREALLOCATED = 0.75  # of a GPU's memory, by JAX's default
 
 
 def gpu_sharing(facts: Facts) -> Iterator[Finding]:
