@@ -1,5 +1,7 @@
 """The mesh puts arrays where it says."""
 
+import subprocess
+import sys
 from typing import NamedTuple
 
 import jax
@@ -31,6 +33,14 @@ def test_the_data_axis_gives_each_device_its_own_rows_and_replicated_gives_each_
 def test_a_mesh_that_this_machine_does_not_have_is_refused(devices):
     with pytest.raises(ConfigError, match=rf"mesh.devices = {devices}, .* has 8 cpu .* at most 8"):
         make_mesh(devices)
+
+
+def test_a_cpu_has_as_many_devices_as_are_asked_for_before_jax_begins():
+    script = (
+        "import jax; from nca_trader.mesh import make_mesh, use_cores; use_cores(3)\n"
+        "assert make_mesh(3).size == 3; use_cores(5); assert jax.device_count() == 3"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_what_is_everywhere_is_whole_on_each_device():

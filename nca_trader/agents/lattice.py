@@ -59,6 +59,7 @@ class Form(NamedTuple):
     bars of `state` from `first` on, which are those of `beside`. since: `(cells, first)`, the
     same bars of cells.
     column: `[C]` as it adds to cells. placed: cells, for the compiler to lay out as the form says.
+    relu: `max(cells, 0)`.
     held: `(w, state, dtype)` -> the state, and as the `taps` of `w` take it, between two steps.
     """
 
@@ -70,6 +71,7 @@ class Form(NamedTuple):
     since: Callable[[Array, int], Array]
     column: Callable[[Array], Array]
     placed: Callable[[Array], Array]
+    relu: Callable[[Array], Array]
     held: Callable[[Array, Array, str], tuple[Array, Array]]
 
 
@@ -84,6 +86,27 @@ def written(arrays: Any) -> Any:
 
 
 written.defvjp(lambda arrays: (arrays, None), lambda _, gradients: (gradients,))
+
+
+@jax.custom_jvp
+def relu_once(x: Array) -> Array:
+    """`max(x, 0)`, the gradient of which a CPU computes once, however many read it.
+
+    XLA's CPU compiler computes what is cheap anew in each fusion that reads it, here from arrays
+    that left the cache long ago, and drops a barrier before it fuses. What divides is dear to it:
+    that it computes once. So the gradient is divided by one; what divides zeros is two, for a one
+    that the compiler knows it would drop.
+    """
+    return jax.nn.relu(x)
+
+
+@relu_once.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    one = jnp.ones((), tangent.dtype)
+    # A gradient goes the other way: it is masked first, and divided last.
+    divided = tangent / jnp.where(x > 0, one, 2 * one)
+    return relu_once(x), jnp.where(x > 0, divided, jnp.zeros_like(one))
 
 
 def stored(x: Array, precision: PrecisionConfig) -> Array:
@@ -168,6 +191,7 @@ ROWS = Form(
     since=lambda x, first: x[:, first:],
     column=lambda vector: vector.reshape(-1, 1, 1, 1),
     placed=lambda x: x,
+    relu=relu_once,
     held=lambda w, state, dtype: (state, state),
 )
 # Channels fill the lanes of a matrix unit, and bars, the axis that a convolution runs along, are
@@ -182,5 +206,6 @@ CHANNELS_LAST = Form(
     since=lambda x, first: x[first:],
     column=lambda vector: vector.reshape(1, 1, 1, -1),
     placed=lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))),
+    relu=jax.nn.relu,
     held=_last_held,
 )

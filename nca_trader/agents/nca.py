@@ -247,7 +247,7 @@ class NCA(nnx.Module):
         self, form: Form, rule: Rule, state: Array, hidden: Array, fire: Array | None
     ) -> Array:
         """The state after a step whose hidden layer sums to `hidden`."""
-        hidden = jax.nn.relu(stored(hidden, self.precision))
+        hidden = form.relu(stored(hidden, self.precision))
         change = form.dense(rule.update, hidden, self.matmul_dtype)
         change = jnp.tanh(change + form.column(rule.bias))
         change = change if fire is None else change * fire

@@ -43,7 +43,10 @@ def run(args: argparse.Namespace) -> None:
     from nca_trader.cli.bench_env import bench_env
     from nca_trader.cli.bench_policy import bench_policy
     from nca_trader.cli.bench_ppo import bench_ppo
+    from nca_trader.mesh import use_cores
+    from nca_trader.scale.facts import cores
 
+    use_cores(cores())  # what runs on a mesh has a device of each core
     benches = {"env": bench_env, "policy": bench_policy, "ppo": bench_ppo}
     chosen = benches if args.what == "all" else {args.what: benches[args.what]}
     for name, bench in chosen.items():
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
                 spent = row["compile_s"]  # None where another program was timed
                 compiled = "" if spent is None else f"compile {spent:.1f} s"
                 print(
-                    f"{name:<7} {row['name']:<44} {row['steps_per_s']:>14,.0f} steps/s   "
+                    f"{name:<7} {row['name']:<52} {row['steps_per_s']:>14,.0f} steps/s   "
                     f"{compiled}{peer}"
                 )
 

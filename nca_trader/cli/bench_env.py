@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +22,6 @@ PEERS = {
 
 def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Random actions in the environment itself and through Gymnasium; with peers, their rates."""
-    _use_every_core()
     for kind, row in _rows(args):
         rivals = PEERS[kind] if args.peers else ()
         for module, options in rivals:
@@ -69,15 +66,6 @@ def _setting(features: int) -> Any:
         episode_bars=EPISODE,
     )  # fmt: skip
     return TradingEnv(sample_bars("sp500").select("SP500"), config)
-
-
-def _use_every_core() -> None:
-    """Makes a CPU device of each core: the environment is spread over a mesh of them."""
-    import jax
-
-    # Too late where devices are in use already: then those are used that there are.
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
 def _index(envs: int, window: int) -> dict[str, Any]:

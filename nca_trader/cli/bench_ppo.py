@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -69,11 +70,15 @@ class _Timed:
             agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
             num_epochs=4, num_minibatches=4, advantages="gae",
         )  # fmt: skip
-        config = dataclasses.replace(agent, learner=learn, num_seeds=1)
+        # All devices, here of a core each, or as many as share a batch evenly.
+        devices = math.gcd(jax.device_count(), learn.logical_shards)
+        mesh = dataclasses.replace(agent.mesh, devices=devices, data=None)
+        config = dataclasses.replace(agent, learner=learn, num_seeds=1, mesh=mesh)
         policy = make_policy(config, env.spec)
         learner = make_learner(env, policy, config)
         self._timing = Timing(lambda state: learner.step(state)[0], learner.init(jax.random.key(0)))
-        self._name = f"{name}, {policy.receptive_field} bars, {each} env/segment"
+        self._name = f"{name}, {policy.receptive_field} bars, {each} env/segment, "
+        self._name += f"{devices} device{'s' if devices > 1 else ''}"
         self._each, self._steps = each, learner.steps_per_update
         self._flops = _update_flops(policy, learn)
         self._rates: list[float] = []

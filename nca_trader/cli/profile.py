@@ -10,6 +10,7 @@ from nca_trader.cli.train import (
     add_experiment_arguments,
     load_experiment,
     load_training_env,
+    use_cores_for,
 )
 
 HELP = "trace some updates of training: where their time goes, what bounds them, what to try"
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.scale.profile import profile
 
     config, agent = load_experiment(args)
+    use_cores_for(agent)
     env = load_training_env(args, config)
     found = profile(env, agent, local(args.out, "a trace"), args.steps)
     print("\n".join(described(found)))

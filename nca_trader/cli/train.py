@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,6 +104,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.learner.train import planned_steps, steps_done, train
 
     env_config, agent = load_experiment(args)
+    use_cores_for(agent)
     env = load_training_env(args, env_config)
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
@@ -128,6 +130,15 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         print(f"trained {done:,} steps; see `{shlex.join(words)}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last | watch.figures
+
+
+def use_cores_for(agent: Any) -> None:
+    """On a CPU, a device of one core each for those of the agent's mesh, if it has so many."""
+    from nca_trader.mesh import use_cores
+    from nca_trader.scale.facts import cores
+
+    if 1 < (wanted := math.prod(agent.mesh.axes)) <= cores():
+        use_cores(wanted)
 
 
 def load_training_env(args: argparse.Namespace, config: Any) -> Any:

@@ -111,7 +111,7 @@ def gather(
     facts = Facts(
         versions=_versions(),
         environment=environment,
-        cores=_cores(),
+        cores=cores(),
         memory=memory,
         memory_free=free,
         gpus=tuple(_nvidia("--query-gpu=name")),
@@ -129,7 +129,8 @@ def gather(
     return dataclasses.replace(facts, **_probe(timeout), **_read(data, reading))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores of this machine that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from nca_trader.agents import nca
-from nca_trader.agents.lattice import CHANNELS_LAST, ROWS
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, relu_once
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.agents.policy import decide, make_policy, with_steps
 from nca_trader.envs.account import open_account
@@ -489,6 +489,36 @@ def test_a_cpu_runs_no_convolution_and_a_tpu_does():
     traced = jax.jit(lose).trace(params)
     text = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda", "tpu")}
     assert {p for p in text if "stablehlo.convolution" in text[p]} == {"tpu"}
+
+
+def test_on_a_cpu_a_gradient_that_several_read_is_computed_once():
+    """Else the sum over steps of what `e` adds computes the gradients of all steps anew."""
+    config = PolicyConfig(channels=4, hidden=8, steps=4, dilations=(1, 2))
+    policy = make_policy(AgentConfig(policy=config), SPEC)
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((2, 24, 3, 2), jnp.float32)
+    present = jax.ShapeDtypeStruct((2, 24, 3), jnp.bool_)
+
+    def total(params, x, present):
+        return (policy.encode(params, x, present) ** 2).sum()
+
+    text = jax.jit(jax.grad(total)).lower(params, x, present).compile().as_text()
+    relus = [
+        computation.count("direction=GT") for computation in text.split("\n}\n")
+        if "fused_computation" in computation
+    ]  # fmt: skip
+    # Forward a step's relu is a maximum; backward it compares.
+    assert max(relus) == 1 and sum(relus) == config.steps
+
+
+def test_a_relu_whose_gradient_is_computed_once_is_a_relu():
+    """The zeros it masks are zeros whatever comes back, as those of a relu are."""
+    x = jnp.array([1.5, -0.1, 0.0, 3e38, 1e-37, -2.0, jnp.nan], jnp.float32)
+    back = jnp.array([0.3, 0.2, 0.1, -3e38, 1e-37, jnp.inf, jnp.nan], jnp.float32)
+    for relu in (relu_once, jax.jit(relu_once)):
+        for derivative in (jax.jvp(relu, (x,), (back,)), (relu(x), *jax.vjp(relu, x)[1](back))):
+            want = jax.jvp(jax.nn.relu, (x,), (back,))
+            jax.tree.map(np.testing.assert_array_equal, derivative, want)
 
 
 def test_another_number_of_steps_goes_on_with_the_cycle_and_takes_the_same_parameters():

@@ -20,7 +20,7 @@ def test_the_rows_are_there_and_can_be_written(monkeypatch):
     monkeypatch.setattr(bench_ppo, "SEGMENTS", 32)
     monkeypatch.setattr(bench_ppo, "LENGTH", 8)
     (row,) = bench_ppo.bench_ppo(argparse.Namespace(peers=None))
-    assert row["name"] == "tiny, 7 bars, 2 env/segment"
+    assert row["name"] == "tiny, 7 bars, 2 env/segment, 8 devices"
     assert row["envs"] == 64 and row["envs_per_segment"] == 2 and row["retraces"] == 0
     assert row["steps_per_s"] > 0.0 and 0.0 < row["matmul_share"] < 1.0
     assert json.dumps(row)

@@ -330,8 +330,10 @@ def test_of_a_data_parallel_update_gradients_and_statistics_cross_devices_and_no
     program = next(iter(learner.programs.values()))
     text = program.lower(state, learner.market).compile().as_text()
     crossing = [
-        (run.instruction.opcode, run.times) for run in runs(read_module(text))
+        (run.instruction.opcode, run.times, len(run.instruction.shapes))
+        for run in runs(read_module(text))
         if run.instruction.opcode.startswith(KINDS)
     ]  # fmt: skip
-    # One a minibatch for gradients, KL and metrics; one an update for the statistics.
-    assert sorted(crossing) == [("all-reduce", 1), ("all-reduce", 2)]
+    # One a minibatch for gradients, KL and metrics; one an update for the statistics. Each of one
+    # array: devices of a CPU meet for every array of a collective by itself.
+    assert sorted(crossing) == [("all-reduce", 1, 1), ("all-reduce", 2, 1)]
