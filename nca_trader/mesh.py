@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,9 +29,11 @@ BATCH = (DATA, FSDP)  # the axes that a batch is split over
 def use_cores(count: int) -> None:
     """Makes `count` devices of this machine's CPU; must come before JAX looks for its devices.
 
-    Devices that each have a core of their own wait less for one another than two threads that
-    share every operation of one device. Too late, this does nothing: then there are those that are.
+    As many devices as cores wait less for one another than the threads that share every operation
+    of one device. Too late, or where XLA_FLAGS say how many devices there are, this does nothing.
     """
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 
@@ -43,7 +46,10 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
     """
     there, count = jax.devices(), data * fsdp * model
     if min(data, fsdp, model) < 1 or count > len(there):
-        more = " (of a CPU, as many as nca_trader.mesh.use_cores made before JAX began)"
+        more = (
+            " (of a CPU's cores: --devices in a run of one process, nca_trader.mesh.use_cores, or "
+            "XLA_FLAGS make devices before JAX begins)"
+        )
         sizes = f" (data {data}, fsdp {fsdp}, model {model})" if fsdp * model != 1 else ""
         raise ConfigError(
             f"mesh.devices = {count}{sizes}, but this machine has {len(there)} "

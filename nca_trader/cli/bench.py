@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from nca_trader.mesh import use_cores
     from nca_trader.scale.facts import cores
 
-    use_cores(cores())  # what runs on a mesh has a device of each core
+    use_cores(cores())  # what runs on a mesh has as many devices
     benches = {"env": bench_env, "policy": bench_policy, "ppo": bench_ppo}
     chosen = benches if args.what == "all" else {args.what: benches[args.what]}
     for name, bench in chosen.items():

@@ -70,8 +70,9 @@ class _Timed:
             agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
             num_epochs=4, num_minibatches=4, advantages="gae",
         )  # fmt: skip
-        # All devices, here of a core each, or as many as share a batch evenly.
-        devices = math.gcd(jax.device_count(), learn.logical_shards)
+        # A CPU's cores, as many as share a batch evenly; of accelerators one, as the product has.
+        on_cpu = jax.default_backend() == "cpu"
+        devices = math.gcd(jax.device_count(), learn.logical_shards) if on_cpu else 1
         mesh = dataclasses.replace(agent.mesh, devices=devices, data=None)
         config = dataclasses.replace(agent, learner=learn, num_seeds=1, mesh=mesh)
         policy = make_policy(config, env.spec)

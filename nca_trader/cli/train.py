@@ -34,7 +34,11 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
     parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
     add_bar_arguments(parser, also=", or the shards.json of shards larger than memory")
-    parser.add_argument("--devices", type=int, help="devices to train on (default the agent's)")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        help="devices to train on; on a CPU, up to one a core (default the agent's)",
+    )
     add_set_argument(parser)
 
 
@@ -133,7 +137,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def use_cores_for(agent: Any) -> None:
-    """On a CPU, a device of one core each for those of the agent's mesh, if it has so many."""
+    """On a CPU, as many devices as the agent's mesh has, if there are as many cores."""
     from nca_trader.mesh import use_cores
     from nca_trader.scale.facts import cores
 
