@@ -46,10 +46,7 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
     """
     there, count = jax.devices(), data * fsdp * model
     if min(data, fsdp, model) < 1 or count > len(there):
-        more = (
-            " (of a CPU's cores: --devices in a run of one process, nca_trader.mesh.use_cores, or "
-            "XLA_FLAGS make devices before JAX begins)"
-        )
+        more = " (nca_trader.mesh.use_cores, before JAX begins, makes one of each core)"
         sizes = f" (data {data}, fsdp {fsdp}, model {model})" if fsdp * model != 1 else ""
         raise ConfigError(
             f"mesh.devices = {count}{sizes}, but this machine has {len(there)} "

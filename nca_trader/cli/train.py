@@ -137,12 +137,12 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def use_cores_for(agent: Any) -> None:
-    """On a CPU, as many devices as the agent's mesh has, if there are as many cores."""
+    """On a CPU, as many devices as the agent's mesh has, and at most one a core."""
     from nca_trader.mesh import use_cores
     from nca_trader.scale.facts import cores
 
-    if 1 < (wanted := math.prod(agent.mesh.axes)) <= cores():
-        use_cores(wanted)
+    if (wanted := math.prod(agent.mesh.axes)) > 1:
+        use_cores(min(wanted, cores()))
 
 
 def load_training_env(args: argparse.Namespace, config: Any) -> Any:
