@@ -51,13 +51,11 @@ class Layout:
       splits: a `Split` for each parameter, in their structure; None: each is whole everywhere.
       by_model: whether any is split over `model`.
       deterministic: means are taken in an order that no mesh changes.
-      by_meeting: whether devices meet for each array of a collective by itself, as those of a CPU.
     """
 
     splits: Any = None
     by_model: bool = False
     deterministic: bool = False
-    by_meeting: bool = False
 
     @property
     def by_hand(self) -> set[str]:
@@ -132,8 +130,11 @@ class Layout:
         whole = [leaf for split, leaf in self.pairs(parts) if split.fsdp is None]
         split = [leaf for split, leaf in self.pairs(parts) if split.fsdp is not None]
         add = functools.partial(jax.lax.psum, axis_name=BATCH)
-        joins = self.by_meeting and devices > 1 and not self.by_model
-        whole, terms = as_one(add, (whole, terms)) if joins else add((whole, terms))
+        if devices > 1 and not self.by_model:
+            joined = functools.partial(as_one, add)
+            whole, terms = jax.lax.platform_dependent((whole, terms), cpu=joined, default=add)
+        else:
+            whole, terms = add((whole, terms))
         split = jax.lax.psum(split, DATA) if split else []
         of = {False: iter(whole), True: iter(split)}
         total = self.over(lambda split, _: next(of[split.fsdp is not None]), parts)
@@ -268,5 +269,4 @@ def make_layout(policy: Policy, mesh: Mesh, deterministic: bool = False) -> Layo
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     splits = jax.tree_util.tree_map_with_path(split, shapes)
     by_model = any(each.model is not None for each in jax.tree.leaves(splits))
-    by_meeting = mesh.devices.flat[0].platform == "cpu"
-    return Layout(splits, by_model, deterministic, by_meeting)
+    return Layout(splits, by_model, deterministic)
