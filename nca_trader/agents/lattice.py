@@ -90,7 +90,7 @@ written.defvjp(lambda arrays: (arrays, None), lambda _, gradients: (gradients,))
 
 @jax.custom_jvp
 def relu_once(x: Array) -> Array:
-    """`max(x, 0)`, the gradient of which a CPU computes once, however many read it.
+    """`max(x, 0)`, a relu, the gradient of which a CPU computes once, however many read it.
 
     XLA's CPU compiler computes what is cheap anew in each fusion that reads it, here from arrays
     that left the cache long ago, and drops a barrier before it fuses. What divides is dear to it:

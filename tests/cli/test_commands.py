@@ -1,8 +1,11 @@
 """`train`, `backtest` and `paper` do their work, say what they did, and take the next command."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -12,6 +15,7 @@ from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run
+from nca_trader.scale.facts import cores
 
 METRICS = (
     "update steps loss policy_loss value_loss entropy approx_kl clip_fraction "
@@ -136,6 +140,19 @@ def test_devices_and_set_change_the_experiment(command, mine):
     assert again.run.agent_config.mesh.devices == 2
     assert again.run.agent_config.learner.discount == 0.9 != AGENT.learner.discount
     assert again.run.env_config.costs.commission == 0.001
+
+
+@pytest.mark.parametrize(("asked", "there"), [(1, 1), (cores(), cores()), (64, cores())])
+def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, there):
+    script = (
+        "import jax; from nca_trader.cli.train import use_cores_for; from nca_trader import presets\n"
+        "mesh, learner = presets.MeshConfig, presets.LearnerConfig\n"
+        f"mesh, learner = mesh(devices={asked}), learner(logical_shards={asked})\n"
+        "use_cores_for(presets.AgentConfig(mesh=mesh, learner=learner))\n"
+        f"assert jax.device_count() == {there}"
+    )
+    flags = {"XLA_FLAGS": ""}
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **flags})
 
 
 def test_a_market_that_draws_its_own_bars_needs_no_data(command, tiny, tmp_path):
