@@ -29,11 +29,12 @@ DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/
 DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FORCE)
 DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test test-slow test-oracles lint format bench bench-peers lock wheel clean FORCE
+.PHONY: help setup demo test test-slow test-fresh test-oracles lint format bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  mend style"
+	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
 	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments"
@@ -66,8 +67,13 @@ demo: .venv/.installed
 test: .venv/.installed
 	@$(PY) -m pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
+# Property tests draw the same cases in every `make test`, and others here; SEED=N repeats them.
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-slow: .venv/.installed
-	@$(PY) -m pytest -m slow $(PYTEST_ARGS)
+	@$(PY) -m pytest -m slow --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+
+test-fresh: .venv/.installed
+	@$(PY) -m pytest -m "hypothesis and not slow" --hypothesis-seed=$(SEED) $(IN_PARALLEL) $(PYTEST_ARGS)
 
 # The engines have a venv of their own, which sees the packages of .venv behind its own: pip takes
 # those for installed and fetches 400 MB, not 1.4 GB. The path is relative: a checkout may move.

@@ -29,10 +29,11 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# No deadline: the first example compiles. In CI the same examples every time.
-hypothesis.settings.register_profile("here", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+# No deadline: the first example compiles. The same examples every time, so that a suite that
+# passed here passes for strangers; `--hypothesis-seed` draws others.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("fresh", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("same")
 
 
 def pytest_addoption(parser):
@@ -42,6 +43,22 @@ def pytest_addoption(parser):
         metavar="N",
         help="run N of the tests that are chosen, drawn by the tree of files or by SAMPLE_SEED",
     )
+
+
+def pytest_configure(config):
+    """Load the profile that the command line asks for; workers get the same one."""
+    if _fresh_seed(config) is not None:
+        hypothesis.settings.load_profile("fresh")
+
+
+def pytest_report_header(config):
+    """Print the seed of fresh draws, which repeats them."""
+    seed = _fresh_seed(config)
+    return None if seed is None else f"property tests: fresh draws, --hypothesis-seed={seed}"
+
+
+def _fresh_seed(config):
+    return config.getoption("hypothesis_seed", None)
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k`
