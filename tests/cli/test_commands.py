@@ -145,7 +145,8 @@ def test_devices_and_set_change_the_experiment(command, mine):
 @pytest.mark.parametrize(("asked", "there"), [(1, 1), (cores(), cores()), (64, cores())])
 def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, there):
     script = (
-        "import jax; from nca_trader import presets; from nca_trader.cli.train import use_cores_for\n"
+        "import jax\nfrom nca_trader import presets\n"
+        "from nca_trader.cli.train import use_cores_for\n"
         "mesh, learner = presets.MeshConfig, presets.LearnerConfig\n"
         f"mesh, learner = mesh(devices={asked}), learner(logical_shards={asked})\n"
         "use_cores_for(presets.AgentConfig(mesh=mesh, learner=learner))\n"
