@@ -148,7 +148,8 @@ def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, the
         "import jax\nfrom nca_trader import presets\n"
         "from nca_trader.cli.train import use_cores_for\n"
         "mesh, learner = presets.MeshConfig, presets.LearnerConfig\n"
-        f"mesh, learner = mesh(devices={asked}), learner(logical_shards={asked}, num_segments=512)\n"
+        f"mesh = mesh(devices={asked})\n"
+        f"learner = learner(logical_shards={asked}, num_segments=512)\n"
         "use_cores_for(presets.AgentConfig(mesh=mesh, learner=learner))\n"
         f"assert jax.device_count() == {there}"
     )
