@@ -19,12 +19,18 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents import kernel
-from nca_trader.agents.kernel import Rule
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, stored, wide
 from nca_trader.numerics import hash_uniform
 from nca_trader.presets import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
+
+
+class Rule(NamedTuple):
+    """The weights of a step: taps `[3 C, H]`, update `[H, C]`, bias `[C]`."""
+
+    taps: Array
+    update: Array
+    bias: Array
 
 
 class Fire(NamedTuple):
@@ -172,13 +178,8 @@ class NCA(nnx.Module):
 
         rule = self._rule()
         state: Any = form.since(embedded, firsts[0])
-        if self.config.remat == "kernel" and form is CHANNELS_LAST:
-            plan = kernel.Plan(dilations, tuple(firsts), self.config.leak, self.matmul_dtype)
-            forward = functools.partial(run, range(len(dilations)))
-            state = kernel.steps(plan, forward, rule, state, mask, injected)
-        else:
-            for steps, run_steps in _blocks(self.config, run):
-                state = run_steps(steps, rule, state, mask, injected)
+        for steps, run_steps in _blocks(self.config, run):
+            state = run_steps(steps, rule, state, mask, injected)
         return wide(form.leave(state))
 
     @staticmethod
@@ -297,7 +298,6 @@ def _blocks(config: PolicyConfig, run: Callable) -> list[tuple[range, Callable]]
     if remat == "dots":
         keep = jax.checkpoint_policies.dots_saveable
         return [(steps, jax.checkpoint(run, static_argnums=0, policy=keep))]
-    # Where there is no such kernel, what it computes again is computed again step by step.
-    every = 1 if remat in ("step", "kernel") else int(remat.removeprefix("every:"))
+    every = 1 if remat == "step" else int(remat.removeprefix("every:"))
     again = jax.checkpoint(run, static_argnums=0)
     return [(steps[first : first + every], again) for first in range(0, len(steps), every)]

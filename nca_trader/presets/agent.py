@@ -37,17 +37,7 @@ class AgentConfig:
                     "give optimizer.ema_decay, e.g. 0.99."
                 ]
             )
-        if self.policy.remat == "kernel":
-            refuse(self._kernel_cannot())
         data, fsdp, model = self.mesh.axes
         name = "mesh.devices" if fsdp * model == 1 else "mesh's data * fsdp"
         shards = self.learner.logical_shards
         refuse(multiple("learner.logical_shards", shards, name, data * fsdp))
-
-    def _kernel_cannot(self) -> list[str]:
-        name, problems = "policy.remat = 'kernel'", []
-        if self.precision.compute != "float32":
-            problems.append(f"{name} keeps cells in float32; give precision.compute = 'float32'.")
-        if self.mesh.model > 1:
-            problems.append(f"{name} needs the whole hidden layer on a chip; give mesh.model = 1.")
-        return problems

@@ -33,9 +33,7 @@ class PolicyConfig:
         bar, asset and step, and divided by it; 1 is all. Backtest and paper make every update.
       remat: of the automaton, what of the forward pass is computed again for the gradient, to
         save memory: "none"; "step", all but the states between steps; "every:n", all but the
-        states between blocks of n steps; "dots", all but the results of matrix products;
-        "kernel", all, on a TPU by one kernel that holds the states on the chip, elsewhere as
-        "step" (needs neighbours = "none" and fire_rate = 1, and segments that fit the chip).
+        states between blocks of n steps; "dots", all but the results of matrix products.
       feature_clip: features are clipped to plus or minus this before the first layer.
       head_hidden: width of the readout's hidden layer.
     """
@@ -73,15 +71,10 @@ class PolicyConfig:
             problems.append(
                 f"dilations={self.dilations} must be one or more whole numbers of at least 1."
             )
-        if not re.fullmatch(r"none|step|every:[1-9]\d*|dots|kernel", str(self.remat)):
+        if not re.fullmatch(r"none|step|every:[1-9]\d*|dots", str(self.remat)):
             problems.append(
                 f"remat={self.remat!r} is not known; it may be 'none', 'step', 'every:n' with n "
-                "of at least 1, 'dots', 'kernel'."
-            )
-        if self.remat == "kernel" and (self.neighbours != "none" or self.fire_rate != 1.0):
-            problems.append(
-                "remat='kernel' knows no neighbours and no updates left out; give "
-                "neighbours='none' and fire_rate=1, or remat='step'."
+                "of at least 1, or 'dots'."
             )
         if self.kind in ("mlp", "gru"):
             for name in ("neighbours", "fire_rate", "remat"):

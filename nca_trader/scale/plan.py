@@ -187,9 +187,6 @@ def remat_advice(ask: Ask, question: Question, found: Answer, say: Callable[[str
     advice: Report = {"now": policy.remat, "temporaries_of_hbm": share, "with_step": None}
     if policy.kind != "nca":
         return advice | {"advice": f"policy.kind = {policy.kind!r} has no remat"}
-    if policy.remat == "kernel":
-        unknown = "its cycles are in no figure, so nothing is compared (benchmarks.kernel does)"
-        return advice | {"advice": f"policy.remat = 'kernel': {unknown}"}
     if found.fits and share is not None and share < REMAT_FROM:
         keep = "not needed" if policy.remat == "none" else f"{policy.remat!r} could be 'none'"
         return advice | {"advice": f"{keep}: temporaries are {share:.2%} of the memory"}

@@ -140,22 +140,13 @@ def test_a_large_batch_is_encoded_in_parts_that_stay_on_the_chip(environment, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["none", "step", "dots", "kernel"])
+@pytest.mark.parametrize("remat", ["none", "step", "dots"])
 def test_what_a_gradient_keeps_in_main_memory_is_next_to_nothing(environment, remat):
     """In parts, whatever `remat` says; at once, 1,024 windows keep three arrays of all cells."""
     batch, length = 1024, 60
     assert nca.num_chunks((batch, length, 1), WIDTH) == 4
     found = compiled(batch, length, dilations=(1, 16), gradient=True, remat=remat)
     assert found.temporaries < 0.1 * 4 * batch * length * WIDTH  # of one state of all cells
-
-
-@pytest.mark.slow
-def test_the_kernel_of_a_gradient_compiles_and_keeps_no_state_in_main_memory(environment):
-    batch, length = 32, 384
-    found = compiled(batch, length, dilations=(1, 8), gradient=True, remat="kernel")
-    cost = cost_of(found.module, 1)
-    assert cost.kernels == 1
-    assert found.temporaries == 0
 
 
 @pytest.mark.slow

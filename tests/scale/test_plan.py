@@ -150,15 +150,6 @@ def test_remat_is_tried_where_memory_is_short_and_only_there():
     assert report["remat"]["advice"].startswith("policy.remat = 'step' saves 75% of the temp")
 
 
-def test_a_kernel_whose_cycles_nobody_knows_is_compared_with_nothing():
-    ask, asked = model(limit=8_000, per_segment=500)
-    policy = dataclasses.replace(AGENT.policy, remat="kernel")
-    agent = dataclasses.replace(AGENT, policy=policy)
-    report = plan(ask, ENV, agent, None, V5E)
-    assert report["remat"]["with_step"] is None and len(asked) == 1
-    assert "its cycles are in no figure" in report["remat"]["advice"]
-
-
 def test_what_the_compiler_gave_up_on_has_no_cost_and_says_so():
     refused = ANSWER._replace(fits=False, needed=None, cost=None, kinds={"params": 1})
     report = described(refused, V5E)
