@@ -276,8 +276,7 @@ def fetched(path: CloudPath) -> pathlib.Path:
         if not versions:
             raise
     word = "".join(f"{name}\n{version.tag}\n" for name, version in versions.items())
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(home) / "nca_trader" / "fetched" / _short(str(path))
+    folder = cache_folder() / "fetched" / _short(str(path))
     copy = folder / _short(word) / path.name
     if copy.exists():
         return copy
@@ -296,6 +295,12 @@ def fetched(path: CloudPath) -> pathlib.Path:
             if not copy.exists():
                 raise
     return copy
+
+
+def cache_folder() -> pathlib.Path:
+    """This package's folder in the user's cache folder; it need not exist."""
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(home) / "nca_trader"
 
 
 def _short(text: str) -> str:

@@ -1,11 +1,14 @@
-"""Files that are whole or not there, known by their SHA-256, and folders that are not kept."""
+"""Files that are whole or not there, known by their SHA-256; locks; folders that are not kept."""
 
 import contextlib
 import fcntl
 import hashlib
 import os
 import pathlib
+import shlex
 import shutil
+import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -42,6 +45,49 @@ def sha256_of(path: pathlib.Path) -> str:
     """SHA-256 of the bytes of a file, hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class HeldError(Exception):
+    """Another process holds a lock; the text names it: pid, host and command."""
+
+
+def take_lock(path: pathlib.Path) -> int:
+    """Locks the file `path`, made if it is missing, and writes into it who holds it.
+
+    The kernel releases the lock when the returned descriptor is closed or the process ends, in
+    whatever way. The lock is on the file and not on its name: a program that the process starts
+    does not inherit it.
+
+    Raises:
+      HeldError: another process holds it, or another descriptor of this one.
+      OSError: the file cannot be opened, or its file system has no locks.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:  # else its holder deleted it before it was locked
+                text = _own_name().encode()
+                os.pwrite(descriptor, text, 0)
+                os.ftruncate(descriptor, len(text))
+                return descriptor
+        except BlockingIOError:
+            # Only what prints: the text is a file's, and ends on a terminal.
+            said = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+            holder = "".join(c if c.isprintable() else "?" for c in said)
+            os.close(descriptor)
+            raise HeldError(holder or "another process") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _own_name() -> str:
+    program = pathlib.Path(sys.argv[0]).name
+    words = ["nca-trader" if program == "__main__.py" else program, *sys.argv[1:]]
+    command = shlex.join(words)[:400]
+    return f"process {os.getpid()} on {socket.gethostname()} ({command})\n"
 
 
 SCRATCH = "nca-trader-"

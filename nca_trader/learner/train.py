@@ -37,7 +37,7 @@ from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, make_learner
 from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run, training_run
 
 Report = Callable[[dict[str, Any]], None]
 Fitness = Callable[[LearnerState], Any]
@@ -71,7 +71,8 @@ def train(
       The run; `steps_done(run)` says how far it came.
 
     Raises:
-      RunError: `run_dir` holds something else. BarError: too few bars, or a shard is missing.
+      RunError: `run_dir` holds something else, or another process trains there.
+      BarError: too few bars, or a shard is missing.
       ConfigError: see there; or a process has no device in the mesh.
       StateError: a shard or a checkpoint is not what was written, or cannot be; or the run went
         back to one checkpoint `max_rollbacks` times and failed again.
@@ -87,15 +88,15 @@ def train(
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent)
     _check_processes(learner.mesh)
-    # Nothing is written before everything that can be refused has been.
-    run = open_run(env, agent, place(run_dir), seed)
     updates = planned_steps(agent) // learner.steps_per_update
-    config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
+    # Nothing is written before everything that can be refused has been.
     with (
+        training_run(env, agent, place(run_dir), seed) as run,
         Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints,
         Markets(env, agent.learner, learner.mesh) as markets,
         Compilations(step.__name__ for step in learner.programs.values()) as compiled,
     ):
+        config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
         state, done = _resume(learner, checkpoints, seed, run)
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)

@@ -10,7 +10,6 @@ The journal knows no clock: both times of an event come from its caller.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sqlite3
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nca_trader.cloud import local
+from nca_trader.disk import HeldError, take_lock
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.chain import (
     HEAD_SLOT,
@@ -230,22 +230,15 @@ def _take_lock(path: Path) -> int:
     """The descriptor of the lock file, locked; the kernel lets go of it when the process ends."""
     lock = beside(path, ".lock")
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return take_lock(lock)
+    except HeldError as holder:
+        raise StateError(
+            f"{path}: {holder} is writing to this journal; stop it or name another file."
+        ) from None
     except FileNotFoundError:
         raise ConfigError(f"{path.parent}: there is no such folder for the journal.") from None
     except OSError as error:
-        raise StateError(f"{lock}: cannot be written ({error.strerror}).") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StateError(
-            f"{path}: process {holder} is writing to this journal; stop it or name another file."
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+        raise StateError(f"{lock}: cannot be locked ({error.strerror}).") from error
 
 
 def _connect_writer(path: Path) -> sqlite3.Connection:

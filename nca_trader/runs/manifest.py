@@ -5,12 +5,14 @@ env.toml agent.toml    the resolved configuration, every field
 metrics.jsonl     one object an update
 checkpoints/      Orbax, by number of updates
 selection.json    which seed was selected, on what, and all the scores
+train.lock        who trains into it now, see `runs.folder`
 
 In an object store it is what lies below a key; there metrics.jsonl is in parts, see `runs.lines`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import hashlib
@@ -21,11 +23,10 @@ import pathlib
 import platform
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from nca_trader import __version__, hosts
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
@@ -38,6 +39,7 @@ from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.folder import check_shared, make_folder, training_in
 from nca_trader.runs.lines import Lines
 from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
@@ -288,41 +290,16 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run
     return Run(path) if run is None else run
 
 
-def check_shared(path: Place, patience: float = 10.0) -> None:
-    """Lets every process look for what the first one writes into the folder `path`.
-
-    Args:
-      path: made if it is not there. patience: seconds to look; a network file system may be late.
+@contextlib.contextmanager
+def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Iterator[Run]:
+    """Opens the run folder at `path`; no other process trains into it until the block ends.
 
     Raises:
-      RunError: some do not see it. StateError: it cannot be written.
+      RunError: another process trains there; and as `open_run`.
+      StateError: the folder cannot be locked.
     """
-    # Random, so that what an earlier start or another machine left there is not taken for it.
-    word = hosts.of_first(np.frombuffer(os.urandom(8), np.uint8)).tobytes().hex()
-    token = path / f".shared-{word}"
-
-    def write() -> None:
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise _not_made(path, error) from None
-        write_atomically(token, word)
-
-    hosts.on_first(write)
-    deadline = time.monotonic() + patience
-    while not (seen := token.is_file()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    blind = np.flatnonzero(~hosts.of_each(np.bool_(seen)))
-    hosts.on_first(lambda: token.unlink(missing_ok=True))
-    if blind.size:
-        raise RunError(
-            f"{path}: process {blind[0]} of {hosts.count()} does not see what process 0 writes "
-            "there; give a --run on storage that all hosts share, by the same path."
-        )
-
-
-def _not_made(path: Place, error: OSError) -> StateError:
-    return StateError(f"{path}: cannot be made ({error.strerror}); choose another folder.")
+    with training_in(path):
+        yield open_run(env, agent, path, seed)
 
 
 def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
@@ -330,12 +307,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
         run = Run(path)
         _check_same(run, env, agent, seed)
         return run
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(f"{path}: holds files of something else; choose another folder.")
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise _not_made(path, error) from None
+    make_folder(path)
     name = path.resolve().name
     manifest: dict[str, Any] = {
         "format": FORMAT,

@@ -13,7 +13,8 @@ from nca_trader.errors import ConfigError, RunError, StoreError
 from nca_trader.learner.train import train
 from nca_trader.runs import trials
 from nca_trader.runs.exported import read_run
-from nca_trader.runs.manifest import Run, check_shared
+from nca_trader.runs.folder import check_shared
+from nca_trader.runs.manifest import Run
 
 URL = "s3://b/runs/tiny"
 TIMES = ("steps_per_s",)  # of a row: what no two runs have alike

@@ -384,7 +384,7 @@ def test_the_other_process_is_named(path):
     )
     try:
         assert other.stdout.readline() == "open\n"
-        with pytest.raises(StateError, match=f"process {other.pid} is writing"):
+        with pytest.raises(StateError, match=f"process {other.pid} on .* is writing"):
             Journal(path, clock)
     finally:
         other.kill()

@@ -217,7 +217,7 @@ with joined(Peers(f"127.0.0.1:{port}", 2, number)):
     from nca_trader.learner.train import _agreed
     from nca_trader.mesh import make_mesh
     from nca_trader.runs.checkpoint import Checkpoints, flatten, unflatten
-    from nca_trader.runs.manifest import check_shared
+    from nca_trader.runs.folder import check_shared
 
     def fails():
         raise StateError("its own mistake")
