@@ -1,7 +1,41 @@
 """One exception class per kind of mistake; each message says what, where and the remedy.
 
 The command line prints the message alone, in one line a problem, and exits with `exit_code`.
+A message names an argument through `argument`, so that a reader can write what it says.
 """
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterator
+
+# Arguments whose option has another name.
+OPTIONS = {"run_dir": "run", "overrides": "set"}
+_in_a_command = False
+
+
+@contextlib.contextmanager
+def options_named() -> Iterator[None]:
+    """Makes `argument` name command options inside the block; `nca_trader.cli.main` is in one."""
+    global _in_a_command
+    before, _in_a_command = _in_a_command, True
+    try:
+        yield
+    finally:
+        _in_a_command = before
+
+
+def argument(name: str, value: object = None) -> str:
+    """Names an argument as its user writes it, with its value where there is one.
+
+    To a caller in Python that is `repair="sort"`, and in a command `--repair=sort`, quoted for a
+    shell.
+    """
+    if not _in_a_command:
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+        return name if value is None else f"{name}={text}"
+    option = "--" + OPTIONS.get(name, name).replace("_", "-")
+    return option if value is None else f"{option}={shlex.quote(str(value))}"
 
 
 class NcaTraderError(Exception):

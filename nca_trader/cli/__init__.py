@@ -51,12 +51,13 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    from nca_trader.errors import NcaTraderError, StateError
+    from nca_trader.errors import NcaTraderError, StateError, options_named
 
     args = build_parser().parse_args(argv)
     use_compile_cache()
     try:
-        result = args.execute(args)
+        with options_named():
+            result = args.execute(args)
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)
         return error.exit_code

@@ -118,7 +118,7 @@ def validate(bars: Bars) -> None:
     found = [*value_faults(frame)]
     frame = frame.rename(columns={"dividend": "cash_dividend"})
     found += add_extras(frame, frame, empty_is_none=False)
-    # Arrays in memory have no --repair; their owner mends them.
+    # Arrays in memory have no option that repairs them; their owner does.
     faults = [fault._replace(repairs=()) for fault in found]
     width, names = bars.num_assets, bars.symbols
     refuse(bars.source or "bars", faults, lambda i: f"row {i // width}, {names[i % width]}")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from nca_trader.data.faults import Fault
 from nca_trader.data.tables import Table, canonical
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, argument
 from nca_trader.types import PRICES
 
 FIELDS = (*PRICES, "volume")
@@ -90,7 +90,9 @@ def arrange(table: Table, given: Mapping[str, str], repairs: frozenset[str]) -> 
             continue
         if role in found:
             say = f"columns {found[role].name!r} and {column!r} both mean {role}"
-            faults.append(Fault("D005", say, "Rename or remove one, or say which by --columns"))
+            faults.append(
+                Fault("D005", say, f"Rename or remove one, or say which by {argument('columns')}")
+            )
         else:
             found[role] = raw.iloc[:, at]
             used.add(at)
@@ -221,7 +223,7 @@ def _complete(
         code = {"time": "D004", "close": "D003"}.get(name, "D005")
         option = {"time": (), "close": (), "volume": ("no-volume",)}.get(name, ("close-only",))
         say = f"no {name} column; the columns are {names}"
-        remedy = f"Say which it is by --columns {name}=COLUMN"
+        remedy = f"Say which it is by {argument('columns', name + '=COLUMN')}"
         faults.append(Fault(code, say, remedy, None, option))
     if not {"time", "close"} & set(lacking):
         for name in lacking:

@@ -12,6 +12,7 @@ from nca_trader.data.faults import Fault
 from nca_trader.data.jumps import is_jump, split_ratio
 from nca_trader.data.records import Records
 from nca_trader.data.swapped import assets_swapped, open_close_swapped, range_volume_swapped
+from nca_trader.errors import argument
 
 REUSE = np.timedelta64(180, "D")  # without bars, at least
 CHANGES = 1e-3  # relative: adjusted closes are rounded
@@ -52,7 +53,7 @@ def series_faults(records: Records) -> Iterator[Fault]:
         before, after = records["close"][place[0]], records["open"][place[1]]
         say = f"{records.symbols[code[row]]} jumps from close {before:.6g} to open {after:.6g}, "
         say += f"{after / before:.4g} times{split_ratio(after / before)}"
-        remedy = "Correct the prices, or adjust splits, e.g. --columns split=COLUMN"
+        remedy = f"Correct the prices, or adjust splits, e.g. {argument('columns', 'split=COLUMN')}"
         yield fault("D026", at, say, remedy, "keep-jumps")
     name, at = range_volume_swapped(records, rows, code)
     if name:
@@ -145,7 +146,7 @@ def _unadjusted(records: Records, value: np.ndarray, name: str) -> Iterator[Faul
         say = f"{name} = {value[row]:.6g} adjusts the prices, which are taken as they stand"
         use = "split=1/ajexdi" if kind == "ajexdi" else f"dividend={name}{'/close' * ratio}"
         use = f"split={name}" if kind == "split_factor" else use
-        yield Fault("D027", say, f"Pass --columns {use}", mask, ("unadjusted",))
+        yield Fault("D027", say, f"Pass {argument('columns', use)}", mask, ("unadjusted",))
 
 
 def _volume_swapped(records: Records, value: np.ndarray, name: str) -> Iterator[Fault]:

@@ -14,14 +14,13 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.data.tables import Table, canonical
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, argument
 
 MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "<NA>")
 SAMPLE = 200  # lines that tell the delimiter, the header and the decimal sign
 DELIMITERS = ",;\t|"
 VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
-REMEDY = "Name the columns by number, e.g. --columns time=1,close=2"
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 
 
@@ -87,7 +86,10 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
     if numbered:
         names = [*names, *(str(i + 1) for i in range(len(names), width))]
     elif not depth:
-        raise BarError(f"{path}: D023 line 1 holds values, not the columns' names. {REMEDY}.")
+        raise BarError(
+            f"{path}: D023 line 1 holds values, not the columns' names. Name the columns by "
+            f"number, e.g. {argument('columns', 'time=1,close=2')}."
+        )
     if len(names) < width:
         raise BarError(_too_wide(path, delimiter, depth, len(names)))
     text = frozenset(i for i, name in enumerate(names) if _is_text(name, i, texts))
@@ -183,7 +185,7 @@ def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> s
     row, field = commas[0]
     raise BarError(
         f"{path}: D018 line {row + depth + 1}: {field!r} may have a decimal comma or one between "
-        "thousands. Pass --decimal , or remove the commas between thousands."
+        f"thousands. Pass {argument('decimal', ',')}, or remove the commas between thousands."
     )
 
 
@@ -201,7 +203,7 @@ def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> str:
     more = f" and {len(wide) - 1:,} more" if len(wide) > 1 else ""
     if len(wide) > 1 and len(wide) > (len(counts) - depth) / 2:
         what = "so every column would shift. Name every field, or the columns by number, "
-        what += "e.g. --columns time=1,close=5 (or time=1+2 of date and clock)"
+        what += f"e.g. {argument('columns', 'time=1,close=5')} (or time=1+2 of date and clock)"
     else:
         what = "so it can't be told which is which. Correct the line"
     names = f"the header's {width} names" if depth else f"line 1's {width} fields"

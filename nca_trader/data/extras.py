@@ -14,6 +14,7 @@ import pandas as pd
 
 from nca_trader.data.columns import INCOME, SPREADS
 from nca_trader.data.faults import Fault
+from nca_trader.errors import argument
 
 REMEDY = "Correct or remove the row"
 
@@ -83,5 +84,5 @@ def double_count(columns: set[str]) -> Iterator[Fault]:
     """Dividends both as cash and in the prices would be earned twice."""
     if {"dividend", "cash_dividend"} <= columns:
         say = "dividends are given twice, as a factor of the prices and as cash"
-        remedy = "Leave the factor out, or the cash by --columns cash_dividend=-"
+        remedy = f"Leave the factor out, or the cash by {argument('columns', 'cash_dividend=-')}"
         yield Fault("D032", say, remedy)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, argument
 
 REPAIRS = {
     "sort": "put rows in order of time",
@@ -88,7 +88,7 @@ def refuse(source: str, faults: Iterable[Fault], where: Callable[[int], str] = s
             more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
             place = f"{where(int(rows[0]))}{more}: "
         if fault.repairs:
-            remedy += ", or pass " + " or ".join(f"--repair={name}" for name in fault.repairs)
+            remedy += ", or pass " + " or ".join(argument("repair", name) for name in fault.repairs)
         lines.append((f"{fault.code} {place}{fault.say}.", f"{remedy}."))
     if len(lines) == 1:
         raise BarError(f"{source}: {' '.join(lines[0])}")

@@ -12,7 +12,7 @@ import pandas as pd
 
 from nca_trader.data.faults import Fault
 from nca_trader.data.records import Growing
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, argument
 
 DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 # A whole number as a time is a date such as 20181231, or an epoch whose unit its size tells.
@@ -131,12 +131,13 @@ class TimeReader:
             faults.append(Fault("D016", f"{say} {self._timezone}", remedy, skipped, ("drop-bad",)))
         if naive.any() and self._timezone is None:
             first = f"time {self._texts['naive']!r} has no"
+            zone = f"{argument('timezone')}, e.g. {argument('timezone', 'America/New_York')}"
             if self._num_aware:
                 say = f"{first} UTC offset but {self._num_aware:,} others do"
-                remedy = "Add an offset or pass --timezone, e.g. America/New_York"
+                remedy = f"Add an offset or pass {zone}"
                 faults.append(Fault("D014", say, remedy, naive))
             elif self._clocked:
-                remedy = "Add a UTC offset or pass --timezone, e.g. UTC or America/New_York"
+                remedy = f"Add a UTC offset or pass {zone}"
                 faults.append(Fault("D015", f"{first} time zone", remedy, naive))
         return times, faults
 
@@ -262,7 +263,7 @@ class TimeReader:
             say = f"time {example(few)} has day and month in another order than {example(most)}"
             return [Fault("D017", say, "Write them alike", rows(few))]
         say = f"time {example(known)}: no date shows which is the day, which the month"
-        ways = " or ".join(f"--dates {name}" for name in DATES)
+        ways = " or ".join(argument("dates", name) for name in DATES)
         return [Fault("D017", say, f"Pass {ways}", rows(known))]
 
     def _text(self, part: Days, row: int) -> str:

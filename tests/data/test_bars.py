@@ -121,7 +121,7 @@ def test_all_problems_are_told_at_once(read):
     assert message.startswith("4 problems\n  D0")
     lines = message.splitlines()[1:]
     assert len(lines) == 8 and all(re.match(r"  D\d{3} line \d", each) for each in lines[::2])
-    assert all(re.match(r"       \w.* --repair=", each) for each in lines[1::2])
+    assert all(re.match(r"       \w.* repair=", each) for each in lines[1::2])
     for code in ("D009 line 5", "D007 line 2", "D008 line 3", "D021 line 4"):
         assert code in message
 
@@ -131,7 +131,7 @@ def test_newest_first_is_named_and_sorted_on_request(read):
     text = "\n".join([header, *reversed(rows)])
     message = refusal(read, text)
     assert message.startswith("D020 line 3 and 2 more: times run backwards, newest first.")
-    assert message.endswith("or pass --repair=sort.")
+    assert message.endswith('or pass repair="sort".')
     mended = read(text, repair="sort")
     assert mended.digest() == read(GOOD).digest()
     mended = read(text, repair="sort")
@@ -161,7 +161,7 @@ def test_missing_columns_are_named_with_those_found(read):
     assert refusal(read, GOOD.replace("Date", "When")).startswith("D004 no time column")
     few = "date,close\n2018-01-02,10.5\n2018-01-03,10.2\n"
     message = refusal(read, few)
-    assert message.startswith("4 problems") and message.count("--repair=close-only") == 3
+    assert message.startswith("4 problems") and message.count('repair="close-only"') == 3
     bars = read(few, repair="close-only,no-volume")
     for name in PRICES:
         np.testing.assert_array_equal(getattr(bars, name)[:, 0], [10.5, 10.2])

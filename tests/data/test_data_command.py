@@ -1,12 +1,19 @@
 """`nca-trader data check`: exit codes, all problems, and a summary counted by hand."""
 
+import ast
+import io
 import json
+import re
+import shlex
 
+import pandas as pd
 import pytest
 
 from nca_trader.cli import main
 from nca_trader.cli.reading import OPTIONS
+from nca_trader.data.bars import read_bars
 from nca_trader.data.faults import REPAIRS
+from nca_trader.errors import BarError
 
 CLEAN = """time,symbol,open,high,low,close,volume
 2021-03-01T14:30Z,A,10,11,9,10,5
@@ -84,3 +91,21 @@ def test_spread_dividends_and_funding_are_shown(check):
     assert "1 bp a bar (mean), longs pay" in out
     said = json.loads(check(CLEAN, "--json")[1].splitlines()[-1])
     assert said["dividends"] is None and said["half_spread_median"] is None
+
+
+def test_a_remedy_pasted_back_into_the_shell_is_accepted(check):
+    """D027's remedy holds a column's name with a space in it."""
+    adjusted = "time,symbol,open,high,low,close,volume,Adj Close\n"
+    adjusted += "2021-03-01,A,10,11,9,10,5,5\n2021-03-02,A,10,11,9,10,5,5\n"
+    adjusted += "2021-03-03,A,10,11,9,10,5,10\n"
+    code, _, err = check(adjusted)
+    assert code == 2 and "D027" in err
+    option = re.search(r"Pass (.*?), or pass", err)[1]
+    code, out, err = check(adjusted, *shlex.split(option))
+    assert code == 0 and "no problem" in out, err
+    with pytest.raises(BarError) as caught:
+        read_bars(pd.read_csv(io.StringIO(adjusted)))
+    call = ast.parse(f"f({re.search(r'Pass (.*?), or pass', str(caught.value))[1]})", mode="eval")
+    said = {word.arg: ast.literal_eval(word.value) for word in call.body.keywords}
+    assert said == {"columns": "dividend=Adj Close/close"}
+    assert len(read_bars(pd.read_csv(io.StringIO(adjusted)), **said)) == 3

@@ -75,7 +75,7 @@ def test_dividends_in_the_prices_and_in_cash_are_refused():
     frame = frame_of(Dividends=0.0, f=1.0)
     said = refusal(frame, columns="dividend=f")
     assert "D032 dividends are given twice, as a factor of the prices and as cash" in said
-    assert "--columns cash_dividend=-" in said
+    assert 'columns="cash_dividend=-"' in said
     assert read_bars(frame, columns="dividend=f,cash_dividend=-").dividend is None
     assert read_bars(frame).dividend is not None
     # The same column as a factor is no cash.
@@ -106,7 +106,7 @@ def test_a_planted_fault_is_found_in_its_row(columns, row, name, value, want, re
     frame.loc[row, name] = value
     said = refusal(frame)
     assert said.startswith(f"DataFrame: {want}") and "\n" not in said, said
-    assert f"--repair={repair}" in said
+    assert f'repair="{repair}"' in said
     assert len(read_bars(frame, repair=repair)) == 4
 
 

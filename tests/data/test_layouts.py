@@ -154,7 +154,7 @@ def dated(days, clock=""):
 def test_day_and_month_are_told_apart_by_proof_or_option_alone(read):
     said = refusal(read, dated(DAYS))
     assert "D017 line 2 and 2 more: time '01/02/2021': no date shows which is the day" in said
-    assert "--dates dmy or --dates mdy" in said
+    assert 'dates="dmy" or dates="mdy"' in said
     for order, want in (("dmy", ["02-01", "02-02", "02-03"]), ("mdy", ["01-02", "02-02", "03-02"])):
         assert list(read(dated(DAYS), dates=order).index.strftime("%m-%d")) == want
     proved = read(dated([*DAYS, "13/02/2021"]))

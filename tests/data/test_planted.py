@@ -42,7 +42,7 @@ def test_a_planted_fault_is_found_in_its_line(folder, name, seed, where):
     said = refusal(path)
     assert f"bars.csv: {code} line {line}" in said.replace("\n", " "), said
     assert "\n" not in said  # that fault, and no other
-    assert repair is None or f"--repair={repair}" in said
+    assert repair is None or f'repair="{repair}"' in said
     if repair is not None:
         assert f"{code} by {repair}" in read_bars(path, repair=repair).note
 

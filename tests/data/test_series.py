@@ -55,7 +55,7 @@ def test_quotients_are_factors_and_unused_ones_are_told(tmp_path):
     with pytest.raises(BarError) as caught:
         read_bars(frame)
     assert "D027 row 2: Adj Close = 50 adjusts the prices" in str(caught.value)
-    assert "--columns dividend=Adj Close/close, or pass --repair=unadjusted" in str(caught.value)
+    assert 'columns="dividend=Adj Close/close", or pass repair="unadjusted"' in str(caught.value)
     bars = read_bars(frame, columns="dividend=Adj Close/close")
     np.testing.assert_allclose(bars.close[:, 0], [100, 101, 100, 102, 104, 106], rtol=1e-15)
     by = read_bars(frame.assign(Adj=[2, 2, 1, 1, 1, 1]), columns="split=1/Adj")
@@ -72,7 +72,7 @@ def test_quotients_are_factors_and_unused_ones_are_told(tmp_path):
 def test_a_factor_that_is_none_is_refused(value, repair):
     frame = flat_frame(DAYS, f=1.0)
     frame.loc[3, "f"] = value
-    with pytest.raises(BarError, match=rf"D030 row 3: split factor = {value}.*--repair={repair}"):
+    with pytest.raises(BarError, match=rf"D030 row 3: split factor = {value}.*repair=\"{repair}\""):
         read_bars(frame, columns="split=f")
     assert len(read_bars(frame, columns="split=f", repair=repair)) == 5
 
