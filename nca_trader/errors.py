@@ -28,14 +28,17 @@ def options_named() -> Iterator[None]:
 def argument(name: str, value: object = None) -> str:
     """Names an argument as its user writes it, with its value where there is one.
 
-    To a caller in Python that is `repair="sort"`, and in a command `--repair=sort`, quoted for a
+    To a caller in Python that is `repair="sort"`, and in a command `--repair sort`, quoted for a
     shell.
     """
     if not _in_a_command:
         text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
         return name if value is None else f"{name}={text}"
     option = "--" + OPTIONS.get(name, name).replace("_", "-")
-    return option if value is None else f"{option}={shlex.quote(str(value))}"
+    if value is None:
+        return option
+    # A value such as -3d after a space would be taken for an option.
+    return f"{option}{'=' if str(value).startswith('-') else ' '}{shlex.quote(str(value))}"
 
 
 class NcaTraderError(Exception):

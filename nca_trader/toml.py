@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.ranges import nearest
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class _Reader:
     def report(self, path: tuple[str, ...], what: str) -> None:
         """Notes a problem with the key at `path`, under the file or the option it came from."""
         given = any(option[: len(path)] == path for option in self.overridden)
-        source = "--set" if given else self.source
+        source = argument("overrides") if given else self.source
         table = f"[{'.'.join(path[:-1])}] " if len(path) > 1 else ""
         self.problems.append(f"{source}: {table}{what}")
 
@@ -159,13 +159,16 @@ class _Reader:
         dotted, equals, value = text.partition("=")
         path = tuple(part.strip() for part in dotted.split("."))
         if not equals or not all(path):
-            self.problems.append(f"--set: {text!r} is not of the form table.key=value.")
+            self.problems.append(
+                f"{argument('overrides')}: {text!r} is not of the form table.key=value."
+            )
             return
         for depth, part in enumerate(path[:-1], start=1):
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 self.problems.append(
-                    f"--set: {text!r}: {'.'.join(path[:depth])} is a value, not a table."
+                    f"{argument('overrides')}: {text!r}: {'.'.join(path[:depth])} is a value, "
+                    "not a table."
                 )
                 return
         try:
@@ -173,7 +176,9 @@ class _Reader:
         except tomllib.TOMLDecodeError:
             parsed, bare = {"value": value.strip()}, True
         if len(parsed) != 1 or (bare and set(value) & set("[]{}\"'\n")):
-            self.problems.append(f"--set: {text!r}: not a value as TOML writes it.")
+            self.problems.append(
+                f"{argument('overrides')}: {text!r}: not a value as TOML writes it."
+            )
             return
         table[path[-1]] = parsed["value"]
         self.overridden.add(path)

@@ -156,8 +156,6 @@ def test_all_that_is_wrong_is_said_at_once_and_each_once():
         "mesh.devises=2",
     )
     starts = [
-        "--set: [checkpoint] keep=0 is below",
-        "--set: [mesh] devises is not a known key; did you mean 'devices'?",
         "my.toml: [learner] clip_epsilon=nan is outside its range; give a number in (0, 1)",
         "my.toml: [learner] discount=1.5 is outside its range; give a number in (0, 1]",
         "my.toml: [optimizer] schedule='cosin' is not known; did you mean 'cosine'?",
@@ -165,6 +163,8 @@ def test_all_that_is_wrong_is_said_at_once_and_each_once():
         "my.toml: [policy] hidden = 2.5 where a whole number is expected",
         "my.toml: [policy] kind = 7 where a string is expected",
         "my.toml: speed is not a known key",
+        "overrides: [checkpoint] keep=0 is below",
+        "overrides: [mesh] devises is not a known key; did you mean 'devices'?",
     ]
     assert len(lines) == len(starts)
     for line, start in zip(sorted(lines), starts, strict=True):
@@ -218,7 +218,7 @@ def test_overrides_replace_the_file_in_turn_and_take_bare_words():
 )
 def test_an_override_that_makes_no_sense_is_refused(override, what):
     (line,) = complaint(AgentConfig, "[policy]\nchannels = 16", override)
-    assert line.startswith("--set: ")
+    assert line.startswith("overrides: ")
     assert what in line
 
 

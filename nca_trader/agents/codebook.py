@@ -19,7 +19,7 @@ import numpy as np
 
 from nca_trader.agents.quantise import Leaves, pack, unpack
 from nca_trader.agents.tensors import read_tensors, write_tensors
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 
 KINDS = ("euclidean", "cosine")
 FILE, VERSION = "nca_trader codebook", 1
@@ -71,7 +71,9 @@ def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> C
     groups = np.asarray(groups, np.float32)
     if kind == "cosine":
         if groups.shape[1] < 2:
-            raise ConfigError("--group 1: a single weight has no direction; give 2 or more.")
+            raise ConfigError(
+                f"{argument('group', 1)}: a single weight has no direction; give 2 or more."
+            )
         length = np.linalg.norm(groups, axis=1, keepdims=True)
         groups = (groups / np.maximum(length, 1e-30))[length[:, 0] > 0]
     if len(groups) > TRAINED_ON:
@@ -79,7 +81,8 @@ def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> C
     if len(np.unique(groups, axis=0)) < size:
         raise ConfigError(
             f"a codebook of {size} entries for {len(np.unique(groups, axis=0))} different groups "
-            "of weights saves nothing; give fewer --bits or a smaller --group."
+            f"of weights saves nothing; give fewer {argument('bits')} or a smaller "
+            f"{argument('group')}."
         )
     book, entry = Codebook(kind, _begin(groups, size, rng)), None
     for _ in range(ROUNDS):
@@ -137,7 +140,10 @@ def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves
       ConfigError: too few weights for so many entries.
     """
     if bits > 8:
-        raise ConfigError(f"--bits {bits} with --codebook: an index has 4 or 8 bits; give one.")
+        raise ConfigError(
+            f"{argument('bits', bits)} with {argument('codebook')}: an index has 4 or 8 bits; "
+            "give one."
+        )
     cut = {name: groups_of(leaf, group) for name, leaf in leaves.items() if leaf.ndim == 2}
     every = np.concatenate([groups for groups, _ in cut.values()])
     book = train_codebook(every, kind, 2**bits, seed)

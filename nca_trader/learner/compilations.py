@@ -49,7 +49,7 @@ class Compilations:
         if more:
             log.warning(
                 "the learner was compiled again after its first update (%d times so far): a "
-                "shape, a type or a sharding changed; --log-compiles tells which",
+                "shape, a type or a sharding changed; jax.log_compiles tells which",
                 self._said,
             )
         return self._said

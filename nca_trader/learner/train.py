@@ -260,7 +260,7 @@ class Health:
             raise StateError(
                 f"{self._run.path}: {fault}, also after {self._since - 1} rollbacks to {where}, "
                 "which is as it was; look for bars that are not finite, or train into another "
-                "--run with a lower optimizer.learning_rate."
+                "folder with a lower optimizer.learning_rate."
             )
         log.warning("%s: %s; rolled back to %s, on with another key", self._run.path, fault, where)
         self._from_rows()

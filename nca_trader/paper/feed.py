@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from nca_trader.data.bars import read_bars
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.types import PRICES, Bar, Bars
 
 NANOSECONDS = 1_000_000_000
@@ -77,9 +77,13 @@ def parse_feed(
     """
     kind, _, rest = text.partition(":")
     if kind in ("alpaca", "ccxt"):
-        raise ConfigError(f"--feed {text}: {kind} is not in this version; replay:FILE is.")
+        raise ConfigError(
+            f"{argument('feed', text)}: {kind} is not in this version; replay:FILE is."
+        )
     if kind != "replay" or not rest:
-        raise ConfigError(f"--feed {text}: is not a feed; give replay:FILE, FILE a bar file.")
+        raise ConfigError(
+            f"{argument('feed', text)}: is not a feed; give replay:FILE, FILE a bar file."
+        )
     bars = read_bars(rest, **(reading or {}))
     if symbols is not None and bars.symbols != symbols:
         bars = bars.select(*symbols)

@@ -16,7 +16,7 @@ from nca_trader.agents.policy import Params, read_out
 from nca_trader.data.features import feature_set
 from nca_trader.envs.account import Account
 from nca_trader.envs.orders import rules_of
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed, parse_feed
@@ -90,7 +90,9 @@ def seconds_of(date: str | None) -> int | None:
         if not isinstance(stamp, pd.Timestamp):  # "" and "nat" are no time at all
             raise ValueError(date)
     except ValueError:
-        raise ConfigError(f"--start {date}: is not a date; give one such as 2013-01-02.") from None
+        raise ConfigError(
+            f"{argument('start', date)}: is not a date; give one such as 2013-01-02."
+        ) from None
     stamp = stamp.tz_localize("UTC") if stamp.tz is None else stamp.tz_convert("UTC")
     return int(np.ceil(stamp.timestamp()))
 
@@ -118,7 +120,7 @@ def paper_trade(
       `Session.result()`.
     """
     if broker != "simulated":
-        raise ConfigError(f"--broker {broker}: is not in this version; simulated is.")
+        raise ConfigError(f"{argument('broker', broker)}: is not in this version; simulated is.")
     first = seconds_of(start)
     agent = agent_of(read_run(run))
     source = parse_feed(feed, agent.symbols, reading)
@@ -138,6 +140,7 @@ def _refuse_too_few(feed: ReplayFeed, agent: Agent, start: str | None, first: in
         )
     if first is not None and first > feed.last:
         raise BarError(
-            f"{feed.source}: ends at {np.datetime64(feed.last, 's')}, before --start {start}; "
+            f"{feed.source}: ends at {np.datetime64(feed.last, 's')}, before "
+            f"{argument('start', start)}; "
             "give a later file or an earlier start."
         )

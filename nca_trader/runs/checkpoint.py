@@ -38,7 +38,7 @@ from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError,
 from nca_trader.runs.uploaded import FILES, Uploaded
 
 FORMAT = 1
-REMEDY = "use the versions in the run's run.json, or train into another --run."
+REMEDY = "use the versions in the run's run.json, or train into another folder."
 log = logging.getLogger(__name__)
 
 
@@ -277,7 +277,7 @@ class Checkpoints:
         if steps:
             raise StateError(
                 f"{self.path}: none of the checkpoints {steps} verifies; restore the folder from "
-                "a copy, or train into another --run."
+                "a copy, or train into another folder."
             )
         return None
 

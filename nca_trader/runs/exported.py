@@ -20,7 +20,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy
 from nca_trader.agents.quantise import Leaves
 from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.cloud import CloudPath, place
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs.manifest import Run, spec_of_record
 from nca_trader.toml import from_toml_text, to_toml
@@ -47,16 +47,21 @@ class Coding:
 
     def __post_init__(self):
         if self.bits not in quantise.BITS:
-            raise ConfigError(f"--bits {self.bits}: give 4, 8 or 16.")
+            raise ConfigError(f"{argument('bits', self.bits)}: give 4, 8 or 16.")
         if self.codebook not in ("none", *codebook.KINDS):
             known = ", ".join(codebook.KINDS)
-            raise ConfigError(f"--codebook {self.codebook}: there are {known}.")
+            raise ConfigError(f"{argument('codebook', self.codebook)}: there are {known}.")
         if self.codebook == "none" and self.group != 1:
-            raise ConfigError(f"--group {self.group} is of a codebook; give --codebook with it.")
+            raise ConfigError(
+                f"{argument('group', self.group)} is of a codebook; give "
+                f"{argument('codebook')} with it."
+            )
         if self.group < 1:
-            raise ConfigError(f"--group {self.group}: a group has at least 1 weight.")
+            raise ConfigError(f"{argument('group', self.group)}: a group has at least 1 weight.")
         if self.activations and self.codebook != "none":
-            raise ConfigError("--activations rounds to steps, not to a codebook; leave one out.")
+            raise ConfigError(
+                f"{argument('activations')} rounds to steps, not to a codebook; leave one out."
+            )
 
 
 class Compact(NamedTuple):
@@ -191,5 +196,7 @@ def read_run(path: str | os.PathLike[str] | CloudPath, steps: int | None = None)
     if not place(path).is_file():
         return Run(path, steps=steps)
     if steps is not None:
-        raise ConfigError(f"--steps: {path} was measured with its own; give the run folder.")
+        raise ConfigError(
+            f"{argument('steps', steps)}: {path} was measured with its own; give the run folder."
+        )
     return Exported(path)

@@ -85,7 +85,7 @@ def _locked(path: Place) -> tuple[pathlib.Path, int]:
         return file, take_lock(file)
     except HeldError as holder:
         raise RunError(
-            f"{path}: {holder} trains there; wait until it ends, stop it, or choose another --run."
+            f"{path}: {holder} trains there; wait until it ends, stop it, or choose another folder."
         ) from None
     except OSError as error:
         raise StateError(
@@ -122,7 +122,7 @@ def check_shared(path: Place, patience: float = 10.0) -> None:
     if blind.size:
         raise RunError(
             f"{path}: process {blind[0]} of {hosts.count()} does not see what process 0 writes "
-            "there; give a --run on storage that all hosts share, by the same path."
+            "there; give a folder on storage that all hosts share, by the same path."
         )
 
 

@@ -35,7 +35,7 @@ from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.disk import write_atomically
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError, RunError, StateError
+from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
@@ -107,7 +107,7 @@ class Run:
         if hashlib.sha256(content).hexdigest() != self.manifest["config"].get(name):
             raise RunError(
                 f"{file}: was changed after the run was made, so it is another agent's; restore "
-                "it, or train the changed one into another --run."
+                "it, or train the changed one into another folder."
             )
         return from_toml_text(cls, content.decode(), str(file))
 
@@ -354,7 +354,7 @@ def _check_same(run: Run, env: TradingEnv, agent: AgentConfig, seed: int) -> Non
         if was != asked:
             raise RunError(
                 f"{run.path}: a run of something else: {name} was {was!r} there and is {asked!r} "
-                "now; choose another --run, or ask for the same."
+                f"now; choose another {argument('run_dir')}, or ask for the same."
             )
 
 

@@ -10,7 +10,7 @@ import math
 import re
 from typing import NamedTuple
 
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.ranges import nearest
 
 
@@ -129,11 +129,12 @@ def slice_of(name: str) -> Slice:
         chip = re.split(r"[-:]", name.strip().lower())[0]
         if GPU.fullmatch(chip):
             raise ConfigError(
-                f"--topology {name}: plan is of TPU slices; on a machine with a GPU `nca-trader "
-                "profile` measures an update."
+                f"{argument('topology', name)}: plan is of TPU slices; on a machine with a "
+                "GPU `nca-trader profile` measures an update."
             )
         raise ConfigError(
-            f"--topology {name}: {nearest(chip, CHIPS)}It may be a chip of {', '.join(CHIPS)} "
+            f"{argument('topology', name)}: {nearest(chip, CHIPS)}It may be a chip of "
+            f"{', '.join(CHIPS)} "
             "with a size or a shape, e.g. v5e-8, v5e:2x4, v5p-768, tpu7x:2x2x1."
         )
     kind, number, shape = found.groups()
@@ -144,7 +145,8 @@ def slice_of(name: str) -> Slice:
         return Slice(kind, chip.host)
     if not chip.cores_in_name:
         raise ConfigError(
-            f"--topology {name}: there is no public table of sizes of {kind}; give a shape, e.g. "
+            f"{argument('topology', name)}: there is no public table of sizes of {kind}; give "
+            "a shape, e.g. "
             f"{Slice(kind, chip.host).name}."
         )
     table = {n * chip.cores_in_name: s for n, s in (PLANE, CUBE)[len(chip.host) - 2].items()}
@@ -152,7 +154,8 @@ def slice_of(name: str) -> Slice:
         near = min(table, key=lambda n: abs(n - int(number)))
         counted = "cores, two a chip" if chip.cores_in_name == 2 else "chips"
         raise ConfigError(
-            f"--topology {name}: the number counts {counted}, and no slice has {number}; the "
+            f"{argument('topology', name)}: the number counts {counted}, and no slice has "
+            f"{number}; the "
             f"nearest that there is: {kind}-{near}. Or give a shape, e.g. "
             f"{Slice(kind, table[near]).name}."
         )
@@ -164,7 +167,8 @@ def _of_shape(name: str, kind: str, shape: tuple[int, ...]) -> Slice:
     if len(shape) != axes or 0 in shape:
         example = Slice(kind, CHIPS[kind].host).name
         raise ConfigError(
-            f"--topology {name}: a slice of {kind} has {axes} axes of at least 1 chip, e.g. "
+            f"{argument('topology', name)}: a slice of {kind} has {axes} axes of at least 1 "
+            "chip, e.g. "
             f"{example}."
         )
     return Slice(kind, shape)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from nca_trader.disk import scratch
-from nca_trader.errors import ConfigError, RunError
+from nca_trader.errors import ConfigError, RunError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.scale.chips import Slice
 from nca_trader.scale.cost import Cost, cost_of
@@ -102,7 +102,7 @@ def compiler() -> Iterator[Ask]:
                     said = [line for line in log.read().splitlines() if line.strip()][-1:]
                     raise RunError(
                         f"the TPU compiler ended its process: {' '.join(said) or 'no word'}; try "
-                        "another --topology, or look for memory that ran out."
+                        "another topology, or look for memory that ran out."
                     ) from None
 
             yield ask
@@ -141,7 +141,7 @@ def devices_of(there: Slice) -> list[Any]:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=there.name).devices
     except Exception as error:  # of several classes, by what is wrong
         why = str(error).splitlines()[0]
-        raise ConfigError(f"--topology {there.name}: the compiler says: {why}") from None
+        raise ConfigError(f"{argument('topology', there.name)}: the compiler says: {why}") from None
     return list(devices)
 
 
@@ -213,7 +213,7 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
     except jax.errors.JaxRuntimeError as error:
         if not out_of_memory(error):
             said = str(error).splitlines()[0]
-            raise RunError(f"the TPU compiler says: {said}; try another --topology.") from None
+            raise RunError(f"the TPU compiler says: {said}; try another topology.") from None
         seconds = time.perf_counter() - began
         return known._replace(needed=said_bytes(str(error)), seconds=seconds)
     seconds = time.perf_counter() - began

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nca_trader.errors import CheckFailed, ConfigError, NcaTraderError
+from nca_trader.errors import CheckFailed, ConfigError, NcaTraderError, argument
 
 
 class Peers(NamedTuple):
@@ -42,32 +42,35 @@ def check(peers: Peers) -> None:
     """
     if peers.processes is not None and peers.processes < 1:
         raise ConfigError(
-            f"--processes {peers.processes}: give at least 1, or leave it out for a run of one."
+            f"{argument('processes', peers.processes)}: give at least 1, or leave it out for "
+            "a run of one."
         )
     given = {
-        "--coordinator": peers.coordinator,
-        "--processes": peers.processes,
-        "--process": peers.process,
+        argument(name): getattr(peers, name) for name in ("coordinator", "processes", "process")
     }
     missing = [name for name, value in given.items() if value in (None, "")]
     if missing and len(missing) < len(given):
         raise ConfigError(
-            f"{', '.join(missing)} is missing: give --coordinator HOST:PORT, --processes N and "
-            "--process I together, or --distributed alone where the cluster knows them."
+            f"{', '.join(missing)} is missing: give {argument('coordinator')}, "
+            f"{argument('processes')} and {argument('process')} together, or "
+            f"{argument('distributed')} alone where the "
+            "cluster knows them."
         )
     host, colon, port = peers.coordinator.rpartition(":")
     if peers.coordinator and not (host and colon and port.isdigit()):
         raise ConfigError(
-            f"--coordinator {peers.coordinator}: give HOST:PORT of process 0, e.g. 10.0.0.1:8476."
+            f"{argument('coordinator', peers.coordinator)}: give HOST:PORT of process 0, e.g. "
+            "10.0.0.1:8476."
         )
     if peers.processes is not None and peers.process is not None:
         if not 0 <= peers.process < peers.processes:
             raise ConfigError(
-                f"--process {peers.process} of --processes {peers.processes}: processes are "
+                f"{argument('process', peers.process)} of "
+                f"{argument('processes', peers.processes)}: processes are "
                 f"numbered from 0 to {peers.processes - 1}."
             )
     if peers.heartbeat < 1:
-        raise ConfigError(f"--heartbeat {peers.heartbeat}: give at least 1 second.")
+        raise ConfigError(f"{argument('heartbeat', peers.heartbeat)}: give at least 1 second.")
 
 
 @contextlib.contextmanager
@@ -100,8 +103,9 @@ def joined(peers: Peers) -> Iterator[None]:
         )
     except ValueError as error:
         raise ConfigError(
-            f"--distributed: this cluster is none that JAX knows by its environment ({error}); "
-            "give --coordinator HOST:PORT, --processes N and --process I."
+            f"{argument('distributed')}: this cluster is none that JAX knows by its "
+            f"environment ({error}); "
+            f"give {argument('coordinator')}, {argument('processes')} and {argument('process')}."
         ) from None
     except Exception as error:
         raise _lost(error, "the other processes cannot be reached") from error

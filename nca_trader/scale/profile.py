@@ -16,7 +16,7 @@ from nca_trader.data.synthetic import task_of
 from nca_trader.disk import scratch
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.compilations import Compilations
 from nca_trader.learner.markets import Markets
@@ -72,12 +72,12 @@ def profile(
       StateError: the folder cannot be made.
     """
     if steps < 1:
-        raise ConfigError(f"--steps {steps}: trace at least one update.")
+        raise ConfigError(f"{argument('steps', steps)}: trace at least one update.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StateError(
-            f"{folder}: cannot be made ({error.strerror}); choose another --out."
+            f"{folder}: cannot be made ({error.strerror}); choose another folder."
         ) from None
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nca_trader.cloud import Place
-from nca_trader.errors import ConfigError, RunError, StateError
+from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.watch.follow import Paper, Rows
 
 PREFIX = "nca_trader_"
@@ -40,7 +40,9 @@ class Watched:
           RunError: the run folder is not there; one without a row yet is waited for.
         """
         if run is not None and not run.is_dir():
-            raise RunError(f"{run}: no such folder; give the --run of `nca-trader train`.")
+            raise RunError(
+                f"{run}: no such folder; give the {argument('run_dir')} of `nca-trader train`."
+            )
         self.name = str(run or journal)
         self.rows = None if run is None else Rows(run / "metrics.jsonl")
         self._paper = None if journal is None else Paper(journal)
@@ -123,12 +125,14 @@ def exporter(address: str, collector: Collector) -> Iterator[int]:
     """
     host, _, port = address.rpartition(":")
     if not port.isdigit() or not int(port) < 65536:
-        raise ConfigError(f"--prometheus {address}: give a port, e.g. 9105, or HOST:PORT.")
+        raise ConfigError(
+            f"{argument('prometheus', address)}: give a port, e.g. 9105, or HOST:PORT."
+        )
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
         raise ConfigError(
-            "--prometheus needs prometheus_client, which is not installed; "
+            f"{argument('prometheus')} needs prometheus_client, which is not installed; "
             "pip install 'nca-trader[prometheus]'."
         ) from None
     registry = CollectorRegistry(auto_describe=False)
@@ -138,7 +142,8 @@ def exporter(address: str, collector: Collector) -> Iterator[int]:
         server, thread = start_http_server(int(port), host or "127.0.0.1", registry)
     except OSError as error:
         raise StateError(
-            f"--prometheus {address}: cannot be listened on ({error.strerror}); give another port."
+            f"{argument('prometheus', address)}: cannot be listened on ({error.strerror}); "
+            "give another port."
         ) from None
     try:
         yield server.server_port

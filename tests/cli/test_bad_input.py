@@ -255,7 +255,7 @@ def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
                 "--out=FILE/x",
             ],
             4,
-            "FILE/x: cannot be made (Not a directory); choose another --out",
+            "FILE/x: cannot be made (Not a directory); choose another folder",
         ),
     ],
 )

@@ -85,7 +85,7 @@ def test_an_older_format_a_foreign_file_and_another_k_are_refused(file, tmp_path
     write_tensors(old, tensors, about, "nca_trader codebook", 1)
     with pytest.raises(RunError, match="is a nca_trader codebook file, not a nca_trader policy"):
         read_run(old)
-    with pytest.raises(ConfigError, match="--steps"):
+    with pytest.raises(ConfigError, match="steps=3"):
         read_run(file, steps=3)
     short = {name: tensor for name, tensor in tensors.items() if name != "nca.taps"}
     write_tensors(old, short, about, exported.KIND, exported.VERSION)
@@ -103,7 +103,7 @@ def test_a_folder_is_read_as_a_run(tiny):
     [
         ({"bits": 5}, "give 4, 8 or 16"),
         ({"codebook": "hamming"}, "euclidean, cosine"),
-        ({"group": 2}, "give --codebook"),
+        ({"group": 2}, "give codebook"),
         ({"codebook": "cosine", "group": 0}, "at least 1"),
         ({"codebook": "cosine", "group": 2, "activations": True}, "leave one out"),
     ],

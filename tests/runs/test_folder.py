@@ -67,7 +67,7 @@ def test_a_second_train_names_the_first_and_touches_nothing(tiny, tmp_path, root
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 1
         assert f"{mine.path}: process {first.pid} on {socket.gethostname()} (" in said[0]
-        assert f"--run={mine.path}" in said[0] and "choose another --run" in said[0]
+        assert f"--run={mine.path}" in said[0] and "choose another folder" in said[0]
         assert mine.written() == before
         # Readers need no lock; the row of the update that waits is written already.
         assert len(mine.run.metrics()) == done + 1

@@ -294,7 +294,7 @@ def test_two_processes_agree_and_save_as_one(tmp_path, root):
             "placed": True,
         }
         assert "process 1 of 2 does not see what process 0 writes there" in unshared[number]
-        assert "give a --run on storage that all hosts share" in unshared[number]
+        assert "give a folder on storage that all hosts share" in unshared[number]
     assert failed[0] == "StateError: its own mistake"
     assert failed[1].startswith("StateError: process 0 gave up")
     assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == ["checkpoints"]
@@ -355,8 +355,8 @@ def test_where_no_cluster_is_known_the_options_are_asked_for(tmp_path, root):
     process = member(root, tmp_path / "never")
     said = process.communicate(timeout=500)[1]
     assert process.returncode != 0 and not (tmp_path / "never").exists()
-    assert "--distributed: this cluster is none that JAX knows" in said
-    assert "give --coordinator HOST:PORT, --processes N and --process I." in said
+    assert "distributed: this cluster is none that JAX knows" in said
+    assert "give coordinator, processes and process." in said
 
 
 @pytest.mark.slow
@@ -395,15 +395,15 @@ def test_each_process_learns_from_its_own_shards(place, root):
 @pytest.mark.parametrize(
     ("peers", "said"),
     [
-        (Peers("10.0.0.1:8476", 2), "--process is missing: give --coordinator"),
-        (Peers("", 2, 0), "--coordinator is missing"),
-        (Peers("10.0.0.1", 2, 0), "--coordinator 10.0.0.1: give HOST:PORT"),
+        (Peers("10.0.0.1:8476", 2), "process is missing: give coordinator"),
+        (Peers("", 2, 0), "coordinator is missing"),
+        (Peers("10.0.0.1", 2, 0), 'coordinator="10.0.0.1": give HOST:PORT'),
         (Peers(":8476", 2, 0), "give HOST:PORT"),
-        (Peers("a:1", 2, 2), "--process 2 of --processes 2: processes are numbered from 0 to 1"),
-        (Peers("a:1", 2, -1), "--process -1"),
-        (Peers(processes=0), "--processes 0: give at least 1"),
-        (Peers("a:1", -1, 0), "--processes -1: give at least 1"),
-        (Peers("a:1", 2, 1, heartbeat=0), "--heartbeat 0: give at least 1 second"),
+        (Peers("a:1", 2, 2), "process=2 of processes=2: processes are numbered from 0 to 1"),
+        (Peers("a:1", 2, -1), "process=-1"),
+        (Peers(processes=0), "processes=0: give at least 1"),
+        (Peers("a:1", -1, 0), "processes=-1: give at least 1"),
+        (Peers("a:1", 2, 1, heartbeat=0), "heartbeat=0: give at least 1 second"),
     ],
 )
 def test_peers_that_cannot_be_meant_are_refused(peers, said):
@@ -423,7 +423,7 @@ def test_no_processes_at_all_are_not_what_is_not_given():
     )
     assert options(alone) is None
     none = argparse.Namespace(**{**vars(alone), "processes": 0})
-    with pytest.raises(ConfigError, match="--processes 0: give at least 1"):
+    with pytest.raises(ConfigError, match="processes=0: give at least 1"):
         check(options(none))
 
 
