@@ -32,7 +32,7 @@ from nca_trader.learner.optimizer import (
 )
 from nca_trader.learner.population import Hyper
 from nca_trader.learner.replay import Ring, add, can_sample, sample, stored
-from nca_trader.learner.rollout import Draw, Method, Segments, begin_segments
+from nca_trader.learner.rollout import Begun, Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
 from nca_trader.mesh import BATCH
 from nca_trader.presets import AgentConfig, LearnerConfig
@@ -76,7 +76,7 @@ def make_parts(
 ) -> Parts:
     """The optimiser, its schedule and the estimator of advantages that `config` asks for."""
     shape = config.learner
-    total = num_updates * shape.num_epochs * shape.num_minibatches
+    total = gradient_steps(shape, num_updates)
     make_method = exact if shape.advantages == "exact" else sampled
     return Parts(
         env,
@@ -88,6 +88,16 @@ def make_parts(
         learning_rate(config.optimizer, total),
         make_method(env, policy, shape, reward_scale(env, shape)),
     )
+
+
+def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
+    """Gradient steps of a run of `num_updates`: with replay every update but the first takes twice.
+
+    The first finds the ring empty. Steps that a guard or `max_kl` leaves out are counted here, and
+    the schedule stands still in them.
+    """
+    replayed = num_updates - 1 if config.replay_slots else 0
+    return (num_updates + replayed) * config.num_epochs * config.num_minibatches
 
 
 def reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
@@ -128,15 +138,16 @@ def collect_and_learn(
     def gather(segments: Segments, start_keys: Array, keys: Array) -> Any:
         rows = len(env) if market.rows is None else market.rows
         begin = (env, config.learner, policy.first_decision, segments, start_keys, rows)
-        segments, fresh = begin_segments(*begin)
+        begun, fresh = begin_segments(*begin)
         draw = Draw(keys, fresh, *scales)
-        *rows, figures = method.gather(params, market, segments, draw)
-        return rows, figures
+        *rows, figures = method.gather(params, market, begun, draw)
+        # What replay needs is carried no further where there is none.
+        return (*rows, None if state.replay is None else Begun(begun.episode, fresh)), figures
 
     # Names for profiles and plans: what an instruction is part of.
     with jax.named_scope("collect"):
         params = layout.gathered(state.params)
-        (segments, batch), figures = by_runs(
+        (segments, batch, begun), figures = by_runs(
             gather, runs, state.segments, fold(start_key, number), fold(action_key, number)
         )
         batch, metrics = method.settle(batch, layout.of_all(figures))
@@ -161,10 +172,11 @@ def collect_and_learn(
             (params, opt_state),
             market,
             ring,
+            scales,
             replay_key,
             micro_batches,
         )
-        ring = add(ring, stored(batch[0]))
+        ring = add(ring, stored(batch[0], begun))
     skipped = opt_state.skipped - state.opt_state.skipped
     before = (state.params, state.opt_state)
     params, opt_state = whole_or_nothing(before, (params, opt_state))
@@ -185,6 +197,7 @@ def _learn_again(
     learnt: tuple[Params, Any],
     market: Market,
     ring: Ring,
+    scales: tuple[Array | None, Array | None],
     key: Array,
     micro_batches: int,
 ) -> tuple[Params, Any]:
@@ -197,7 +210,7 @@ def _learn_again(
     def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt_state = learnt
         both = layout.gathered(params), layout.gathered(averaged(opt_state))
-        once = lambda item: revisit(*both, market, item)  # noqa: E731
+        once = lambda item: revisit(*both, market, item, scales)  # noqa: E731
         runs = layout.runs(config.logical_shards)
         batch, figures = by_runs(once, runs, sample(ring, sample_key))
         batch, _ = method.settle(batch, layout.of_all(figures))

@@ -1,8 +1,10 @@
 """Replay: a ring of rollouts on the device, and how an old one is learnt from.
 
-What is stored are indexes of bars and accounts, never windows: the bars do not depend on what an
-agent did, so what it saw is gathered anew. The ring is double-buffered: the slot that is written
-next is none of those that `sample` reads, so an update may write it while it learns from another.
+What is stored is where accounts began and what they did. All else is computed anew: the bars do
+not depend on what an agent did, and an account follows from the bars and its actions. So an old
+rollout earns what it would earn today, where a curriculum has moved costs and prices since. The
+ring is double-buffered: the slot that is written next is none of those that `sample` reads, so an
+update may write it while it learns from another.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from jax.sharding import PartitionSpec as P
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.learner.rollout import Draw, Rollout, Segments, Span, collect, encode_span
+from nca_trader.learner.rollout import (
+    Begun,
+    Draw,
+    Rollout,
+    Segments,
+    Span,
+    collect,
+    encode_span,
+    relive,
+)
 from nca_trader.mesh import BATCH
 from nca_trader.numerics import exp32, wide
 from nca_trader.presets import LearnerConfig
@@ -91,20 +102,17 @@ def ring_spec(slots: int) -> Any:
 
 
 class Stored(NamedTuple):
-    """What a ring holds of a `Rollout`: values and bootstrap are estimated anew from `last`."""
+    """What a ring holds of a `Rollout`: actions, and their log-probabilities at the time."""
 
     span: Span
-    seen: Array
+    begun: Begun
     action: Array
     log_prob: Array
-    reward: Array
-    discount: Array
-    last: Array
 
 
-def stored(rollout: Rollout) -> Stored:
-    """What is kept of `rollout`."""
-    return Stored._make(getattr(rollout, name) for name in Stored._fields)
+def stored(rollout: Rollout, begun: Begun) -> Stored:
+    """What is kept of `rollout`, whose accounts began as `begun`."""
+    return Stored(rollout.span, begun, rollout.action, rollout.log_prob)
 
 
 def begin_ring(
@@ -115,7 +123,8 @@ def begin_ring(
     def one(params: Params, segments: Segments) -> Stored:
         keys = jnp.broadcast_to(jax.random.key(0), segments.index.shape)
         draw = Draw(keys, segments.episode)
-        return stored(collect(env, policy, config, params, env.market, segments, draw)[1])
+        rollout = collect(env, policy, config, params, env.market, segments, draw)[1]
+        return stored(rollout, Begun(segments.episode, segments.episode))
 
     return init(jax.eval_shape(one, params, segments), config.replay_slots)
 
@@ -127,15 +136,15 @@ def transitions_per_gb(item: Stored) -> int:
       item: of one slot (arrays, or their shapes).
     """
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item))
-    return GB * item.reward.size // held
+    return GB * item.log_prob.size // held
 
 
 def described(ring: Ring) -> str:
     """How much a ring of rollouts (or of their shapes) holds, in one line."""
-    reward = ring.data.reward
+    transitions = ring.data.log_prob.size
     per_gb = transitions_per_gb(ring.data)
     return (
-        f"replay: {reward.size:,} transitions in {reward.size / per_gb * 1e3:.3g} MB, "
+        f"replay: {transitions:,} transitions in {transitions / per_gb * 1e3:.3g} MB, "
         f"{per_gb / 1e6:.3g} million a GB"
     )
 
@@ -178,49 +187,49 @@ def vtrace(
 
 
 def revalued(
+    env: TradingEnv,
     policy: Policy,
     config: LearnerConfig,
-    drop_rate: float,
     reward_scale: float,
     params: Params,
     target: Params,
     market: Market,
     item: Stored,
+    scales: tuple[Array | None, Array | None] = (None, None),
 ) -> tuple[Rollout, Array, Array]:
-    """An old rollout as `params` see it: `(rollout, advantage, value target)`, to learn from.
+    """An old rollout as it would be now: `(rollout, advantage, value target)`, to learn from.
 
-    Its log-probabilities and values become those of `params`, from which the surrogate measures
-    its ratio; what its actions are worth is corrected for the policy that took them by `vtrace`.
+    Its actions are taken again, at today's costs and prices. Its log-probabilities and values
+    become those of `params`, from which the surrogate measures its ratio; what its actions are
+    worth is corrected for the policy that took them by `vtrace`. The ratios stay exact where
+    accounts come out differently: an account is a function of the actions before it, so the stored
+    probability is that of the same sequence of actions.
 
     Args:
-      drop_rate, reward_scale: as in `sampled`.
+      reward_scale: as in `sampled`.
       target: an average of parameters; bootstraps the value after the last step and no more.
+      scales: of the curriculum now, factors on costs and on log-returns.
     """
-    length = config.segment_length
+    length, drop_rate = config.segment_length, env.config.drop_bars
+    draw = Draw(item.span.index, item.begun.fresh, *scales)  # the keys draw nothing here
+    seen, reward, ruined, last = relive(
+        env, policy, market, item.span, item.begun.episode, item.action, draw
+    )
+    discount = config.discount * (1.0 - ruined)
     cells = encode_span(policy, params, market, item.span, length, drop_rate)
-    logits, value = policy.act(params, cells[:, :, None], item.seen)
+    logits, value = policy.act(params, cells[:, :, None], seen)
     log_prob = policy.distribution.log_prob(logits, item.action)
     after = item.span._replace(index=item.span.index + length)
     cells = encode_span(policy, target, market, after, 1, drop_rate)
-    _, bootstrap = policy.act(target, cells, item.last)
+    _, bootstrap = policy.act(target, cells, last)
     next_value = jnp.concatenate([value[:, 1:], bootstrap[:, None]], axis=1)
     advantage, value_target = jax.vmap(jax.vmap(vtrace, in_axes=1, out_axes=1))(
-        reward_scale * item.reward,
-        item.discount,
+        reward_scale * reward,
+        discount,
         value,
         next_value,
-        jnp.full_like(item.reward, config.gae_lambda),
+        jnp.full_like(reward, config.gae_lambda),
         log_prob - item.log_prob,
     )
-    rollout = Rollout(
-        item.span,
-        item.seen,
-        item.action,
-        log_prob,
-        value,
-        item.reward,
-        item.discount,
-        bootstrap,
-        item.last,
-    )
+    rollout = Rollout(item.span, seen, item.action, log_prob, value, reward, discount, bootstrap)
     return rollout, advantage, value_target

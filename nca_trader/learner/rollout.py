@@ -14,6 +14,7 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.envs.legs import Legs
 from nca_trader.envs.trading import (
     Episode,
     Market,
@@ -25,7 +26,7 @@ from nca_trader.envs.trading import (
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
 from nca_trader.presets import LearnerConfig
-from nca_trader.types import Tensor
+from nca_trader.types import EnvSpec, Tensor
 
 
 class Segments(NamedTuple):
@@ -66,6 +67,16 @@ class Draw(NamedTuple):
     volatility_scale: Array | None = None
 
 
+class Begun(NamedTuple):
+    """How accounts began, `[S, E]` episodes: what they do then follows from the bars and actions.
+
+    episode: at the first bar. fresh: what takes the place of those that are ruined.
+    """
+
+    episode: Episode
+    fresh: Episode
+
+
 class Method(NamedTuple):
     """How experience is made and what is learnt from it; see `sampled` and `exact`.
 
@@ -73,14 +84,14 @@ class Method(NamedTuple):
       pytree of `[S, ...]`, the figures one of `[]`, means over these segments alone.
     settle: `(batch, figures) -> (batch, metrics)`, what is learnt from by figures `[P]` of all the
       equal parts of the whole batch. lose: `(params, market, items of the batch) -> Loss`.
-    again: `(params, their average, market, item of the replay ring) -> (batch, figures)`, or None
-      where nothing old can be learnt from.
+    again: `(params, their average, market, item of the replay ring, factors on costs and on
+      log-returns now) -> (batch, figures)`, or None where nothing old can be learnt from.
     """
 
     gather: Callable[[Params, Market, Segments, Draw], tuple[Segments, Any, Any]]
     settle: Callable[[Any, Any], tuple[Any, dict[str, Array]]]
     lose: Callable[[Params, Market, Any], Loss]
-    again: Callable[[Params, Params, Market, Any], tuple[Any, Any]] | None = None
+    again: Callable[[Params, Params, Market, Any, Any], tuple[Any, Any]] | None = None
 
 
 class Rollout(NamedTuple):
@@ -88,7 +99,7 @@ class Rollout(NamedTuple):
 
     span: of the segments. seen: `[S, L, E, A, 3]` account features. action: `[S, L, E, A]`.
     log_prob, value, reward, discount: `[S, L, E]`. bootstrap: `[S, E]` value of the observation
-      after the last step, last: `[S, E, A, 3]` account features in it.
+      after the last step.
     """
 
     span: Span
@@ -99,7 +110,6 @@ class Rollout(NamedTuple):
     reward: Array
     discount: Array
     bootstrap: Array
-    last: Array
 
 
 def gather_segment(
@@ -199,37 +209,87 @@ def collect(
     decide = policy.distribution
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
     noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)
-    rows = segments.index[None] + jnp.arange(length + 1)[:, None]
-    legs = moved(take_legs(env.config, market, rows, span.drop), draw.volatility_scale)
-    now = jax.tree.map(lambda a: a[:-1], legs)
-    following = jax.tree.map(lambda a: a[1:], legs)
-    see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
-
-    def move(episode, action, now, following):
-        drawn = episode.cost_scale
-        priced = episode._replace(cost_scale=times(drawn, draw.cost_scale))
-        after, reward = transition(env.config, spec, env.rules, priced, action, now, following)
-        return after._replace(cost_scale=drawn), reward
-
-    move = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None)))
+    now, following, see, live = accounts_on(env, spec, market, span, length, draw)
 
     def step(episode: Episode, xs):
         cells_t, noise_t, now_t, following_t = xs
         seen = see(episode)
         logits, value = policy.act(params, cells_t[:, None], seen)
         action = decide.sample(logits, noise_t)
-        episode, reward = move(episode, decide.order(spec, action), now_t, following_t)
-        ruined = episode.account.ruined
+        order = decide.order(spec, action)
+        episode, reward, ruined = live(episode, order, now_t, following_t)
         discount = config.discount * (1.0 - ruined)
-        episode = select(ruined, draw.fresh, episode)
         return episode, (seen, action, decide.log_prob(logits, action), value, reward, discount)
 
     episode, steps = jax.lax.scan(step, segments.episode, (cells[:-1], noise, now, following))
-    last = see(episode)
-    _, bootstrap = policy.act(params, cells[-1][:, None], last)
+    _, bootstrap = policy.act(params, cells[-1][:, None], see(episode))
     steps = [jnp.moveaxis(leaf, 0, 1) for leaf in steps]
-    rollout = Rollout._make([span, *steps, bootstrap, last])
+    rollout = Rollout._make([span, *steps, bootstrap])
     return advanced(segments, length, episode), rollout
+
+
+def accounts_on(
+    env: TradingEnv, spec: EnvSpec, market: Market, span: Span, length: int, draw: Draw
+) -> tuple[Legs, Legs, Callable[[Episode], Array], Callable[..., tuple[Episode, Array, Array]]]:
+    """What accounts meet on `length` bars of a span, and how they move there.
+
+    Returns:
+      The legs `[L, S, ...]` of each bar and of the one after it; `see`, an episode's account
+      features; and `live(episode, order, now, following) -> (episode, reward, ruined)` for `[S, E]`
+      episodes, in which a fresh episode takes the place of a ruined one.
+    """
+    rows = span.index[None] + jnp.arange(length + 1)[:, None]
+    legs = moved(take_legs(env.config, market, rows, span.drop), draw.volatility_scale)
+    now = jax.tree.map(lambda a: a[:-1], legs)
+    following = jax.tree.map(lambda a: a[1:], legs)
+    see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
+
+    def move(episode: Episode, order: Array, now: Legs, following: Legs) -> tuple[Episode, Array]:
+        drawn = episode.cost_scale
+        priced = episode._replace(cost_scale=times(drawn, draw.cost_scale))
+        after, reward = transition(env.config, spec, env.rules, priced, order, now, following)
+        return after._replace(cost_scale=drawn), reward
+
+    each = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None)))
+
+    def live(
+        episode: Episode, order: Array, now: Legs, following: Legs
+    ) -> tuple[Episode, Array, Array]:
+        episode, reward = each(episode, order, now, following)
+        ruined = episode.account.ruined
+        return select(ruined, draw.fresh, episode), reward, ruined
+
+    return now, following, see, live
+
+
+def relive(
+    env: TradingEnv,
+    policy: Policy,
+    market: Market,
+    span: Span,
+    begun: Episode,
+    action: Array,
+    draw: Draw,
+) -> tuple[Array, Array, Array, Array]:
+    """What accounts see and earn that repeat `action` `[S, L, E, A]` from where they began.
+
+    Returns:
+      `seen`, `reward` and `ruined` as of `collect`, and the account features `[S, E, A, 3]` after
+      the last step.
+    """
+    now, following, see, live = accounts_on(env, policy.spec, market, span, action.shape[1], draw)
+    decide = policy.distribution
+
+    def step(episode: Episode, xs: Any) -> tuple[Episode, Any]:
+        action, *legs = xs
+        seen = see(episode)
+        episode, reward, ruined = live(episode, decide.order(policy.spec, action), *legs)
+        return episode, (seen, reward, ruined)
+
+    actions = jnp.moveaxis(action, 1, 0)
+    episode, steps = jax.lax.scan(step, begun, (actions, now, following))
+    seen, reward, ruined = (jnp.moveaxis(leaf, 0, 1) for leaf in steps)
+    return seen, reward, ruined, see(episode)
 
 
 def advanced(segments: Segments, length: int, episode: Episode) -> Segments:

@@ -38,16 +38,16 @@ def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale
         return segments, (_learnt(rollout), advantage, value_target), figures
 
     def again(
-        params: Params, average: Params, market: Market, item: Stored
+        params: Params, average: Params, market: Market, item: Stored, scales: Any
     ) -> tuple[Batch, Figures]:
-        rollout, advantage, value_target = revalue(params, average, market, item)
+        rollout, advantage, value_target = revalue(params, average, market, item, scales)
         advantage = against_others(advantage)
         figures = {"advantage": moments(advantage)}
         return (_learnt(rollout), advantage, value_target), figures
 
     drop = env.config.drop_bars
     lose = functools.partial(rollout_loss, policy, config, drop)
-    revalue = functools.partial(revalued, policy, config, drop, reward_scale)
+    revalue = functools.partial(revalued, env, policy, config, reward_scale)
     settle = functools.partial(settled, config)
     return Method(gather, settle, lambda params, market, items: lose(params, market, *items), again)
 

@@ -11,7 +11,7 @@ from tiny import AGENT, ENV
 
 from nca_trader import ConfigError, TradingEnv, make_learner, make_policy
 from nca_trader.envs.legs import legs_of
-from nca_trader.learner import curriculum, rollout, sampled
+from nca_trader.learner import curriculum, replay, rollout, sampled
 from nca_trader.learner.exact import enumerate_segments
 from nca_trader.presets import CurriculumConfig
 
@@ -75,30 +75,41 @@ def part():
             env, env.market, rollout.Span(none, None), 4, draw
         )[1]
 
-    return env, none, live
+    def again(old, cost, moves):
+        """The rollout `old` as replay learns from it under these factors."""
+        kept = replay.stored(old, rollout.Begun(segments.episode, segments.episode))
+        args = (env, policy, LEARNER, 1.0, params, params, env.market, kept, (cost, moves))
+        return replay.revalued(*args)[0]
+
+    return env, none, live, jax.jit(again)
+
+
+def pay(before, after, r, cost, moves):
+    """By hand: `moves a r - cost (c |da| + q/2 da^2)`, each asset's."""
+    step = np.abs(after - before)
+    return moves * after * r - cost * (COMMISSION * step + 0.5 * QUADRATIC * step**2)
 
 
 @pytest.mark.parametrize(("cost", "moves"), [(1.0, 1.0), (0.25, 1.0), (1.0, 3.0), (0.0, 0.5)])
 def test_rewards_are_by_hand_those_of_scaled_prices_less_scaled_costs(part, cost, moves):
-    """`sum_i moves a_i r_i - cost (c |da_i| + q/2 da_i^2)`, quadratic costs too."""
-    env, index, live = part
-    got, each = jax.device_get(live(jnp.float32(cost), jnp.float32(moves)))
+    env, index, live, again = part
+    old, _ = live(jnp.float32(0.5), jnp.float32(2.0))
+    scales = jnp.float32(cost), jnp.float32(moves)
+    got, each = jax.device_get(live(*scales))
     targets = np.asarray(env.spec.targets)
-    before = got.seen[..., 1] * env.spec.size  # [S, L, E, A] ordered weights
-    after = targets[got.action]
     rows = np.asarray(index)[:, None] + np.arange(4)
     r = np.log(env.bars.close[rows + 1] / env.bars.close[rows])  # [S, L, A]
-
-    def pay(before, after, r):
-        step = np.abs(after - before)
-        return moves * after * r - cost * (COMMISSION * step + 0.5 * QUADRATIC * step**2)
-
-    expected = pay(before, after, r[:, :, None]).sum(-1)
-    np.testing.assert_allclose(got.reward, expected, rtol=1e-4, atol=1e-6)
-    assert (before != after).any() and np.abs(expected).max() > 1e-3
+    # Fresh, and out of the replay ring, collected when costs and moves were others.
+    for found in (got, jax.device_get(again(old, *scales))):
+        before = found.seen[..., 1] * env.spec.size  # [S, L, E, A] ordered weights
+        after = targets[found.action]
+        expected = pay(before, after, r[:, :, None], cost, moves).sum(-1)
+        np.testing.assert_allclose(found.reward, expected, rtol=1e-4, atol=1e-6)
+        assert (before != after).any() and np.abs(expected).max() > 1e-3
     # And what the exact estimator enumerates, at each position and action.
     p, a = targets[:, None], targets[None]
-    np.testing.assert_allclose(each, pay(p, a, r[..., None, None]), rtol=1e-4, atol=1e-6)
+    expected = pay(p, a, r[..., None, None], cost, moves)
+    np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["costs", "volatility"])

@@ -19,7 +19,7 @@ from nca_trader import (
 from nca_trader.cli.train import replay_line
 from nca_trader.learner import replay, sampled
 from nca_trader.learner.advantages import gae
-from nca_trader.learner.rollout import Draw
+from nca_trader.learner.rollout import Begun, Draw
 from nca_trader.presets import LearnerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -132,14 +132,14 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
         draw = Draw(keys, fresh)
         method = sampled.sampled(env, policy, config, 20.0)
         _, rollout = sampled.collect(env, policy, config, params, env.market, segments, draw)
-        ring = replay.add(replay.init(replay.stored(rollout), 2), replay.stored(rollout))
+        kept = replay.stored(rollout, Begun(segments.episode, fresh))
+        ring = replay.add(replay.init(kept, 2), kept)
         old = replay.sample(ring, jax.random.key(0))
         one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
         settle = lambda batch, figures: method.settle(batch, one(figures))[0]  # noqa: E731
-        again = settle(*method.again(params, average, env.market, old))
-        bootstrap = replay.revalued(policy, config, 0.0, 20.0, params, average, env.market, old)[
-            0
-        ].bootstrap
+        again = settle(*method.again(params, average, env.market, old, (None, None)))
+        args = (env, policy, config, 20.0, params, average, env.market, old)
+        bootstrap = replay.revalued(*args)[0].bootstrap
         fresh = settle(*method.gather(params, env.market, segments, draw)[1:])
         return fresh, again, rollout, bootstrap
 
@@ -163,6 +163,21 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
     other = alone(segments, keys, half)[1]
     jax.tree.map(np.testing.assert_array_equal, other[0], again[0])
     assert not np.allclose(other[2][..., -1, :], again[2][..., -1, :], atol=1e-3)
+
+
+def test_an_old_rollout_at_the_costs_of_its_day_is_what_was_collected_ruin_and_all(stage):
+    env, policy, config = stage.ruinous, stage.policy, stage.agent.learner
+    keys = jax.random.split(jax.random.key(1), 16)
+    segments, fresh = stage.begin(stage.empty_segments(), keys)
+    _, rollout = stage.collect(env.market, segments, fresh, keys)
+    kept = replay.stored(rollout, Begun(segments.episode, fresh))
+    args = (stage.params, stage.params, env.market, kept)
+    again = jax.jit(lambda *args: replay.revalued(env, policy, config, 20.0, *args)[0])(*args)
+    for name in ("seen", "reward", "log_prob", "value", "bootstrap"):
+        got, expected = getattr(again, name), getattr(rollout, name)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=5e-6, err_msg=name)
+    np.testing.assert_array_equal(again.discount, rollout.discount)
+    assert (np.asarray(rollout.discount) == 0.0).sum() > 5
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +206,38 @@ def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with
         # From the second on it learns from the first one again.
         assert all(jax.tree.leaves(same)) == (number == 0)
         assert np.isfinite(float(metrics["loss"])) and int(metrics["skipped"]) == 0
-    shards = state.replay.data.reward.addressable_shards
+    shards = state.replay.data.log_prob.addressable_shards
     assert [shard.data.shape for shard in shards] == [(2, 2, 8, 2)] * 8
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_rate_of_a_replayed_run_reaches_zero_with_its_last_gradient_step(stage, schedule):
+    """An update without an old rollout takes 2 gradient steps here, each of the others 4."""
+    updates, each, warmup = 5, 2, 3
+    agent = dataclasses.replace(
+        stage.agent,
+        learner=dataclasses.replace(
+            stage.agent.learner, replay_slots=2, num_epochs=1, steps=updates * 16 * 8 * 2
+        ),
+        optimizer=dataclasses.replace(
+            stage.agent.optimizer, ema_decay=0.9, schedule=schedule, warmup_updates=warmup
+        ),
+    )
+    learner = make_learner(stage.env, stage.policy, agent, make_mesh(1))
+    state, rates, moved = learner.init(jax.random.key(0)), [], []
+    for _ in range(updates):
+        before = jax.device_get(state.params)
+        state, metrics = learner.step(state)
+        rates.append(float(metrics["lr"]))
+        same = jax.tree.map(np.array_equal, jax.device_get(state.params), before)
+        moved.append(not all(jax.tree.leaves(same)))
+    taken = each * (2 * np.arange(1, updates + 1) - 1)  # gradient steps after each update
+    part = np.maximum(taken - warmup, 0) / (taken[-1] - warmup)
+    falling = 1 - part if schedule == "linear" else (1 + np.cos(np.pi * part)) / 2
+    rising = np.minimum((taken + 1) / warmup, 1)
+    peak = agent.optimizer.learning_rate
+    np.testing.assert_allclose(rates, peak * rising * falling, rtol=1e-5, atol=1e-9)
+    assert all(moved)
 
 
 def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_replay):
@@ -201,17 +246,17 @@ def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_re
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
     assert replay.transitions_per_gb(one) == 10**9 * 16 * 8 * 2 // held
     assert replay.transitions_per_gb(one) >= 10_000_000  # of two assets, even
-    assert replay.described(state.replay).startswith("replay: 512 transitions in 0.02")
+    assert replay.described(state.replay).startswith("replay: 512 transitions in 0.01")
 
 
-def test_one_asset_takes_28_bytes_a_transition_and_a_little_a_segment(stage):
+def test_one_asset_takes_8_bytes_a_transition_and_44_an_account_of_a_segment(stage):
     changes = ["learner.replay_slots=2", "optimizer.ema_decay=0.99", "learner.segment_length=16"]
     agent = load_agent("nano", changes)
     env = TradingEnv(stage.env.bars.select(stage.env.bars.symbols[0]), stage.env.config)
-    # Of 16 steps of 4 accounts: 28 bytes each, the bar's index and what came after the last.
-    per_gb = 16 * 4 / (28 * 16 * 4 + 4 + 4 * 12) * 1e9
+    # Of 16 steps of 4 accounts: 8 bytes each, the bar's index, and how each account began, twice.
+    per_gb = 16 * 4 / (8 * 16 * 4 + 4 + 4 * 2 * 22) * 1e9
     assert replay_line(env, agent).endswith(f" {per_gb / 1e6:.3g} million a GB")
-    assert per_gb > 34e6
+    assert per_gb > 90e6
 
 
 def test_presets_keep_no_replay_unless_asked():
