@@ -21,6 +21,24 @@ def horizon(decay: Any, length: int) -> Any:
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
 
 
+# Below this deviation a difference counts for less than a whole one, since it may be rounding.
+# Returns are scaled to order one before (`reward_scale`), and float32 sums of a few hundred of
+# them are right to about 1e-6.
+ROUNDING = 1e-4
+
+
+def normalised(relative: Array, variance: Array, size: Array | float = 1.0) -> Array:
+    """`relative` in deviations: `x / sqrt(variance + (1e-4 size)^2)`.
+
+    The floor keeps accounts that all did the same at advantages near 0: divided by their own
+    deviation, what float32 rounds would count as much as any merit.
+
+    Args:
+      relative: of mean 0, of this `variance`. size: of the returns that were compared.
+    """
+    return relative / jnp.sqrt(variance + (ROUNDING * jnp.maximum(size, 1.0)) ** 2)
+
+
 class Moments(NamedTuple):
     """Mean and variance of numbers, `[]`; or of each of P equal parts of them, `[P]`."""
 
@@ -80,8 +98,9 @@ def group_advantages(r_t: Array, discount_t: Array) -> Array:
     `A_e = (G_e - mean_e G) / std`, with `G_t = r_t + discount_t G_{t+1}` up to the segment's end:
     accounts that live through the same bars differ by what they did alone, so what the bars did
     to all of them drops out, bar by bar. The deviation is that of the whole group, over bars and
-    accounts: a bar alone has too few accounts to say. Source: Shao et al. 2024, "DeepSeekMath",
-    section 4.1.3 (group-relative, process supervision: a step is judged by what follows it).
+    accounts, since a bar alone has too few accounts to say; `normalised` gives it a floor.
+    Source: Shao et al. 2024, "DeepSeekMath", section 4.1.3 (group-relative, process supervision: a
+    step is judged by what follows it).
 
     Args:
       r_t: `[L, E]` reward after each step of E accounts. discount_t: `[L, E]` as in `gae`.
@@ -99,4 +118,4 @@ def group_advantages(r_t: Array, discount_t: Array) -> Array:
 
     _, to_go = jax.lax.scan(backward, jnp.zeros_like(r_t[0]), (r_t, discount_t), reverse=True)
     relative = to_go - to_go.mean(axis=1, keepdims=True)
-    return relative / (jnp.sqrt((relative**2).mean()) + 1e-8)
+    return normalised(relative, (relative**2).mean(), jnp.sqrt((to_go**2).mean()))

@@ -181,6 +181,8 @@ def collect_and_learn(
     before = (state.params, state.opt_state)
     params, opt_state = whole_or_nothing(before, (params, opt_state))
     metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
+    names = ("cost_scale", "volatility_scale")
+    metrics |= {k: v for k, v in zip(names, scales, strict=True) if v is not None}
     metrics |= {
         "lr": jnp.asarray(schedule(_steps(opt_state))),
         "micro_batches": jnp.int32(micro_batches),

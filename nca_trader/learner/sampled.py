@@ -11,7 +11,13 @@ from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
-from nca_trader.learner.advantages import Moments, gae, group_advantages, moments
+from nca_trader.learner.advantages import (
+    Moments,
+    gae,
+    group_advantages,
+    moments,
+    normalised,
+)
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.replay import Stored, revalued
 from nca_trader.learner.rollout import Draw, Method, Rollout, Segments, collect, encode_span
@@ -100,7 +106,7 @@ def settled(
     rollout, advantage, value_target = batch
     if config.advantages != "group":
         all_of = figures["advantage"].pooled()
-        advantage = (advantage - all_of.mean) / (jnp.sqrt(all_of.variance) + 1e-8)
+        advantage = normalised(advantage - all_of.mean, all_of.variance)
     plain = {name: x.mean() for name, x in figures.items() if not isinstance(x, Moments)}
     if "error" in figures:
         spread, missed = figures["target"].pooled().variance, figures["error"].pooled().variance

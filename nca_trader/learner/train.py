@@ -61,7 +61,8 @@ def train(
       run_dir: a folder, or a `gs://` or `s3://` URL of one.
       env: a `ShardedEnv` trains on shard after shard, read ahead, see `learner.shard_updates`.
       steps: a total, rounded up to whole updates; what a resumed run has done counts.
-        None is the preset's `learner.steps`.
+        None is the preset's `learner.steps`. A curriculum's course stays that of the steps that
+        the run began with.
       seed: of everything random. report: called with each row of metrics.jsonl.
       stop: asked after each update; True, of any process, saves a checkpoint and returns.
       fitness: of a population's agents, `[M]`, more is better, e.g. on a selection span; None is
@@ -81,17 +82,22 @@ def train(
     if steps is not None:
         if steps < 1:
             raise ConfigError(f"steps = {steps}: train at least one environment step.")
-        learner_config = dataclasses.replace(agent.learner, steps=steps)
-        agent = dataclasses.replace(agent, learner=learner_config)
+        agent = _for_steps(agent, steps)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
+    path = place(run_dir)
     policy = make_policy(agent, env.spec)
-    learner = make_learner(env, policy, agent)
+    # What goes by the run's length goes on by the length that it began with: a curriculum that
+    # has ended would begin again otherwise.
+    began = agent
+    if (path / "run.json").exists():
+        began = _for_steps(agent, Run(path).agent_config.learner.steps)
+    learner = make_learner(env, policy, began)
     _check_processes(learner.mesh)
     updates = planned_steps(agent) // learner.steps_per_update
     # Nothing is written before everything that can be refused has been.
     with (
-        training_run(env, agent, place(run_dir), seed) as run,
+        training_run(env, agent, path, seed) as run,
         Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints,
         Markets(env, agent.learner, learner.mesh) as markets,
         Compilations(step.__name__ for step in learner.programs.values()) as compiled,
@@ -276,6 +282,11 @@ def _folded(key: Array, number: int) -> Array:
     """`key`, or each of the agents' keys, folded with `number`, where it was."""
     fold = jax.random.fold_in if key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
     return jax.device_put(fold(key, number), key.sharding)
+
+
+def _for_steps(agent: AgentConfig, steps: int) -> AgentConfig:
+    """The agent whose run is `steps` environment steps long."""
+    return dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
 
 
 def planned_steps(agent: AgentConfig, steps: int | None = None) -> int:

@@ -1,11 +1,16 @@
-"""GAE against a double sum over episodes, and against five faults that others shipped."""
+"""GAE against a double sum over episodes, and against five faults that others shipped.
+
+Advantages of a group against their formula in float64, and against what is rounding alone.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nca_trader.learner.advantages import gae
+from nca_trader.learner import sampled
+from nca_trader.learner.advantages import Moments, gae, group_advantages, moments
+from nca_trader.presets import LearnerConfig
 
 GAMMA, LAMBDA, T = 0.97, 0.9, 300
 
@@ -130,3 +135,39 @@ def test_sums_run_in_float32_whatever_came_in():
 def test_sequences_of_different_length_are_refused():
     with pytest.raises(AssertionError):
         gae(np.zeros(4), np.zeros(4), np.zeros(4), np.zeros(5), np.zeros(4))
+
+
+def returns_to_go(r, discount):
+    return np.array([sum(discount**k * x for k, x in enumerate(r[t:])) for t in range(len(r))])
+
+
+@pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("accounts", [2, 3, 5, 8])
+def test_a_group_is_its_formula_where_accounts_differ_and_nothing_where_rounding_does(
+    accounts, size
+):
+    """Accounts that all do the same earn the same; what float32 makes of that is no advantage."""
+    rng = np.random.default_rng(accounts)
+    shape, discount = (128, accounts), 0.99
+    of_bars = np.repeat(size * rng.normal(size=(128, 1)), accounts, axis=1)
+    args = np.float32(of_bars), np.full(shape, discount, np.float32)
+    rounded = np.float32(of_bars * (1.0 + 6e-8 * rng.choice([-1, 0, 1], size=shape)))
+    for same in (args[0], rounded):
+        assert np.asarray(group_advantages(same, args[1])).std() < 0.02
+    # As little as a thousandth of what the bars did counts in full.
+    own = np.float32(of_bars + max(size, 1.0) * 2e-3 * rng.normal(size=shape))
+    to_go = returns_to_go(own.astype("f8"), discount)
+    relative = to_go - to_go.mean(axis=1, keepdims=True)
+    expected = relative / np.sqrt((relative**2).mean())
+    np.testing.assert_allclose(group_advantages(own, args[1]), expected, rtol=0.02, atol=0.02)
+
+
+def test_generalised_advantages_that_are_rounding_are_not_blown_up_either():
+    rng = np.random.default_rng(0)
+    for size, low, high in ((3e-7, 0.0, 0.02), (0.02, 0.99, 1.01)):
+        advantage = jnp.asarray(size * rng.normal(size=(4, 16, 3)), jnp.float32)
+        parts = Moments(*(x[None] for x in moments(advantage)))
+        (_, settled, _), _ = sampled.settled(
+            LearnerConfig(), (None, advantage, None), {"advantage": parts}
+        )
+        assert low <= float(settled.std()) <= high

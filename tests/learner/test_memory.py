@@ -119,12 +119,12 @@ def test_a_replay_ring_that_leaves_no_room_is_refused_with_how_many_slots_would_
 
 
 def test_the_bound_of_an_agents_file_counts_its_replay_ring():
-    """28 bytes a transition of one asset and a little a segment, for each of four slots."""
-    learner = dataclasses.replace(AGENT.learner, replay_slots=4, memory_gb=1e-5)
+    """8 bytes a transition of one asset and 4 + 44 a segment, for each of four slots."""
+    learner = dataclasses.replace(AGENT.learner, replay_slots=4, memory_gb=5e-6)
     optimizer = dataclasses.replace(AGENT.optimizer, ema_decay=0.9)
     agent = dataclasses.replace(AGENT, learner=learner, optimizer=optimizer)
     env = TradingEnv(random_bars(np.random.default_rng(0), 120, 1), ENV)
-    held = 4 * (28 * STEPS_PER_UPDATE + 8 * (4 + 12))
+    held = 4 * (8 * STEPS_PER_UPDATE + 8 * (4 + 44))
     with pytest.raises(ConfigError, match=rf"replay_slots = 4: the ring takes {held / 1e9:.3g} GB"):
         make_learner(env, make_policy(agent, env.spec), agent)
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+import tiny
+from ledger import random_bars
 
 from nca_trader import (
     Bars,
@@ -317,6 +319,20 @@ def test_replay_average_and_curriculum_go_on_from_a_checkpoint_as_if_never_stopp
     runs.append(train(place.env, agent, place.folder / "half_replay"))
     assert len(seen) == 3
     assert_same(*runs)
+
+
+def test_a_curriculum_that_has_ended_stays_so_when_a_run_goes_on_for_longer(tmp_path):
+    """Its course is that of the steps that the run began with: 4 updates, of which it takes 2."""
+    agent = dataclasses.replace(
+        tiny.AGENT, curriculum=CurriculumConfig(costs_from=0.0, volatility_from=2.0)
+    )
+    bars = random_bars(np.random.default_rng(0), tiny.TRAINING_ROWS, 2)
+    env = TradingEnv(bars, tiny.ENV)
+    for updates in (4, 5, 12):  # a total
+        run = train(env, agent, tmp_path / "run", steps=updates * tiny.STEPS_PER_UPDATE)
+    costs, moves = ([row[f"{n}_scale"] for row in run.metrics()] for n in ("cost", "volatility"))
+    assert costs == [0.0, 0.5] + 10 * [1.0]
+    assert moves == [2.0, 1.5] + 10 * [1.0]
 
 
 @pytest.mark.parametrize("steps", [0, -5])
