@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +20,30 @@ LONGEST = 60.0  # seconds between two starts
 HEALTHY = 600.0  # seconds after which a start counts as one that went well
 GRACE = 5.0  # seconds that processes have to end by themselves once one of them has died
 POLL = 0.05
+# Becomes the command after asking Linux for a SIGKILL when its parent dies. A parent that died
+# before that would not be noticed: then the process has another parent already.
+BOUND = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.stderr.write(f"{sys.argv[2]}: {error.strerror}\\n")
+    sys.exit(2)
+"""
+
+
+def bound(command: Sequence[str], parent: int | None = None) -> list[str]:
+    """The words of a command that Linux kills when `parent` dies, None being this process.
+
+    Elsewhere the command as it is. What the command starts itself is not killed with it.
+    """
+    if sys.platform != "linux":
+        return [*command]
+    parent = os.getpid() if parent is None else parent
+    return [sys.executable, "-I", "-S", "-c", BOUND, str(parent), *command]
 
 
 class Supervisor:
@@ -81,7 +106,7 @@ class Supervisor:
     def _once(self) -> int:
         """Starts all processes and waits for all; the exit code that says why they ended."""
         self._running = [
-            subprocess.Popen(words, start_new_session=True) for words in self._commands()
+            subprocess.Popen(bound(words), start_new_session=True) for words in self._commands()
         ]
         pids = ", ".join(str(process.pid) for process in self._running)
         self._say(f"supervise: started as process {pids}")
@@ -101,6 +126,7 @@ class Supervisor:
                 time.sleep(POLL)
             else:
                 own = [process.returncode for process in self._running]
+                self._end_rest()
         finally:
             _kill(self._running)
         failed = [code for code in own if code]
@@ -126,22 +152,33 @@ class Supervisor:
                 raise CheckFailed("stopped between two starts; the same command goes on.")
             time.sleep(POLL)
 
+    def _end_rest(self) -> None:
+        """Gives what the ended processes left running, such as a shell's, the time to end."""
+        if not self._asked:
+            self._hand_on(signal.SIGTERM)
+        end = time.monotonic() + (LONGEST if self._asked else GRACE)  # asked, they may be saving
+        while any(_lives(process.pid) for process in self._running) and time.monotonic() < end:
+            time.sleep(POLL)
+
     def _hand_on(self, number: int) -> None:
+        # Training saves at SIGTERM; a terminal that closes is no reason to lose its work.
+        number = signal.SIGTERM if number == signal.SIGHUP else number
         for process in self._running:
-            if process.poll() is None:
-                process.send_signal(number)
+            _signal(process.pid, number)
 
     @contextlib.contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Hands SIGINT and SIGTERM on; the processes have a session of their own."""
+        """Hands SIGINT, SIGTERM and SIGHUP on; the processes have sessions of their own."""
 
         def hand_on(number: int, frame: FrameType | None) -> None:
             del frame
             self._asked = True
             self._hand_on(number)
 
-        both = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, hand_on) for number in both}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else under nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, hand_on) for number in numbers}
         try:
             yield
         finally:
@@ -149,11 +186,28 @@ class Supervisor:
                 signal.signal(number, handler)
 
 
+def _signal(group: int, number: int) -> bool:
+    """Sends a signal to a process group; whether there is one."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
+        return False
+    return True
+
+
+def _lives(group: int) -> bool:
+    """Whether any process of a group runs whose first process has been waited for."""
+    # As process 1 of a container a supervisor inherits the orphans, and must wait for them too.
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    return _signal(group, 0)
+
+
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        _signal(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _told(code: int) -> str:

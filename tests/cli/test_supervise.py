@@ -1,6 +1,8 @@
 """The supervisor starts again what died, and nothing else."""
 
+import contextlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -11,6 +13,8 @@ import pytest
 from nca_trader.errors import CheckFailed
 from nca_trader.scale import supervisor as module
 from nca_trader.scale.supervisor import Supervisor, free_port
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
 
 # Ends with the next code of the file, which it takes out; -N kills itself by signal N.
 CHILD = """
@@ -155,3 +159,109 @@ def test_this_installation_is_started_where_its_scripts_are_not_on_the_path(comm
     monkeypatch.setattr(module, "Supervisor", Started)
     assert command("supervise", "--", "nca-trader", "train").code == 0
     assert started == [[sys.executable, "-m", "nca_trader", "train"]]
+
+
+# Starts a process of its own, says both numbers, and waits; ends by signals as most programs do.
+FAMILY = """
+import os, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"])
+print(os.getpid(), child.pid, flush=True)
+sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else child.wait()
+"""
+
+
+def lives(pid):
+    """Whether the process runs; a zombie does not."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def ended(pid, seconds=10.0):
+    end = time.monotonic() + seconds
+    while lives(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not lives(pid)
+
+
+@pytest.fixture
+def family(root):
+    """Starts `supervise` over a family; gives the supervisor, the command's pid and its child's."""
+    started, pids = [], []
+
+    def start(*before):
+        process = subprocess.Popen(
+            [*before, sys.executable, "-m", "nca_trader", "supervise", "--",
+             sys.executable, "-c", FAMILY],
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )  # fmt: skip
+        started.append(process)
+        pids.extend(map(int, process.stdout.readline().split()))
+        return process, *pids[-2:]
+
+    yield start
+    for pid in [*pids, *(process.pid for process in started)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for process in started:
+        process.communicate()
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_supervisor_that_ends_leaves_nothing_running(family, number):
+    process, command, child = family()
+    process.send_signal(number)
+    assert ended(command)
+    assert process.wait(10) == (-9 if number == signal.SIGKILL else 128 + own(number))
+    # Of a killed supervisor's command only the process that it started can be ended.
+    assert number == signal.SIGKILL or ended(child)
+
+
+def own(number):
+    """What a command is sent for a signal of the supervisor's: train saves at a SIGTERM."""
+    return signal.SIGTERM if number == signal.SIGHUP else number
+
+
+@linux
+def test_under_nohup_a_terminal_that_closes_ends_nothing(family):
+    process, command, child = family("nohup")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None and lives(command) and lives(child)
+    process.send_signal(signal.SIGTERM)
+    assert ended(command) and ended(child)
+
+
+@linux
+def test_a_supervisor_that_died_before_its_child_asked_for_the_signal_starts_nothing(tmp_path):
+    mark = tmp_path / "mark"
+    command = module.bound(["touch", str(mark)], parent=2**22 + 1)  # above every pid
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not mark.exists()
+    assert subprocess.run(module.bound(["touch", str(mark)]), check=False).returncode == 0
+    assert mark.exists()
+
+
+@linux
+def test_what_a_command_left_running_is_ended_before_the_next_start(capfd, monkeypatch):
+    monkeypatch.setattr(module, "GRACE", 1.0)
+    command = [sys.executable, "-c", FAMILY, "1"]
+    with pytest.raises(CheckFailed, match="gave up after 1 restarts"):
+        Supervisor(command, restarts=1, backoff=0.0).run()
+    pids = [int(word) for line in capfd.readouterr().out.splitlines() for word in line.split()]
+    assert len(pids) == 4 and not any(map(lives, pids))
+
+
+def test_a_command_that_cannot_be_run_is_said_in_one_line(tmp_path, capfd):
+    program = tmp_path / "program"
+    program.write_text("no program")
+    program.chmod(0o755)
+    said = []
+    assert Supervisor([str(program)], say=said.append).run() == 2
+    assert len(said) == 1 and capfd.readouterr().err == f"{program}: Exec format error\n"
