@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 from sources import parsed
@@ -39,6 +40,19 @@ MAY_IMPORT = {
 }
 # Running code that came in a file: a bar file or a run folder may be a stranger's.
 UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+# Packages that reach the network, and the call by which processes of a run meet.
+NETWORK = {
+    "socket",
+    "ssl",
+    "http",
+    "urllib",
+    "requests",
+    "httpx",
+    "aiohttp",
+    "websockets",
+    "smtplib",
+}
+NETWORK |= {"ftplib", "obstore", "prometheus_client", "fsspec", "etils", "gcsfs", "boto3", "ccxt"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "read_pickle", "to_pickle"}
 
 
@@ -126,6 +140,50 @@ def test_every_part_of_the_package_has_its_place(root):
 
 def test_no_file_can_run_code_that_came_in_data(root):
     assert list(unsafe(root / PACKAGE)) == []
+
+
+def reaching(root):
+    """Files that import what reaches the network; to ask for this machine's name is not that."""
+    for path in sorted(root.rglob("*.py")):
+        tree, found = parsed(path), set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found |= {(node.module or "").split(".")[0]}
+            elif isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.distributed":
+                found |= {"requests"}
+        found &= NETWORK
+        used = {
+            n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and owner(n) == "socket"
+        }
+        if found - {"socket"} or ("socket" in found and used - {"gethostname"}):
+            yield f"{PACKAGE}/{path.relative_to(root).as_posix()}"
+
+
+def owner(attribute):
+    return getattr(attribute.value, "id", "")
+
+
+def test_security_names_every_file_that_reaches_the_network_and_no_other(root):
+    text = (root / "SECURITY.md").read_text()
+    assert set(re.findall(rf"`({PACKAGE}/[\w/]+\.py)`", text)) == {*reaching(root / PACKAGE)}
+
+
+def test_security_says_what_runs_code(root):
+    """The sources that import a module by a name from a file are the ones that it speaks of."""
+    running = set()
+    for path in (root / PACKAGE).rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and called(node) in (
+                "import_module", "__import__", "exec_module", "run_path", "run_module"
+            ):  # fmt: skip
+                given = ast.unparse(node.args[0])
+                if PACKAGE not in given and "__name__" not in given:
+                    running.add(path.relative_to(root / PACKAGE).as_posix())
+    assert running == {"watch/sinks.py", "cli/leakcheck.py"}
+    text = (root / "SECURITY.md").read_text()
+    assert "`call:package.module:function`" in text and "`leakcheck FILE.py:NAME`" in text
 
 
 @pytest.mark.parametrize(
