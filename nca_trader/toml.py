@@ -10,20 +10,18 @@ import dataclasses
 import json
 import pathlib
 import re
-import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nca_trader.errors import ConfigError, argument
 from nca_trader.ranges import nearest
+from nca_trader.records import SHOWN, Mismatch, converted, read_toml, shown
 
 T = TypeVar("T")
 PACKAGE = pathlib.Path(__file__).resolve().parent
 # TOML has no null; a field that may be None is written and read as this word.
 NONE = "none"
-NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 def preset_folder(folder: str) -> pathlib.Path:
@@ -89,10 +87,7 @@ def from_toml_text(cls: type[T], text: str, source: str, overrides: Sequence[str
     Raises:
       ConfigError: with one line for each thing that is wrong.
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}; mend that line.") from None
+    table = read_toml(text, source)
     reader = _Reader(source, cls)
     for override in overrides:
         reader.override(table, override)
@@ -130,10 +125,6 @@ def _value(value: Any) -> str:
     return repr(value)
 
 
-class _Mismatch(Exception):
-    """A value of another type than its field; the argument says which was expected."""
-
-
 class _Reader:
     """Builds one config, and gathers what is wrong instead of stopping at the first fault."""
 
@@ -157,6 +148,7 @@ class _Reader:
     def override(self, table: dict[str, Any], text: str) -> None:
         """Puts one "table.key=value" into the nested `table`."""
         dotted, equals, value = text.partition("=")
+        text = text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "..."
         path = tuple(part.strip() for part in dotted.split("."))
         if not equals or not all(path):
             self.problems.append(
@@ -172,8 +164,8 @@ class _Reader:
                 )
                 return
         try:
-            parsed, bare = tomllib.loads(f"value = {value}"), False
-        except tomllib.TOMLDecodeError:
+            parsed, bare = read_toml(f"value = {value}", "--set"), False
+        except ConfigError:
             parsed, bare = {"value": value.strip()}, True
         if len(parsed) != 1 or (bare and set(value) & set("[]{}\"'\n")):
             self.problems.append(
@@ -196,18 +188,21 @@ class _Reader:
                 homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]
                 hint = f"did you mean {' or '.join(homes)}? " if homes else nearest(key, known)
                 doubtful += [name for name in known if f"'{name}'" in hint]
-                self.report(here, f"{key} is not a known key; {hint}Known: {', '.join(known)}.")
+                named = key if key.isprintable() else repr(key)
+                self.report(here, f"{named} is not a known key; {hint}Known: {', '.join(known)}.")
             elif dataclasses.is_dataclass(types_of[key]):
                 if isinstance(value, Mapping):
                     values[key] = self.build(types_of[key], value, here)
                 else:
-                    self.report(here, f"{key} = {_show(value)} is not a table; write [{key}].")
+                    self.report(here, f"{key} = {shown(value)} is not a table; write [{key}].")
             else:
                 try:
-                    values[key] = _convert(value, types_of[key])
-                except _Mismatch as mismatch:
+                    values[key] = converted(value, types_of[key], NONE)
+                except Mismatch as mismatch:
                     doubtful.append(key)
-                    self.report(here, f"{key} = {_show(value)} where {mismatch} is expected.")
+                    self.report(
+                        here, f"{key} = {shown(value)} where {mismatch.expected} is expected."
+                    )
         if any(
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()
         ):
@@ -221,37 +216,3 @@ class _Reader:
                     self.report((*path, line.partition("=")[0]), line)
             return None
         return None if len(self.problems) > before else config
-
-
-def _show(value: Any) -> str:
-    return json.dumps(value, default=str)
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """`value` as TOML gave it, as the type `kind` of a field."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]
-        if len(kinds) != 1:
-            raise TypeError(f"a config field of type {kind} cannot be read from TOML.")
-        if value == NONE:
-            return None
-        try:
-            return _convert(value, kinds[0])
-        except _Mismatch as mismatch:
-            raise _Mismatch(f'{mismatch} or "{NONE}"') from None
-    if typing.get_origin(kind) is tuple:
-        item = typing.get_args(kind)[0]
-        if not isinstance(value, list):
-            raise _Mismatch(f"a list, e.g. [{_EXAMPLES[item]}],")
-        try:
-            return tuple(_convert(v, item) for v in value)
-        except _Mismatch as mismatch:
-            raise _Mismatch(f"a list in which each is {mismatch}") from None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-        raise _Mismatch(NAMES[kind])
-    return value
-
-
-_EXAMPLES = {int: "1, 2", float: "0.5, 1.0", str: '"one", "two"', bool: "true, false"}

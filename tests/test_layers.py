@@ -8,8 +8,18 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "annual", "cloud", "disk", "hosts", "numerics", "ranges", "toml"}
-FOUNDATION |= {"presets"}
+FOUNDATION = {
+    "errors",
+    "types",
+    "annual",
+    "cloud",
+    "disk",
+    "hosts",
+    "numerics",
+    "ranges",
+    "records",
+}
+FOUNDATION |= {"presets", "toml"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"runs", "mesh", "learner"}
@@ -23,7 +33,8 @@ MAY_IMPORT = {
     "disk": {"errors", "cloud"},
     "hosts": {"errors"},
     "ranges": {"errors"},
-    "toml": {"errors", "ranges"},
+    "records": {"errors", "ranges"},
+    "toml": {"errors", "ranges", "records"},
     "presets": {"errors", "types", "ranges"},
     "data": FOUNDATION,
     "envs": ENVS,

@@ -40,7 +40,7 @@ def place(
 class Agent(NamedTuple):
     """What a session needs to know of what it trades with.
 
-    symbols: `A` names. targets, actions: as in `EnvSpec`.
+    spec: of the environment that it was trained in.
     features: a `FeatureSet`: `names`, `init(num_assets) -> state` and
       `step(state, bar) -> state, [A, F] float32`.
     begin: `() -> stream`, before the first bar. see: `(stream, features [A, F] float32, present
@@ -50,8 +50,7 @@ class Agent(NamedTuple):
     costs, rules: of the account. identity: hashes and versions that make a session this one.
     """
 
-    symbols: tuple[str, ...]
-    targets: tuple[float, ...]
+    spec: EnvSpec
     features: Any
     begin: Callable[[], Any]
     see: Callable[[Any, np.ndarray, np.ndarray], tuple[Any, Any]]
@@ -61,7 +60,11 @@ class Agent(NamedTuple):
     costs: Costs
     rules: Rules
     identity: dict[str, Any]
-    actions: str = "direction"
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The `A` assets, in order."""
+        return self.spec.symbols
 
 
 class State(NamedTuple):
@@ -121,14 +124,6 @@ class Core:
 
     def __init__(self, agent: Agent, run: str, start: int | None = None):
         self.agent, self._run = agent, run
-        names = tuple(agent.features.names)
-        self._spec = EnvSpec(
-            symbols=agent.symbols,
-            features=names,
-            targets=agent.targets,
-            warmup=0,
-            actions=agent.actions,
-        )
         self._start = -(2**62) if start is None else start
 
     def begin(self) -> State:
@@ -192,9 +187,9 @@ class Core:
 
     def _decide(self, state: State, cells: Any, account: Account) -> Decision:
         """The most probable action of each asset; no order where a number is not finite."""
-        num_assets = len(self.agent.symbols)
+        num_assets, spec = len(self.agent.symbols), self.agent.spec
         held = Decision(
-            np.full((num_assets, distribution(self._spec).outputs(self._spec)), np.nan),
+            np.full((num_assets, distribution(spec).outputs(spec)), np.nan),
             np.zeros(num_assets, int),
             np.full(num_assets, np.nan),
         )
@@ -205,7 +200,7 @@ class Core:
         if logits.shape != held.logits.shape or not np.isfinite(logits).all():
             return held
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            target = np.asarray(_target(self._spec, logits, account.ordered))
+            target = np.asarray(_target(spec, logits, account.ordered))
         return Decision(logits, logits.argmax(-1), target)
 
     def _place(

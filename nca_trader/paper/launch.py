@@ -51,9 +51,7 @@ def agent_of(run: Run) -> Agent:
             return np.asarray(act(params, cells, account))
 
     return Agent(
-        symbols=run.spec.symbols,
-        targets=run.spec.targets,
-        actions=run.spec.actions,
+        spec=run.spec,
         features=feature_set(run.env_config.features),
         begin=policy.begin,
         see=see,

@@ -248,11 +248,11 @@ def started(agent: Agent, capital: float, start: int | None) -> dict[str, Any]:
     """The body of run_started: all that makes a session this one and no other."""
     return {
         "symbols": list(agent.symbols),
-        "targets": list(agent.targets),
+        "targets": list(agent.spec.targets),
         "receptive_field": agent.receptive_field,
         "first_decision": agent.first_decision,
         "costs": dataclasses.asdict(agent.costs),
-        "actions": agent.actions,
+        "actions": agent.spec.actions,
         "rules": agent.rules._asdict(),
         "capital": float(capital),
         "start": start,

@@ -22,11 +22,13 @@ from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.cloud import CloudPath, place
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
-from nca_trader.runs.manifest import Run, spec_of_record
+from nca_trader.records import read_json, record
+from nca_trader.runs.manifest import Manifest, Run, manifest_of, read_spec, selection_of
 from nca_trader.toml import from_toml_text, to_toml
 
 KIND, VERSION = "nca_trader policy", 1
-OF_RUN = ("name", "seed", "command", "data", "spec", "config", "versions", "commit", "device")
+AGAIN = "restore it from a copy, or export it again"
+TEXTS = ("manifest", "selection", "coding", "steps", "agent.toml", "env.toml")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
     about = {
         "coding": json.dumps(dataclasses.asdict(weights.coding)),
         "steps": json.dumps(weights.steps),
-        "manifest": json.dumps({key: run.manifest[key] for key in OF_RUN}),
+        "manifest": json.dumps({key: run.manifest[key] for key in Manifest.__annotations__}),
         "selection": json.dumps(run.selection),
         "agent.toml": to_toml(run.agent_config),
         "env.toml": to_toml(run.env_config),
@@ -159,14 +161,22 @@ class Exported(Run):
         """Reads the whole file."""
         self.path = place(path)
         tensors, about = read_tensors(self.path, KIND, VERSION)
-        self.manifest = json.loads(about["manifest"])
-        self._selection = json.loads(about["selection"])
-        self.env_config = from_toml_text(EnvConfig, about["env.toml"], f"{path}: env.toml")
-        self.agent_config = from_toml_text(AgentConfig, about["agent.toml"], f"{path}: agent.toml")
-        self.spec = spec_of_record(self.manifest["spec"])
+        texts = record(dict[str, str], about, str(path), AGAIN)
+        missing = [name for name in TEXTS if name not in texts]
+        if missing:
+            raise StateError(f"{path}: has no {missing[0]!r}; {AGAIN}.")
+        parsed = {name: read_json(texts[name], f"{path}: {name}", AGAIN) for name in TEXTS[:4]}
+        self.manifest = manifest_of(Manifest, parsed["manifest"], f"{path}: manifest")
+        chosen = parsed["selection"]
+        self._selection = selection_of(chosen, f"{path}: selection") if chosen else {}
+        self.env_config = from_toml_text(EnvConfig, texts["env.toml"], f"{path}: env.toml")
+        self.agent_config = from_toml_text(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
+        self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
         self._acting, self._seed = self.agent_config, None
         self.weights = Compact(
-            Coding(**json.loads(about["coding"])), tensors, json.loads(about["steps"])
+            record(Coding, parsed["coding"], f"{path}: coding", AGAIN),
+            tensors,
+            record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN),
         )
 
     @property

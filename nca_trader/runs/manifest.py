@@ -13,6 +13,7 @@ In an object store it is what lies below a key; there metrics.jsonl is in parts,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import hashlib
@@ -23,10 +24,11 @@ import pathlib
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
 import jax
+import numpy as np
 
 from nca_trader import __version__, hosts
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
@@ -34,9 +36,10 @@ from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.disk import write_atomically
 from nca_trader.envs.sharded import ShardedEnv
-from nca_trader.envs.trading import TradingEnv
+from nca_trader.envs.trading import TradingEnv, spec_of
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
+from nca_trader.records import RESTORE, read_json, record, sealed, shown, unsealed
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import check_shared, make_folder, training_in
@@ -45,9 +48,55 @@ from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
-FORMAT = 3
-MANIFEST = ("name", "seed", "command", "data", "spec", "config")
+M = TypeVar("M", bound="Manifest")
+FORMAT = 4
+UNSEALED = 3  # the format before run.json and selection.json had a checksum
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
+
+
+class DataRecord(TypedDict):
+    """Bars as a manifest names them. first, last: times of the first and last of `rows` bars.
+
+    universes: the symbols of each shard, every combination once.
+    """
+
+    source: str
+    note: str
+    symbols: list[str]
+    rows: int
+    first: str
+    last: str
+    sha256: str
+    universes: NotRequired[list[list[str]]]
+
+
+class Manifest(TypedDict):
+    """What a run was made with, in run.json and in an exported file. config: SHA-256 by file."""
+
+    name: str
+    seed: int
+    command: str
+    data: DataRecord
+    spec: dict[str, Any]
+    config: dict[str, str]
+    versions: dict[str, str]
+    commit: str
+    device: str
+
+
+class RunManifest(Manifest):
+    """The whole of run.json."""
+
+    format: int
+    created: str
+
+
+class Selection(TypedDict):
+    """selection.json: which agent was selected, the Sharpe ratio of each, and on which bars."""
+
+    selected: int
+    sharpe: NotRequired[list[float | None]]
+    data: NotRequired[DataRecord]
 
 
 class Run:
@@ -76,18 +125,19 @@ class Run:
                 f"{self.path}: not a run folder (it has no run.json); give one that "
                 "`nca-trader train` made."
             )
-        self.manifest = _read_json(file)
-        if self.manifest.get("format") != FORMAT:
+        manifest, checked = unsealed(file.read_bytes(), str(file))
+        known = manifest.get("format") if isinstance(manifest, dict) else FORMAT
+        if known not in (UNSEALED, FORMAT):
             raise RunError(
-                f"{file}: format {self.manifest.get('format')}, this version reads {FORMAT}; "
+                f"{file}: format {shown(known)}, this version reads {FORMAT}; "
                 "use the version that wrote it."
             )
-        missing = [key for key in MANIFEST if key not in self.manifest]
-        if missing:
-            raise StateError(f"{file}: has no {missing[0]!r}; restore it from a copy.")
+        self.manifest: Manifest = manifest_of(RunManifest, manifest, str(file))
+        self._sealed = known == FORMAT
+        self._refuse_unsealed(file, checked)
         self.env_config = self._config(EnvConfig, "env.toml")
         self.agent_config = self._config(AgentConfig, "agent.toml")
-        self.spec = spec_of_record(self.manifest["spec"])
+        self.spec = read_spec(self.manifest, self.env_config, str(file), exact=self._sealed)
         self._seed = seed
         agent = self.agent_config
         self._acting = agent if steps is None else with_steps(agent, steps)
@@ -96,6 +146,10 @@ class Run:
                 f"{self.path}: has no agent {self.selected}; it trained "
                 f"{self.agent_config.num_seeds}, numbered from 0."
             )
+
+    def _refuse_unsealed(self, file: Place, checked: bool) -> None:
+        if self._sealed and not checked:
+            raise StateError(f"{file}: has no 'checksum'; restore it from a copy.")
 
     def _config(self, cls: type[T], name: str) -> T:
         file = self.path / name
@@ -128,9 +182,18 @@ class Run:
 
     @property
     def selection(self) -> dict[str, Any]:
-        """The contents of selection.json, or {}."""
+        """The contents of selection.json, or {}; see `Selection`.
+
+        Raises:
+          StateError: the file was changed since it was written.
+        """
         file = self.path / "selection.json"
-        return _read_json(file) if file.is_file() else {}
+        if not file.is_file():
+            return {}
+        value, checked = unsealed(file.read_bytes(), str(file))
+        found = selection_of(value, str(file))
+        self._refuse_unsealed(file, checked)
+        return found
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -175,39 +238,68 @@ class Run:
         """The rows of metrics.jsonl."""
         rows = []
         for number, line in enumerate(self.lines.read().splitlines(), 1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                raise StateError(
-                    f"{self.lines.path} line {number}: not JSON; restore the file from a copy."
-                ) from None
+            where = f"{self.lines.path} line {number}"
+            rows.append(record(dict[str, Any], read_json(line, where), where))
         return rows
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Writes a JSON file of the run, whole or not at all."""
-        write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes a JSON file of the run with its checksum, whole or not at all."""
+        write_atomically(self.path / name, sealed(value))
 
 
-def spec_of_record(spec: dict[str, Any]) -> EnvSpec:
-    """The spec that a manifest, whose JSON knows lists alone, says."""
-    return EnvSpec(
-        symbols=tuple(spec["symbols"]),
-        features=tuple(spec["features"]),
-        targets=tuple(spec["targets"]),
-        warmup=spec["warmup"],
-        actions=spec["actions"],
-        nearest=tuple(tuple(row) for row in spec["nearest"]),
-    )
+def manifest_of(kind: type[M], value: Any, source: str) -> M:
+    """Returns parsed JSON as a manifest.
+
+    Raises:
+      StateError: a key is unknown or missing, or a value has another type.
+    """
+    found = record(kind, value, source)
+    _refuse_no_span(found["data"], source)
+    return found
 
 
-def _read_json(file: Place) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StateError(f"{file}: not JSON ({error}); restore it from a copy.") from None
-    if not isinstance(value, dict):
-        raise StateError(f"{file}: not a JSON object; restore it from a copy.")
-    return value
+def selection_of(value: Any, source: str) -> dict[str, Any]:
+    """Returns parsed JSON as a `Selection`; see `manifest_of`."""
+    found = dict(record(Selection, value, source))
+    if "data" in found:
+        _refuse_no_span(cast(DataRecord, found["data"]), source)
+    return found
+
+
+def _refuse_no_span(data: DataRecord, source: str) -> None:
+    for end in (data["first"], data["last"]):
+        try:
+            np.datetime64(end, "ns")
+        except ValueError:
+            raise StateError(f"{source}: {end!r} is not a time; {RESTORE}.") from None
+
+
+def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool) -> EnvSpec:
+    """Rebuilds the `EnvSpec` of a manifest, every field of it.
+
+    Args:
+      exact: whether the record has a checksum. Without one, an older version wrote the record:
+        what it lacks follows from `config`, and must agree with `config` where it has it.
+
+    Raises:
+      StateError: a field is unknown or missing, or has another type or value.
+    """
+    given, where = manifest["spec"], f"{source}: spec"
+    if exact:
+        return record(EnvSpec, given, where)
+    features = record(list[str], given.get("features", []), f"{where}.features")
+    symbols = given.get("symbols", manifest["data"]["symbols"])
+    symbols = record(tuple[str, ...], symbols, f"{where}.symbols")
+    states = tuple(name for name in features if name.startswith("state:"))
+    derived = spec_of(config, symbols, states)
+    spec = record(EnvSpec, _as_json(derived) | given, where)
+    for name in ("features", "targets", "actions", "constant_size"):
+        there, here = getattr(spec, name), getattr(derived, name)
+        if there != here:
+            raise StateError(
+                f"{source}: spec.{name} is {there}, but env.toml gives {here}; {RESTORE}."
+            )
+    return spec
 
 
 def data_record(bars: Bars) -> dict[str, Any]:
@@ -221,6 +313,11 @@ def data_record(bars: Bars) -> dict[str, Any]:
         "last": str(bars.time[-1]),
         "sha256": bars.digest(),
     }
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass in the types that JSON reads back."""
+    return json.loads(json.dumps(dataclasses.asdict(value)))
 
 
 def _shards_record(env: ShardedEnv) -> dict[str, Any]:
@@ -316,7 +413,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
         "command": " ".join(sys.argv),
         "seed": seed,
         "data": _record(env),
-        "spec": vars(env.spec),
+        "spec": dataclasses.asdict(env.spec),
         "versions": versions(),
         "commit": commit(),
         "device": jax.devices()[0].device_kind,
@@ -333,7 +430,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
         entry | {"data": manifest["data"]["sha256"], "time": manifest["created"]},
     )
     # Last: a folder with run.json is whole.
-    write_atomically(path / "run.json", json.dumps(manifest, indent=2) + "\n")
+    write_atomically(path / "run.json", sealed(manifest))
     return Run(path)
 
 

@@ -13,7 +13,7 @@ from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.reading import read_events
 from nca_trader.paper.session import Session
-from nca_trader.types import Bars, Costs
+from nca_trader.types import Bars, Costs, EnvSpec
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 RECEPTIVE_FIELD = 5
@@ -97,8 +97,7 @@ def make_agent(
         return stream, stream
 
     return Agent(
-        symbols=symbols,
-        targets=targets,
+        spec=EnvSpec(symbols=symbols, features=("return_1",), targets=targets, warmup=0),
         features=features or LastReturn(),
         begin=begin,
         see=see,

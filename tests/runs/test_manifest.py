@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import json
 import pathlib
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.learner.train import steps_done, train
 from nca_trader.presets import CheckpointConfig, MeshConfig
+from nca_trader.records import sealed
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import FORMAT, Run, open_run
+from nca_trader.types import EnvSpec
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +161,15 @@ def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
     ("name", "text", "error", "says"),
     [
         ("run.json", "{", StateError, "run.json: not JSON"),
-        ("run.json", "[]", StateError, "run.json: not a JSON object"),
+        ("run.json", "[]", StateError, r"run.json: \[\] where an object is expected"),
         ("run.json", '{"format": 3}', StateError, "run.json: has no 'name'"),
-        ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 3"),
+        ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 4"),
         ("run.json", b"\xff\xfe", StateError, "run.json: not JSON"),
         ("selection.json", "nonsense", StateError, "selection.json: not JSON"),
-        ("selection.json", '{"selected": 3}', RunError, "has no agent 3; it trained 1"),
+        ("selection.json", '{"selected": 0}', StateError, "selection.json: has no 'checksum'"),
+        ("selection.json", sealed({"selected": 3}), RunError, "has no agent 3; it trained 1"),
+        ("selection.json", sealed({"seLected": 0}), StateError, "did you mean 'selected'"),
+        ("selection.json", sealed({"selected": "0"}), StateError, "a whole number is expected"),
         ("agent.toml", None, RunError, "agent.toml: is missing"),
         ("env.toml", "", RunError, "env.toml: was changed after the run was made"),
     ],
@@ -276,3 +282,64 @@ def test_the_manifest_is_written_last(env, tmp_path, monkeypatch):
         open_run(env, AGENT, tmp_path / "r", seed=0)
     assert not (tmp_path / "r" / "run.json").exists()
     assert (tmp_path / "r" / "agent.toml").exists()
+
+
+def rewrite(path, format, change):
+    """run.json with `change` made to it, as a version of `format` would have written it."""
+    manifest = json.loads(path.read_text())
+    del manifest["checksum"]
+    manifest["format"] = format
+    change(manifest)
+    path.write_text(sealed(manifest) if format == FORMAT else json.dumps(manifest, indent=2))
+
+
+def test_an_older_run_without_a_field_of_the_spec_acts_as_its_environment_says(tmp_path, env):
+    config = dataclasses.replace(ENV, reward="pnl")
+    env = TradingEnv(env.bars, config)
+    run = open_run(env, AGENT, tmp_path / "r", seed=0)
+    rewrite(run.path / "run.json", 3, lambda manifest: manifest["spec"].pop("constant_size"))
+    assert Run(run.path).spec == env.spec and env.spec.constant_size
+
+
+SPECS = {
+    "unknown": lambda spec: spec.update(colour="red"),
+    "missing": lambda spec: spec.pop("warmup"),
+    "type": lambda spec: spec.update(targets=["0.5"]),
+    "null": lambda spec: spec.update(warmup=None),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("format", [3, 4])
+def test_a_spec_with_a_wrong_key_or_type_is_refused(tmp_path, env, name, format):
+    run = open_run(env, AGENT, tmp_path / "r", seed=0)
+    rewrite(run.path / "run.json", format, lambda manifest: SPECS[name](manifest["spec"]))
+    if (name, format) == ("missing", 3):  # it follows from env.toml
+        assert Run(run.path).spec == env.spec
+        return
+    with pytest.raises(StateError, match=r"run.json: spec: .*; restore it from a copy") as info:
+        Run(run.path)
+    assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("targets", [-0.7, 0.0, 0.7]), ("features", ["return_1", "rsi"]), ("actions", "orders")],
+)
+def test_an_older_spec_that_its_environment_does_not_make_is_refused(tmp_path, env, field, value):
+    run = open_run(env, AGENT, tmp_path / "r", seed=0)
+    rewrite(run.path / "run.json", 3, lambda manifest: manifest["spec"].update({field: value}))
+    with pytest.raises(StateError, match=rf"spec.{field} is .*, but env.toml gives"):
+        Run(run.path)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(EnvSpec), ids=lambda field: field.name)
+def test_every_field_of_a_spec_comes_back(tmp_path, env, field):
+    others = {bool: True, int: 7, str: "orders"}
+    value = getattr(env.spec, field.name)
+    other = others[type(value)] if type(value) in others else (*value[::-1], value[0])
+    assert other != value
+    env = TradingEnv(env.bars, ENV)
+    env.spec = dataclasses.replace(env.spec, **{field.name: other})
+    run = open_run(env, AGENT, tmp_path / "r", seed=0)
+    assert Run(run.path).spec == env.spec

@@ -1,0 +1,100 @@
+"""A run decides in a backtest as its learner would, for every reward and kind of action."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT, ENV
+
+from nca_trader.agents.policy import make_policy
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.learner.update import make_learner
+from nca_trader.presets.env import REWARDS
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.exported import Coding, compact, read_run, write_exported
+from nca_trader.runs.manifest import Run, open_run
+
+ACTIONS = ("direction", "orders", "weights")
+QUICK = (("pnl", "direction"), ("crra", "orders"))
+CASES = [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    for case in itertools.product(REWARDS, ACTIONS)
+]
+
+
+def ordered_before(targets):
+    """`[N, A]` the last ordered target before each bar; flat before the first."""
+    ordered = np.zeros_like(targets)
+    for t in range(1, len(targets)):
+        ordered[t] = np.where(np.isnan(targets[t - 1]), ordered[t - 1], targets[t - 1])
+    return ordered
+
+
+def greedy_target(env, logits, ordered):
+    """The target weight of the most probable action, in numpy."""
+    targets = np.asarray(env.spec.targets)
+    if env.config.actions == "weights":
+        return targets[0] + (targets[-1] - targets[0]) * (1 + np.tanh(logits[..., 0])) / 2
+    action = logits.argmax(-1)
+    if env.config.actions == "orders":
+        there = np.abs(ordered[..., None] - targets).argmin(-1)
+        action = np.clip(there + action - 1, 0, len(targets) - 1)
+    return targets[action]
+
+
+def learnt_logits(env, params, weights, ordered):
+    """`[N, A, n]` what the learner's parameters say at each bar of an account's history.
+
+    The account's features are written out here: those of `EnvConfig.reward`, not of a manifest.
+    """
+    policy = make_policy(AGENT, env.spec)
+    cells = policy.encode(params, env.features[None], env.bars.present[None])[0]
+    size = max(map(abs, env.spec.targets))
+    held, cash = weights / size, np.broadcast_to(1 - weights.sum(1, keepdims=True), weights.shape)
+    if env.config.reward == "pnl":
+        held, cash = ordered / size, np.zeros_like(ordered)
+    seen = np.stack([held, ordered / size, cash], -1).astype(np.float32)
+    return np.asarray(jax.vmap(policy.act, (None, 0, 0))(params, cells, seen)[0])
+
+
+def decisive(params):
+    """The parameters, spread out: they decide many things, as long training makes them."""
+    rng = np.random.default_rng(4)
+    return jax.tree.map(lambda p: p + rng.normal(size=p.shape).astype(p.dtype), params)
+
+
+@pytest.mark.parametrize(("reward", "actions"), CASES)
+def test_a_backtest_decides_as_the_learner_does(tmp_path, reward, actions):
+    config = dataclasses.replace(ENV, reward=reward, actions=actions)
+    env = TradingEnv(random_bars(np.random.default_rng(3), 200, 2), config)
+    learner = make_learner(env, make_policy(AGENT, env.spec), AGENT)
+    state, _ = learner.step(learner.init(jax.random.key(0)))
+    state = state._replace(params=decisive(state.params))
+    run = open_run(env, AGENT, tmp_path / "r", seed=0)
+    with Checkpoints(run.path / "checkpoints") as checkpoints:
+        checkpoints.save(1, state)
+    weights = compact(run, run.params(), Coding(bits=16), env.features, env.bars.present)
+    write_exported(tmp_path / "agent.nca", run, weights)
+    for served, params in (
+        (Run(run.path), state.params),
+        (read_run(tmp_path / "agent.nca"), weights.params(make_policy(AGENT, env.spec))),
+    ):
+        result = backtest(env.bars, served, start=str(env.bars.index[0]))
+        targets, held = result.targets.to_numpy(), result.weights.to_numpy()
+        decided = ~np.isnan(targets).all(1)
+        ordered = ordered_before(targets)
+        logits = learnt_logits(env, params, held, ordered)
+        np.testing.assert_allclose(result.logits[decided], logits[decided], atol=2e-4)
+        want = greedy_target(env, logits, ordered)
+        if actions == "weights":
+            np.testing.assert_allclose(targets[decided], want[decided], atol=1e-4)
+        else:
+            gap = np.diff(np.sort(logits, -1)[..., -2:], axis=-1)[..., 0]
+            clear = decided[:, None] & (gap > 1e-3)
+            assert clear[decided].mean() > 0.9
+            np.testing.assert_allclose(targets[clear], want[clear])
+        assert len(np.unique(targets[decided])) > 1, "an agent that never moves shows nothing"
