@@ -30,6 +30,7 @@ from nca_trader.envs.trading import TradingEnv, kept
 from nca_trader.evaluate.backtest import encode
 from nca_trader.evaluate.prove import greedy_positions, judge, pieces
 from nca_trader.learner.update import make_learner
+from nca_trader.ranges import switched
 
 KINDS = ("nca", "gru", "mlp", "tcn")
 DROPPED = (0.0, 0.1, 0.3, 0.5)
@@ -41,15 +42,14 @@ def policy_of(kind, agent, spec, width):
     """The policy of `kind` and `width`; the automaton is as its preset says."""
     config = agent.policy
     window = make_policy(agent, spec).receptive_field
-    changes = {"kind": kind, "channels": width, "hidden": width, "window": window}
-    changes |= {"neighbours": "none", "fire_rate": 1.0, "remat": "none"}
+    changes = {"channels": width, "window": window}
     if kind == "nca":
         return make_policy(agent, spec)
-    if kind == "tcn":
-        changes["kind"] = "mlp"
-    policy = make_policy(
-        dataclasses.replace(agent, policy=dataclasses.replace(config, **changes)), spec
-    )
+    if kind == "gru":
+        other = switched(config, kind="gru", **changes)
+    else:
+        other = switched(config, kind="mlp", hidden=width, **changes)
+    policy = make_policy(dataclasses.replace(agent, policy=other), spec)
     return convolutional(policy, config, width) if kind == "tcn" else policy
 
 

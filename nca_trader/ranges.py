@@ -5,13 +5,17 @@ A config's `__post_init__` collects them and calls `refuse`, so that all faults 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from nca_trader.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def refuse(*problems: Iterable[str]) -> None:
@@ -71,3 +75,38 @@ def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
         divisors = [d for d in range(1, of + 1) if of % d == 0]
         near = min(divisors, key=lambda d: abs(d - value))
         yield f"{name}={value} does not divide {of_name}={of}; the nearest that does is {near}."
+
+
+def without_effect(config: Any) -> Iterator[str]:
+    """Fields that the others switch off must be left at their defaults.
+
+    Args:
+      config: a dataclass with `idle(given)`, which yields the name of each field that changes
+        nothing beside the values `given`, and the setting that it needs.
+    """
+    defaults = defaults_of(type(config))
+    for name, needs in config.idle(config):
+        if (value := getattr(config, name)) != defaults[name]:
+            yield (
+                f"{name}={value!r} has no effect without {needs}; leave it out (its default is "
+                f"{defaults[name]!r}), or give {needs}."
+            )
+
+
+def switched(config: T, **changes: Any) -> T:
+    """A copy of a config with `changes`, in which what they switch off is at its default."""
+    fields: Any = config
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(fields)}
+    return dataclasses.replace(fields, **at_rest(type(config), given | changes) | changes)
+
+
+def at_rest(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of what `values`, and the defaults of all others, leave without effect."""
+    defaults = defaults_of(cls)
+    given = SimpleNamespace(**{**defaults, **values})
+    return {name: defaults[name] for name, _ in cls.idle(given)}
+
+
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """The default of each field of a dataclass, by name."""
+    return {field.name: field.default for field in dataclasses.fields(cls)}

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nca_trader.errors import ConfigError, argument
-from nca_trader.ranges import nearest
+from nca_trader.ranges import at_rest, nearest
 from nca_trader.records import SHOWN, Mismatch, converted, read_toml, shown
 
 T = TypeVar("T")
@@ -72,7 +72,9 @@ def read_preset(
     return from_toml_text(cls, content, source, overrides)
 
 
-def from_toml_text(cls: type[T], text: str, source: str, overrides: Sequence[str] = ()) -> T:
+def from_toml_text(
+    cls: type[T], text: str, source: str, overrides: Sequence[str] = (), *, recorded: bool = False
+) -> T:
     """Reads a config from the text of a TOML file.
 
     Keys are the dataclass's fields and nested dataclasses are tables; what is left out has its
@@ -83,12 +85,14 @@ def from_toml_text(cls: type[T], text: str, source: str, overrides: Sequence[str
       text: the file's text.
       source: the file's name, for messages.
       overrides: "table.key=value" strings; value as in TOML, or a bare word.
+      recorded: whether a run wrote it. A value without effect is then left out and not refused:
+        versions before took it, and the file cannot be changed any more.
 
     Raises:
       ConfigError: with one line for each thing that is wrong.
     """
     table = read_toml(text, source)
-    reader = _Reader(source, cls)
+    reader = _Reader(source, cls, recorded)
     for override in overrides:
         reader.override(table, override)
     config = reader.build(cls, table, ())
@@ -128,8 +132,8 @@ def _value(value: Any) -> str:
 class _Reader:
     """Builds one config, and gathers what is wrong instead of stopping at the first fault."""
 
-    def __init__(self, source: str, cls: type):
-        self.source = source
+    def __init__(self, source: str, cls: type, recorded: bool):
+        self.source, self.recorded = source, recorded
         self.tables = {
             name: [field.name for field in dataclasses.fields(kind)]
             for name, kind in typing.get_type_hints(cls).items()
@@ -207,6 +211,8 @@ class _Reader:
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()
         ):
             return None
+        if self.recorded and hasattr(cls, "idle"):
+            values |= at_rest(cls, values)
         try:
             config = cls(**values)
         except ConfigError as error:

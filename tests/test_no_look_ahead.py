@@ -32,6 +32,7 @@ from nca_trader.envs.orders import rules_of
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.evaluate import backtest as backtest_module
 from nca_trader.evaluate.backtest import encode, strategy_targets
+from nca_trader.presets.policy import KINDS_WITH
 from nca_trader.toml import preset_names
 from nca_trader.types import Costs
 
@@ -214,7 +215,9 @@ def agents():
         agent = load_agent(preset)
         kinds = ("none", "ring", "nearest", "all") if agent.policy.kind == "nca" else ("none",)
         for neighbours in kinds:
-            policy = dataclasses.replace(agent.policy, **SMALL, neighbours=neighbours)
+            kind = agent.policy.kind
+            small = {n: v for n, v in SMALL.items() if kind in KINDS_WITH.get(n, (kind,))}
+            policy = dataclasses.replace(agent.policy, **small, neighbours=neighbours)
             key = (neighbours, agent.precision.matmul)
             found[policy.kind][key] = dataclasses.replace(agent, policy=policy)
     return {kind: list(variants.values()) for kind, variants in found.items()}

@@ -1,6 +1,7 @@
 """Presets: every shipped file, the round trip, and what a wrong file is told."""
 
 import dataclasses
+import functools
 import re
 
 import pytest
@@ -26,6 +27,11 @@ from nca_trader.types import Costs
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
 OTHER_KINDS = ("mlp", "gru")
+# Modes whose fields have an effect.
+NEAREST = functools.partial(PolicyConfig, neighbours="nearest")
+MLP = functools.partial(PolicyConfig, kind="mlp")
+EXPLOITS = functools.partial(PopulationConfig, every=1)
+SGDR = functools.partial(OptimizerConfig, schedule="sgdr")
 
 
 def complaint(cls, text, *overrides):
@@ -66,10 +72,10 @@ def test_a_policy_of_another_kind_states_its_window(name):
 
 def test_what_is_of_the_automaton_is_refused_for_other_kinds():
     (line,) = complaint(AgentConfig, "[policy]\nkind = 'mlp'\nneighbours = 'ring'")
-    assert line.startswith("my.toml: [policy] neighbours='ring' is of the automaton")
+    assert line.startswith("my.toml: [policy] neighbours='ring' has no effect without kind='nca'")
     (line,) = complaint(AgentConfig, "[policy]\nremat = 'every:0'")
     assert "every:n" in line
-    (line,) = complaint(AgentConfig, "[policy]\nnum_neighbours = 17")
+    (line,) = complaint(AgentConfig, "[policy]\nneighbours = 'nearest'\nnum_neighbours = 17")
     assert "is above 16" in line
 
 
@@ -287,19 +293,19 @@ def test_a_mesh_is_given_by_all_its_devices_or_axis_by_axis():
         (PolicyConfig, "channels", (1, 512), (0, -1, 1.0)),
         (PolicyConfig, "fire_rate", (0.1, 1.0), (0.0, 1.5)),
         (PolicyConfig, "remat", ("none", "step", "every:2", "dots"), ("every:", "kernel", 3)),
-        (PolicyConfig, "num_neighbours", (1, 16), (0, 17)),
-        (PolicyConfig, "window", (1, 63), (0, 2.0)),
+        (NEAREST, "num_neighbours", (1, 16), (0, 17)),
+        (MLP, "window", (1, 63), (0, 2.0)),
         (LearnerConfig, "gae_lambda", (0.0, 1.0), (-0.1, 1.1)),
         (LearnerConfig, "discount", (0.5, 1.0), (0.0, 1.1)),
         (LearnerConfig, "replay_slots", (0,), (-1, 1, 2.0)),
         (CheckpointConfig, "max_skips", (1, 5), (0, 1.5)),
         (CheckpointConfig, "max_rollbacks", (0, 3), (-1, 1.5)),
-        (PopulationConfig, "share", (0.1, 0.5), (0.0, 0.6)),
-        (PopulationConfig, "perturb", (1.1, 2.0), (1.0, 0.8)),
+        (EXPLOITS, "share", (0.1, 0.5), (0.0, 0.6)),
+        (EXPLOITS, "perturb", (1.1, 2.0), (1.0, 0.8)),
         (PopulationConfig, "every", (0, 10), (-1, 0.5)),
         (OptimizerConfig, "b2", (0.0, 0.999), (1.0, -0.1)),
         (OptimizerConfig, "warmup_updates", (0, 10), (-1, 0.5)),
-        (OptimizerConfig, "first_period", (1, 1000), (0, 1.5)),
+        (SGDR, "first_period", (1, 1000), (0, 1.5)),
         (OptimizerConfig, "base_width", (0, 64), (-1, 0.5)),
         (OptimizerConfig, "ema_decay", (0.0, 0.999), (1.0, -0.1)),
         (OptimizerConfig, "schedule", ("sgdr",), ("restarts", "")),

@@ -20,14 +20,14 @@ ROUNDS = 5  # in which its calls are timed
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("what", nargs="?", default="all", choices=("env", "policy", "ppo", "all"))
-    parser.add_argument("--agent", default="small", help="agent preset (default %(default)s)")
+    parser.add_argument("--agent", help="agent of `policy` (default small)")
     parser.add_argument(
         "--peers",
         metavar="PYTHON",
         help="an interpreter that has the peers, see `make bench-peers`; measures beside them, "
         "in a checkout",
     )
-    parser.add_argument("--envs", type=int, default=4096, help="of `env` (default %(default)s)")
+    parser.add_argument("--envs", type=int, help="environments of `env` (default 4096)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -36,7 +36,16 @@ def run(args: argparse.Namespace) -> None:
 
     from nca_trader.agents.presets import load_agent
     from nca_trader.cli import print_json
+    from nca_trader.errors import ConfigError
 
+    for option, bench, default in (("agent", "policy", "small"), ("envs", "env", 4096)):
+        if getattr(args, option) is None:
+            setattr(args, option, default)
+        elif args.what not in (bench, "all"):
+            raise ConfigError(
+                f"--{option} {getattr(args, option)} has no effect on `bench {args.what}`; leave "
+                f"it out, or run `nca-trader bench {bench}`."
+            )
     load_agent(args.agent)  # a wrong name is refused before minutes of measuring
     # A program found in the cache would make compile_s a lie.
     jax.config.update("jax_enable_compilation_cache", False)

@@ -44,12 +44,12 @@ def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _settings() -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
     """Name, agent, environments a segment, and the peers of each row."""
     from nca_trader.agents.presets import load_agent
+    from nca_trader.ranges import switched
 
     nano = load_agent("nano")
     # As wide and as deep as the peer's, and like its, it sees one observation.
     wide = {"kind": "mlp", "window": 1, "channels": 64, "hidden": 0, "head_hidden": 64}
-    shape = {"neighbours": "none", "fire_rate": 1.0, "remat": "none"}
-    perceptron = dataclasses.replace(nano.policy, **wide, **shape)
+    perceptron = switched(nano.policy, **wide)
     yield "MLP 64x64, no history", dataclasses.replace(nano, policy=perceptron), 1, (REJAX,)
     yield "nano", nano, 4, (REJAX, SB3)
     yield "nano", nano, 1, ()

@@ -22,6 +22,7 @@ from nca_trader.evaluate.prove import Reached, evaluation_bars, reached_by
 from nca_trader.learner.exact import check_finite
 from nca_trader.learner.update import make_learner
 from nca_trader.presets import AgentConfig, EnvConfig, PolicyConfig
+from nca_trader.ranges import switched
 
 # What an agent sees of every market: the last return, and how high price and volume stand. All
 # of it comes from the bars up to the decision; the market's own state is not among it.
@@ -144,7 +145,7 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
         check_finite(env)
     except ConfigError:
         return agent
-    learner = dataclasses.replace(agent.learner, advantages="exact")
+    learner = switched(agent.learner, advantages="exact")
     return dataclasses.replace(agent, learner=learner)
 
 
@@ -159,7 +160,7 @@ def contenders(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
     found.setdefault("mlp", other(mlp))
     found["one bar"] = other(dataclasses.replace(mlp, window=1))
     if agent.policy.neighbours != "none" and num_assets > 1:
-        found["own history"] = other(dataclasses.replace(agent.policy, neighbours="none"))
+        found["own history"] = other(switched(agent.policy, neighbours="none"))
     return found
 
 

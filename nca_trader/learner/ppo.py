@@ -61,14 +61,15 @@ def ppo_loss(
     eps = config.clip_epsilon
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     policy_loss = -over_actions(jnp.minimum(ratio * old.advantage, clipped * old.advantage))
-    value_loss = jnp.zeros_like(policy_loss)
+    loss, value_loss = policy_loss, jnp.zeros_like(policy_loss)
     if value is not None and old.value is not None and old.value_target is not None:
         near = old.value + jnp.clip(value - old.value, -eps, eps)
         error = jnp.maximum((value - old.value_target) ** 2, (near - old.value_target) ** 2)
         value_loss = 0.5 * over_states(error)
+        loss = loss + config.value_coef * value_loss
     entropy = over_states(entropy)
     return Loss(
-        loss=policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy,
+        loss=loss - config.entropy_coef * entropy,
         policy_loss=policy_loss,
         value_loss=value_loss,
         entropy=entropy,

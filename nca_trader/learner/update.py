@@ -79,7 +79,7 @@ def make_learner(
     mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
     shape = config.learner
     layout = make_layout(policy, mesh, config.mesh.deterministic)
-    _check(env, policy, shape, mesh, layout)
+    _check(env, policy, config, mesh, layout)
     streamed = isinstance(env, ShardedEnv)
     if streamed:
         check_shards(env, policy, config)
@@ -209,9 +209,13 @@ def _items(config: LearnerConfig, mesh: Mesh, layout: Layout) -> int:
     return config.num_segments // config.num_minibatches // parts
 
 
-def _check(
-    env: TradingEnv, policy: Policy, config: LearnerConfig, mesh: Mesh, layout: Layout
-) -> None:
+def _check(env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, layout: Layout) -> None:
+    config = agent.learner
+    if config.advantages == "group" and agent.population.gae_lambda is not None:
+        raise ConfigError(
+            f"population.gae_lambda = {agent.population.gae_lambda} has no effect without "
+            "learner.advantages = 'gae' or 'exact'; leave it out, or give one of them."
+        )
     need = policy.first_decision + config.segment_length + 1
     if len(env) < need:
         raise BarError(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from nca_trader.ranges import between, one_of, refuse, whole
+from nca_trader.ranges import between, one_of, refuse, whole, without_effect
 from nca_trader.types import Costs
 
 DEFAULT_FEATURES = (
@@ -28,6 +28,14 @@ DEFAULT_FEATURES = (
     "day_of_year_cos",
 )
 REWARDS = ("log_return", "pnl", "differential_sharpe", "drawdown", "mean_variance", "crra")
+# The fields that not every reward has.
+REWARDS_WITH = {
+    "pnl_returns": ("pnl",),
+    "risk_aversion": ("pnl", "mean_variance", "crra"),
+    "quadratic_cost": ("pnl",),
+    "drawdown_penalty": ("drawdown",),
+    "sharpe_decay": ("differential_sharpe",),
+}
 
 
 def limit_problems(rules: Any) -> Iterator[str]:
@@ -159,6 +167,17 @@ class EnvConfig:
             problems += between(self, "(0, inf)", "size")
         if self.episode_bars is not None:
             problems += whole(self, 2, "episode_bars")
-        refuse(problems)
+        refuse(problems, without_effect(self))
         if self.size is not None and self.max_gross is not None and self.size > self.max_gross:
             refuse([f"size={self.size} is above max_gross={self.max_gross}; raise max_gross."])
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields that have no effect beside the values `given`, and what they need."""
+        for name, rewards in REWARDS_WITH.items():
+            if given.reward in REWARDS and given.reward not in rewards:
+                yield name, f"reward={' or '.join(map(repr, rewards))}"
+        if given.delist_after is None:
+            yield "delist_haircut", "delist_after"
+        if not given.market:
+            yield "market_bars", "a market"

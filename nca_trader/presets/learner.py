@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-from nca_trader.ranges import between, divides, multiple, one_of, refuse, whole
+from nca_trader.ranges import (
+    between,
+    divides,
+    multiple,
+    one_of,
+    refuse,
+    whole,
+    without_effect,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +77,7 @@ class LearnerConfig:
             between(self, "[0, 1]", "gae_lambda"),
             between(self, "(0, 1)", "clip_epsilon"),
             between(self, "[0, inf)", "value_coef", "entropy_coef"),
+            without_effect(self),
         )
         refuse(multiple("num_segments", self.num_segments, "logical_shards", self.logical_shards))
         # Minibatches are drawn within a logical shard, so that no segment crosses devices.
@@ -93,6 +104,14 @@ class LearnerConfig:
                     "give at least 2, or take 'gae'."
                 ]
             )
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields that have no effect beside the values `given`, and what they need."""
+        if given.advantages == "group":
+            yield "gae_lambda", "advantages='gae' or 'exact'"
+        if given.advantages in ("group", "exact"):
+            yield "value_coef", "advantages='gae'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +153,14 @@ class OptimizerConfig:
             between(self, "(0, inf)", "learning_rate", "eps", "max_grad_norm"),
             between(self, "[0, 1)", "b1", "b2", "ema_decay"),
             between(self, "[0, inf)", "weight_decay"),
+            without_effect(self),
         )
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields that have no effect beside the values `given`, and what they need."""
+        if given.schedule in ("constant", "linear", "cosine"):
+            yield "first_period", "schedule='sgdr'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,4 +186,13 @@ class CurriculumConfig:
             between(self, "[0, 1]", "costs_from"),
             between(self, "(0, inf)", "volatility_from"),
             between(self, "(0, 1]", "costs_share", "volatility_share"),
+            without_effect(self),
         )
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields that have no effect beside the values `given`, and what they need."""
+        if given.costs_from == 1.0:
+            yield "costs_share", "costs_from below 1"
+        if given.volatility_from == 1.0:
+            yield "volatility_share", "a volatility_from that is not 1"

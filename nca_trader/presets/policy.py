@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from typing import Any
 
-from nca_trader.ranges import between, one_of, refuse, whole
+from nca_trader.ranges import between, one_of, refuse, whole, without_effect
 
+KINDS = ("nca", "mlp", "gru")
+# The fields that not every kind has.
+KINDS_WITH = {
+    "hidden": ("nca", "mlp"),
+    "window": ("mlp", "gru"),
+    **dict.fromkeys(("steps", "dilations", "leak", "fire_rate", "remat"), ("nca",)),
+    **dict.fromkeys(("neighbours", "num_neighbours"), ("nca",)),
+}
+NEIGHBOURS = ("none", "ring", "nearest", "all")
 MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
 
 
@@ -16,8 +27,8 @@ class PolicyConfig:
 
     Attributes:
       kind: "nca", the neural cellular automaton; "mlp", a perceptron over the last `window` bars
-        of an asset (1 is no history); "gru", a gated recurrent unit over them. What is said below
-        to be of the automaton must be left at its default for the others.
+        of an asset (1 is no history); "gru", a gated recurrent unit over them. A field that a kind
+        does not have must be left at its default.
       channels: C, state channels of a cell. hidden: H, width of the hidden layer; of the
         perceptron it may be 0, no such layer; the recurrent unit has none.
       window: bars that "mlp" and "gru" see: their receptive field.
@@ -55,12 +66,13 @@ class PolicyConfig:
     def __post_init__(self):
         counts = ("channels", "window", "steps", "num_neighbours", "head_hidden")
         problems = [
-            *one_of(self, "kind", ("nca", "mlp", "gru")),
+            *one_of(self, "kind", KINDS),
             *whole(self, 1, *counts),
             *whole(self, 0 if self.kind == "mlp" else 1, "hidden"),
-            *one_of(self, "neighbours", ("none", "ring", "nearest", "all")),
+            *one_of(self, "neighbours", NEIGHBOURS),
             *between(self, "(0, 1]", "leak", "fire_rate"),
             *between(self, "(0, inf)", "feature_clip"),
+            *without_effect(self),
         ]
         if not problems and self.num_neighbours > MAX_NEIGHBOURS:
             problems.append(
@@ -76,12 +88,15 @@ class PolicyConfig:
                 f"remat={self.remat!r} is not known; it may be 'none', 'step', 'every:n' with n "
                 "of at least 1, or 'dots'."
             )
-        if self.kind in ("mlp", "gru"):
-            for name in ("neighbours", "fire_rate", "remat"):
-                value, default = getattr(self, name), getattr(PolicyConfig, name)
-                if value != default:
-                    problems.append(
-                        f"{name}={value!r} is of the automaton, and kind={self.kind!r} has "
-                        f"none; leave it at {default!r}."
-                    )
         refuse(problems)
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields that have no effect beside the values `given`, and what they need."""
+        if given.kind not in KINDS:
+            return
+        for name, kinds in KINDS_WITH.items():
+            if given.kind not in kinds:
+                yield name, f"kind={' or '.join(map(repr, kinds))}"
+        if given.kind == "nca" and given.neighbours in {*NEIGHBOURS} - {"nearest"}:
+            yield "num_neighbours", "neighbours='nearest'"

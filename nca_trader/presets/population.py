@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-from nca_trader.ranges import between, refuse, whole
+from nca_trader.ranges import between, refuse, whole, without_effect
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,14 @@ class PopulationConfig:
                     f"{name}={ends} is not a range of numbers between 0 and {most}; give "
                     "(low, high)."
                 )
-        refuse(problems)
+        refuse(problems, without_effect(self))
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields that have no effect beside the values `given`, and what they need."""
+        if given.every == 0:
+            yield "share", "every of at least 1"
+            yield "perturb", "every of at least 1"
 
     @property
     def ranged(self) -> bool:

@@ -7,6 +7,7 @@ in few bits; no optimiser, no metrics, no code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -169,8 +170,9 @@ class Exported(Run):
         self.manifest = manifest_of(Manifest, parsed["manifest"], f"{path}: manifest")
         chosen = parsed["selection"]
         self._selection = selection_of(chosen, f"{path}: selection") if chosen else {}
-        self.env_config = from_toml_text(EnvConfig, texts["env.toml"], f"{path}: env.toml")
-        self.agent_config = from_toml_text(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
+        read = functools.partial(from_toml_text, recorded=True)
+        self.env_config = read(EnvConfig, texts["env.toml"], f"{path}: env.toml")
+        self.agent_config = read(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
         self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
         self._acting, self._seed = self.agent_config, None
         self.weights = Compact(

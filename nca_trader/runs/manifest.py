@@ -163,7 +163,7 @@ class Run:
                 f"{file}: was changed after the run was made, so it is another agent's; restore "
                 "it, or train the changed one into another folder."
             )
-        return from_toml_text(cls, content.decode(), str(file))
+        return from_toml_text(cls, content.decode(), str(file), recorded=True)
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.envs.check import name_of
 from nca_trader.errors import CheckFailed
 from nca_trader.presets import AgentConfig, PolicyConfig
+from nca_trader.ranges import switched
 from nca_trader.types import EnvSpec
 
 SPEC = EnvSpec(
@@ -27,9 +28,9 @@ TINY = PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2), head_hidden
 KINDS = {
     "nca": TINY,
     "nca with neighbours": dataclasses.replace(TINY, neighbours="nearest", fire_rate=0.5),
-    "mlp": dataclasses.replace(TINY, kind="mlp", window=4),
-    "no history": dataclasses.replace(TINY, kind="mlp", window=1),
-    "gru": dataclasses.replace(TINY, kind="gru", window=4),
+    "mlp": switched(TINY, kind="mlp", window=4),
+    "no history": switched(TINY, kind="mlp", window=1),
+    "gru": switched(TINY, kind="gru", window=4),
 }
 COUNT = itertools.count()
 

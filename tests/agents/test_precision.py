@@ -19,8 +19,12 @@ KINDS = ("nca", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gru",
 
 
 def policy_of(kind, precision):
-    given = {"nca": {"neighbours": "ring", "steps": 2, "dilations": (1, 2)}}.get(kind, {})
-    config = PolicyConfig(kind=kind, channels=4, hidden=6, head_hidden=5, window=4, **given)
+    given = {
+        "nca": {"hidden": 6, "neighbours": "ring", "steps": 2, "dilations": (1, 2)},
+        "mlp": {"hidden": 6, "window": 4},
+        "gru": {"window": 4},
+    }
+    config = PolicyConfig(kind=kind, channels=4, head_hidden=5, **given[kind])
     return make_policy(AgentConfig(policy=config, precision=precision), SPEC)
 
 

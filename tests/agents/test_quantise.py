@@ -1,7 +1,5 @@
 """Weights in few bits: how far they move, what calibration sees, and rounding by hand."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +16,12 @@ SPEC = EnvSpec(symbols=("A", "B"), features=("x", "y"), targets=(-1.0, 0.0, 1.0)
 
 
 def policy_of(kind):
-    given = {"nca": {"neighbours": "ring", "steps": 2, "dilations": (1, 2)}}
-    config = PolicyConfig(kind=kind, channels=3, hidden=4, head_hidden=4, **given.get(kind, {}))
-    config = dataclasses.replace(config, window=3)
+    given = {
+        "nca": {"hidden": 4, "neighbours": "ring", "steps": 2, "dilations": (1, 2)},
+        "mlp": {"hidden": 4, "window": 3},
+        "gru": {"window": 3},
+    }
+    config = PolicyConfig(kind=kind, channels=3, head_hidden=4, **given[kind])
     policy = make_policy(AgentConfig(policy=config), SPEC)
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(policy.init, jax.random.key(0))

@@ -247,6 +247,12 @@ def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
         (["demo", "--resume", "FOLDER"], 2, "FOLDER: not a run folder"),
         (["bench", "all", "--agent", "nope"], 2, "'nope' is no preset in agents/"),
         (
+            ["bench", "ppo", "--agent", "nano"],
+            2,
+            "--agent nano has no effect on `bench ppo`",
+        ),
+        (["bench", "policy", "--envs", "8"], 2, "--envs 8 has no effect on `bench policy`"),
+        (
             [
                 "profile",
                 "--env=ou_mid",

@@ -207,7 +207,7 @@ def test_expected_loss_is_the_mean_of_sampled_ones(one):
 
 
 def test_the_gradient_is_that_of_the_expected_return(one):
-    undiscounted = dataclasses.replace(LEARNER, discount=1.0, value_coef=0.0, entropy_coef=0.0)
+    undiscounted = dataclasses.replace(LEARNER, discount=1.0, entropy_coef=0.0)
     method, (_, batch, _) = gathered(one, undiscounted)
     got = jax.jit(jax.grad(lambda p: method.lose(p, one.env.market, batch).loss))(one.params)
     actions = np.array(list(itertools.product(range(3), repeat=LENGTH)))  # [81, L]

@@ -23,13 +23,14 @@ from nca_trader.presets import (
     PopulationConfig,
     PrecisionConfig,
 )
+from nca_trader.ranges import switched
 from nca_trader.runs.checkpoint import flatten, unflatten
 from nca_trader.scale.hlo import read_module, runs
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 AGENT = AgentConfig(
-    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=4, window=3),
+    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=4),
     learner=LearnerConfig(
         num_segments=8,
         segment_length=4,
@@ -75,12 +76,12 @@ EXTRAS = {"": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF
 
 def agent_with(kind="nca", estimator="gae", extra="", **mesh):
     given = dict(EXTRAS[extra])
-    policy = {"kind": kind} | given.pop("policy", {})
+    policy = {"kind": kind} | ({} if kind == "nca" else {"window": 3}) | given.pop("policy", {})
     learn = {"advantages": estimator} | given.pop("learner", {})
     return dataclasses.replace(
         AGENT,
-        policy=dataclasses.replace(AGENT.policy, **policy),
-        learner=dataclasses.replace(AGENT.learner, **learn),
+        policy=switched(AGENT.policy, **policy),
+        learner=switched(AGENT.learner, **learn),
         optimizer=dataclasses.replace(AGENT.optimizer, max_grad_norm=CLIPS[estimator]),
         mesh=MeshConfig(**mesh),
         **given,

@@ -1,6 +1,5 @@
 """Decisions over a mesh are those of one device: batches of windows, and histories along time."""
 
-import dataclasses
 import functools
 
 import jax
@@ -10,11 +9,12 @@ import pytest
 
 from nca_trader import ConfigError, make_mesh, make_policy
 from nca_trader.presets import AgentConfig, PolicyConfig
+from nca_trader.ranges import switched
 from nca_trader.scale.hlo import read_module, runs
 from nca_trader.scale.inference import history_over, windows_over
 from nca_trader.types import EnvSpec
 
-SMALL = PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2), head_hidden=8, window=6)
+SMALL = PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2), head_hidden=8)
 
 
 def made(kind="nca", features=3, assets=2, **changes):
@@ -25,8 +25,8 @@ def made(kind="nca", features=3, assets=2, **changes):
         targets=(-1.0, 0.0, 1.0),
         warmup=0,
     )
-    beside = "ring" if kind == "nca" else "none"
-    config = dataclasses.replace(SMALL, kind=kind, neighbours=beside, **changes)
+    own = {"neighbours": "ring"} if kind == "nca" else {"window": 6}
+    config = switched(SMALL, kind=kind, **own, **changes)
     policy = make_policy(AgentConfig(policy=config), spec)
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(policy.init, jax.random.key(0))

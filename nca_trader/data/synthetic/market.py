@@ -107,7 +107,10 @@ class Market:
             "ruin_floor": 1e-300,
             "market": self.name + "(" + ", ".join(map(_assign, self.parameters.items())) + ")",
         }
-        return EnvConfig(**{**fields, **self.environment})
+        fields |= self.environment
+        if fields["reward"] != "pnl":
+            del fields["pnl_returns"]
+        return EnvConfig(**fields)
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
