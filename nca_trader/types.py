@@ -198,7 +198,8 @@ class Costs:
     """What trading and holding cost; a pytree, so that a compiled backtest takes any costs.
 
     A fill's price is worse than the bar's by slippage + half_spread + the bars' own half_spread +
-    impact. What is paid a year is paid at each close, by the time since the close before.
+    impact. Rates per year are charged for the time that positions were held, before they change: at
+    each open where orders fill at the next open, at each close where they fill at the close.
 
     Attributes:
       commission: fraction of traded notional, e.g. 5e-4 for 5 bp.
@@ -207,9 +208,9 @@ class Costs:
       impact: square-root impact: the price worsens by `impact * sqrt(units / volume of the bar)`,
         a fraction of price; needs `capital`.
       fixed_fee: money a fill, whatever its size; needs `capital`.
-      borrow_fee: a year, fraction of the value that is sold short.
-      interest_lend, interest_borrow: a year, on cash that is held, and on cash that is owed.
-      funding: a year, fraction of the position's value that a long pays and a short receives.
+      borrow_fee: per year, fraction of the value that is sold short.
+      interest_lend, interest_borrow: per year, on cash that is held, and on cash that is owed.
+      funding: per year, fraction of the position's value that a long pays and a short receives.
       liquidation_fee: fraction of notional that a forced liquidation pays on top.
     """
 
@@ -240,12 +241,12 @@ class Costs:
                 raise ConfigError(f"costs.{name} = {value} is not a number in [0, inf).")
             if not -10.0 < value < 10.0 and name not in (*FRACTIONS, *AMOUNTS):
                 raise ConfigError(
-                    f"costs.{name} = {value} is not a rate a year; 3% a year is 0.03."
+                    f"costs.{name} = {value} is not a rate per year; 3% per year is 0.03."
                 )
 
     @property
     def carries(self) -> bool:
-        """Whether holding costs or earns anything at a rate a year."""
+        """Whether holding costs or earns anything at a rate per year."""
         rates = (self.borrow_fee, self.interest_lend, self.interest_borrow, self.funding)
         return any(rate != 0.0 for rate in rates)
 

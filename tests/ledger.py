@@ -201,7 +201,7 @@ class Ledger:
         self.waiting = [None] * len(self.units)
 
     def hold(self, price, years, rate):
-        """What holding earns and costs up to a close."""
+        """What holding for `years` earns and costs, at this price."""
         if self.ruined:
             return
         value, c = self.units * price, self.costs
@@ -214,13 +214,11 @@ class Ledger:
         self.went["funding"] -= funding
 
     def write_off(self, price, gone):
-        """Pays out assets that are gone at their last price less a haircut."""
+        """Pays out assets that are gone, at this price."""
         for i in np.flatnonzero(gone):
-            lost = self.units[i] * price[i] * self.rules.delist_haircut
-            self.cash += self.units[i] * price[i] - lost
+            self.cash += self.units[i] * price[i]
             self.units[i] = self.ordered[i] = 0.0
             self.waiting[i] = None
-            self.went["delisting"] -= lost
 
 
 def run_ledger(bars, targets, costs, fill, order, max_gross=None):
@@ -245,10 +243,16 @@ def live(bars, targets, costs, rules):
             paid = float(ledger.units @ np.where(bars.present[t], bars.dividend[t], 0.0))
             ledger.cash += paid
             ledger.went["dividends"] += paid
-        if rules.delist_after is not None:
-            ledger.write_off(last, missing == rules.delist_after)
-        ledger.move(last, bars.open[t])
-        ledger.check_ruin(bars.open[t])
+        gone = missing == rules.delist_after
+        worth = np.where(gone, last * (1.0 - rules.delist_haircut), bars.open[t])
+        ledger.went["delisting"] += float(ledger.units @ np.where(gone, worth - last, 0.0))
+        ledger.move(last, np.where(gone, last, bars.open[t]))
+        ledger.check_ruin(worth)
+        years = (seconds[t] - seconds[t - 1]) / (365.2425 * 86400) if t else 0.0
+        if rules.fill == "next_open":  # who held since the last open pays, and not who buys now
+            ledger.hold(worth, years, np.zeros(bars.num_assets))
+            ledger.check_ruin(worth)
+        ledger.write_off(worth, gone)
         ledger.margin(bars.open[t], *here)
         ledger.check_ruin(bars.open[t])
         if rules.fill == "next_open":
@@ -256,8 +260,8 @@ def live(bars, targets, costs, rules):
             ledger.check_ruin(bars.open[t])
         ledger.move(bars.open[t], bars.close[t])
         ledger.check_ruin(bars.close[t])
-        years = (seconds[t] - seconds[t - 1]) / (365.2425 * 86400) if t else 0.0
-        ledger.hold(bars.close[t], years, np.where(bars.present[t], funding[t], 0.0))
+        since = years if rules.fill == "close" else 0.0
+        ledger.hold(bars.close[t], since, np.where(bars.present[t], funding[t], 0.0))
         ledger.check_ruin(bars.close[t])
         ledger.margin(bars.close[t], *here)
         ledger.check_ruin(bars.close[t])

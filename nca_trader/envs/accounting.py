@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from nca_trader.envs.account import WHOLE, Account, Fill
 from nca_trader.envs.fills import fill_pending, liquidate
-from nca_trader.envs.intrabar import begin, carry, mark, recorded, settle
+from nca_trader.envs.intrabar import begin, carry, mark, recorded, settle, without
 from nca_trader.envs.legs import Legs, Quote
 from nca_trader.envs.orders import Rules
 from nca_trader.types import Costs, Tensor
@@ -25,21 +25,31 @@ from nca_trader.types import Costs, Tensor
 def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
     """Moves the account from one close to the next, filling what is pending at the open.
 
-    In this order: the gap (with dividends, and the closing of what was delisted), a margin call
-    at the open, the fill, the body, what holding costs, a margin call at the close.
+    In this order: the gap (with dividends), holding charges, the closing of what was delisted, a
+    margin call at the open, the fill, the body, funding of the bar, a margin call at the close.
+    Charges for time are taken from the positions that were held through it, before they change:
+    where orders fill at the open, at the open and for the time since the last one; where they
+    fill at the close, at the close.
     """
     now, fill = mark(begin(account, rules), legs.gap, rules, legs.dividend, legs.delisted)
     fills = [fill]
+    at_open = rules.fill == "next_open"
+    if at_open and legs.years is not None:
+        now, fill = carry(now, legs.years, None, costs, rules)
+        fills.append(fill)
+    if legs.delisted is not None:
+        now = without(now, legs.delisted, legs.delisted)
     if rules.maintenance_margin is not None:
         now, fill = liquidate(now, legs.at_open, costs, rules)
         fills.append(fill)
-    if rules.fill == "next_open":
+    if at_open:
         now, fill = fill_pending(now, legs.at_open, costs, rules)
         fills.append(fill)
     now, fill = mark(now, legs.body, rules)
     fills.append(fill)
-    if legs.years is not None or legs.funding is not None:
-        now, fill = carry(now, legs, costs, rules)
+    years = None if at_open else legs.years
+    if years is not None or legs.funding is not None:
+        now, fill = carry(now, years, legs.funding, costs, rules)
         fills.append(fill)
     if rules.maintenance_margin is not None:
         now, fill = liquidate(now, legs.at_close, costs, rules)

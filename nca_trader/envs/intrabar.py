@@ -22,7 +22,6 @@ from jax import Array
 
 from nca_trader.envs import costs as cost_of
 from nca_trader.envs.account import FILLED, Account, Fill, Flows, equity
-from nca_trader.envs.legs import Legs
 from nca_trader.envs.orders import Rules
 from nca_trader.numerics import pair_add, two_sum
 from nca_trader.types import Costs, Tensor
@@ -131,7 +130,7 @@ def mark(
 
     Args:
       dividend: `[A]` y, cash paid as a fraction of the price before. delisted: `[A]` bool, the
-        asset is gone: at this return, what is held of it becomes cash, free of cost.
+        asset is gone: this return is what a position in it loses; `without` then closes it.
     """
     chex.assert_equal_shape([now.base, return_])
     gain = now.held * return_
@@ -141,24 +140,27 @@ def mark(
     if delisted is not None:
         items["delisting"] = jnp.where(delisted, gain, 0.0).sum()
         items["market"] = jnp.where(delisted, 0.0, gain).sum()
-    after, fill = earn(now, return_, items, rules)
-    return after if delisted is None else without(after, delisted, delisted), fill
+    return earn(now, return_, items, rules)
 
 
-def carry(now: Intrabar, legs: Legs, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
-    """What holding the account up to this close earns and costs; see `Costs`.
+def carry(
+    now: Intrabar, years: Tensor | None, rate: Tensor | None, costs: Costs, rules: Rules
+) -> tuple[Intrabar, Fill]:
+    """Charges and pays what holding the positions of this moment costs and earns; see `Costs`.
 
-    `h = years (i_lend max(0, 1 - sum x) - i_borrow max(0, sum x - 1) - fee sum max(0, -x))
-    - funding . x;  L += log1p(h);  x <- x / (1 + h)`.
+    `h = years (i_lend max(0, 1 - sum x) - i_borrow max(0, sum x - 1) - fee sum max(0, -x)
+    - i_funding sum x) - rate . x;  L += log1p(h);  x <- x / (1 + h)`.
+
+    Args:
+      years: `[]` for which the positions were held; None charges nothing for time.
+      rate: `[A]` funding of this bar, `Bars.funding`; None where bars have none.
     """
-    held = now.held
-    years = 0.0 if legs.years is None else legs.years
-    items = {
-        "interest": cost_of.interest(held.sum(), costs, years),
-        "borrow_fee": -cost_of.borrow_fee(held, costs, years),
-    }
-    if legs.funding is not None or _maybe_charged(costs.funding):
-        items["funding"] = -cost_of.funding(held, costs, years, legs.funding)
+    held, items = now.held, {}
+    if years is not None:
+        items["interest"] = cost_of.interest(held.sum(), costs, years)
+        items["borrow_fee"] = -cost_of.borrow_fee(held, costs, years)
+    if rate is not None or _maybe_charged(costs.funding):
+        items["funding"] = -cost_of.funding(held, costs, 0.0 if years is None else years, rate)
     return earn(now, jnp.zeros_like(held), items, rules)
 
 

@@ -18,7 +18,7 @@ from nca_trader.envs import costs as cost_of
 from nca_trader.envs.legs import Legs, Quote
 from nca_trader.envs.orders import Rules
 from nca_trader.errors import ConfigError
-from nca_trader.types import Costs
+from nca_trader.types import Costs, Tensor
 
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
 SECOND = 1_000_000_000  # in nanoseconds
@@ -135,12 +135,21 @@ class SimulatedBroker:
         return [order.client_id for order in orders if order.client_id not in known]
 
     def open(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
-        """Dividends and delistings of the night, a margin call, and the orders that wait."""
+        """Dividends, holding charges, delistings, a margin call, and the orders that wait.
+
+        Charges for time are taken before the positions change: here where orders fill at the
+        open, else at the close.
+        """
         fills = []
         if legs.dividend is not None:
             self._cash += float((self._units * self._last * legs.dividend).sum())
+        haircut = 1.0 - self._rules.delist_haircut
+        if self._rules.fill == "next_open" and legs.years is not None:
+            worth = np.nan_to_num(price)
+            if legs.delisted is not None:
+                worth = np.where(legs.delisted, self._last * haircut, worth)
+            self._charge(worth, legs.years)
         if legs.delisted is not None:
-            haircut = 1.0 - self._rules.delist_haircut
             gone = np.flatnonzero(np.asarray(legs.delisted) & (self._units != 0.0))
             fills += [self._write_off(i, haircut, ts) for i in gone.tolist()]
             self._units[np.asarray(legs.delisted)] = 0.0
@@ -150,17 +159,14 @@ class SimulatedBroker:
         return fills
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
-        """What holding costs up to the close, and a margin call there."""
+        """Holding charges where orders fill at the close, funding, and a margin call."""
         self._last = np.nan_to_num(price)
-        value = self._units * self._last
-        if legs.years is not None:
-            costs, cash = self._costs, self._cash
-            owed = costs.interest_borrow * max(-cash, 0.0)
-            owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
-            earned = costs.interest_lend * max(cash, 0.0)
-            self._cash += float(legs.years * (earned - owed))
+        funding = 0.0
         if legs.funding is not None:
-            self._cash -= float((legs.funding * value).sum())
+            funding = float((legs.funding * self._units * self._last).sum())
+        if self._rules.fill == "close" and legs.years is not None:
+            self._charge(self._last, legs.years)
+        self._cash -= funding
         return self._margin_call(price, legs.at_close, ts, "close")
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
@@ -181,6 +187,14 @@ class SimulatedBroker:
     def position(self) -> Position:
         """Cash and units now."""
         return Position(self._cash, self._units.copy())
+
+    def _charge(self, price: np.ndarray, years: Tensor) -> None:
+        """Takes interest, borrow fee and funding at `price` `[A]` for `years` of holding."""
+        costs, cash, value = self._costs, self._cash, self._units * price
+        owed = costs.interest_borrow * max(-cash, 0.0)
+        owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
+        earned = costs.interest_lend * max(cash, 0.0)
+        self._cash += float(years * (earned - owed))
 
     def _equity(self, price: np.ndarray) -> float:
         return self._cash + float(np.where(self._units == 0.0, 0.0, self._units * price).sum())
