@@ -18,7 +18,7 @@ ESTIMATORS = ("exact", "gae", "group")
 def curves(market, steps, seeds):
     """`{estimator: [curve a seed]}` in one market."""
     trial = prepare(market, load_agent("nano"), steps)
-    agent = next(iter(trial.agents.values()))
+    agent = trial.agent
     return {
         name: [
             train_and_judge(

@@ -160,7 +160,7 @@ def compare(
       learnt: share of bars that are missing in training.
     """
     trial = prepare(market, agent, steps)
-    agent = next(iter(trial.agents.values()))
+    agent = trial.agent
     fresh = dataclasses.replace(trial.config, market_bars=unseen)
     holes = dataclasses.replace(trial.config, drop_bars=learnt)
     for seed in range(seeds):

@@ -24,7 +24,7 @@ BAR = 0.95
 def curves(market, name, steps, seed):
     """`(preset, points)` of each preset; a point has steps, seconds and what was reached."""
     trial = prepare(market, load_agent(name), steps)
-    agent = next(iter(trial.agents.values()))
+    agent = trial.agent
     for preset, precision in PRESETS.items():
         yield (
             preset,

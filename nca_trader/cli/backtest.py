@@ -193,9 +193,9 @@ def _draws(run: Any) -> bool:
 
 def _fresh_draw(run: Any) -> Any:
     """Another draw of the market that a run was trained in."""
-    from nca_trader.data.synthetic import task_of
+    from nca_trader.data.synthetic import seed_of, task_of
 
-    return task_of(run.env_config, seed=run.manifest["seed"] + 1)
+    return task_of(run.env_config, seed=seed_of(run.manifest["data"]["source"]) + 1)
 
 
 def _after_seen(bars: Any, run: Any) -> str | None:

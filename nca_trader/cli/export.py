@@ -120,7 +120,7 @@ def _bars(args: argparse.Namespace, run: Any) -> tuple[Any, int | None]:
     """
     from nca_trader.data.bars import read_bars
     from nca_trader.data.samples import sample_bars
-    from nca_trader.data.synthetic import task_of
+    from nca_trader.data.synthetic import seed_of, task_of
     from nca_trader.errors import BarError, ConfigError
 
     record, config = run.manifest["data"], run.env_config
@@ -130,7 +130,7 @@ def _bars(args: argparse.Namespace, run: Any) -> tuple[Any, int | None]:
     if args.until is not None:
         raise ConfigError("--until is about a bar file; give --data FILE with it.")
     if config.market:
-        task = task_of(config)
+        task = task_of(config, seed_of(record["source"]))
         return task, len(task.bars)
     try:
         sample = record["source"].startswith("sample bars ")

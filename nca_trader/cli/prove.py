@@ -18,6 +18,8 @@ BARS = {
     "sine": 0.99,
     "ring": 0.95,
     "ring_hop3": 0.95,
+    "lagged_ar": 0.95,
+    "hidden_level": 0.95,
     "kelly": 0.95,
     "merton": 0.95,
     "martingale": 0.0,  # there is nothing to earn: the bar is that it hardly trades
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, help=f"one seed; without it {NUM_SEEDS} are drawn, and printed"
     )
     parser.add_argument(
-        "--alone", action="store_true", help="no other agents beside it: a third of the time"
+        "--alone", action="store_true", help="train no controls (agents without history, ...)"
     )
     parser.add_argument("--out", help="write the curves (.png, .svg) or a page of all (.html)")
     parser.add_argument(
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     proofs = []
     for name, trial in trials.items():
         bar = BARS.get(name, DEFAULT_BAR)
-        proofs += prove(trial, bar, seeds, beside=not args.alone, report=_print_line)
+        proofs += prove(trial, bar, seeds, controls=not args.alone, report=_print_line)
     if args.out:
         write(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")

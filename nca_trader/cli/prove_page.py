@@ -55,7 +55,7 @@ def write(path: str, proofs: Sequence[Proof], agent: str) -> None:
 
 
 def draw(proofs: Sequence[Proof], colours: dict[str, str] | None = None) -> Figure:
-    """A small plot a market: a line a seed, dashed lines for what stands beside the agent."""
+    """A small plot a market: a line a seed, dashed lines for its controls."""
     markets = list(dict.fromkeys(proof.market for proof in proofs))
     across = min(3, len(markets))
     down = math.ceil(len(markets) / across)
@@ -64,13 +64,14 @@ def draw(proofs: Sequence[Proof], colours: dict[str, str] | None = None) -> Figu
     for place, market in enumerate(markets):
         axes = figure.add_subplot(down, across, place + 1)
         axes.set_title(market, loc="left", fontsize=10)
-        for proof in (p for p in proofs if p.market == market):
+        of_market = [proof for proof in proofs if proof.market == market]
+        for number, curve in enumerate(of_market[0].controls.values()):
+            colour = BASELINES[number]
+            x, y = _line(curve)
+            axes.plot(x, y, color=pick(colour, colour), linestyle=DASHES[number], linewidth=1.2)
+        for proof in of_market:
             x, y = _line(proof.curve)
             axes.plot(x, y, color=pick(AGENT, AGENT), linewidth=1.6)
-            for number, curve in enumerate(proof.beside.values()):
-                colour = BASELINES[number]
-                x, y = _line(curve)
-                axes.plot(x, y, color=pick(colour, colour), linestyle=DASHES[number], linewidth=1.2)
             nothing = np.isnan(proof.reached.fraction)
             level = MOST_TURNOVER if nothing else proof.bar
             axes.axhline(level, color=pick(MUTED, MUTED), linewidth=0.8)
@@ -93,20 +94,21 @@ def page(proofs: Sequence[Proof], agent: str) -> str:
     """The document: curves, and a table of what was reached."""
     with matplotlib.rc_context(SETTINGS):
         figure = draw(proofs)
-    beside = list(dict.fromkeys(label for proof in proofs for label in proof.beside))
+    controls = list(dict.fromkeys(name for proof in proofs for name in proof.controls))
+    without = list(proofs[0].without)
     told = "Fraction of the optimum against seconds of training, one plot a market. " + "; ".join(
         f"{p.market}, seed {p.seed}: {_percent(p.reached.fraction)}" for p in proofs
     )
     notes = f"Solid: {agent}, a line a seed. Horizontal: the bar."
-    if beside:
-        notes += f" Dashed, of the first seed: {', '.join(beside)}."
+    if controls:
+        notes += f" Dashed, one short run each: {', '.join(controls)}."
     headers = ["market", "seed", "fraction", "error", "bar", "verdict", "steps", "seconds"]
     rows = [
         [
             p.market, p.seed, _percent(p.reached.fraction), _percent(p.reached.error),
             _percent(p.bar), "ok" if p.passed else p.complaint, f"{p.curve[-1].steps:,}",
             f"{p.curve[-1].seconds:.1f}",
-            *(_percent(p.beside[b][-1].reached.fraction) if b in p.beside else "" for b in beside),
+            *("" if x is None else _percent(x) for x in p.without.values()),
         ]
         for p in proofs
     ]  # fmt: skip
@@ -114,7 +116,7 @@ def page(proofs: Sequence[Proof], agent: str) -> str:
         "main",
         tag("h1", f"{agent}: how much of a known optimum it reaches"),
         section("Curves", svg(figure, "prove", told), tag("p", notes)),
-        section("Table", table("Reached on a fresh path", headers + beside, rows)),
+        section("Table", table("Reached on a fresh path", headers + without, rows)),
     )
     style = importlib.resources.files("nca_trader.evaluate").joinpath("report.css").read_text()
     head = [Html('<meta charset="utf-8">'), tag("title", "prove"), tag("style", Html(style))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,16 +14,16 @@ import numpy as np
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.agents.presets import load_agent
-from nca_trader.data.synthetic import task_of
+from nca_trader.data.synthetic import Market, market_of, task_of
 from nca_trader.data.synthetic.market import PriceOutOfRange
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.prove import Reached, evaluation_bars, reached_by
 from nca_trader.learner.exact import check_finite
+from nca_trader.learner.pathwise import check_smooth
 from nca_trader.learner.update import make_learner
-from nca_trader.presets import AgentConfig, EnvConfig, PolicyConfig
-from nca_trader.ranges import switched
+from nca_trader.presets import AgentConfig, EnvConfig
 
 # What an agent sees of every market: the last return, and how high price and volume stand. All
 # of it comes from the bars up to the decision; the market's own state is not among it.
@@ -30,6 +31,11 @@ FEATURES = ("return_1", "price_level", "volume_level")
 TRAINING_CELLS = 2**22  # bars times assets of the path that is trained on
 LOOKS = 12  # evaluations along a run, for the curve; the clock stands still in them
 MOST_TURNOVER = 0.01  # a step, where nothing can be earned
+CONTROLS = ("no_history", "no_neighbours")  # what a control lacks
+CONTROL_PART = 4  # a control's run has 1 / 4 of the agent's steps: two take half of its time
+# Fields of an environment that leave alone what a position is paid.
+FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "random_start",
+        "random_costs", "drop_bars")  # fmt: skip
 
 Report = Callable[[str], None]
 
@@ -44,15 +50,17 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One market, the agents that are tried on it, and what they see.
+    """One market, the agent to prove there, and its controls.
 
     Attributes:
-      market: name. config: of the environment. agents: by label; the first is the one to prove.
+      market: name. config: of the environment. agent: the one to prove. controls: agents that
+        lack something, by what they lack: `CONTROLS`.
     """
 
     market: str
     config: EnvConfig
-    agents: dict[str, AgentConfig]
+    agent: AgentConfig
+    controls: dict[str, AgentConfig]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,15 +68,15 @@ class Proof:
     """One seed of the agent on one market.
 
     Attributes:
-      market, seed, bar: what was tried. curve: the last point is what counts.
-      beside: curves of the other agents by label; empty but for the first seed.
+      market, seed, bar: what was tried. curve: from the untrained agent on; the last point counts.
+      controls: curves of the market's controls, trained once, with the first seed; by `CONTROLS`.
     """
 
     market: str
     seed: int
     bar: float
     curve: list[Point]
-    beside: dict[str, list[Point]] = dataclasses.field(default_factory=dict)
+    controls: dict[str, list[Point]] = dataclasses.field(default_factory=dict)
 
     @property
     def reached(self) -> Reached:
@@ -76,9 +84,20 @@ class Proof:
         return self.curve[-1].reached
 
     @property
+    def without(self) -> dict[str, float | None]:
+        """Fractions of the untrained agent and of the controls; None where not applicable."""
+        found: dict[str, float | None] = dict.fromkeys(("untrained", *CONTROLS))
+        for name, curve in {"untrained": self.curve[:1], **self.controls}.items():
+            fraction = curve[-1].reached.fraction
+            found[name] = None if math.isnan(fraction) else float(fraction)
+        return found
+
+    @property
     def complaint(self) -> str:
         """Why the bar is missed; "" where it is reached."""
-        reached = self.reached
+        reached, untrained = self.reached, self.without["untrained"]
+        if untrained is not None and untrained >= self.bar:
+            return "void: the untrained agent reaches the bar"
         if reached.looks_ahead:
             return "earns more than can be: it looks ahead"
         if np.isnan(reached.fraction):
@@ -104,6 +123,7 @@ class Proof:
         return {
             "market": self.market,
             "fraction": None if nothing else float(reached.fraction),
+            **self.without,
             "bar": self.bar,
             "passed": self.passed,
             "steps": last.steps,
@@ -112,9 +132,6 @@ class Proof:
             "error": None if nothing else float(reached.error),
             "seconds_to_bar": self.seconds_to_bar,
             "turnover": reached.turnover,
-            "beside": {
-                label: float(curve[-1].reached.fraction) for label, curve in self.beside.items()
-            },
         }
 
 
@@ -125,64 +142,91 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     position is learnt from each, yet what comes from the third neighbour is no likelier seen.
 
     Raises:
-      ConfigError: no such environment, or one whose bars are real.
+      ConfigError: no such environment; one whose bars are real; one that does not pay what its
+        market pays.
     """
     config = load_env(name)
     if not config.market:
         raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
+    solved = market_of(config)
+    check_account(name, config, solved)
     config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
     kind = _env_of(config, 0)
     config = dataclasses.replace(config, market_bars=TRAINING_CELLS // kind.spec.num_assets)
     steps = steps or min(agent.learner.steps, -(-2 * agent.learner.steps // kind.spec.num_assets))
-    learner = dataclasses.replace(suited(agent, kind).learner, steps=steps)
-    agent = dataclasses.replace(agent, learner=learner, num_seeds=1)
-    return Trial(market=name, config=config, agents=contenders(agent, kind.spec.num_assets))
+    agent = dataclasses.replace(_for_steps(suited(agent, kind), steps), num_seeds=1)
+    controls = controls_of(agent, kind.spec.num_assets) if solved.optimum else {}
+    return Trial(market=name, config=config, agent=agent, controls=controls)
+
+
+def check_account(name: str, config: EnvConfig, solved: Market) -> None:
+    """Refuses an environment whose account is not the market's: what it pays has another optimum.
+
+    Raises:
+      ConfigError: one line, every field that differs, and what the market has there.
+    """
+    given, paid = (
+        {name: x for name, x in vars(c).items() if name not in (*FREE, "costs")}
+        | {f"costs.{name}": x for name, x in vars(c.costs).items()}
+        for c in (config, solved.config)
+    )
+    differ = [
+        f"{field} = {was!r} where the market has {paid[field]!r}"
+        for field, was in given.items()
+        if was != paid[field]
+    ]
+    if differ:
+        raise ConfigError(
+            f"{name}: contradicts its market, {config.market}: {'; '.join(differ)}; set these "
+            "fields to the market's, or change the market's parameters."
+        )
+
+
+def _for_steps(agent: AgentConfig, steps: int) -> AgentConfig:
+    return dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
 
 
 def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
-    """The agent with exact advantages where an account has finitely many states; else as it is."""
-    try:
-        check_finite(env)
-    except ConfigError:
-        return agent
-    learner = switched(agent.learner, advantages="exact")
-    return dataclasses.replace(agent, learner=learner)
+    """The agent with the estimator of least noise that the environment allows.
+
+    "exact" where an account has finitely many states, "pathwise" where what it earns is a smooth
+    function of the weights that it orders; else the agent's own.
+    """
+    for name, check in (("exact", check_finite), ("pathwise", check_smooth)):
+        try:
+            check(env)
+        except ConfigError:
+            continue
+        learner = dataclasses.replace(agent.learner, advantages=name)
+        return dataclasses.replace(agent, learner=learner)
+    return agent
 
 
-def contenders(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
-    """The agent, and what stands beside it, by label; all learn as it does."""
-
-    def other(policy: PolicyConfig) -> AgentConfig:
-        return dataclasses.replace(agent, policy=policy)
-
-    mlp = load_agent("mlp").policy
-    found = {agent.policy.kind: agent}
-    found.setdefault("mlp", other(mlp))
-    found["one bar"] = other(dataclasses.replace(mlp, window=1))
+def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
+    """Agents that lack history or neighbours, where `agent` has them; each trains a short run."""
+    found = {}
+    if agent.policy.kind != "mlp" or agent.policy.window > 1:
+        one_bar = dataclasses.replace(load_agent("mlp").policy, window=1)
+        found["no_history"] = dataclasses.replace(agent, policy=one_bar)
     if agent.policy.neighbours != "none" and num_assets > 1:
-        found["own history"] = other(switched(agent.policy, neighbours="none"))
-    return found
+        alone = dataclasses.replace(agent.policy, neighbours="none")
+        found["no_neighbours"] = dataclasses.replace(agent, policy=alone)
+    short = max(agent.learner.steps // CONTROL_PART, 1)
+    return {name: _for_steps(control, short) for name, control in found.items()}
 
 
 def prove(
-    trial: Trial, bar: float, seeds: Sequence[int], *, beside: bool, report: Report
+    trial: Trial, bar: float, seeds: Sequence[int], *, controls: bool, report: Report
 ) -> list[Proof]:
-    """Trains and judges every seed, and beside the first the other contenders."""
+    """Trains and judges every seed, and the controls with the first one."""
+    wanted = trial.controls if controls else {}
+    curves = {
+        name: train_and_judge(trial.config, agent, seeds[0]) for name, agent in wanted.items()
+    }
     proofs = []
     for seed in seeds:
-        curves = {}
-        for label, agent in trial.agents.items():
-            if curves and not (beside and seed == seeds[0]):
-                break
-            curves[label] = train_and_judge(trial.config, agent, seed)
-        first, *others = curves
-        proof = Proof(
-            market=trial.market,
-            seed=seed,
-            bar=bar,
-            curve=curves[first],
-            beside={label: curves[label] for label in others},
-        )
+        curve = train_and_judge(trial.config, trial.agent, seed)
+        proof = Proof(market=trial.market, seed=seed, bar=bar, curve=curve, controls=curves)
         proofs.append(proof)
         report(line_of(proof))
     return proofs
@@ -202,14 +246,13 @@ def line_of(proof: Proof) -> str:
         f"{proof.market:<18} seed {proof.seed:<7} {figure:<30}",
         f"{last.steps / 1e6:5.2f} M steps {last.seconds:6.1f} s{soon:<20} {verdict}",
     ]
-    parts += [
-        f"   {label} {curve[-1].reached.fraction:z.1%}" for label, curve in proof.beside.items()
-    ]
+    known = {name: fraction for name, fraction in proof.without.items() if fraction is not None}
+    parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
     return " ".join(parts)
 
 
 def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
-    """Trains on one draw of the market and looks at another now and then.
+    """Trains on one draw of the market; looks at another before, now and then, and at the end.
 
     Compilation is not in the seconds, nor are the looks.
     """
@@ -223,7 +266,7 @@ def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Po
     updates = -(-agent.learner.steps // learner.steps_per_update)
     every = -(-updates // LOOKS)
     state = learner.init(jax.random.key(int(key) >> 1))
-    seconds, curve = 0.0, []
+    seconds, curve = 0.0, [Point(0.0, 0, reached_by(fresh, policy, state.params))]
     for update in range(1, updates + 1):
         began = time.perf_counter()
         state = jax.block_until_ready(learner.step(state)[0])
@@ -235,13 +278,20 @@ def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Po
 
 
 @functools.lru_cache(maxsize=4)
-def _env_of(config: EnvConfig, seed: int) -> TradingEnv:
+def _env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
     """An environment of the draw; kept, for the agents that are tried one after the other.
 
     Of half as many bars where the price would leave what a float holds: a coin's that is thrown two
-    million times does, for one seed in ten.
+    million times does, for one seed in ten. A price that drifts does so soon, and what is left of
+    the path would be learnt by heart.
+
+    Raises:
+      PriceOutOfRange: a quarter of the bars is too long as well.
     """
     try:
         return TradingEnv(task_of(config, seed), config)
     except PriceOutOfRange:
-        return _env_of(dataclasses.replace(config, market_bars=config.market_bars // 2), seed)
+        if not halvings:
+            raise
+        shorter = dataclasses.replace(config, market_bars=config.market_bars // 2)
+        return _env_of(shorter, seed, halvings - 1)

@@ -24,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", required=True, dest="run_dir", help="the run folder; may be gs:// or s3://"
     )
     parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of everything random, a synthetic market's path too (default 0)",
+    )
     add_peer_arguments(parser)
     add_debug_arguments(parser)
 
@@ -109,7 +114,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
     env_config, agent = load_experiment(args)
     use_cores_for(agent)
-    env = load_training_env(args, env_config)
+    env = load_training_env(args, env_config, args.seed)
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
@@ -145,13 +150,14 @@ def use_cores_for(agent: Any) -> None:
         use_cores(min(wanted, cores()))
 
 
-def load_training_env(args: argparse.Namespace, config: Any) -> Any:
-    """The environment over the bars, the shards or the synthetic market to train on.
+def load_training_env(args: argparse.Namespace, config: Any, seed: int = 0) -> Any:
+    """The environment over the bars, the shards or the synthetic market's path of `seed`.
 
     Raises:
       BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `ShardedEnv`.
     """
     from nca_trader.data.shards import folder_of_shards, open_shards
+    from nca_trader.data.synthetic import task_of
     from nca_trader.envs.sharded import ShardedEnv
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import BarError, ConfigError
@@ -164,8 +170,8 @@ def load_training_env(args: argparse.Namespace, config: Any) -> Any:
                 "them when they are written."
             )
         return ShardedEnv(open_shards(folder), config)
-    if config.market and args.data is None:  # draws its own bars
-        return TradingEnv(None, config)
+    if config.market and args.data is None:  # a path of the run's own seed
+        return TradingEnv(task_of(config, seed), config)
     bars = load_bars(args)
     if args.until is not None and bars.row(args.until) == 0:
         raise BarError(

@@ -30,6 +30,7 @@ from nca_trader.learner.optimizer import (
     make_optimizer,
     whole_or_nothing,
 )
+from nca_trader.learner.pathwise import pathwise
 from nca_trader.learner.population import Hyper
 from nca_trader.learner.replay import Ring, add, can_sample, sample, stored
 from nca_trader.learner.rollout import Begun, Draw, Method, Segments, begin_segments
@@ -38,6 +39,7 @@ from nca_trader.mesh import BATCH
 from nca_trader.presets import AgentConfig, LearnerConfig
 
 Metrics = dict[str, Array]
+METHODS = {"gae": sampled, "group": sampled, "exact": exact, "pathwise": pathwise}
 
 
 class LearnerState(NamedTuple):
@@ -77,7 +79,6 @@ def make_parts(
     """The optimiser, its schedule and the estimator of advantages that `config` asks for."""
     shape = config.learner
     total = gradient_steps(shape, num_updates)
-    make_method = exact if shape.advantages == "exact" else sampled
     return Parts(
         env,
         policy,
@@ -86,7 +87,7 @@ def make_parts(
         config,
         make_optimizer(config.optimizer, total, layout),
         learning_rate(config.optimizer, total),
-        make_method(env, policy, shape, reward_scale(env, shape)),
+        METHODS[shape.advantages](env, policy, shape, reward_scale(env, shape)),
     )
 
 

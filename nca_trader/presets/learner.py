@@ -29,7 +29,8 @@ class LearnerConfig:
         run on any number of devices; a multiple of the device count.
       advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
         baseline; "exact": every position and action is enumerated, where the account has finitely
-        many states. See `nca_trader.learner.advantages` and `nca_trader.learner.exact`.
+        many states; "pathwise": derivatives of what weights earn, no critic and no sampling. See
+        `nca_trader.learner.advantages`, `.exact` and `.pathwise`.
       shard_updates: updates on one shard, where data are shards larger than memory, before the
         next takes its place; None: until as many bars were drawn as the longest shard has.
       replay_slots: earlier rollouts that are kept on the device; each update learns from one of
@@ -71,7 +72,7 @@ class LearnerConfig:
         counts = ("num_segments", "segment_length", "envs_per_segment", "logical_shards")
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
-            one_of(self, "advantages", ("gae", "group", "exact")),
+            one_of(self, "advantages", ("gae", "group", "exact", "pathwise")),
             whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),
             between(self, "[0, 1]", "gae_lambda"),

@@ -252,12 +252,10 @@ def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state
     """Of what all devices collect in an iteration, before they learn from it."""
     import jax
 
-    from nca_trader.learner.exact import exact
+    from nca_trader.learner.iteration import METHODS
     from nca_trader.learner.rollout import Draw
-    from nca_trader.learner.sampled import sampled
 
-    make = exact if agent.learner.advantages == "exact" else sampled
-    method = make(env, policy, agent.learner, 1.0)
+    method = METHODS[agent.learner.advantages](env, policy, agent.learner, 1.0)
 
     def gather(params: Any, market: Any, segments: Any, key: Any) -> Any:
         keys = jax.random.split(key, segments.index.shape[0])

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS
 
+from nca_trader.data import synthetic
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run
@@ -155,6 +156,27 @@ def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, the
     )
     flags = {"XLA_FLAGS": ""}
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **flags})
+
+
+def test_a_seed_draws_its_own_path_of_a_synthetic_market(command, tiny, tmp_path):
+    agent = tiny.folder / "agent.toml"
+    options = ("--env=ou_mid", f"--agent={agent}", "--set=env.market_bars=400")
+    digests = {}
+    for seed in (0, 6):
+        run = tmp_path / f"ou{seed}"
+        assert command("train", *options, f"--run={run}", f"--seed={seed}").code == 0
+        data = json.loads((run / "run.json").read_text())["data"]
+        path = synthetic.make("ou", num_bars=400, seed=seed).bars
+        assert data["sha256"] == path.digest()
+        digests[seed] = data["sha256"]
+        # The same command resumes on the same path; a backtest judges on none that was trained on.
+        assert command("train", *options, f"--run={run}", f"--seed={seed}").code == 0
+        judged = tmp_path / "judged.csv"
+        said = command("backtest", f"--run={run}", f"--out={judged}", "--json")
+        assert said.code == 0 and said.json["in_sample"] == 0
+    assert digests[0] != digests[6]
+    other = command("train", *options, f"--run={run}", "--seed=7")
+    assert other.code == 2 and "seed was 6 there and is 7 now" in other.err
 
 
 def test_a_market_that_draws_its_own_bars_needs_no_data(command, tiny, tmp_path):

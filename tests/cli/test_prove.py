@@ -3,35 +3,52 @@
 import dataclasses
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from nca_trader import load_agent
+from nca_trader.agents.policy import make_policy
 from nca_trader.cli import prove, prove_runs
-from nca_trader.cli.prove_runs import Point, Proof, contenders, prepare
+from nca_trader.cli.prove_runs import Point, Proof, controls_of, prepare
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.prove import Reached
+from nca_trader.evaluate.prove import Reached, reached_by
+from nca_trader.toml import preset_folder
 
 
 def reached(fraction=0.97, turnover=0.05, excess=-1e-5):
     return Reached(fraction, 0.001, 1e-3, 1e-5, excess, 1e-6, turnover)
 
 
-def proof(*reaches, market="ou_mid", bar=0.95, **beside):
+def proof(*reaches, market="ou_mid", bar=0.95, **controls):
     curve = [Point(2.0 * (i + 1), 1000 * (i + 1), r) for i, r in enumerate(reaches)]
-    return Proof(market=market, seed=7, bar=bar, curve=curve, beside=beside)
+    return Proof(market=market, seed=7, bar=bar, curve=curve, controls=controls)
 
 
 def test_the_last_point_of_a_curve_counts():
     assert proof(reached(0.2), reached(0.97)).passed
-    assert not proof(reached(0.97), reached(0.2)).passed
+    assert not proof(reached(0.9), reached(0.2)).passed
     assert proof(reached(0.2), reached(0.96), reached(0.97)).seconds_to_bar == 4.0
     assert proof(reached(0.2)).seconds_to_bar is None
 
 
+def test_a_market_that_asks_for_nothing_proves_nothing():
+    """Untrained: the first point of the curve."""
+    void = proof(reached(0.96), reached(0.99))
+    assert not void.passed and void.complaint == "void: the untrained agent reaches the bar"
+    assert void.row()["untrained"] == 0.96
+
+
+def test_a_row_says_what_was_reached_without_each_part():
+    controls = {"no_history": [Point(1.0, 5, reached(0.3))]}
+    row = proof(reached(0.1), reached(0.97), **controls).row()
+    assert (row["untrained"], row["no_history"], row["no_neighbours"]) == (0.1, 0.3, None)
+    assert "beside" not in row
+
+
 def test_more_than_can_be_earned_is_no_success():
-    cheat = proof(reached(1.2, excess=1e-5))
+    cheat = proof(reached(0.1), reached(1.2, excess=1e-5))
     assert not cheat.passed and "looks ahead" in cheat.complaint
 
 
@@ -42,7 +59,8 @@ def test_more_than_can_be_earned_is_no_success():
 def test_where_nothing_can_be_earned_the_bar_is_to_hardly_trade(turnover, excess, says):
     fair = proof(reached(math.nan, turnover, excess), market="martingale", bar=0.0)
     assert says in fair.complaint and fair.passed == (says == "")
-    assert fair.row()["fraction"] is None
+    row = fair.row()
+    assert [row[name] for name in ("fraction", "untrained", "no_history")] == [None] * 3
 
 
 def test_a_market_of_real_bars_is_refused(command):
@@ -76,8 +94,9 @@ def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
 def test_the_estimator_follows_the_kind_of_actions():
     for name in prove.BARS:
         trial = prepare(name, load_agent("nano"))
-        expected = "exact" if trial.config.actions == "direction" else "gae"
-        assert {agent.learner.advantages for agent in trial.agents.values()} == {expected}
+        expected = "exact" if trial.config.actions == "direction" else "pathwise"
+        agents = (trial.agent, *trial.controls.values())
+        assert {agent.learner.advantages for agent in agents} == {expected}
 
 
 def test_a_path_whose_price_leaves_the_floats_is_drawn_shorter():
@@ -87,26 +106,68 @@ def test_a_path_whose_price_leaves_the_floats_is_drawn_shorter():
         task_of(wild, 0)
     env = prove_runs._env_of(wild, 0)
     assert len(env) == 1024 and np.isfinite(np.log(env.bars.close)).all()
+    # What is left of a path whose price drifts is learnt by heart: no proof of anything.
+    drifts = dataclasses.replace(wild, market_bars=2**17)
+    with pytest.raises(ConfigError, match=r"after 32,768 bars the price is .* smaller moves"):
+        prove_runs._env_of(drifts, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("ou_mid", ("commission = 0.002", ""), "costs.commission = 0.0 where the market has 0.002"),
+        ("ou_mid", ('fill = "close"', ""), "fill = 'next_open' where the market has 'close'"),
+        ("ou_mid", ("cost=0.002", "cost=0.003"), "costs.commission = 0.002 where the market has"),
+        ("merton", ("risk_aversion = 2.0", "risk_aversion = 1.0"), "risk_aversion = 1.0 where"),
+    ],
+)
+def test_an_environment_that_contradicts_its_market_is_refused(
+    command, tmp_path, name, change, says
+):
+    text = (preset_folder("envs") / f"{name}.toml").read_text()
+    assert change[0] in text
+    file = tmp_path / "mine.toml"
+    file.write_text(text.replace(*change))
+    said = command("prove", file)
+    assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, bar in prove.BARS.items() if bar])
+def test_an_untrained_agent_passes_no_bar(name):
+    trial = prepare(name, load_agent("nano"))
+    config = dataclasses.replace(trial.config, market_bars=12_000)
+    env = prove_runs._env_of(config, 5)
+    policy = make_policy(trial.agent, env.spec)
+    for seed in range(3):
+        untrained = reached_by(env, policy, policy.init(jax.random.key(seed)))
+        assert untrained.fraction < prove.BARS[name] - 3 * untrained.error
 
 
 @pytest.mark.parametrize(("market", "steps"), [("ou_mid", 24_000_000), ("ring", 3_000_000)])
 def test_where_assets_share_what_is_learnt_fewer_steps_do(market, steps):
     own = load_agent("nano")
     assert own.learner.steps == 24_000_000
-    agents = prepare(market, own).agents.values()
-    assert {agent.learner.steps for agent in agents} == {steps}
+    trial = prepare(market, own)
+    assert trial.agent.learner.steps == steps
+    # All controls together take at most half of the time that one seed of the agent takes.
+    assert {c.learner.steps for c in trial.controls.values()} == {steps // 4}
+    assert len(trial.controls) <= 2
 
 
-def test_what_stands_beside_an_agent_learns_as_it_does():
+def test_a_control_learns_as_the_agent_does_but_for_what_it_lacks():
     nano = load_agent("nano")
-    found = contenders(nano, 16)
-    assert list(found) == ["nca", "mlp", "one bar", "own history"]
-    assert found["one bar"].policy.window == 1
-    assert found["own history"].policy == dataclasses.replace(nano.policy, neighbours="none")
+    found = controls_of(nano, 16)
+    assert list(found) == ["no_history", "no_neighbours"]
+    assert found["no_history"].policy.window == 1
+    alone = dataclasses.replace(nano.policy, neighbours="none")
+    assert found["no_neighbours"].policy == alone
+    short = dataclasses.replace(nano.learner, steps=nano.learner.steps // 4)
     assert {(a.learner, a.optimizer, a.curriculum) for a in found.values()} == {
-        (nano.learner, nano.optimizer, nano.curriculum)
+        (short, nano.optimizer, nano.curriculum)
     }
-    assert "own history" not in contenders(nano, 1)
+    assert list(controls_of(nano, 1)) == ["no_history"]
+    one_bar = dataclasses.replace(nano, policy=found["no_history"].policy)
+    assert controls_of(one_bar, 1) == {}
 
 
 @pytest.fixture
@@ -117,22 +178,24 @@ def trained(monkeypatch):
     def train(config, agent, seed):
         asked.append((config.market.split("(")[0], agent.policy.kind, agent.policy.window, seed))
         fraction = 0.99 if agent.policy.kind == "nca" else 0.5
-        return [Point(1.0, 10, reached(0.1)), Point(2.0, 20, reached(fraction))]
+        return [Point(0.0, 0, reached(0.1)), Point(2.0, 20, reached(fraction))]
 
     monkeypatch.setattr(prove_runs, "train_and_judge", train)
     return asked
 
 
-def test_three_seeds_are_drawn_and_printed_and_the_others_stand_beside_the_first(command, trained):
+def test_three_seeds_are_drawn_and_printed_and_controls_are_trained_once(command, trained):
     said = command("prove", "ou_mid", "--json")
     assert said.code == 0
     results = said.json["results"]
     seeds = [row["seed"] for row in results]
     assert len(set(seeds)) == 3 and said.out.startswith(f"seeds {', '.join(map(str, seeds))};")
     agents = [(kind, window) for _, kind, window, seed in trained if seed == seeds[0]]
-    assert agents == [("nca", 63), ("mlp", 63), ("mlp", 1)]
-    assert len(trained) == 5
-    assert results[0]["beside"] == {"mlp": 0.5, "one bar": 0.5} and results[1]["beside"] == {}
+    assert agents == [("mlp", 1), ("nca", 63)]
+    assert len(trained) == 4
+    for row in results:
+        assert (row["untrained"], row["no_history"], row["no_neighbours"]) == (0.1, 0.5, None)
+    assert "untrained 10.0%  no_history 50.0%" in said.out
     assert (
         results[0] | {"market": "ou_mid", "fraction": 0.99, "bar": 0.95, "passed": True}
         == results[0]
@@ -150,7 +213,8 @@ def test_a_seed_that_is_given_is_the_only_one(command, trained):
 
 def test_a_missed_bar_is_exit_1_and_says_which(command, trained, tmp_path):
     config = tmp_path / "mine.toml"
-    config.write_text('features = []\nreward = "pnl"\nmarket = "ou(phi=0.9)"\n')
+    preset = (preset_folder("envs") / "ou_mid.toml").read_text()
+    config.write_text(preset.replace("phi=0.95", "phi=0.9"))
     said = command("prove", config, "--agent=mlp", "--seed=3", "--alone", "--json")
     assert said.code == 1 and f"1 of 1 runs missed their bar: {config}" in said.err
     assert said.json["results"][0]["passed"] is False  # the last line of stdout all the same
@@ -164,7 +228,7 @@ def test_curves_are_written(command, trained, tmp_path, kind):
     if kind == "html":
         text = out.read_text()
         assert "ou_mid, seed 5: 99.0%" in text and text.count("<svg") == 1
-        assert "own history" in text and "#050505" not in text
+        assert "no_neighbours" in text and "#050505" not in text
 
 
 def test_nano_learns_a_market_in_seconds(command, monkeypatch):
@@ -181,5 +245,15 @@ def test_every_claim_holds(command, tmp_path):
     said = command("prove", "--json", f"--out={tmp_path / 'claims.html'}")
     assert said.code == 0, said.out
     for row in said.json["results"]:
-        if row["market"].startswith("ring") and row["beside"]:
-            assert abs(row["beside"]["own history"]) < 0.1
+        if row["market"].startswith("ring"):
+            assert abs(row["no_neighbours"]) < 0.1
+        if row["market"] in ("lagged_ar", "hidden_level", "hidden"):  # one bar is not enough
+            assert row["no_history"] < row["bar"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_agent_of_one_seed_is_not_held_off_the_mean_by_a_critic(command):
+    """With a learnt critic this seed ended at 93.1%, its mean position off by -0.41."""
+    said = command("prove", "garleanu_pedersen", "--seed=9090", "--alone", "--json")
+    assert said.code == 0 and said.json["results"][0]["fraction"] > 0.96

@@ -37,6 +37,10 @@ CASES = [
     ("merton", {"gamma": 3.0, "dt": 0.25}),
     ("ring", {"hop": 1}),
     ("ring", {"hop": 3, "assets": 5, "beta": -0.5}),
+    ("lagged_ar", {}),
+    ("lagged_ar", {"lag": 2, "phi": -0.5}),
+    ("hidden_level", {}),
+    ("hidden_level", {"phi": 0.8, "spread": 0.01, "cost": 0.0}),
 ]  # fmt: skip
 BARS, SETTLING = 2_000, 207  # 1,792 rewards a path: 28 periods of the sine
 
@@ -102,6 +106,7 @@ def test_the_optimal_policy_earns_the_optimum(name, parameters):
         ("ring", {}, lambda r, a: np.sign(np.roll(r, -1, axis=-1)) / 16, 0.0),
         ("ring", {}, lambda r, a: np.sign(r.mean(-1, keepdims=True)) / 16 + 0 * r, 0.25),
         ("kelly", {}, lambda _, a: np.full_like(a, 0.25), 0.7493),
+        ("lagged_ar", {}, lambda r, a: np.ones_like(a), 0.0),
     ],
 )  # fmt: skip
 def test_naive_policies_earn_their_published_fraction(name, parameters, naive, fraction):
@@ -132,7 +137,7 @@ def test_bars_are_valid_and_open_at_the_close_before(name):
 
 def test_rewards_kinds_are_the_published_ones():
     kinds = {name: synthetic.market(name).reward for name in SOLVED}
-    logs = {"ou", "ar1", "markov_drift", "sine", "garleanu_pedersen"}
+    logs = {"ou", "ar1", "markov_drift", "sine", "garleanu_pedersen", "lagged_ar", "hidden_level"}
     assert {name for name, kind in kinds.items() if kind == "log"} == logs
     assert {name for name, kind in kinds.items() if kind == "simple"} == set(SOLVED) - logs
 
@@ -204,7 +209,9 @@ def test_the_belief_is_bayes_rule_on_all_returns():
         assert task.states[t, 0] == pytest.approx(belief, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ou", "ar1", "markov_drift", "garleanu_pedersen", "ring"])
+@pytest.mark.parametrize(
+    "name", ["ou", "ar1", "markov_drift", "garleanu_pedersen", "ring", "lagged_ar"]
+)
 def test_the_next_return_less_its_expectation_is_noise(name):
     market, states, returns = draws(name, {})
     noise = returns[:, 1:] - market.expected_return(states[:, :-1])
@@ -255,6 +262,32 @@ def test_garch_has_its_variance_kurtosis_and_memory():
     assert standard.std() == pytest.approx(1.0, rel=0.01)
 
 
+def test_a_lagged_return_follows_the_one_its_state_names():
+    task = synthetic.make("lagged_ar", num_bars=300, lag=4, phi=0.8, sigma=1e-9)
+    r = task.returns[:, 0]
+    np.testing.assert_allclose(r[4:], 0.8 * r[:-4], atol=1e-8)
+    np.testing.assert_array_equal(task.states[3:, 0], r[:-3])
+    # Returns next to each other have nothing to do with one another.
+    long = synthetic.make("lagged_ar", num_bars=100_000, lag=4, phi=0.8).returns[:, 0]
+    lags = [np.corrcoef(long[k:], long[:-k])[0, 1] for k in range(1, 9)]
+    assert np.abs(np.array(lags) - np.array([0, 0, 0, 0.8, 0, 0, 0, 0.64])).max() < 0.02
+
+
+def test_the_filtered_level_is_that_of_least_squares_on_all_returns():
+    """The mean given a window of returns, by their covariances: no recursion, no steady state."""
+    phi, spread, sigma, window = 0.9, 0.006, 0.01, 120
+    task = synthetic.make("hidden_level", num_bars=600, phi=phi, spread=spread, sigma=sigma)
+    gap = np.abs(np.subtract.outer(np.arange(window), np.arange(window)))
+    covariance = spread**2 * phi**gap + sigma**2 * np.eye(window)
+    # The level after the newest return is one step further on than the one that it showed.
+    with_level = spread**2 * phi ** np.arange(window, 0, -1)
+    weights = np.linalg.solve(covariance, with_level)
+    rows = np.arange(window - 1, 600)
+    wanted = [task.returns[t - window + 1 : t + 1, 0] @ weights for t in rows]
+    np.testing.assert_allclose(task.states[rows, 0], wanted, atol=1e-9)
+    assert task.states.std() > 1e-3
+
+
 def test_the_public_name_makes_tasks():
     task = nca.synthetic.make("ou", phi=0.95, sigma=0.01, cost=0.002, num_bars=1_000, seed=0)
     assert task.costs == nca.Costs(commission=0.002)
@@ -284,6 +317,8 @@ def test_the_public_name_makes_tasks():
         ("markov_drift", {"hidden": True, "mu": 1e-5}, "mu=1e-05 is too small for sigma=0.01"),
         ("markov_drift", {"stay": 1.0}, "stay=1.0 is outside its range"),
         ("garleanu_pedersen", {"phi_mr": 0.0}, "phi_mr=0.0 is outside its range"),
+        ("lagged_ar", {"lag": 1}, "lag=1 is below its least value; give at least 2"),
+        ("hidden_level", {"phi": 1.0}, "phi=1.0 is outside its range"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(name, parameters, message):

@@ -26,9 +26,11 @@ MARKETS = {
     "sine": ("sine", {}),
     "martingale": ("martingale", {}),
     "kelly": ("kelly", {}),
-    "merton": ("merton", {}),
+    "merton": ("merton", dict(gamma=2.0)),
     "ring": ("ring", {}),
     "ring_hop3": ("ring", dict(hop=3)),
+    "lagged_ar": ("lagged_ar", {}),
+    "hidden_level": ("hidden_level", {}),
 }
 # At other parameters than the presets', so that nothing holds for the table alone.
 OTHERS = {
@@ -38,6 +40,8 @@ OTHERS = {
     "small ring": ("ring", dict(assets=5, hop=2, beta=-0.5)),
     "quick predictor": ("garleanu_pedersen", dict(phi_mr=0.4, lambda_cost=3.0)),
     "restless drift": ("markov_drift", dict(stay=0.9, mu=0.004)),
+    "short memory": ("lagged_ar", dict(lag=2, phi=-0.4)),
+    "quick level": ("hidden_level", dict(phi=0.9, spread=0.008, cost=0.002)),
 }
 BARS = 20_000
 
@@ -74,7 +78,15 @@ def standard_error(x):
     return blocks.std(ddof=1) / 10
 
 
-SLOW = ("ou_log", "ou_expensive", "ar1_weak", "ring_hop3", "kelly tails", "restless drift")
+SLOW = (
+    "ou_log",
+    "ou_expensive",
+    "ar1_weak",
+    "ring_hop3",
+    "kelly tails",
+    "restless drift",
+    "quick level",
+)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +104,8 @@ def test_the_optimal_policy_earns_its_stated_value_in_the_environment(name):
         noise = (held * (task.returns[1:] - expected)).sum(-1)[-len(reward) :]
         reward = reward - noise
     error = standard_error(reward)
-    if name == "merton averse":  # the score is a logarithm of a mean
-        value = task.score_reward(reward.mean())
-        error *= abs(task.score_reward(reward.mean() + 1e-6) - value) / 1e-6
-    else:
-        value = task.score_reward(reward.mean())
+    value = task.score_reward(reward.mean())  # for some a logarithm of a mean, so its slope counts
+    error *= abs(task.score_reward(reward.mean() + 1e-6) - value) / 1e-6
     assert value == pytest.approx(task.optimum, abs=3 * error + 2e-7)
     # It is no empty statement: three errors are a fraction of what is to be earned.
     if task.optimum:
@@ -111,13 +120,17 @@ def positions(task, policy):
         return np.asarray(jax.lax.scan(step, start, jnp.asarray(task.states))[1])
 
 
-@pytest.mark.parametrize("name", ["ou_mid", "ar1", "kelly", "merton", "ring", "garleanu_pedersen"])
+@pytest.mark.parametrize(
+    "name", ["ou_mid", "ar1", "kelly", "merton", "ring", "garleanu_pedersen", "hidden_level"]
+)
 def test_rewards_in_the_environment_are_those_of_the_market(name):
     """Step by step, to rounding: `Task.rewards` is the market's own account of it."""
     market, given = MARKETS[name]
     task = synthetic.make(market, num_bars=800, seed=2, **given)
     reward = rewards_of(task, task.optimal_policy)
     pay = task.rewards(positions(task, task.optimal_policy))
+    if name == "merton":  # whose pay is wealth^(1 - gamma), and gamma 2
+        pay = (pay - 1.0) / (1.0 - 2.0)
     gap = len(pay) - len(reward)  # features that warm up
     scale = np.abs(pay).mean()
     np.testing.assert_allclose(reward[1:], pay[gap + 1 :], atol=2e-5 * scale + 2e-7)
@@ -128,7 +141,7 @@ def test_a_preset_is_its_market(name):
     market, given = MARKETS[name]
     expected = synthetic.market(market, **given).config
     config = load_env(name)
-    if name == "hidden":  # the belief is the answer: an agent has the returns alone
+    if name in ("hidden", "lagged_ar", "hidden_level"):  # the state is the answer: returns alone
         assert config.features and not config.market_state
         config = dataclasses.replace(config, features=(), market_state=True)
     assert config == expected
@@ -144,12 +157,48 @@ def test_a_preset_draws_its_own_bars():
     assert np.corrcoef(own, ours)[0, 1] > 1 - 1e-6 and 0.8 < own.std() < 1.2
 
 
-def test_the_scale_of_a_state_comes_from_another_draw():
-    """Later bars must not be in it: a longer draw of the same seed shows the same numbers."""
-    short, long = (synthetic.make("ou", num_bars=n, seed=3) for n in (200, 400))
-    assert short.signals.std() == pytest.approx(1.0, abs=0.5)
-    ratio = short.signals[:, 0, 0] - long.signals[:200, 0, 0]
-    np.testing.assert_allclose(ratio - ratio[0], short.states[:, 0] * 0, atol=1e-9)
+@pytest.mark.parametrize(
+    ("name", "given", "mean", "deviation"),
+    [
+        ("ou", dict(phi=0.999, cost=0.0), 0.0, 0.01 / math.sqrt(1 - 0.999**2)),
+        ("ar1", dict(phi=-0.6), 0.0, 0.01 / 0.8),
+        ("markov_drift", {}, 0.0, 1.0),
+        ("sine", dict(period=5), 2.0, math.sqrt(2.0)),
+        ("garleanu_pedersen", {}, 0.0, 0.0005 / math.sqrt(1 - 0.9**2)),
+        ("ring", dict(assets=3), 0.0, 0.01 / math.sqrt(1 - 0.3**2)),
+        ("regime_switching", {}, 0.5, 0.5),
+        ("lagged_ar", dict(lag=3), 0.0, 0.01 / math.sqrt(1 - 0.3**2)),
+    ],
+)
+def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, deviation):
+    """Two paths show the same state as the same number; another draw's moments differ by draw."""
+    one, two = (synthetic.make(name, num_bars=400, seed=s, **given) for s in (1, 2))
+    for task in (one, two):
+        shown = task.signals.reshape(400, -1)[:, : task.states.shape[1]]
+        np.testing.assert_allclose(shown, (task.states - mean) / deviation, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "level", "error"),
+    [
+        ("markov_drift", dict(hidden=True), 0.5, 0.01),
+        ("markov_drift", dict(hidden=True, stay=0.1, mu=-0.006), 0.5, 0.005),
+        ("garch", dict(alpha=0.3, beta=0.5), None, 0.01),
+        ("garch", dict(alpha=0.1, beta=0.8), None, 0.01),
+        ("hidden_level", {}, 0.0, 0.01),
+        ("hidden_level", dict(phi=0.8, spread=0.02), 0.0, 0.005),
+    ],
+)
+def test_moments_that_are_solved_for_are_those_of_many_draws(name, given, level, error):
+    market = synthetic.market(name, **given)
+    keys = jax.random.split(jax.random.key(3), 400)
+    draws = jax.vmap(lambda key: market.generate(key, 1_500).states)(keys)
+    states = np.asarray(draws, np.float64)[:, 500:, 0]  # a hidden drift's belief begins at 1 / 2
+    (mean,), (deviation,) = market.moments
+    assert level is None or mean == level
+    per_path = states.mean(1)
+    assert states.mean() == pytest.approx(mean, abs=4 * per_path.std() / 20 + 1e-12)
+    assert states.std() == pytest.approx(deviation, rel=3 * error)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import tomllib
 from typing import Any
 
-from nca_trader.data.synthetic import growth, linear, stress
+from nca_trader.data.synthetic import growth, linear, memory, stress
 from nca_trader.data.synthetic.market import Market, Task, draw
 from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
@@ -25,6 +25,8 @@ MARKETS = {
         growth.kelly,
         growth.merton,
         linear.ring,
+        memory.lagged_ar,
+        memory.hidden_level,
         stress.regime_switching,
         stress.jump,
         stress.garch,
@@ -70,6 +72,15 @@ def task_of(config: EnvConfig, seed: int = 0) -> Task:
     """The market that `config.market` names, and `config.market_bars` bars of it.
 
     Raises:
+      ConfigError: see `market_of`; or the market has no such path.
+    """
+    return draw(market_of(config), config.market_bars, seed)
+
+
+def market_of(config: EnvConfig) -> Market:
+    """The market that `config.market` names, solved but not drawn.
+
+    Raises:
       ConfigError: it names none, or one that is not known; a parameter is unknown or out of range.
     """
     if not config.market:
@@ -83,7 +94,7 @@ def task_of(config: EnvConfig, seed: int = 0) -> Task:
         parameters = tomllib.loads(f"market = {{{given}}}")["market"]
     except tomllib.TOMLDecodeError:
         raise _unread(config.market) from None
-    return make(name, num_bars=config.market_bars, seed=seed, **parameters)
+    return market(name, **parameters)
 
 
 def _unread(text: str) -> ConfigError:

@@ -185,6 +185,7 @@ def garleanu_pedersen(
         generate=compiled(generate),
         pay=pay,
         state_names=("predictor",),
+        moments=((0.0,), (math.sqrt(variance_f) or 1.0,)),
         bounds=(-math.inf, math.inf),
         # Hardly a bound binds: 5 standard deviations of the best position.
         environment=dict(

@@ -110,6 +110,7 @@ def ou(
         reward=reward,
         generate=compiled(generate),
         state_names=("log_price",),
+        moments=((0.0,), (sigma / math.sqrt(1 - phi**2),)),
         expected_return=mean,
     )
 
@@ -136,6 +137,7 @@ def ar1(*, phi: float = 0.3, sigma: float = 0.01, cost: float = 0.001) -> Market
         reward="log",
         generate=compiled(generate),
         state_names=("return",),
+        moments=((0.0,), (sigma / math.sqrt(1 - phi**2),)),
         expected_return=mean,
     )
 
@@ -204,6 +206,7 @@ def sine(
         reward=reward,
         generate=compiled(generate),
         state_names=("phase",),
+        moments=(((period - 1) / 2,), (math.sqrt((period**2 - 1) / 12),)),
         expected_return=expected_return,
     )
 
@@ -228,8 +231,10 @@ def markov_drift(
     """
     check(locals(), mu="(-inf, inf)", sigma="(0, inf)", stay="(0, 1)", cost="[0, 1)")
     if hidden:
-        rule = solve_hidden(mu / sigma, sigma, stay, cost)
+        rule, deviation = solve_hidden(mu / sigma, sigma, stay, cost)
+        moments = (0.5,), (deviation,)
     else:
+        moments = (0.0,), (1.0,)
         chain = np.array([[stay, 1 - stay], [1 - stay, stay]])
         gain, signals = solver.solve_chain(chain, np.array([-mu, mu]), cost)
         rule = solver.Switching(gain, np.zeros(1), signals)
@@ -261,12 +266,18 @@ def markov_drift(
         reward="log",
         generate=compiled(generate),
         state_names=("belief" if hidden else "drift",),
+        moments=moments,
         expected_return=mean,
     )
 
 
-def solve_hidden(ratio: float, sigma: float, stay: float, cost: float) -> solver.Switching:
-    """The optimal rule on beliefs, for ratio = mu / sigma; solved on z, the log-odds of `post`."""
+def solve_hidden(
+    ratio: float, sigma: float, stay: float, cost: float
+) -> tuple[solver.Switching, float]:
+    """The optimal rule on beliefs, and their deviation in the long run, for ratio = mu / sigma.
+
+    Both are solved on z, the log-odds of `post`.
+    """
     persistence = 2 * stay - 1
 
     def belief(z: np.ndarray) -> np.ndarray:
@@ -279,7 +290,8 @@ def solve_hidden(ratio: float, sigma: float, stay: float, cost: float) -> solver
 
     reach = abs(math.log(stay / (1 - stay))) + 2 * ratio**2 + REACH * 2 * abs(ratio)
     width = min(3 * abs(ratio), 1.5)
-    if not width or solver.panels(-reach, reach, width) * solver.NODES_PER_PANEL > solver.MAX_NODES:
+    panels = solver.panels(-reach, reach, width) if width else solver.MAX_NODES
+    if panels * solver.NODES_PER_PANEL > solver.MAX_NODES:
         raise ConfigError(
             f"mu={ratio * sigma:.3g} is too small for sigma={sigma} to solve the hidden market; "
             f"give mu of about {0.03 * sigma:.3g} or more."
@@ -290,7 +302,10 @@ def solve_hidden(ratio: float, sigma: float, stay: float, cost: float) -> solver
 
     rule = solver.solve_line(density, mean, -reach, reach, width, cost)
     order = slice(None) if persistence > 0 else slice(None, None, -1)  # a belief falls in z then
-    return rule._replace(cuts=belief(rule.cuts)[order], signals=rule.signals[order])
+    rule = rule._replace(cuts=belief(rule.cuts)[order], signals=rule.signals[order])
+    nodes, weight = solver.gauss_nodes(np.linspace(-reach, reach, panels + 1))
+    probability = solver.stationary(solver.transitions(density, nodes, nodes, weight))
+    return rule, math.sqrt(probability @ (belief(nodes) - 0.5) ** 2)
 
 
 def ring(*, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.01) -> Market:
@@ -328,6 +343,7 @@ def ring(*, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.
         pay=linear_pay(0.0),
         num_assets=assets,
         state_names=tuple(f"return_{i}" for i in range(assets)),
+        moments=((0.0,) * assets, (scale,) * assets),
         bounds=(-1.0 / assets, 1.0 / assets),
         optimum=abs(beta) * scale * math.sqrt(2 / math.pi),
         optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from nca_trader.presets import EnvConfig
 from nca_trader.ranges import between, refuse, whole
 from nca_trader.types import Bars, Costs, Tensor
 
+SOURCE, SEED = "synthetic ", ", seed "  # of bars: which draw they are
 PRICE = 100.0  # before the first bar, where the market sets no other
 BAR = np.timedelta64(60, "s")
 BEGINNING = np.datetime64("2000-01-01", "ns")
@@ -50,7 +51,8 @@ class Market:
 
     Attributes:
       name: as `make` knows it. parameters: all of them, with defaults filled in.
-      num_assets: A. state_names: S names. bounds: of each asset's position, which may be inf.
+      num_assets: A. state_names: S names. moments: mean and deviation of each state variable in
+        the long run, S numbers each. bounds: of each asset's position, which may be inf.
       costs: what turnover costs in an environment.
       reward: "log" or "simple": the kind of return r that `pay` takes.
       generate: `generate(key, num_bars) -> Path`; compiled once per `num_bars`.
@@ -76,6 +78,7 @@ class Market:
     score: Callable[[float], float] = float
     num_assets: int = 1
     state_names: tuple[str, ...] = ()
+    moments: tuple[Sequence[float], Sequence[float]] = ((), ())
     bounds: tuple[float, float] = (-1.0, 1.0)
     costs: Costs = Costs()
     optimum: float | None = None
@@ -145,15 +148,11 @@ class Task(Market):
     def signals(self) -> np.ndarray:
         """`[N, A, S]` the state as an agent sees it, about standard.
 
-        Where each asset has a state of its own, it sees that alone. Mean and spread are those of
-        another draw: nothing of these bars' future is in them.
+        Where each asset has a state of its own, it sees that alone. Mean and deviation are those
+        of the market and not of a draw: every path shows the same state as the same number.
         """
-        seed = self.seed + 1_000_003
-        other = draw(self, 4096, seed).states.astype(np.float64)
-        if not self.state_names:
-            return np.zeros((*self.returns.shape, 0))
-        spread = other.std(axis=0)
-        standard = (self.states - other.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
+        mean, deviation = (np.asarray(moment, np.float64) for moment in self.moments)
+        standard = (self.states - mean) / deviation
         if self._a_state_each:
             return standard[:, :, None]
         return np.repeat(standard[:, None, :], self.num_assets, axis=1)
@@ -233,9 +232,21 @@ def bars_of(
         close=after,
         volume=np.asarray(shown),
         present=np.ones((length, width), bool),
-        source=f"synthetic {market.name}, seed {seed}",
+        source=f"{SOURCE}{market.name}{SEED}{seed}",
         note=f"A synthetic market: {market.name}.",
     )
+
+
+def seed_of(source: str) -> int:
+    """The seed of the draw whose bars have this source.
+
+    Raises:
+      ConfigError: they are of no synthetic market.
+    """
+    seed = source.rpartition(SEED)[2]
+    if not (source.startswith(SOURCE) and seed.isdecimal()):
+        raise ConfigError(f"{source!r} names no draw of a synthetic market; give bars by --data.")
+    return int(seed)
 
 
 def check(

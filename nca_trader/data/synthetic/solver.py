@@ -146,16 +146,11 @@ def solve_line(
     """
     even = np.linspace(low, high, panels(low, high, width) + 1)
     cuts, gain = np.empty(0), np.inf
-    x, weight = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     for _ in range(REFINEMENTS):
-        edges = np.union1d(even, cuts)
-        half = np.diff(edges) / 2
-        nodes = ((edges[:-1] + edges[1:]) / 2)[:, None] + half[:, None] * x[None, :]
-        y, w = nodes.ravel(), (half[:, None] * weight[None, :]).ravel()
+        y, w = gauss_nodes(np.union1d(even, cuts))
 
         def step(at: np.ndarray, y: np.ndarray = y, w: np.ndarray = w) -> np.ndarray:
-            rows = density(y[None, :], at[:, None]) * w[None, :]
-            return rows / rows.sum(axis=1, keepdims=True)  # what leaves the range stays at its end
+            return transitions(density, at, y, w)
 
         chain = step(y)
         value = advantage(chain, mean(y), cost)
@@ -174,6 +169,20 @@ def solve_line(
     ends = np.concatenate([[low], cuts, [high]])
     signals = sides(smooth((ends[:-1] + ends[1:]) / 2), cost)
     return Switching(gain, cuts, signals)
+
+
+def gauss_nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`[n]` Gauss's nodes and `[n]` their weights, on the panels between `edges`."""
+    x, weight = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
+    half = np.diff(edges) / 2
+    nodes = ((edges[:-1] + edges[1:]) / 2)[:, None] + half[:, None] * x[None, :]
+    return nodes.ravel(), (half[:, None] * weight[None, :]).ravel()
+
+
+def transitions(density: Density, at: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """`[m, n]` probabilities of the nodes `y`, of weights `w`, after each of the states `at`."""
+    rows = density(y[None, :], at[:, None]) * w[None, :]
+    return rows / rows.sum(axis=1, keepdims=True)  # what leaves the range stays at its end
 
 
 def panels(low: float, high: float, width: float) -> int:

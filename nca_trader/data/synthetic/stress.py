@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from scipy.special import erf
 
 from nca_trader.data.synthetic.market import Market, Path, check, compiled, linear_pay, recur
+from nca_trader.data.synthetic.solver import stationary
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs
+
+CELLS = 1_600  # of the logarithm of a variance
 
 
 def regime_switching(
@@ -48,6 +55,7 @@ def regime_switching(
         pay=linear_pay(cost),
         costs=Costs(commission=cost),
         state_names=("regime",),
+        moments=((0.5,), (0.5,)),
     )
 
 
@@ -131,4 +139,26 @@ def garch(
         pay=linear_pay(cost),
         costs=Costs(commission=cost),
         state_names=("volatility",),
+        moments=volatility_moments(volatility, alpha, beta),
     )
+
+
+def volatility_moments(
+    volatility: float, alpha: float, beta: float
+) -> tuple[tuple[float], tuple[float]]:
+    """Mean and deviation, in the long run, of the deviation sqrt(h) of GARCH(1, 1).
+
+    E[h] is volatility^2. E[sqrt(h)] is that of a chain on cells of log h, whose transitions are
+    known: h' = omega + beta h + alpha h z^2 is at most x where z^2 <= (x - omega - beta h) /
+    (alpha h), with probability erf(sqrt(z^2 / 2)).
+    """
+    if alpha == 0.0:
+        return (volatility,), (1.0,)  # it never moves
+    omega = 1 - alpha - beta  # in units of E[h]
+    edges = np.linspace(max(math.log(omega / (1 - beta)), -20.0), 12.0, CELLS + 1)
+    h = np.exp((edges[:-1] + edges[1:]) / 2)
+    square = (np.exp(edges)[None, :] - omega - beta * h[:, None]) / (alpha * h[:, None])
+    below = erf(np.sqrt(np.maximum(square, 0.0) / 2))
+    below[:, 0], below[:, -1] = 0.0, 1.0
+    mean = float(stationary(np.diff(below, axis=1)) @ np.sqrt(h))
+    return (volatility * mean,), (volatility * math.sqrt(max(1 - mean**2, 1e-12)),)

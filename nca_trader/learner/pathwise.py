@@ -1,0 +1,174 @@
+"""Learning by the derivative of what an account earned with respect to what it ordered.
+
+What an agent does never changes the bars, and an account is a differentiable function of the
+weights that it orders. So along a segment the gradient of the reward is known, action by action:
+nothing is sampled, and there is no critic whose error could bias it.
+
+    J = sum_t r_t,    r_t = r(s_t, a_t),    s_{t+1} = s(s_t, a_t),    a_t = pi(bars up to t, s_t)
+    dJ = sum_t (dr_t/da_t + lambda_{t+1} ds_{t+1}/da_t) dpi_t
+    lambda_t = gamma (dr_t/ds_t + lambda_{t+1} ds_{t+1}/ds_t), the total derivative along pi
+
+`pi` is the most probable action, and its spread is not learnt. Nothing is earned after a
+segment's last bar, as with exact advantages.
+Source: Heess et al. 2015, "Learning continuous control policies by stochastic value gradients",
+equations 5 and 6, of a known model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from nca_trader.agents.heads import account_features
+from nca_trader.agents.policy import Params, Policy
+from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
+from nca_trader.errors import ConfigError
+from nca_trader.learner.curriculum import moved
+from nca_trader.learner.ppo import Loss
+from nca_trader.learner.rollout import (
+    Draw,
+    Method,
+    Segments,
+    Span,
+    advanced,
+    encode_span,
+    select,
+    span_of,
+    times,
+)
+from nca_trader.learner.sampled import deepest_fall
+from nca_trader.presets import LearnerConfig
+
+
+class Starts(NamedTuple):
+    """Where the accounts of each segment start, and what they meet; `[S, ...]`.
+
+    span: of the segments. episode: `[S, E]` at the first decision. fresh: `[S, E]` what takes the
+    place of bankrupt ones. cost_scale, volatility_scale: `[S]` of the curriculum, or None.
+    """
+
+    span: Span
+    episode: Episode
+    fresh: Episode
+    cost_scale: Array | None
+    volatility_scale: Array | None
+
+
+def pathwise(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: float) -> Method:
+    """The method of `learner.advantages` "pathwise".
+
+    Raises:
+      ConfigError: what an account earns is not a smooth function of its orders.
+    """
+    check_smooth(env)
+
+    def gather(
+        params: Params, market: Market, segments: Segments, draw: Draw
+    ) -> tuple[Segments, Starts, dict[str, Array]]:
+        count = segments.index.shape[:1]
+        scales = (
+            None if scale is None else jnp.broadcast_to(scale, count)
+            for scale in (draw.cost_scale, draw.volatility_scale)
+        )
+        starts = Starts(span_of(policy, segments, draw), segments.episode, draw.fresh, *scales)
+        episode, reward = simulate(env, policy, config, params, market, starts)
+        figures = {"reward": reward.mean(), "drawdown": deepest_fall(reward).mean()}
+        return advanced(segments, config.segment_length, episode), starts, figures
+
+    def settle(batch: Starts, figures: dict[str, Array]) -> tuple[Starts, dict[str, Array]]:
+        return batch, {name: figure.mean() for name, figure in figures.items()}
+
+    def lose(params: Params, market: Market, items: Starts) -> Loss:
+        _, reward = simulate(env, policy, config, params, market, items)
+        loss = -reward_scale * reward.mean()
+        none = jnp.zeros_like(loss)
+        return Loss(loss, loss, none, none, none, none)
+
+    return Method(gather, settle, lose)
+
+
+def simulate(
+    env: TradingEnv,
+    policy: Policy,
+    config: LearnerConfig,
+    params: Params,
+    market: Market,
+    starts: Starts,
+) -> tuple[Episode, Array]:
+    """Follows the most probable actions; the episodes `[S, E]` at the end and rewards `[S, L, E]`.
+
+    Derivatives of later rewards reach an action discounted by `config.discount` per bar.
+    """
+    length, spec, decide = config.segment_length, policy.spec, policy.distribution
+    cells = encode_span(policy, params, market, starts.span, length, env.config.drop_bars)
+    rows = starts.span.index[:, None] + jnp.arange(length + 1)[None]
+    drop = None if starts.span.drop is None else starts.span.drop[:, None]
+    legs = take_legs(env.config, market, rows, drop)
+    if starts.volatility_scale is not None:
+        legs = moved(legs, starts.volatility_scale[:, None, None])
+    cells, legs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (cells, legs))
+    now, following = (jax.tree.map(lambda a, s=s: a[s], legs) for s in (slice(-1), slice(1, None)))
+
+    def move(episode, action, now, following, scale):
+        drawn = episode.cost_scale
+        priced = episode._replace(cost_scale=times(drawn, scale))
+        after, reward = transition(env.config, spec, env.rules, priced, action, now, following)
+        return after._replace(cost_scale=drawn), reward
+
+    move = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None, None)))
+    see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
+
+    def step(episode: Episode, xs):
+        cells_t, now_t, following_t = xs
+        logits, _ = policy.act(params, cells_t[:, None], see(episode))
+        action = decide.order(spec, decide.mode(logits))
+        episode, reward = move(episode, action, now_t, following_t, starts.cost_scale)
+        episode = select(episode.account.ruined, starts.fresh, episode)
+        return discounted(episode, config.discount), reward
+
+    episode, reward = jax.lax.scan(step, starts.episode, (cells, now, following))
+    return episode, jnp.moveaxis(reward, 0, 1)
+
+
+def discounted(episode: Episode, discount: float) -> Episode:
+    """The same episode, through which derivatives pass multiplied by `discount`."""
+
+    def leaf(x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return jax.lax.stop_gradient(x) + discount * (x - jax.lax.stop_gradient(x))
+
+    return jax.tree.map(leaf, episode)
+
+
+def check_smooth(env: TradingEnv) -> None:
+    """Refuses environments in which what is earned jumps, or does not move, with an order.
+
+    Raises:
+      ConfigError: one line, with everything that stands in the way.
+    """
+    if problems := list(_jumps(env)):
+        raise ConfigError(
+            "learner.advantages = 'pathwise' follows derivatives of what is ordered, but "
+            f"{'; '.join(problems)}; change this in the environment, or take 'gae'."
+        )
+
+
+def _jumps(env: TradingEnv) -> Iterator[str]:
+    config, costs = env.config, env.costs
+    if config.actions != "weights":
+        yield f"actions = '{config.actions}' are discrete (take 'weights')"
+    if env.rules.sized:
+        yield "lot, min_notional or max_participation round or cut what is filled (leave them out)"
+    if config.tick:
+        yield "tick rounds prices (leave it out)"
+    if costs.fixed_fee:
+        yield "costs.fixed_fee is the same for orders of any size (leave it out)"
+    if costs.impact:
+        yield "costs.impact rises infinitely fast from an order of nothing (leave it out)"
+    if config.maintenance_margin is not None:
+        yield "maintenance_margin closes positions at once (leave it out)"

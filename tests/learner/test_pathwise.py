@@ -1,0 +1,196 @@
+"""Derivatives of what an account earns, against an adjoint and finite differences in numpy."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT
+
+from nca_trader import ConfigError, Costs, EnvConfig, TradingEnv, make_policy
+from nca_trader.learner import rollout
+from nca_trader.learner.pathwise import check_smooth, pathwise
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+SEGMENTS, LENGTH, ENVS, SCALE = 2, 6, 3, 20.0
+COST, QUADRATIC, RISK, SIZE = 0.003, 0.02, 0.05, 2.0
+PNL = EnvConfig(
+    features=("return_1",), reward="pnl", actions="weights", size=SIZE, fill="close",
+    max_gross=None, borrow=True, quadratic_cost=QUADRATIC, risk_aversion=RISK,
+    costs=Costs(commission=0.001, slippage=0.002),
+)  # fmt: skip
+LEARNER = dataclasses.replace(
+    AGENT.learner,
+    num_segments=SEGMENTS,
+    segment_length=LENGTH,
+    envs_per_segment=ENVS,
+    logical_shards=1,
+    advantages="pathwise",
+)
+
+
+def parts(config=PNL, discount=0.8, seed=0, **bars):
+    """An environment, random parameters, and segments of accounts with random positions."""
+    env = TradingEnv(random_bars(np.random.default_rng(1), 80, 1, **bars), config)
+    policy = make_policy(AGENT, env.spec)
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    params = jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), "f4"), shapes)
+    keys = jax.random.split(jax.random.key(2), (SEGMENTS, ENVS))
+    episode = jax.jit(jax.vmap(jax.vmap(env.begin)))(keys)
+    index = jnp.array([40, 57], jnp.int32)
+    segments = rollout.Segments(index, jnp.full(SEGMENTS, LENGTH, jnp.int32), None, episode)
+    draw = rollout.Draw(jax.random.split(jax.random.key(1), SEGMENTS), episode)
+    learner = dataclasses.replace(LEARNER, discount=discount)
+    method = pathwise(env, policy, learner, SCALE)
+    after, batch, figures = jax.jit(method.gather)(params, env.market, segments, draw)
+    loss = jax.jit(lambda p: method.lose(p, env.market, batch).loss)
+    return types.SimpleNamespace(**locals())
+
+
+class Hand:
+    """The readout and the market's account of a position, in float64; scalars, no jax."""
+
+    def __init__(self, part):
+        span = rollout.Span(part.index, None)
+        encode = rollout.encode_span
+        cells = encode(part.policy, part.params, part.env.market, span, LENGTH, 0.0)
+        self.cells = np.asarray(cells, np.float64)[:, :, 0]
+        self.start = np.asarray(part.episode.account.ordered, np.float64)[..., 0]
+        close = part.env.bars.close[:, 0]
+        rows = np.asarray(part.index)[:, None] + np.arange(LENGTH)
+        self.r = np.log(close[rows + 1] / close[rows])
+
+    def position(self, head, s, t, before):
+        seen = np.array([before / SIZE, before / SIZE, 0.0])
+        hidden = self.cells[s, t] @ head["cell"] + seen @ head["account"] + head["bias"]
+        return SIZE * np.tanh(np.tanh(hidden) @ head["logits"][:, 0])
+
+    def pay(self, s, t, before, now):
+        traded = now - before
+        smooth = 0.5 * QUADRATIC * traded**2 + 0.5 * RISK * now**2
+        return now * self.r[s, t] - COST * abs(traded) - smooth
+
+    def loss(self, head):
+        total = 0.0
+        for s, e in np.ndindex(SEGMENTS, ENVS):
+            held = self.start[s, e]
+            for t in range(LENGTH):
+                before, held = held, self.position(head, s, t, held)
+                total += self.pay(s, t, before, held)
+        return -SCALE * total / (SEGMENTS * LENGTH * ENVS)
+
+    def slope(self, head, name, at, discount):
+        """The adjoint of one segment and account after the other, by hand."""
+        total, h = 0.0, 1e-6
+        up, down = (head | {name: head[name].copy()} for _ in "ab")
+        up[name][at] += h
+        down[name][at] -= h
+        for s, e in np.ndindex(SEGMENTS, ENVS):
+            path = [self.start[s, e]]
+            for t in range(LENGTH):
+                path.append(self.position(head, s, t, path[-1]))
+            later = 0.0  # what the position held before bar t + 1 is worth from there on
+            for t in reversed(range(LENGTH)):
+                before, now = path[t], path[t + 1]
+                by_cost = -COST * np.sign(now - before) - QUADRATIC * (now - before)
+                by_now = self.r[s, t] + by_cost - RISK * now + discount * later
+                moved = self.position(up, s, t, before) - self.position(down, s, t, before)
+                total += by_now * moved / (2 * h)
+                follows = [self.position(head, s, t, before + x) for x in (h, -h)]
+                later = -by_cost + by_now * (follows[0] - follows[1]) / (2 * h)
+        return -SCALE * total / (SEGMENTS * LENGTH * ENVS)
+
+
+def head_of(part):
+    return {name: np.asarray(leaf, np.float64) for name, leaf in part.params["head"].items()}
+
+
+AT = [
+    ("logits", (2, 0)),
+    ("account", (0, 3)),
+    ("account", (1, 5)),
+    ("cell", (1, 2)),
+    ("bias", (4,)),
+]
+
+
+@pytest.mark.parametrize("discount", [0.2, 0.8, 1.0])
+def test_the_gradient_is_the_adjoint_written_by_hand(discount):
+    part = parts(discount=discount)
+    hand, head = Hand(part), head_of(part)
+    assert float(part.loss(part.params)) == pytest.approx(hand.loss(head), rel=1e-4)
+    assert float(part.figures["reward"]) == pytest.approx(-hand.loss(head) / SCALE, rel=1e-4)
+    got = jax.grad(part.loss)(part.params)["head"]
+    for name, at in AT:
+        want = hand.slope(head, name, at, discount)
+        assert float(got[name][at]) == pytest.approx(want, rel=2e-3, abs=1e-6), name
+
+
+def test_undiscounted_it_is_the_slope_of_what_is_earned():
+    part = parts(discount=1.0)
+    hand, head = Hand(part), head_of(part)
+    got = jax.grad(part.loss)(part.params)["head"]
+    for name, at in AT:
+        up, down = (head | {name: head[name].copy()} for _ in "ab")
+        up[name][at] += 1e-6
+        down[name][at] -= 1e-6
+        want = (hand.loss(up) - hand.loss(down)) / 2e-6
+        assert float(got[name][at]) == pytest.approx(want, rel=2e-3, abs=1e-6), name
+        assert abs(hand.slope(head, name, at, 0.2) - want) > 1e-3 * abs(want)  # it can fail
+
+
+def test_the_curriculum_scales_what_the_gradient_is_of():
+    part = parts(discount=1.0)
+    scales = (jnp.float32(0.0), jnp.float32(1.0))
+    draw = part.draw._replace(cost_scale=scales[0], volatility_scale=scales[1])
+    _, free, _ = part.method.gather(part.params, part.env.market, part.segments, draw)
+    hand, head = Hand(part), head_of(part)
+    traded = costs = 0.0
+    for s, e in np.ndindex(SEGMENTS, ENVS):
+        held = hand.start[s, e]
+        for t in range(LENGTH):
+            before, held = held, hand.position(head, s, t, held)
+            traded = abs(held - before)
+            costs += COST * traded + 0.5 * QUADRATIC * traded**2
+    saved = SCALE * costs / (SEGMENTS * LENGTH * ENVS)
+    got = float(part.method.lose(part.params, part.env.market, free).loss)
+    assert got == pytest.approx(float(part.loss(part.params)) - saved, rel=1e-4)
+
+
+@pytest.mark.parametrize("reward", ["log_return", "drawdown"])
+def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
+    config = EnvConfig(
+        features=("return_1",), reward=reward, actions="weights", size=40.0, max_gross=None,
+        borrow=True, ruin_floor=0.5, risk_aversion=2.0, costs=Costs(commission=0.001),
+    )  # fmt: skip
+    part = parts(config, missing=0.1)
+    last = part.after.episode.account
+    _, reward = part.method.gather, part.figures["reward"]
+    grads = jax.grad(part.loss)(part.params)
+    assert np.isfinite(float(reward)) and last.ordered.shape == (SEGMENTS, ENVS, 1)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(actions="direction"), "actions = 'direction' are discrete"),
+        (dict(capital=1e5, lot=1.0), "lot, min_notional or max_participation"),
+        (dict(capital=1e5, costs=Costs(fixed_fee=1.0)), "costs.fixed_fee"),
+        (dict(capital=1e5, costs=Costs(impact=0.1)), "costs.impact"),
+        (dict(maintenance_margin=0.2), "maintenance_margin"),
+        (dict(capital=1e5, tick=0.01), "tick rounds prices"),
+    ],
+)
+def test_what_jumps_is_refused(change, says):
+    config = dataclasses.replace(PNL, reward="log_return", **change)
+    env = TradingEnv(random_bars(np.random.default_rng(1), 90, 1), config)
+    with pytest.raises(ConfigError, match=says) as error:
+        check_smooth(env)
+    assert "take 'gae'" in str(error.value) and "\n" not in str(error.value)
