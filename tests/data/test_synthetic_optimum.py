@@ -305,6 +305,33 @@ def test_a_martingale_pays_no_policy(draw):
     assert market.optimum == pytest.approx(other, abs=1e-9)
 
 
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_lagged_market_pays_the_mean_absolute_forecast(draw):
+    """The variance as a sum over all shocks, the mean as a quadrature: no closed form of either."""
+    phi, sigma, lag = 1.8 * draw[0] - 0.9, 0.005 + 0.03 * draw[1], 2 + int(9 * draw[2])
+    variance = sigma**2 * sum(phi ** (2 * k) for k in range(2_000))
+    z = np.linspace(0.0, 12.0, 200_001)
+    half = np.trapezoid(z * np.exp(-0.5 * z**2), z) / math.sqrt(2 * math.pi)
+    market = synthetic.market("lagged_ar", lag=lag, phi=phi, sigma=sigma)
+    assert market.optimum == pytest.approx(2 * half * abs(phi) * math.sqrt(variance), rel=1e-8)
+
+
+@pytest.mark.parametrize("draw", DRAWS[:3])
+def test_a_hidden_level_equals_value_iteration_on_least_squares(draw):
+    """What is known of the level comes from covariances of 600 returns, and not from a filter."""
+    phi, sigma = 0.5 + 0.45 * draw[0], 0.005 + 0.02 * draw[1]
+    spread, cost = sigma * (0.3 + draw[2]), 0.5 * sigma * draw[3]
+    lags = np.arange(600)
+    covariance = spread**2 * phi ** np.abs(np.subtract.outer(lags, lags)) + sigma**2 * np.eye(600)
+    with_level = spread**2 * phi ** (lags + 1)  # of the newest return, and the older ones
+    known = with_level @ np.linalg.solve(covariance, with_level)
+    market = synthetic.market("hidden_level", phi=phi, spread=spread, sigma=sigma, cost=cost)
+    assert market.moments[1][0] == pytest.approx(math.sqrt(known), rel=1e-7)
+    shock = math.sqrt(known * (1 - phi**2))
+    gain = extrapolated(lambda n: autoregressive_grid(phi, shock, lambda m: m, cost, n), 300)
+    assert market.optimum == pytest.approx(gain, rel=1e-3, abs=1e-7)
+
+
 def test_where_trading_never_pays_the_best_is_nothing():
     for name, given in (
         ("ou", {"cost": 0.5}),

@@ -43,17 +43,23 @@ AGENT = AgentConfig(
         learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05, base_width=2, ema_decay=0.9
     ),
 )
-CLIPS = {"gae": 0.05, "group": 0.05, "exact": 0.02}  # each below what its first gradient measures
+CLIPS = {
+    "gae": 0.05,
+    "group": 0.05,
+    "exact": 0.02,
+    "pathwise": 1e-4,
+}  # each below what its first gradient measures
+ACTIONS = {"pathwise": "weights"} | dict.fromkeys(("gae", "group", "exact"), "direction")
 ONE = (1, 1, 1)
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-")
 MESHES = [(8, 1, 1), (4, 2, 1), (2, 2, 2)]
 
 
 @functools.cache
-def environment(reward):
+def environment(reward, actions="direction"):
     bars = random_bars(np.random.default_rng(0), 60, 2, missing=0.05)
     costs = Costs(commission=5e-4, slippage=2e-4)
-    config = EnvConfig(features=("bollinger", "rsi"), costs=costs, reward=reward)
+    config = EnvConfig(features=("bollinger", "rsi"), costs=costs, reward=reward, actions=actions)
     return TradingEnv(bars, config)
 
 
@@ -91,7 +97,7 @@ def agent_with(kind="nca", estimator="gae", extra="", **mesh):
 def learner_on(axes, kind="nca", estimator="gae", extra="", **mesh):
     """A learner whose optimiser also sums the gradients, which plain SGD would follow."""
     agent = agent_with(kind, estimator, extra, **mesh)
-    env = environment("pnl" if estimator == "exact" else "log_return")
+    env = environment("pnl" if estimator == "exact" else "log_return", ACTIONS[estimator])
     with pytest.MonkeyPatch.context() as patch:
         # Replay looks for the average, and several agents for a rate, where the real one has it.
         if extra not in ("replay", "several"):
@@ -191,6 +197,7 @@ def test_a_run_is_the_same_on_every_mesh_in_float64(axes):
     [
         ("nca", "group"),
         ("nca", "exact"),
+        ("nca", "pathwise"),
         *itertools.product(("mlp", "gru"), ("gae", "group", "exact")),
     ],
 )
@@ -293,7 +300,7 @@ def test_batch_parameters_and_moments_really_are_in_parts(whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["gae", "group", "exact"])
+@pytest.mark.parametrize("estimator", ["gae", "group", "exact", "pathwise"])
 def test_a_deterministic_run_ends_in_the_same_bits_on_1_2_4_and_8_devices(estimator):
     ends = []
     for devices in (1, 2, 4, 8):
