@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     proofs = []
     for name, trial in trials.items():
         bar = BARS.get(name, DEFAULT_BAR)
-        proofs += prove(trial, bar, seeds, controls=not args.alone, report=_print_line)
+        proofs += prove(trial, bar, seeds, controls=not args.alone)
     if args.out:
         write(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")
@@ -91,10 +91,6 @@ def _refuse_numbers(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name} {value} is not a whole number of at least {least}.")
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
 
 
 def _verdict(proofs: list[Any], as_json: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,8 +36,6 @@ CONTROL_PART = 4  # a control's run has 1 / 4 of the agent's steps: two take hal
 # Fields of an environment that leave alone what a position is paid.
 FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "random_start",
         "random_costs", "drop_bars")  # fmt: skip
-
-Report = Callable[[str], None]
 
 
 class Point(NamedTuple):
@@ -215,10 +213,8 @@ def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
     return {name: _for_steps(control, short) for name, control in found.items()}
 
 
-def prove(
-    trial: Trial, bar: float, seeds: Sequence[int], *, controls: bool, report: Report
-) -> list[Proof]:
-    """Trains and judges every seed, and the controls with the first one."""
+def prove(trial: Trial, bar: float, seeds: Sequence[int], *, controls: bool) -> list[Proof]:
+    """Trains and judges every seed, prints a line of each; trains the controls with the first."""
     wanted = trial.controls if controls else {}
     curves = {
         name: train_and_judge(trial.config, agent, seeds[0]) for name, agent in wanted.items()
@@ -228,7 +224,7 @@ def prove(
         curve = train_and_judge(trial.config, trial.agent, seed)
         proof = Proof(market=trial.market, seed=seed, bar=bar, curve=curve, controls=curves)
         proofs.append(proof)
-        report(line_of(proof))
+        print(line_of(proof), flush=True)
     return proofs
 
 

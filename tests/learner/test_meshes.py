@@ -43,12 +43,8 @@ AGENT = AgentConfig(
         learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05, base_width=2, ema_decay=0.9
     ),
 )
-CLIPS = {
-    "gae": 0.05,
-    "group": 0.05,
-    "exact": 0.02,
-    "pathwise": 1e-4,
-}  # each below what its first gradient measures
+# Each below what its first gradient measures.
+CLIPS = {"gae": 0.05, "group": 0.05, "exact": 0.02, "pathwise": 1e-4}
 ACTIONS = {"pathwise": "weights"} | dict.fromkeys(("gae", "group", "exact"), "direction")
 ONE = (1, 1, 1)
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-")

@@ -1,0 +1,67 @@
+"""Ten seeds of every market of `nca-trader prove`, drawn when this is started; it can be stopped.
+
+    python -m benchmarks.proofs benchmarks/results/proofs.jsonl
+    python -m benchmarks.proofs FILE --markets garleanu_pedersen merton --seeds 10
+
+The seeds are drawn once and are the first line of the file, so that none is left out afterwards.
+Each run that ends appends a line: the row of `prove --json`, the commit, the date and the machine.
+The same command resumes. The controls are not trained here; `untrained` costs nothing.
+"""
+
+import argparse
+import json
+import pathlib
+import platform
+import secrets
+
+from nca_trader.agents.presets import load_agent
+from nca_trader.cli.prove import BARS, DEFAULT_BAR
+from nca_trader.cli.prove_runs import prepare, prove
+from nca_trader.runs.manifest import commit, now
+from nca_trader.scale.facts import cores
+
+
+def machine():
+    """The processor's name and how many cores this process may use."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {cores()} cores"
+
+
+def begun(file, count):
+    """The seeds and the rows of `file`, which is begun with `count` seeds where it is not there."""
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        seeds = [secrets.randbelow(1_000_000) for _ in range(count)]
+        file.write_text(json.dumps({"seeds": seeds, "date": now()}) + "\n")
+    first, *rows = (json.loads(line) for line in file.read_text().splitlines())
+    return first["seeds"], rows
+
+
+def run(file, markets, count, agent="nano"):
+    """Trains what is not in `file` yet, all seeds of one market after the other."""
+    seeds, rows = begun(file, count)
+    done = {(row["market"], row["seed"]) for row in rows}
+    about = {"agent": agent, "commit": commit(), "machine": machine()}
+    for market in markets:
+        left = [seed for seed in seeds if (market, seed) not in done]
+        trial = prepare(market, load_agent(agent)) if left else None
+        for seed in left:
+            (proof,) = prove(trial, BARS.get(market, DEFAULT_BAR), [seed], controls=False)
+            with file.open("a") as out:
+                out.write(json.dumps(proof.row() | about | {"date": now()}) + "\n")
+
+
+def main():
+    """Runs from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=pathlib.Path)
+    parser.add_argument("--markets", nargs="+", default=list(BARS), metavar="MARKET")
+    parser.add_argument("--seeds", type=int, default=10)
+    args = parser.parse_args()
+    run(args.file, args.markets, args.seeds)
+
+
+if __name__ == "__main__":
+    main()
