@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ def hidden_level(
         shocks = math.sqrt(shock) * jax.random.normal(keys[2], (num_bars,))
         noise = sigma * jax.random.normal(keys[3], (num_bars,))
 
-        def step(carry: tuple[Array, Array], drawn: tuple[Array, Array]) -> tuple:
+        def step(carry: Any, drawn: Any) -> tuple[Any, Any]:
             level, mean = carry
             r = level + drawn[1]
             mean = phi * (mean + gain * (r - mean))
