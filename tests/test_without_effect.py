@@ -58,8 +58,8 @@ def refused(config, name, value):
 
 
 @functools.cache
-def env_of(reward="log_return"):
-    return TradingEnv(BARS, dataclasses.replace(tiny.ENV, reward=reward))
+def env_of(reward="log_return", actions="direction"):
+    return TradingEnv(BARS, dataclasses.replace(tiny.ENV, reward=reward, actions=actions))
 
 
 def policy_program(config):
@@ -116,11 +116,11 @@ def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
         assert refused(env.config, name, value) == same, name
 
 
-@pytest.mark.parametrize("estimator", ["gae", "group", "exact"])
+@pytest.mark.parametrize("estimator", ["gae", "group", "exact", "pathwise"])
 def test_an_estimator_refuses_what_does_not_change_its_update(estimator):
     learn = dataclasses.replace(tiny.AGENT.learner, envs_per_segment=2, advantages=estimator)
     agent = dataclasses.replace(tiny.AGENT, learner=learn)
-    env = env_of("pnl")
+    env = env_of("pnl", actions="weights" if estimator == "pathwise" else "direction")
     policy = make_policy(agent, env.spec)
 
     def program(config):
@@ -129,7 +129,8 @@ def test_an_estimator_refuses_what_does_not_change_its_update(estimator):
         return str(jax.make_jaxpr(next(iter(learner.programs.values())))(state, learner.market))
 
     plain = program(learn)
-    for name, value in {"gae_lambda": 0.5, "value_coef": 0.1, "clip_epsilon": 0.1}.items():
+    others = dict.fromkeys(("value_coef", "clip_epsilon", "entropy_coef"), 0.1)
+    for name, value in (others | {"gae_lambda": 0.5, "discount": 0.9}).items():
         same = program(unchecked(learn, **{name: value})) == plain
         assert refused(learn, name, value) == same, name
 

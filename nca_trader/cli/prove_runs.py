@@ -24,6 +24,7 @@ from nca_trader.learner.exact import check_finite
 from nca_trader.learner.pathwise import check_smooth
 from nca_trader.learner.update import make_learner
 from nca_trader.presets import AgentConfig, EnvConfig
+from nca_trader.ranges import switched
 
 # What an agent sees of every market: the last return, and how high price and volume stand. All
 # of it comes from the bars up to the decision; the market's own state is not among it.
@@ -195,7 +196,7 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
             check(env)
         except ConfigError:
             continue
-        learner = dataclasses.replace(agent.learner, advantages=name)
+        learner = switched(agent.learner, advantages=name)
         return dataclasses.replace(agent, learner=learner)
     return agent
 
@@ -207,7 +208,7 @@ def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
         one_bar = dataclasses.replace(load_agent("mlp").policy, window=1)
         found["no_history"] = dataclasses.replace(agent, policy=one_bar)
     if agent.policy.neighbours != "none" and num_assets > 1:
-        alone = dataclasses.replace(agent.policy, neighbours="none")
+        alone = switched(agent.policy, neighbours="none")
         found["no_neighbours"] = dataclasses.replace(agent, policy=alone)
     short = max(agent.learner.steps // CONTROL_PART, 1)
     return {name: _for_steps(control, short) for name, control in found.items()}

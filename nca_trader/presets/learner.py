@@ -109,10 +109,13 @@ class LearnerConfig:
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
         """Fields that have no effect beside the values `given`, and what they need."""
-        if given.advantages == "group":
+        if given.advantages in ("group", "pathwise"):
             yield "gae_lambda", "advantages='gae' or 'exact'"
-        if given.advantages in ("group", "exact"):
+        if given.advantages != "gae":
             yield "value_coef", "advantages='gae'"
+        if given.advantages == "pathwise":  # draws no actions: no ratio, no entropy
+            for name in ("clip_epsilon", "entropy_coef", "max_kl"):
+                yield name, "advantages='gae', 'group' or 'exact'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

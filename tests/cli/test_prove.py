@@ -14,6 +14,7 @@ from nca_trader.cli.prove_runs import Point, Proof, controls_of, prepare
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.prove import Reached, reached_by
+from nca_trader.ranges import switched
 from nca_trader.toml import preset_folder
 
 
@@ -159,7 +160,7 @@ def test_a_control_learns_as_the_agent_does_but_for_what_it_lacks():
     found = controls_of(nano, 16)
     assert list(found) == ["no_history", "no_neighbours"]
     assert found["no_history"].policy.window == 1
-    alone = dataclasses.replace(nano.policy, neighbours="none")
+    alone = switched(nano.policy, neighbours="none")
     assert found["no_neighbours"].policy == alone
     short = dataclasses.replace(nano.learner, steps=nano.learner.steps // 4)
     assert {(a.learner, a.optimizer, a.curriculum) for a in found.values()} == {
