@@ -1,6 +1,7 @@
 """`nca-trader prove`: what it trains, says, writes and fails for."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -16,6 +17,11 @@ from nca_trader.errors import ConfigError
 from nca_trader.evaluate.prove import Reached, reached_by
 from nca_trader.ranges import switched
 from nca_trader.toml import preset_folder
+
+
+@functools.cache
+def trial_of(name):
+    return prepare(name, load_agent("nano"))
 
 
 def reached(fraction=0.97, turnover=0.05, excess=-1e-5):
@@ -86,7 +92,7 @@ def test_what_is_wrong_is_one_line_before_anything_trains(command, args, says):
 
 def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
     for name, bar in prove.BARS.items():
-        trial = prepare(name, load_agent("nano"))
+        trial = trial_of(name)
         assert 0.0 <= bar < 1.0 and trial.config.market
         # What is seen is the same for all, and none of it is the market's own state.
         assert trial.config.features == prove_runs.FEATURES and not trial.config.market_state
@@ -94,7 +100,7 @@ def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
 
 def test_the_estimator_follows_the_kind_of_actions():
     for name in prove.BARS:
-        trial = prepare(name, load_agent("nano"))
+        trial = trial_of(name)
         expected = "exact" if trial.config.actions == "direction" else "pathwise"
         agents = (trial.agent, *trial.controls.values())
         assert {agent.learner.advantages for agent in agents} == {expected}
@@ -135,7 +141,7 @@ def test_an_environment_that_contradicts_its_market_is_refused(
 
 @pytest.mark.parametrize("name", [name for name, bar in prove.BARS.items() if bar])
 def test_an_untrained_agent_passes_no_bar(name):
-    trial = prepare(name, load_agent("nano"))
+    trial = trial_of(name)
     config = dataclasses.replace(trial.config, market_bars=12_000)
     env = prove_runs._env_of(config, 5)
     policy = make_policy(trial.agent, env.spec)
@@ -196,7 +202,7 @@ def test_three_seeds_are_drawn_and_printed_and_controls_are_trained_once(command
     assert len(trained) == 4
     for row in results:
         assert (row["untrained"], row["no_history"], row["no_neighbours"]) == (0.1, 0.5, None)
-    assert "untrained 10.0%  no_history 50.0%" in said.out
+    assert "untrained 10.0%" in said.out and "no_history 50.0%" in said.out
     assert (
         results[0] | {"market": "ou_mid", "fraction": 0.99, "bar": 0.95, "passed": True}
         == results[0]
