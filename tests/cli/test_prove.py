@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import proofs
 from nca_trader import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.cli import prove, prove_runs
@@ -216,6 +217,21 @@ def test_a_seed_that_is_given_is_the_only_one(command, trained):
     said = command("prove", "ou_mid", "hidden", "--seed=5", "--alone", "--json")
     assert [row["seed"] for row in said.json["results"]] == [5, 5]
     assert trained == [("ou", "nca", 63, 5), ("markov_drift", "nca", 63, 5)]
+
+
+def test_seeds_of_a_report_are_drawn_once_and_it_resumes(trained, tmp_path):
+    file = tmp_path / "results" / "proofs.jsonl"
+    proofs.run(file, ["ou_mid", "kelly"], 3)
+    seeds, rows = proofs.begun(file, 3)
+    assert [(row["market"], row["seed"]) for row in rows] == [
+        (market, seed) for market in ("ou_mid", "kelly") for seed in seeds
+    ]
+    assert rows[0]["fraction"] == 0.99 and {"commit", "date", "machine"} <= set(rows[0])
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))  # it was stopped
+    trained.clear()
+    proofs.run(file, ["ou_mid", "kelly"], 3)
+    assert trained == [("kelly", "nca", 63, seeds[-1])]
+    assert proofs.begun(file, 3)[0] == seeds
 
 
 def test_a_missed_bar_is_exit_1_and_says_which(command, trained, tmp_path):
