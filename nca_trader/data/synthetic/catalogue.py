@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import tomllib
-from collections.abc import Hashable
 from typing import Any
 
 from nca_trader.data.synthetic import growth, linear, memory, stress
@@ -53,14 +51,7 @@ def market(name: str, **parameters: Any) -> Market:
             f"the market '{name}' has no parameter '{unknown}'; {nearest(unknown, known)}It has "
             f"{', '.join(known)}."
         )
-    # A TOML file may give a list, which no market takes: its own check says so.
-    hashable = all(isinstance(value, Hashable) for value in parameters.values())
-    return (_solved if hashable else _solved.__wrapped__)(name, **parameters)
-
-
-@functools.lru_cache(maxsize=32, typed=True)
-def _solved(market_name: str, /, **parameters: Any) -> Market:
-    return MARKETS[market_name](**parameters)  # a second or so for a threshold market
+    return MARKETS[name](**parameters)
 
 
 def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any) -> Task:
