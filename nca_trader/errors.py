@@ -5,6 +5,7 @@ A message names an argument through `argument`, so that a reader can write what 
 """
 
 import contextlib
+import errno
 import json
 import shlex
 from collections.abc import Iterator
@@ -81,3 +82,11 @@ class CheckFailed(NcaTraderError):
     """A check ran to its end, and what it checks does not hold."""
 
     exit_code = 1
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, numpy, the system or XLA says that memory does not suffice."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    of_xla = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    return of_xla and ("RESOURCE_EXHAUSTED" in str(error) or "HbmOom" in str(error))

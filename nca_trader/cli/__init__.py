@@ -22,6 +22,13 @@ COMMANDS = (
     "leakcheck", "plan", "profile", "watch", "doctor", "bench",
 )  # fmt: skip
 
+# Commands that train, and what makes training smaller.
+LEARNING = ("demo", "train", "prove", "profile", "bench")
+LESS = (
+    "lower learner.num_segments, learner.segment_length, learner.envs_per_segment, "
+    "policy.channels or env.market_bars, or give fewer bars"
+)
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and exits with 2."""
@@ -51,7 +58,7 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    from nca_trader.errors import NcaTraderError, StateError, options_named
+    from nca_trader.errors import NcaTraderError, options_named
 
     args = build_parser().parse_args(argv)
     use_compile_cache()
@@ -68,13 +75,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader went away, e.g. `| head`; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        where = error.filename or "this machine"
-        print(f"nca-trader {args.command}: {where}: {error.strerror or error}", file=sys.stderr)
-        return StateError.exit_code
+    except Exception as error:
+        return _system_error(args.command, error)
     if args.json and result is not None:
         print_json(result)
     return 0
+
+
+def _system_error(command: str, error: Exception) -> int:
+    """Says in one line what the machine refused; returns the exit code. All else is raised."""
+    from nca_trader.errors import ConfigError, StateError, out_of_memory
+
+    if out_of_memory(error):
+        said = next(iter(str(error).splitlines()), "no memory is left")
+        less = LESS if command in LEARNING else "give fewer bars or assets"
+        print(f"nca-trader {command}: out of memory ({said}); {less}.", file=sys.stderr)
+        return ConfigError.exit_code
+    if isinstance(error, OSError):
+        where = error.filename or "this machine"
+        print(f"nca-trader {command}: {where}: {error.strerror or error}", file=sys.stderr)
+        return StateError.exit_code
+    raise error
 
 
 def print_json(result: dict[str, Any]) -> None:

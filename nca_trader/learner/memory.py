@@ -20,24 +20,31 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from nca_trader import hosts
-from nca_trader.errors import ConfigError
+from nca_trader import hosts, machine
+from nca_trader.errors import ConfigError, out_of_memory
 from nca_trader.mesh import is_described
 
 log = logging.getLogger(__name__)
+LESS = "lower learner.num_segments, learner.segment_length or policy.channels"
 
 
-def memory_limit(memory_gb: float | None, mesh: Mesh) -> float | None:
+def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | None:
     """Bytes of a device that an update may need, with all that it holds; None is no bound.
 
     Args:
-      memory_gb: what a user allows, in 1e9 bytes; None is what the device reports, if it does.
+      memory_gb: what a user allows, in 1e9 bytes; None is what the device reports, if it does, and
+        of a CPU an equal share of the memory that is free.
+      held: bytes of each device that are held for the update already, and so are not free.
     """
     if memory_gb is not None:
         return memory_gb * 1e9
     if is_described(mesh):
         return None  # whoever describes them knows what they have
-    reported = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit", 0)
+    device = mesh.local_devices[0]
+    if device.platform == "cpu":
+        reported = machine.memory().free / len(mesh.local_devices) + held
+    else:
+        reported = (device.memory_stats() or {}).get("bytes_limit", 0)
     # Hosts may differ a little, and must choose the same sizes.
     return float(hosts.of_each(np.float32(reported)).min()) or None
 
@@ -174,30 +181,45 @@ class Fitting:
             return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
         if self._chosen is not None:
             return self._chosen(*args)
+        if jax.config.jax_disable_jit:  # nothing is compiled whose needs could be known
+            return self.program(*args)
         while True:
-            chosen, donated = self._smallest(math.inf if self.limit is None else self.limit, args)
+            donated = self._smallest(math.inf if self.limit is None else self.limit, args)
+            chosen = self.program  # which finds what was compiled just now
             # A process that has compiled waits for the others here: inside the program it would
             # wait a minute, and one host may compile for longer than that after another.
             hosts.meet()
             # Of several processes one cannot try again while the others wait for what it left.
             last = len(self._remaining) == 1 or hosts.count() > 1
-            spare = [] if last else [_spare(leaf) for leaf in _where(donated, args)]
+            taken = _where(donated, args)
+            last = last or not self._room_for(taken)
+            spare = [] if last else [_spare(leaf) for leaf in taken]
             try:
                 # A device says only when it computes that it could not allocate.
                 result = jax.block_until_ready(chosen(*args))
             except jax.errors.JaxRuntimeError as error:
-                if not out_of_memory(error) or last:
+                if not out_of_memory(error):
                     raise
+                if last:
+                    raise ConfigError(f"{self.sizes}: allocation failed; {LESS}.") from None
                 self._go_on("allocation failed")
                 args = _with(donated, args, [again() for again in spare])
             else:
                 self._chosen = chosen
                 return result
 
-    def _smallest(self, limit: float, args: Any) -> tuple[Any, list[bool]]:
-        """The compiled step of the first sizes that fit; those before them are taken out.
+    def _room_for(self, leaves: Sequence[Array]) -> bool:
+        """Whether a host that is the device as well has room for a copy of `leaves`."""
+        if self.limit is None or self.needed is None or jax.default_backend() != "cpu":
+            return True
+        copied = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return self.needed + copied <= self.limit
 
-        And of each leaf of `args`, whether the step takes it over.
+    def _smallest(self, limit: float, args: Any) -> list[bool]:
+        """Takes out the sizes before the first that fit, whose step is compiled then.
+
+        Returns:
+          Of each leaf of `args`, whether that step takes it over.
         """
         while True:
             needed = None
@@ -207,7 +229,7 @@ class Fitting:
                 needed = bytes_needed(compiled)
                 if needed <= limit:
                     self.needed = None if self.limit is None else needed
-                    return compiled, [info.donated for info in jax.tree.leaves(lowered.args_info)]
+                    return [info.donated for info in jax.tree.leaves(lowered.args_info)]
                 why = f"an update needs {needed / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
             except jax.errors.JaxRuntimeError as error:
                 if not out_of_memory(error):
@@ -217,8 +239,7 @@ class Fitting:
                 room = 0.0 if needed is None else limit - (needed - self._ring.bytes)
                 raise ConfigError(
                     f"{self.sizes}: {why}, and a micro-batch is one segment already"
-                    f"{self._ring.remedy(room)}; raise learner.memory_gb, or lower "
-                    "learner.num_segments, learner.segment_length or policy.channels."
+                    f"{self._ring.remedy(room)}; raise learner.memory_gb, or {LESS}."
                 )
             self._go_on(why)
 
@@ -248,8 +269,3 @@ def _with(chosen: Sequence[bool], tree: Any, leaves: Sequence[Any]) -> Any:
     new = iter(leaves)
     pairs = zip(old, chosen, strict=True)
     return jax.tree.unflatten(structure, [next(new) if take else leaf for leaf, take in pairs])
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether a compiler or an allocation says that memory does not suffice."""
-    return "RESOURCE_EXHAUSTED" in str(error) or "HbmOom" in str(error)

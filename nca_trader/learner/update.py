@@ -92,9 +92,10 @@ def make_learner(
     items = _items(shape, mesh, layout)
     sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
     ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
-    limit = memory_limit(shape.memory_gb, mesh)
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(market))
+    limit = memory_limit(shape.memory_gb, mesh, held)
     if limit is not None and streamed:  # beside the shard in use, the next and one on its way
-        limit -= 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(market))
+        limit -= 2 * held
     programs = {cut: build(cut) for cut in sizes}
     # Options are for who calls the step, and not for who traces it into a program of his own.
     called = functools.cache(functools.partial(build, options=compiler_options(mesh)))

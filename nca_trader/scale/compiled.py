@@ -200,7 +200,8 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
     """What is known, and what compiling the program says."""
     import jax
 
-    from nca_trader.learner.memory import bytes_needed, out_of_memory
+    from nca_trader.errors import out_of_memory
+    from nca_trader.learner.memory import bytes_needed
 
     began = time.perf_counter()
     try:

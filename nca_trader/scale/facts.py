@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from nca_trader.machine import memory
+
 PACKAGES = (
     "nca_trader", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas",
     "pyarrow", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin",
@@ -107,12 +109,12 @@ def gather(
     """
     environment = {n: v for n, v in sorted(os.environ.items()) if n.startswith(PREFIXES)}
     coordinator = coordinator or environment.get("JAX_COORDINATOR_ADDRESS", "")
-    memory, free = _memory()
+    total, free = memory()
     facts = Facts(
         versions=_versions(),
         environment=environment,
         cores=cores(),
-        memory=memory,
+        memory=total,
         memory_free=free,
         gpus=tuple(_nvidia("--query-gpu=name")),
         gpu_users=_gpu_users(),
@@ -165,23 +167,6 @@ def _probe(timeout: float) -> dict[str, Any]:
         "device_memory": tuple(found["memory"]),
         "options": tuple(found["options"]),
     }
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of memory and of those free, of the container where there is one."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = (page * os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-    try:
-        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-        known = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-        free = known["MemAvailable"]
-        limit = pathlib.Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit.isdigit() and int(limit) < total:
-            used = int(pathlib.Path("/sys/fs/cgroup/memory.current").read_text())
-            total, free = int(limit), max(int(limit) - used, 0)
-    except (OSError, KeyError, ValueError):  # no Linux, or no container
-        pass
-    return total, free
 
 
 def _nvidia(query: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV, STEPS_PER_UPDATE
 
-from nca_trader import Run, TradingEnv, make_learner, make_policy
+from nca_trader import Run, TradingEnv, machine, make_learner, make_mesh, make_policy
 from nca_trader.cli import main
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.envs.sharded import ShardedEnv
@@ -152,15 +152,19 @@ def test_a_shard_stays_until_its_bars_were_drawn_once(sharded):
         dataclasses.replace(auto, shard_updates=0)
 
 
-def test_the_shards_that_wait_on_the_device_are_taken_from_its_memory(sharded):
-    env, learner = sharded
+def test_the_shards_that_wait_on_the_device_are_taken_from_its_memory(sharded, monkeypatch):
+    env, _ = sharded
     agent = dataclasses.replace(TURN, learner=dataclasses.replace(TURN.learner, memory_gb=0.01))
     bounded = make_learner(env, make_policy(agent, env.spec), agent)
     rows, assets = 120, 2
     # Two features, two returns and a presence of each asset and row, and the count of rows.
     market = rows * assets * (2 * 4 + 2 * 4 + 1) + 4
     assert bounded.fitting.limit == pytest.approx(1e7 - 2 * market)
-    assert learner.fitting.limit is None
+
+    auto = dataclasses.replace(TURN, learner=dataclasses.replace(TURN.learner, memory_gb=None))
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(10**12, 10**7))
+    free = make_learner(env, make_policy(auto, env.spec), auto, make_mesh(1))
+    assert free.fitting.limit == pytest.approx(1e7 - market)
 
 
 def test_a_missing_or_changed_shard_is_named_when_its_turn_comes(bars, tmp_path, capsys):

@@ -9,7 +9,8 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV, STEPS_PER_UPDATE
 
-from nca_trader import ConfigError, TradingEnv, make_learner, make_mesh, make_policy
+from nca_trader import ConfigError, TradingEnv, machine, make_learner, make_mesh, make_policy
+from nca_trader.learner import memory
 from nca_trader.learner.memory import (
     Fitting,
     Held,
@@ -151,13 +152,57 @@ def test_an_allocation_that_fails_is_tried_in_smaller_pieces(caplog):
     assert "learner.micro_batches = 1: allocation failed; trying 1 agent at once" in caplog.text
     assert float(number) == 2.0 and step.sizes == (1, 2)
     np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(begin()[0]))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE"):
+    with pytest.raises(ConfigError, match="micro_batches = 1: allocation failed; lower learner"):
         Fitting(pieces, in_pieces(1, 1), 1e18)(begin(), jnp.zeros(3))
 
 
-def test_a_cpu_is_not_bounded_unless_told():
-    assert memory_limit(None, make_mesh(1)) is None
+def test_a_cpu_is_bounded_by_the_free_memory_that_its_devices_share(monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(10**12, 8 * 10**9))
+    count = len(jax.local_devices())
+    assert memory_limit(None, make_mesh(count)) == pytest.approx(8e9 / count)
+    # What is there already is not free, and needs no more.
+    assert memory_limit(None, make_mesh(1), 10**9) == pytest.approx(9e9)
     assert memory_limit(0.5, make_mesh(1)) == 5e8
+
+
+def test_what_a_cpu_cannot_hold_is_refused_before_it_is_allocated(monkeypatch):
+    """In one line, from the learner's first step; with a ring, before there is one."""
+    env = TradingEnv(random_bars(np.random.default_rng(0), 120, 1), ENV)
+    market = sum(leaf.nbytes for leaf in jax.tree.leaves(env.market))
+    policy = make_policy(AGENT, env.spec)
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(10**12, 1000))
+    whole = dataclasses.replace(AGENT.learner, logical_shards=1, num_minibatches=8)
+    agent = dataclasses.replace(AGENT, learner=whole)  # of which nothing smaller is tried
+    learner = make_learner(env, policy, agent, make_mesh(1))
+    assert learner.fitting.limit == 1000 + market
+    with pytest.raises(ConfigError, match=r"needs .* GB of .* GB, and a micro-batch is") as error:
+        learner.step(learner.init(jax.random.key(0)))
+    assert "\n" not in str(error.value)
+    replaying = dataclasses.replace(
+        AGENT,
+        learner=dataclasses.replace(AGENT.learner, replay_slots=40),
+        optimizer=dataclasses.replace(AGENT.optimizer, ema_decay=0.9),
+    )
+    with pytest.raises(ConfigError, match=r"replay_slots = 40: the ring takes .* a device has"):
+        make_learner(env, policy, replaying, make_mesh(1))
+
+
+def test_no_copy_is_kept_of_what_would_not_fit_twice(monkeypatch):
+    """A host that is the device has no second memory for what a step takes over."""
+    kept = []
+    monkeypatch.setattr(memory, "_spare", lambda leaf: kept.append(leaf.nbytes))
+    step = jax.jit(lambda state: state + 1.0, donate_argnums=0)
+    for limit, copies in ((15_000, []), (30_000, [8_000])):
+        fitting = Fitting(lambda sizes: step, in_pieces(1, 2), limit)
+        np.testing.assert_array_equal(fitting(jnp.zeros(2_000)), 1.0)
+        assert 8_000 <= fitting.needed < 15_000 and kept == copies
+
+
+def test_without_a_compiler_nothing_is_measured():
+    step = Fitting(build, in_pieces(64), 1)
+    with jax.disable_jit():
+        got = step(ROWS)
+    assert step.needed is None and np.isfinite(got)
     BUILT.clear()
     step = Fitting(build, in_pieces(2, 4), None)
     assert BUILT == [(1, 2)] and step.figures == {}

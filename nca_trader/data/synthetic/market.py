@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.errors import ConfigError
+from nca_trader.machine import memory
 from nca_trader.numerics import arrays
 from nca_trader.presets import EnvConfig
 from nca_trader.ranges import between, refuse, whole
@@ -21,6 +22,7 @@ from nca_trader.types import Bars, Costs, Tensor
 
 SOURCE, SEED = "synthetic ", ", seed "  # of bars: which draw they are
 PRICE = 100.0  # before the first bar, where the market sets no other
+CELL_BYTES = 100  # at least, of one bar of one asset while a draw is made (measured: 136 to 174)
 BAR = np.timedelta64(60, "s")
 BEGINNING = np.datetime64("2000-01-01", "ns")
 
@@ -189,11 +191,19 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
     """Draws `num_bars` bars of a market, in float64.
 
     Raises:
-      PriceOutOfRange: the prices leave what a float holds. ConfigError: too few bars are asked for.
+      PriceOutOfRange: the prices leave what a float holds. ConfigError: too few bars are asked for,
+        or more than memory holds.
     """
     check({"num_bars": num_bars, "seed": seed}, whole_numbers={"num_bars": 2, "seed": 0})
+    need, free = CELL_BYTES * num_bars * market.num_assets, memory().free
+    if need > free:
+        raise ConfigError(
+            f"num_bars={num_bars}: bars of {market.num_assets} assets take {need / 1e9:.3g} GB, "
+            f"and {free / 1e9:.3g} GB are free; give fewer (market_bars of an environment)."
+        )
     with jax.enable_x64(True):
-        path = market.generate(jax.random.key(seed), num_bars)
+        # An allocation that failed is an error here; numpy's view of it would end the process.
+        path = jax.block_until_ready(market.generate(jax.random.key(seed), num_bars))
         states, returns, start = (np.asarray(part, np.float64) for part in path)
     given = {field.name: getattr(market, field.name) for field in dataclasses.fields(Market)}
     bars = bars_of(market, states, returns, start, seed)
