@@ -63,8 +63,8 @@ def test_a_draw_that_fails_late_ends_in_one_line_and_not_the_process(tmp_path):
     options = ["--env=ou_mid", "--agent=nano", "--set=env.market_bars=40000000"]
     script = (
         "import resource, sys; from nca_trader.cli import main\n"
-        "import jax; jax.devices(); import nca_trader.envs.presets\n"
-        "sys.modules['nca_trader.data.synthetic.market'].CELL_BYTES = 0\n"
+        "import importlib, jax; jax.devices()\n"
+        "importlib.import_module('nca_trader.data.synthetic.market').CELL_BYTES = 0\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "limit = pages * resource.getpagesize() + (5 << 27)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); sys.exit(main())"
