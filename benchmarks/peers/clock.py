@@ -8,6 +8,7 @@ import argparse
 import inspect
 import json
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -33,11 +34,36 @@ def walk(length: int = 5031) -> dict[str, np.ndarray]:
     }
 
 
+class Turns:
+    """Lines of stdin at which a slice is timed, where --turns asks for them.
+
+    So another program is timed between two slices: a machine's speed may move by a third within
+    seconds.
+    """
+
+    def __init__(self) -> None:
+        self.taken = False
+
+    def wait(self) -> bool:
+        """Whether another line came; at the end of stdin nothing waits any longer."""
+        self.taken = self.taken and bool(sys.stdin.readline())
+        return self.taken
+
+    def say(self, word: object) -> None:
+        """Answers the other program, if there is one."""
+        if self.taken:
+            print(json.dumps(word), flush=True)
+
+
+TURNS = Turns()
+
+
 def steps_per_second(call: Callable[[], Any], steps: int, seconds: float) -> float:
     """Median rate over slices of `seconds`; one call makes `steps` steps, the first is warm-up."""
     call()
+    TURNS.say("ready")
     rates = []
-    for _ in range(SLICES):
+    while TURNS.wait() or len(rates) < SLICES:
         began = now = time.perf_counter()
         calls = 0
         while now - began < seconds / SLICES:
@@ -45,6 +71,7 @@ def steps_per_second(call: Callable[[], Any], steps: int, seconds: float) -> flo
             calls += 1
             now = time.perf_counter()
         rates.append(calls * steps / (now - began))
+        TURNS.say(rates[-1])
     return statistics.median(rates)
 
 
@@ -62,9 +89,12 @@ def row(peer: str, package: str, envs: int, steps_per_s: float, **facts: Any) ->
 def run(main: Callable[..., dict[str, Any]]) -> None:
     """Calls `main` with an option for each of its arguments, and prints what it returns."""
     parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(main)))
+    parser.add_argument("--turns", action="store_true", help="time a slice for each line of stdin")
     for name, argument in inspect.signature(main).parameters.items():
         parser.add_argument(f"--{name}", type=type(argument.default), default=argument.default)
     # A peer's own warnings are no concern of its rate, and one peer makes every warning an error.
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
-    print(json.dumps(main(**vars(parser.parse_args()))), flush=True)
+    options = vars(parser.parse_args())
+    TURNS.taken = options.pop("turns")
+    print(json.dumps(main(**options)), flush=True)

@@ -15,6 +15,7 @@ from typing import Any
 HELP = "measure steps a second of the environment, the policy and the learner"
 SECONDS = 3.0  # that a program is measured, ours and a peer's
 ROUNDS = 5  # in which its calls are timed
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # of a checkout, which has the peers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
             if args.json:
                 print_json({"bench": name} | row)
             else:
-                peer = f"   {row['ratio']:.3g} x {row['peer']}" if row["peer"] else ""
+                peer = f"   {row['ratio']:.3g} x {row['peer']}" if row["ratio"] else ""
                 told = ("temp_mb", "p50_us", "p99_us", "matmul_share")
                 peer += "".join(f"   {key} {row[key]:.3g}" for key in told if row.get(key))
                 spent = row["compile_s"]  # None where another program was timed
@@ -72,6 +73,9 @@ def run(args: argparse.Namespace) -> None:
                     f"{name:<7} {row['name']:<52} {row['steps_per_s']:>14,.0f} steps/s   "
                     f"{compiled}{peer}"
                 )
+                for side in ("ours", "theirs"):
+                    if row.get(side):
+                        print(f"{'':<10}{side}: {row[side]}")
 
 
 class Timing:
@@ -173,6 +177,46 @@ def compared(row: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class Peer:
+    """A peer that times itself in turns with us, in a process of its own."""
+
+    def __init__(self, python: str, module: str, options: dict[str, Any]):
+        """Starts the program `module` of `benchmarks.peers`, and waits until it has warmed up.
+
+        Raises:
+          ConfigError: the interpreter cannot be run, or has not got the peer.
+        """
+        from nca_trader.errors import ConfigError
+
+        self._python, self._module = python, module
+        words = [*_words(python, module, options), "--turns"]
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        try:
+            self._process = subprocess.Popen(words, cwd=ROOT, text=True, **pipes)
+        except OSError as error:
+            raise ConfigError(f"--peers {python}: cannot be run ({error.strerror}).") from None
+        self._said()
+
+    def round(self) -> None:
+        """Lets it time a slice."""
+        stdin: Any = self._process.stdin
+        stdin.write("\n")
+        stdin.flush()
+        self._said()
+
+    def result(self) -> dict[str, Any]:
+        """What it says of itself, once it has ended."""
+        out, err = self._process.communicate()
+        if self._process.returncode:
+            raise _failed(self._python, self._module, err)
+        return _named(out)
+
+    def _said(self) -> None:
+        stdout: Any = self._process.stdout
+        if not stdout.readline():
+            raise _failed(self._python, self._module, self._process.communicate()[1])
+
+
 def measured_by(python: str, module: str, options: dict[str, Any]) -> dict[str, Any]:
     """What the program `module` of `benchmarks.peers` says of itself, run by `python`.
 
@@ -181,15 +225,29 @@ def measured_by(python: str, module: str, options: dict[str, Any]) -> dict[str, 
     """
     from nca_trader.errors import ConfigError
 
-    root = pathlib.Path(__file__).resolve().parents[2]
-    words = [f"--{name}={value}" for name, value in ({"seconds": SECONDS} | options).items()]
-    command = [python, "-m", f"benchmarks.peers.{module}", *words]
+    command = _words(python, module, options)
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     except OSError as error:
         raise ConfigError(f"--peers {python}: cannot be run ({error.strerror}).") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ConfigError(f"--peers {python}: {module} failed ({last}); run `make bench-peers`.")
-    said = json.loads(done.stdout.splitlines()[-1])
+        raise _failed(python, module, done.stderr)
+    return _named(done.stdout)
+
+
+def _words(python: str, module: str, options: dict[str, Any]) -> list[str]:
+    given = {"seconds": SECONDS} | options
+    words = [f"--{name}={value}" for name, value in given.items()]
+    return [python, "-m", f"benchmarks.peers.{module}", *words]
+
+
+def _failed(python: str, module: str, err: str) -> Exception:
+    from nca_trader.errors import ConfigError
+
+    last = (err.strip().splitlines() or ["no message"])[-1]
+    return ConfigError(f"--peers {python}: {module} failed ({last}); run `make bench-peers`.")
+
+
+def _named(out: str) -> dict[str, Any]:
+    said = json.loads(out.splitlines()[-1])
     return said | {"peer": f"{said['peer']} {said['version']}"}

@@ -16,16 +16,40 @@ SB3_ENVS = 64
 PEERS = {
     "index": (("torchtrade_batched", {}), ("gymnax_cartpole", {})),
     "window": (("torchtrade_batched", {"window": WINDOW, "features": FEATURES}),),
-    "gym": (("gym_trading_env_single", {"envs": 1}),),
+    "one": (("gym_trading_env_single", {"envs": 1}),),
+    "vector": (("gym_trading_env_single", {"envs": 1}),),
+}
+# What each side makes of every step: without it a ratio says little.
+OURS = {
+    "index": "bar index and account, on the device; no window, no info dict, rewards summed",
+    "window": f"the account on the device; the {WINDOW} x {FEATURES} window is gathered and summed "
+    "inside the compiled loop and never written out; no info dict",
+    "one": "numpy observation of 5 features and 3 account fractions, info dict of 4 entries",
+    "vector": "one numpy array [envs, 8] of observations and one dict of arrays as info, for all "
+    "environments at once",
+    "sb3": "one numpy array [envs, D] of observations, an info dict for each environment",
+}
+THEIRS = {
+    "torchtrade_batched": "a tensordict for every step: feature windows (10 x 5 unless the row "
+    "says otherwise), 6 account features, reward, flags; no info dict",
+    "gymnax_cartpole": "4 numbers of state, which are the observation, summed; another "
+    "problem, without bars or accounts",
+    "gym_trading_env_single": "numpy observation of 5 features, a history row and an info dict of "
+    "17 entries; one environment at a time",
+    "gym-trading-env": "the same through DummyVecEnv, one environment after another, with Monitor",
+    "gym-anytrading": "numpy windows of 10 prices and differences and an info dict; one "
+    "environment after another, with Monitor; its fee is not in the reward",
 }
 
 
 def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Random actions in the environment itself and through Gymnasium; with peers, their rates."""
     for kind, row in _rows(args):
+        row |= {"ours": OURS[kind]}
         rivals = PEERS[kind] if args.peers else ()
         for module, options in rivals:
-            yield beside(row, args.peers, module, {"envs": args.envs} | options)
+            given = {"envs": args.envs} | options
+            yield beside(row, args.peers, module, given) | {"theirs": THEIRS[module]}
         if not rivals:
             yield row
     if args.peers:
@@ -35,8 +59,8 @@ def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _rows(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "index", _index(args.envs, 0)
     yield "window", _index(args.envs, WINDOW)
-    yield "gym", _one_env()
-    yield "gym", _vector_env(1024)
+    yield "one", _one_env()
+    yield "vector", _vector_env(1024)
 
 
 def _under_sb3(python: str) -> Iterator[dict[str, Any]]:
@@ -45,8 +69,10 @@ def _under_sb3(python: str) -> Iterator[dict[str, Any]]:
     ours = measured_by(python, "sb3_ppo", options | {"market": "batch"})
     row = {"name": f"Stable-Baselines3 PPO on {SB3_ENVS} environments", "envs": SB3_ENVS}
     row |= {"envs_per_segment": None, "steps_per_s": ours["steps_per_s"], "compile_s": None}
+    row |= {"ours": OURS["sb3"]}
     for market in ("gym-trading-env", "gym-anytrading"):
-        yield beside(row, python, "sb3_ppo", options | {"market": market})
+        given = options | {"market": market}
+        yield beside(row, python, "sb3_ppo", given) | {"theirs": THEIRS[market]}
 
 
 def _setting(features: int) -> Any:

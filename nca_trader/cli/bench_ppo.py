@@ -7,14 +7,29 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nca_trader.cli.bench import Timing, compared, measured_by
+from nca_trader.cli.bench import Peer, Timing, compared, measured_by
 
 SEGMENTS, LENGTH = 64, 128
 REJAX = ("rejax_ppo", {"envs": SEGMENTS})
-SB3 = ("sb3_ppo", {"envs": 8})
+SB3 = ("sb3_ppo", {"envs": 64, "market": "batch"})
+SB3_WIDE = ("sb3_ppo", {"envs": 256, "market": "batch"})
+PART, MARKET = 0.95, "ou_mid"  # of the optimum of a market on which it is known
+BARS = 2**17  # that it is trained on
+PROOF_STEPS = 4_000_000  # of which a run to that part plans its schedule and its curriculum
+THEIR_SECONDS = 90.0  # after which a peer that has not reached it is stopped
+# What each side makes of a step, for a reader of the ratios.
+OURS = (
+    "bar index and account kept on the device, cells encoded once a segment; no windows, no infos"
+)
+THEIRS = {
+    "rejax_ppo": "4 numbers of CartPole's state, kept on the device; another market, no costs",
+    "sb3_ppo": "float32 observation of one bar and the account, copied to numpy and torch, and "
+    "an info dict for each environment and step; the same market and costs",
+}
 
 
 def environment() -> Any:
@@ -26,23 +41,44 @@ def environment() -> Any:
     return TradingEnv(sample_bars("sp500").select("SP500"), load_env("index_daily"))
 
 
+def market_draws(name: str, seed: int) -> tuple[Any, Any]:
+    """Two draws of a market as `prove` shows it: to train on, and to be judged on."""
+    from nca_trader.agents.presets import load_agent
+    from nca_trader.cli.prove_runs import prepare
+    from nca_trader.data.synthetic import task_of
+    from nca_trader.envs.trading import TradingEnv
+    from nca_trader.evaluate.prove import evaluation_bars
+
+    config = dataclasses.replace(prepare(name, load_agent("nano")).config, market_bars=BARS)
+    judged = dataclasses.replace(config, market_bars=evaluation_bars(1))
+    return tuple(
+        TradingEnv(task_of(each, seed + draw), each) for draw, each in enumerate((config, judged))
+    )
+
+
 def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The learner with a perceptron, nano and small; with peers, beside theirs."""
+    """The learner with nano, a perceptron and small; with peers, timed in turns with theirs."""
     env = environment()
     for name, agent, each, rivals in _settings():
         learner = _Timed(env, name, agent, each)
-        learner.rounds()
-        rivals = rivals if args.peers else ()
-        for module, options in rivals:
-            theirs = measured_by(args.peers, module, options)
-            learner.rounds()  # before and after: the machine may have been slower for the peer
-            yield compared(learner.row(), theirs)
-        if not rivals:
-            yield learner.row()
+        chosen = rivals if args.peers else ()
+        peers = [Peer(args.peers, module, options) for module, options in chosen]
+        learner.rounds(peers)
+        for (module, _), peer in zip(chosen, peers, strict=True):
+            sides = {"ours": OURS, "theirs": THEIRS[module]}
+            yield compared(learner.row(), peer.result()) | sides
+        if not chosen:
+            yield learner.row() | {"ours": OURS}
+    if args.peers:
+        yield _to_optimum(args.peers)
 
 
 def _settings() -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
-    """Name, agent, environments a segment, and the peers of each row."""
+    """Name, agent, environments a segment, and the peers of each row.
+
+    First what is like for like: as many environments as the peer, each on bars of its own. Of
+    several environments a segment the encoder's work is shared, which no peer can do.
+    """
     from nca_trader.agents.presets import load_agent
     from nca_trader.ranges import switched
 
@@ -50,11 +86,86 @@ def _settings() -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
     # As wide and as deep as the peer's, and like its, it sees one observation.
     wide = {"kind": "mlp", "window": 1, "channels": 64, "hidden": 0, "head_hidden": 64}
     perceptron = switched(nano.policy, **wide)
-    yield "MLP 64x64, no history", dataclasses.replace(nano, policy=perceptron), 1, (REJAX,)
-    yield "nano", nano, 4, (REJAX, SB3)
-    yield "nano", nano, 1, ()
+    yield "nano", nano, 1, (REJAX, SB3)
+    yield "MLP 64x64, no history", dataclasses.replace(nano, policy=perceptron), 1, (REJAX, SB3)
+    yield "small", load_agent("small"), 1, (REJAX,)
+    yield "nano", nano, 4, (REJAX, SB3_WIDE)
     yield "small", load_agent("small"), 4, (REJAX,)
-    yield "small", load_agent("small"), 1, ()
+
+
+def _to_optimum(python: str) -> dict[str, Any]:
+    """Seconds to a part of a known optimum, ours and Stable-Baselines3's; no compilation."""
+    import jax
+
+    from nca_trader.agents.presets import load_agent
+
+    ours = _our_seconds(load_agent("nano"))
+    options = {"envs": 64, "part": PART, "market": MARKET, "seconds": THEIR_SECONDS}
+    theirs = measured_by(python, "sb3_optimum", options)
+    got = {"ours": ours, "theirs": theirs}
+    done = {side: each["fraction"] >= PART for side, each in got.items()}
+    told = {
+        side: f"{each['fraction']:.1%} after {each['seconds']:.1f} s and {each['steps']:,} steps"
+        + ("" if done[side] else ", where it was stopped")
+        for side, each in got.items()
+    }
+    return {
+        "name": f"{MARKET}, seconds to {PART:.0%} of the optimum",
+        "envs": ours["envs"],
+        "envs_per_segment": ours["envs_per_segment"],
+        "steps_per_s": ours["steps"] / ours["seconds"],
+        "compile_s": None,
+        "first_call_s": None,
+        "retraces": 0,
+        "seconds": ours["seconds"] if done["ours"] else None,
+        "peer": theirs["peer"],
+        "peer_steps_per_s": theirs["steps_per_s"],
+        "peer_seconds": theirs["seconds"] if done["theirs"] else None,
+        "ratio": theirs["seconds"] / ours["seconds"] if all(done.values()) else None,
+        "device": jax.devices()[0].device_kind,
+    } | told
+
+
+def _our_seconds(agent: Any, seed: int = 0) -> dict[str, Any]:
+    """Trains as `prove` does until a look finds `PART` of the optimum; looks are not timed."""
+    import jax
+
+    from nca_trader.agents.policy import make_policy
+    from nca_trader.cli.prove_runs import prepare
+    from nca_trader.evaluate.prove import reached_by
+    from nca_trader.learner.update import make_learner
+
+    (agent, *_) = prepare(MARKET, agent, PROOF_STEPS).agents.values()
+    trained, judged = market_draws(MARKET, seed)
+    agent = dataclasses.replace(agent, mesh=_mesh_of(agent))
+    policy = make_policy(agent, trained.spec)
+    learner = make_learner(trained, policy, agent)
+    jax.block_until_ready(learner.step(learner.init(jax.random.key(0))))  # compiles
+    state = learner.init(jax.random.key(seed))
+    spent, steps, looked, fraction = 0.0, 0, 0.0, 0.0
+    while fraction < PART and steps < PROOF_STEPS:
+        began = time.perf_counter()
+        state = jax.block_until_ready(learner.step(state)[0])
+        spent, steps = spent + time.perf_counter() - began, steps + learner.steps_per_update
+        if spent - looked >= 1.0 or steps >= PROOF_STEPS:
+            fraction, looked = reached_by(judged, policy, state.params).fraction, spent
+    shape = agent.learner
+    return {
+        "fraction": float(fraction),
+        "seconds": spent,
+        "steps": steps,
+        "envs": shape.num_segments * shape.envs_per_segment,
+        "envs_per_segment": shape.envs_per_segment,
+    }
+
+
+def _mesh_of(agent: Any) -> Any:
+    """A CPU's cores, as many as share a batch evenly; of accelerators one, as the product has."""
+    import jax
+
+    on_cpu = jax.default_backend() == "cpu"
+    devices = math.gcd(jax.device_count(), agent.learner.logical_shards) if on_cpu else 1
+    return dataclasses.replace(agent.mesh, devices=devices, data=None)
 
 
 class _Timed:
@@ -70,10 +181,8 @@ class _Timed:
             agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
             num_epochs=4, num_minibatches=4, advantages="gae",
         )  # fmt: skip
-        # A CPU's cores, as many as share a batch evenly; of accelerators one, as the product has.
-        on_cpu = jax.default_backend() == "cpu"
-        devices = math.gcd(jax.device_count(), learn.logical_shards) if on_cpu else 1
-        mesh = dataclasses.replace(agent.mesh, devices=devices, data=None)
+        mesh = _mesh_of(agent)
+        devices = mesh.devices
         config = dataclasses.replace(agent, learner=learn, num_seeds=1, mesh=mesh)
         policy = make_policy(config, env.spec)
         learner = make_learner(env, policy, config)
@@ -84,10 +193,15 @@ class _Timed:
         self._flops = _update_flops(policy, learn)
         self._rates: list[float] = []
 
-    def rounds(self) -> None:
+    def rounds(self, peers: Sequence[Peer] = ()) -> None:
         from nca_trader.scale.rates import matmul_flops_per_s
 
-        self._timing.rounds(lambda: self._rates.append(matmul_flops_per_s()))
+        def between() -> None:
+            self._rates.append(matmul_flops_per_s())
+            for peer in peers:
+                peer.round()
+
+        self._timing.rounds(between)
 
     def row(self) -> dict[str, Any]:
         facts = {"envs": SEGMENTS * self._each, "envs_per_segment": self._each}

@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import sys
 
 import pytest
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.cli import bench, bench_ppo
+from nca_trader.errors import ConfigError
 from nca_trader.presets import AgentConfig, LearnerConfig, PolicyConfig
 
 POLICY = PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2), head_hidden=4)
@@ -36,3 +38,78 @@ def test_an_updates_operations_are_those_of_its_matrix_products():
     embed, inject, taps, update = widths * 4, 4 * 6, 3 * 4 * 6, 6 * 4
     products = 2 * (entered * (embed + inject) + stepped * (taps + update))
     assert bench_ppo._update_flops(policy, learn) == pytest.approx(products * (1 + 3 * 2), rel=0.2)
+
+
+PEER = """
+import sys
+from benchmarks.peers import clock
+
+def main(envs: int = 1, seconds: float = 1.0, fails: int = 0) -> dict:
+    "A peer whose every slice is one call."
+    calls = []
+    def call():
+        calls.append(1)
+        if len(calls) > fails > 0:
+            raise ValueError("no such market")
+    rate = clock.steps_per_second(call, 10, seconds)
+    return {"peer": "fake", "version": "1", "steps_per_s": rate, "calls": len(calls)}
+
+clock.run(main)
+"""
+
+
+@pytest.fixture
+def fake_peer(monkeypatch, root, tmp_path):
+    """A program that times itself as the peers do."""
+    script = tmp_path / "peer.py"
+    script.write_text(PEER)
+    monkeypatch.setenv("PYTHONPATH", str(root))
+
+    def words(python, module, options):
+        given = {"seconds": 1e-9} | options
+        return [python, str(script), *(f"--{name}={value}" for name, value in given.items())]
+
+    monkeypatch.setattr(bench, "_words", words)
+
+
+def test_a_peer_is_timed_once_for_each_of_our_rounds(fake_peer):
+    for rounds in (1, 5, 7):
+        peer = bench.Peer(sys.executable, "fake", {})
+        for _ in range(rounds):
+            peer.round()
+        said = peer.result()
+        # One call warms up, then one a slice: never fewer than the median is of.
+        assert said["calls"] == 1 + max(rounds, 5) and said["peer"] == "fake 1"
+    assert bench.measured_by(sys.executable, "fake", {})["calls"] == 6
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_peer_that_fails_is_named_with_its_reason(fake_peer, fails):
+    with pytest.raises(ConfigError, match=r"fake failed \(ValueError: no such market\); run"):
+        peer = bench.Peer(sys.executable, "fake", {"fails": fails})
+        peer.round()
+        peer.result()
+
+
+def test_seconds_to_a_part_of_the_optimum_are_compared_where_both_reach_it(monkeypatch):
+    ours = {"fraction": 0.96, "seconds": 2.0, "steps": 500, "envs": 256, "envs_per_segment": 4}
+    monkeypatch.setattr(bench_ppo, "_our_seconds", lambda agent: ours)
+    theirs = {"peer": "sb3 2", "fraction": 0.97, "seconds": 30.0, "steps": 90, "steps_per_s": 3.0}
+    monkeypatch.setattr(bench_ppo, "measured_by", lambda *_: theirs)
+    row = bench_ppo._to_optimum("python")
+    assert row["ratio"] == 15.0 and row["seconds"] == 2.0 and row["peer_seconds"] == 30.0
+    assert row["ours"] == "96.0% after 2.0 s and 500 steps"
+    theirs["fraction"] = 0.5
+    row = bench_ppo._to_optimum("python")
+    assert row["ratio"] is None and row["peer_seconds"] is None
+    assert row["theirs"] == "50.0% after 30.0 s and 90 steps, where it was stopped"
+    assert json.dumps(row)
+
+
+def test_the_first_rows_are_like_for_like():
+    name, _, each, rivals = next(bench_ppo._settings())
+    assert name == "nano" and each == 1
+    assert {module: options["envs"] for module, options in rivals} == {
+        "rejax_ppo": bench_ppo.SEGMENTS,
+        "sb3_ppo": bench_ppo.SEGMENTS,
+    }
