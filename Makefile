@@ -37,7 +37,7 @@ help:
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
-	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments"
+	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments and learners"
 	@echo "make clean      remove the environments and caches (runs/ stays)"
 
 setup: .venv/.installed
@@ -116,6 +116,7 @@ test-oracles: .venv-oracles/.installed
 
 bench-peers: .venv-peers/.installed
 	@$(PY) -m nca_trader bench env --peers .venv-peers/bin/python
+	@$(PY) -m nca_trader bench ppo --peers .venv-peers/bin/python
 
 lint: .venv/.installed
 	@$(PY) -m ruff check .

@@ -5,20 +5,18 @@ import rejax
 
 from benchmarks.peers.clock import row, run, steps_per_second
 
-LENGTH = 128
 
-
-def main(envs: int = 64, seconds: float = 5.0) -> dict[str, object]:
-    """Environment steps a second of whole iterations: collecting, advantages, learning."""
+def main(envs: int = 64, seconds: float = 5.0, steps: int = 128) -> dict[str, object]:
+    """Environment steps a second of whole iterations, of `steps` for each environment."""
     algorithm = rejax.PPO.create(
         env="CartPole-v1",
         agent_kwargs={"hidden_layer_sizes": (64, 64), "activation": "tanh"},
         num_envs=envs,
-        num_steps=LENGTH,
+        num_steps=steps,
         num_epochs=4,
         num_minibatches=4,
         learning_rate=3e-4,
-        total_timesteps=envs * LENGTH,
+        total_timesteps=envs * steps,
     )
     iterate = jax.jit(lambda state: algorithm.train_iteration(state), donate_argnums=0)
     state = algorithm.init_state(jax.random.key(0))
@@ -31,7 +29,7 @@ def main(envs: int = 64, seconds: float = 5.0) -> dict[str, object]:
         "rejax PPO, CartPole, MLP 64x64",
         "rejax",
         envs,
-        steps_per_second(call, envs * LENGTH, seconds),
+        steps_per_second(call, envs * steps, seconds),
         jax=jax.__version__,
         device=jax.devices()[0].device_kind,
     )

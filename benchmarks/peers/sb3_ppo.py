@@ -16,8 +16,6 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.peers.clock import row, run, steps_per_second
 
-LENGTH = 128
-
 
 def _one_by_one(envs: int) -> VecEnv:
     from nca_trader.cli.bench_ppo import environment
@@ -48,23 +46,25 @@ MARKETS: dict[str, tuple[str, Callable[[int], VecEnv]]] = {
 }  # fmt: skip
 
 
-def main(envs: int = 8, seconds: float = 5.0, market: str = "one") -> dict[str, object]:
-    """Environment steps a second of whole iterations; 4 epochs, 4 minibatches, its MLP of 64x64."""
+def main(
+    envs: int = 8, seconds: float = 5.0, market: str = "one", steps: int = 128
+) -> dict[str, object]:
+    """Environment steps a second of iterations of `steps` each; 4 epochs, 4 minibatches, 64x64."""
     package, make = MARKETS[market]
     env = make(envs)
-    size = envs * LENGTH // 4
+    size = envs * steps // 4
     policy = "MultiInputPolicy" if isinstance(env.observation_space, Dict) else "MlpPolicy"
-    agent = PPO(policy, env, n_steps=LENGTH, batch_size=size, n_epochs=4, device="cpu")
+    agent = PPO(policy, env, n_steps=steps, batch_size=size, n_epochs=4, device="cpu")
 
     def call() -> None:
-        agent.learn(envs * LENGTH, reset_num_timesteps=False)
+        agent.learn(envs * steps, reset_num_timesteps=False)
 
     name = "same market" if package == "stable-baselines3" else package
     return row(
         f"Stable-Baselines3 PPO, {name}",
         package,
         envs,
-        steps_per_second(call, envs * LENGTH, seconds),
+        steps_per_second(call, envs * steps, seconds),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
     )

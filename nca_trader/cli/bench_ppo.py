@@ -14,6 +14,9 @@ from typing import Any
 from nca_trader.cli.bench import Peer, Timing, compared, measured_by
 
 SEGMENTS, LENGTH = 64, 128
+# With one environment a segment nobody shares the encoding of the bars before it, and a longer
+# segment has fewer of them for each step. A peer's rollouts are then as long.
+LONG = 256
 REJAX = ("rejax_ppo", {"envs": SEGMENTS})
 SB3 = ("sb3_ppo", {"envs": 64, "market": "batch"})
 SB3_WIDE = ("sb3_ppo", {"envs": 256, "market": "batch"})
@@ -51,18 +54,17 @@ def market_draws(name: str, seed: int) -> tuple[Any, Any]:
 
     config = dataclasses.replace(prepare(name, load_agent("nano")).config, market_bars=BARS)
     judged = dataclasses.replace(config, market_bars=evaluation_bars(1))
-    return tuple(
-        TradingEnv(task_of(each, seed + draw), each) for draw, each in enumerate((config, judged))
-    )
+    draw = lambda config, seed: TradingEnv(task_of(config, seed), config)  # noqa: E731
+    return draw(config, seed), draw(judged, seed + 1)
 
 
 def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The learner with nano, a perceptron and small; with peers, timed in turns with theirs."""
     env = environment()
-    for name, agent, each, rivals in _settings():
-        learner = _Timed(env, name, agent, each)
-        chosen = rivals if args.peers else ()
-        peers = [Peer(args.peers, module, options) for module, options in chosen]
+    for name, agent, each, length, rivals in _settings():
+        learner = _Timed(env, name, agent, each, length)
+        chosen: tuple[Any, ...] = rivals if args.peers else ()
+        peers = [Peer(args.peers, name, given | {"steps": length}) for name, given in chosen]
         learner.rounds(peers)
         for (module, _), peer in zip(chosen, peers, strict=True):
             sides = {"ours": OURS, "theirs": THEIRS[module]}
@@ -73,8 +75,8 @@ def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield _to_optimum(args.peers)
 
 
-def _settings() -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
-    """Name, agent, environments a segment, and the peers of each row.
+def _settings() -> Iterator[tuple[str, Any, int, int, tuple[Any, ...]]]:
+    """Name, agent, environments a segment, its bars, and the peers of each row.
 
     First what is like for like: as many environments as the peer, each on bars of its own. Of
     several environments a segment the encoder's work is shared, which no peer can do.
@@ -85,12 +87,13 @@ def _settings() -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
     nano = load_agent("nano")
     # As wide and as deep as the peer's, and like its, it sees one observation.
     wide = {"kind": "mlp", "window": 1, "channels": 64, "hidden": 0, "head_hidden": 64}
-    perceptron = switched(nano.policy, **wide)
-    yield "nano", nano, 1, (REJAX, SB3)
-    yield "MLP 64x64, no history", dataclasses.replace(nano, policy=perceptron), 1, (REJAX, SB3)
-    yield "small", load_agent("small"), 1, (REJAX,)
-    yield "nano", nano, 4, (REJAX, SB3_WIDE)
-    yield "small", load_agent("small"), 4, (REJAX,)
+    mlp = dataclasses.replace(nano, policy=switched(nano.policy, **wide))
+    yield "nano", nano, 1, LONG, (REJAX, SB3)
+    yield "nano", nano, 1, LENGTH, (REJAX,)
+    yield "MLP 64x64, no history", mlp, 1, LENGTH, (REJAX, SB3)
+    yield "small", load_agent("small"), 1, LENGTH, (REJAX,)
+    yield "nano", nano, 4, LENGTH, (REJAX, SB3_WIDE)
+    yield "small", load_agent("small"), 4, LENGTH, (REJAX,)
 
 
 def _to_optimum(python: str) -> dict[str, Any]:
@@ -116,6 +119,7 @@ def _to_optimum(python: str) -> dict[str, Any]:
         "steps_per_s": ours["steps"] / ours["seconds"],
         "compile_s": None,
         "first_call_s": None,
+        "peak_rss_mb": None,
         "retraces": 0,
         "seconds": ours["seconds"] if done["ours"] else None,
         "peer": theirs["peer"],
@@ -171,14 +175,14 @@ def _mesh_of(agent: Any) -> Any:
 class _Timed:
     """The learner's iterations, and products of matrices in turn with them."""
 
-    def __init__(self, env: Any, name: str, agent: Any, each: int):
+    def __init__(self, env: Any, name: str, agent: Any, each: int, length: int):
         import jax
 
         from nca_trader.agents.policy import make_policy
         from nca_trader.learner.update import make_learner
 
         learn = dataclasses.replace(
-            agent.learner, num_segments=SEGMENTS, segment_length=LENGTH, envs_per_segment=each,
+            agent.learner, num_segments=SEGMENTS, segment_length=length, envs_per_segment=each,
             num_epochs=4, num_minibatches=4, advantages="gae",
         )  # fmt: skip
         mesh = _mesh_of(agent)
@@ -187,7 +191,7 @@ class _Timed:
         policy = make_policy(config, env.spec)
         learner = make_learner(env, policy, config)
         self._timing = Timing(lambda state: learner.step(state)[0], learner.init(jax.random.key(0)))
-        self._name = f"{name}, {policy.receptive_field} bars, {each} env/segment, "
+        self._name = f"{name}, {policy.receptive_field} bars, {each} env/segment of {length}, "
         self._name += f"{devices} device{'s' if devices > 1 else ''}"
         self._each, self._steps = each, learner.steps_per_update
         self._flops = _update_flops(policy, learn)

@@ -18,11 +18,10 @@ TINY = AgentConfig(policy=POLICY, learner=LearnerConfig())
 def test_the_rows_are_there_and_can_be_written(monkeypatch):
     monkeypatch.setattr(bench, "ROUNDS", 1)
     monkeypatch.setattr(bench, "SECONDS", 0.0)
-    monkeypatch.setattr(bench_ppo, "_settings", lambda: iter([("tiny", TINY, 2, ())]))
+    monkeypatch.setattr(bench_ppo, "_settings", lambda: iter([("tiny", TINY, 2, 8, ())]))
     monkeypatch.setattr(bench_ppo, "SEGMENTS", 32)
-    monkeypatch.setattr(bench_ppo, "LENGTH", 8)
     (row,) = bench_ppo.bench_ppo(argparse.Namespace(peers=None))
-    assert row["name"] == "tiny, 7 bars, 2 env/segment, 8 devices"
+    assert row["name"] == "tiny, 7 bars, 2 env/segment of 8, 8 devices"
     assert row["envs"] == 64 and row["envs_per_segment"] == 2 and row["retraces"] == 0
     assert row["steps_per_s"] > 0.0 and 0.0 < row["matmul_share"] < 1.0
     assert json.dumps(row)
@@ -107,7 +106,7 @@ def test_seconds_to_a_part_of_the_optimum_are_compared_where_both_reach_it(monke
 
 
 def test_the_first_rows_are_like_for_like():
-    name, _, each, rivals = next(bench_ppo._settings())
+    name, _, each, _, rivals = next(bench_ppo._settings())
     assert name == "nano" and each == 1
     assert {module: options["envs"] for module, options in rivals} == {
         "rejax_ppo": bench_ppo.SEGMENTS,
