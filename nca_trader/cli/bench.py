@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import resource
@@ -200,8 +201,9 @@ class Peer:
     def round(self) -> None:
         """Lets it time a slice."""
         stdin: Any = self._process.stdin
-        stdin.write("\n")
-        stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it ended: what follows says why
+            stdin.write("\n")
+            stdin.flush()
         self._said()
 
     def result(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _our_seconds(agent: Any, seed: int = 0) -> dict[str, Any]:
     from nca_trader.evaluate.prove import reached_by
     from nca_trader.learner.update import make_learner
 
-    (agent, *_) = prepare(MARKET, agent, PROOF_STEPS).agents.values()
+    agent = prepare(MARKET, agent, PROOF_STEPS).agent
     trained, judged = market_draws(MARKET, seed)
     agent = dataclasses.replace(agent, mesh=_mesh_of(agent))
     policy = make_policy(agent, trained.spec)

@@ -105,6 +105,17 @@ def test_seconds_to_a_part_of_the_optimum_are_compared_where_both_reach_it(monke
     assert json.dumps(row)
 
 
+@pytest.mark.slow
+def test_our_run_to_a_part_of_the_optimum_ends_there_or_at_its_last_step(monkeypatch):
+    monkeypatch.setattr(bench_ppo, "PROOF_STEPS", 1)
+    monkeypatch.setattr(bench_ppo, "BARS", 2**12)
+    monkeypatch.setattr(bench_ppo, "PART", 2.0)  # more than can be
+    found = bench_ppo._our_seconds(TINY)
+    shape = TINY.learner
+    assert found["steps"] == shape.num_segments * shape.segment_length * shape.envs_per_segment
+    assert found["seconds"] > 0.0 and found["fraction"] < 0.95
+
+
 def test_the_first_rows_are_like_for_like():
     name, _, each, _, rivals = next(bench_ppo._settings())
     assert name == "nano" and each == 1
