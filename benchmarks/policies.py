@@ -162,7 +162,7 @@ def compare(
     trial = prepare(market, agent, steps)
     agent = trial.agent
     fresh = dataclasses.replace(trial.config, market_bars=unseen)
-    holes = dataclasses.replace(trial.config, drop_bars=learnt)
+    holes = dataclasses.replace(trial.config, feature_dropout=learnt)
     for seed in range(seeds):
         env = TradingEnv(task_of(trial.config, seed), holes)
         other = TradingEnv(task_of(fresh, 1000 + seed), fresh)

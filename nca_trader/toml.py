@@ -11,6 +11,7 @@ import json
 import pathlib
 import re
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -149,6 +150,16 @@ class _Reader:
         table = f"[{'.'.join(path[:-1])}] " if len(path) > 1 else ""
         self.problems.append(f"{source}: {table}{what}")
 
+    def renamed(self, old: str, new: str) -> str:
+        """The name `new` of a key; warns of its old one, but not of a run's own record."""
+        if not self.recorded:
+            warnings.warn(
+                f"{self.source}: {old} is now called {new}; rename the key.",
+                FutureWarning,
+                stacklevel=2,
+            )
+        return new
+
     def override(self, table: dict[str, Any], text: str) -> None:
         """Puts one "table.key=value" into the nested `table`."""
         dotted, equals, value = text.partition("=")
@@ -187,6 +198,9 @@ class _Reader:
         values: dict[str, Any] = {}
         doubtful: list[str] = []
         for key, value in table.items():
+            now = getattr(cls, "RENAMED", {}).get(key)
+            if now is not None and now not in table:
+                key = self.renamed(key, now)
             here = (*path, key)
             if key not in known:
                 homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]

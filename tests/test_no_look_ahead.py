@@ -60,7 +60,7 @@ EXTRA = {
         delist_after=2,
         delist_haircut=0.3,
         random_costs=(0.5, 2.0),
-        drop_bars=0.1,
+        feature_dropout=0.1,
         costs=Costs(
             commission=1e-3,
             slippage=5e-4,
@@ -284,7 +284,7 @@ class Witness:
             seen = state.observation
             window = TradingEnv.window.__wrapped__(shell, seen, length)
             rows = seen.index - length + 1 + jnp.arange(length)
-            legs = shell.legs_at(jnp.maximum(rows, 0), seen.drop)
+            legs = shell.legs_at(jnp.maximum(rows, 0))
             present = legs.present & (rows >= 0)[:, None]
             logits = decide(policy, params, window, present, seen.account)
             action = policy.distribution.sample(logits, noise_t)

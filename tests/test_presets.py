@@ -132,6 +132,20 @@ def test_an_unknown_key_names_file_table_and_the_nearest_key():
     assert "did you mean 'learning_rate'?" in line
 
 
+def test_a_key_that_was_renamed_is_read_with_one_warning_and_silently_in_a_record():
+    text = "drop_bars = 0.25\n"
+    with pytest.warns(FutureWarning, match="my.toml: drop_bars is now called feature_dropout") as w:
+        assert from_toml_text(EnvConfig, text, "my.toml").feature_dropout == 0.25
+    assert len(w) == 1
+    recorded = from_toml_text(EnvConfig, text, "my.toml", recorded=True)
+    assert recorded.feature_dropout == 0.25
+    assert complaint(EnvConfig, text + "feature_dropout = 0.5\n") == [
+        line
+        for line in complaint(EnvConfig, text + "feature_dropout = 0.5\n")
+        if "drop_bars" in line
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -244,7 +244,7 @@ def _a_key_decides_the_episode(run: _Run) -> str:
         return f"the same key gives two episodes: {fault}"
     config, env = run.env.config, run.env
     draws = episode_length(env) < len(env) - 1 - env.spec.warmup or config.random_start
-    if not (draws or config.drop_bars or config.random_costs):
+    if not (draws or config.feature_dropout or config.random_costs):
         return ""
     keys = jax.random.split(run.keys[1], 16)
     states, _ = jax.jit(jax.vmap(env.reset))(keys)
@@ -303,8 +303,8 @@ def _an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
 
 def _a_window_is_what_was_seen(run: _Run) -> Check:
     name = "a window is what was seen"
-    if run.env.config.drop_bars:
-        return Check(name, skipped="an episode's own bars are dropped from it")
+    if run.env.config.feature_dropout:
+        return Check(name, skipped="an episode hides features of its own")
     observation, length = run.start[1].observation, 5
     row = int(observation.index)
     rows = np.arange(row - length + 1, row + 1)
@@ -324,8 +324,7 @@ def _ruin_ends_an_account_for_good(run: _Run) -> Check:
         return Check(name, skipped="long without borrowing, this account cannot fall to its floor")
     features = config.features or ("return_1",)
     changes = {"market": "", "features": features, "random_start": False, "episode_bars": None}
-    # A margin call at the bar before, or bars that are dropped, would save it.
-    config = dataclasses.replace(config, **changes, drop_bars=0.0)
+    config = dataclasses.replace(config, **changes, feature_dropout=0.0)
     price = 100.0
     if config.capital is not None and config.lot:  # at which the position is a hundred lots
         price = min(price, config.capital * spec.bounds[1] / (100.0 * config.lot))

@@ -60,7 +60,7 @@ def kernel_of(
         if env is None:
             env = _ENVS[name] = TradingEnv(_bars_of(bars, config), config)
     # Windows of episodes that drop bars are known on the device alone.
-    on_device = on_device or env.config.drop_bars > 0.0
+    on_device = on_device or env.config.feature_dropout > 0.0
     key = (id(env), window, on_device)  # the kernel keeps `env`, so that its id stays its own
     kernel = _KERNELS.get(key)
     if kernel is None:

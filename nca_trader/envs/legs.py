@@ -53,6 +53,12 @@ class Legs(NamedTuple):
         """Whether cash may come or go in this bar without a trade."""
         return any(part is not None for part in (self.dividend, self.funding, self.years))
 
+    def at_cost(self, factor: Tensor | float) -> Legs:
+        """The bar with `factor` times its quoted spread, as `Costs.scaled` has the other costs."""
+        if self.half_spread is None:
+            return self
+        return self._replace(half_spread=factor * self.half_spread)
+
     @property
     def at_open(self) -> Quote:
         """What fills at this bar's open."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from nca_trader.envs.legs import Legs
+from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
-from nca_trader.types import Costs
+from nca_trader.types import EXTRAS, Bars, Costs
 
 Memory = Any
 
@@ -49,6 +51,39 @@ def begin(config: EnvConfig) -> Memory:
     return zero if config.reward == "drawdown" else ()
 
 
+def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
+    """Refuses bars and sizes for which the reward "pnl" would pay what no account earns.
+
+    Args:
+      size: the largest weight that can be ordered in an asset.
+
+    Raises:
+      ConfigError: one line, with everything that stands in the way.
+    """
+    if config.reward != "pnl":
+        return
+    given = [
+        name for name in EXTRAS if getattr(bars, name) is not None and getattr(bars, name).any()
+    ]
+    problems = [f"it does not pay the bars' {', '.join(given)}"] if given else []
+    if not bars.present.all():
+        row, column = np.argwhere(~bars.present)[0]
+        problems.append(
+            f"orders do not fill in missing bars ({bars.symbols[column]} at {bars.time[row]})"
+        )
+    gross = size * bars.num_assets
+    caps = {name: getattr(config, name) for name in ("max_gross", "max_net")}
+    caps |= {} if config.borrow else {"cash (borrow=False)": 1.0}
+    cut = [name for name, cap in caps.items() if cap is not None and gross > cap * (1 + 1e-9)]
+    if cut:
+        problems.append(f"positions up to {gross:g} in all are cut by {', '.join(cut)}")
+    if problems:
+        raise ConfigError(
+            f"{bars.source or 'bars'}: reward='pnl' pays positions of constant size, but "
+            f"{'; '.join(problems)}; change this, or choose reward='log_return'."
+        )
+
+
 def reward_of(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
     """The memory after a step, and its reward `[]`."""
     return SCHEMES[config.reward](config, memory, step)
@@ -59,17 +94,23 @@ def _log_return(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, 
 
 
 def _pnl(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
-    """`sum_i a_i r_i - c |da_i| - q/2 da_i^2 - k/2 a_i^2`, of the ordered weights a.
+    """`sum_i a_i r_i - c |da_i| - q/2 da_i^2 - k/2 a_i^2`, of positions a of constant size.
 
-    A position of constant size in the markets whose optimum is known: equity does not compound
-    in it. r is the return from close to close; k and q are zero but in Garleanu-Pedersen markets.
+    The position before the fill earns the return up to it, the position after it the rest: of the
+    next open, `b gap + a body`; of the close, a earns both. Equity does not compound in it. k and
+    q are zero except in Garleanu-Pedersen markets. `check_paid` refuses bars, and `EnvConfig`
+    settings, in which an account would earn something else.
     """
     legs, costs = step.legs, step.costs
-    gross = (1.0 + legs.gap) * (1.0 + legs.body)
-    r = jnp.log(gross) if config.pnl_returns == "log" else gross - 1.0
+    rise = jnp.log if config.pnl_returns == "log" else lambda gross: gross - 1.0
+    gap, body = 1.0 + legs.gap, 1.0 + legs.body
+    if config.fill == "close":
+        earned = step.after * rise(gap * body)
+    else:
+        earned = step.before * rise(gap) + step.after * rise(body)
     traded = step.after - step.before
     rate = costs.commission + costs.slippage + costs.half_spread
-    pay = step.after * r - rate * jnp.abs(traded)
+    pay = earned - rate * jnp.abs(traded)
     pay = pay - 0.5 * step.cost_scale * config.quadratic_cost * traded**2
     return memory, (pay - 0.5 * config.risk_aversion * step.after**2).sum()
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from nca_trader.data.shards import Shards
+from nca_trader.envs.rewards import check_paid
 from nca_trader.envs.trading import Market, TradingEnv, features_of, host_market
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.presets import EnvConfig
@@ -75,6 +76,7 @@ class ShardedEnv(TradingEnv):
         Raises:
           StateError: the shard has other columns than the first one.
         """
+        check_paid(self.config, bars, self.spec.size)
         features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
         market = self._padded(bars, features)
         if jax.tree.structure(market) != jax.tree.structure(self.market):

@@ -47,7 +47,7 @@ class Observation(NamedTuple):
     """What an agent sees.
 
     index: `[]` int32, the bar whose close was just seen. account: as it stands there.
-    drop: `[]` uint32 that says which bars of this episode are dropped; None where none can be.
+    drop: `[]` uint32 that says whose features this episode hides; None where none can be hidden.
     """
 
     index: Array
@@ -115,7 +115,7 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
 
 
 def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
-    """`[..., A]` bool, the bars at `row` `[...]` that episodes of seeds `drop` do not drop."""
+    """The bars at `row` `[...]` whose features episodes of seeds `drop` show, `[..., A]` bool."""
     shape = (*jnp.shape(row), num_assets)
     drop, row = (jnp.broadcast_to(jnp.asarray(x), shape[:-1])[..., None] for x in (drop, row))
     words = (jnp.broadcast_to(x, shape) for x in (drop, row, jnp.arange(num_assets)))
@@ -141,8 +141,10 @@ def transition(
     Returns:
       The episode at the close of bar t + 1, and the step's reward `[]`.
     """
-    before, scale = episode.account, 1.0 if episode.cost_scale is None else episode.cost_scale
-    costs = config.costs if episode.cost_scale is None else config.costs.scaled(scale)
+    before, costs, scale = episode.account, config.costs, 1.0
+    if episode.cost_scale is not None:
+        scale = episode.cost_scale
+        costs, now, following = costs.scaled(scale), now.at_cost(scale), following.at_cost(scale)
     target = to_target(spec, action, before.ordered)
     placed, _ = place_order(before, target, now.at_close, costs, rules)
     after, _ = on_bar(placed, following, costs, rules)
@@ -189,6 +191,7 @@ class TradingEnv:
                 f"{self.spec.warmup} bars to warm up and 2 to trade; give more bars or choose "
                 "features with a shorter memory."
             )
+        rewards.check_paid(config, self.bars, self.spec.size)
         self.features = features_of(self.bars, config, states[1])
         market = host_market(self.bars, self.features, self.costs, self.rules)
         self.market = jax.tree.map(jnp.asarray, market)
@@ -225,8 +228,8 @@ class TradingEnv:
         return Episode(account, rewards.begin(config), scale)
 
     def begin_drops(self, key: Array) -> Array | None:
-        """`[]` uint32, which bars an episode drops; None where the config drops none."""
-        return jax.random.bits(key, (), jnp.uint32) if self.config.drop_bars else None
+        """`[]` uint32, which features an episode hides; None where the config hides none."""
+        return jax.random.bits(key, (), jnp.uint32) if self.config.feature_dropout else None
 
     def reset(self, key: Array) -> tuple[EnvState, TimeStep]:
         """Starts an episode at a random bar after the features' warm-up."""
@@ -246,7 +249,7 @@ class TradingEnv:
         `reset` then. Its observation is the final one, which a bootstrap needs.
         """
         index = state.index
-        now, following = self.legs_at(index, state.drop), self.legs_at(index + 1, state.drop)
+        now, following = self.legs_at(index), self.legs_at(index + 1)
         episode, reward = transition(
             self.config, self.spec, self.rules, state.episode, action, now, following
         )
@@ -256,9 +259,9 @@ class TradingEnv:
         discount = 1.0 - ruined.astype(jnp.float32)
         return state, TimeStep(state.observation, reward, discount, truncated)
 
-    def legs_at(self, index: Array, drop: Array | None = None) -> Legs:
-        """The legs of the bars at `index` `[...]`; nothing fills in those that are dropped."""
-        return take_legs(self.config, self.market, index, drop)
+    def legs_at(self, index: Array) -> Legs:
+        """The legs of the bars at `index` `[...]`."""
+        return take_legs(self.market, index)
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def window(self, observation: Observation, length: int) -> Array:
@@ -267,19 +270,15 @@ class TradingEnv:
         seen = self.market.features[jnp.maximum(rows, 0)]
         there = (rows >= 0)[:, None]
         if observation.drop is not None:
-            rate, assets = self.config.drop_bars, self.spec.num_assets
+            rate, assets = self.config.feature_dropout, self.spec.num_assets
             there = there & kept(rate, observation.drop, rows, assets)
         return jnp.where(there[..., None], seen, 0.0)
 
 
-def take_legs(config: EnvConfig, market: Market, index: Array, drop: Array | None) -> Legs:
-    """The legs of the bars at `index` `[...]`; nothing fills in those that `drop` drops."""
+def take_legs(market: Market, index: Array) -> Legs:
+    """The legs of the bars at `index` `[...]`."""
     row = jnp.asarray(index, jnp.uint32)  # never counted from the end: no check for that
-    legs = jax.tree.map(lambda leg: leg[row], market.legs)
-    if drop is None:
-        return legs
-    there = kept(config.drop_bars, drop, index, legs.present.shape[-1])
-    return legs._replace(present=legs.present & there)
+    return jax.tree.map(lambda leg: leg[row], market.legs)
 
 
 def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:

@@ -131,7 +131,7 @@ def _scan_pieces(
         seen = account_features(policy.spec, episode.account)
         logits, _ = policy.act(params, cells[row], seen)
         action = decide.order(spec, decide.mode(logits))
-        now, following = (take_legs(config, market, at, None) for at in (row, row + 1))
+        now, following = (take_legs(market, at) for at in (row, row + 1))
         return transition(config, spec, rules, episode, action, now, following)[0]
 
     def step(episodes: Episode, row: Array) -> tuple[Episode, Array]:

@@ -73,7 +73,7 @@ def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: 
       ConfigError: the account has not finitely many states in this environment.
     """
     check_finite(env)
-    drop_rate, length = env.config.drop_bars, config.segment_length
+    drop_rate, length = env.config.feature_dropout, config.segment_length
     scale = reward_scale * advantage_scale(config)
 
     def gather(
@@ -137,8 +137,7 @@ def enumerate_segments(
     """
     config, spec, rules = env.config, env.spec, env.rules
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
-    drop = None if span.drop is None else span.drop[:, None]
-    legs = moved(take_legs(config, market, rows, drop), draw.volatility_scale)
+    legs = moved(take_legs(market, rows), draw.volatility_scale)
     years = legs.years
     if years is not None:  # the one leg without an axis of assets
         years = jnp.broadcast_to(years[..., None], legs.present.shape)
@@ -305,7 +304,7 @@ def _drifts(env: TradingEnv) -> Iterator[str]:
         yield f"{', '.join(paid)} let the weight held depend on those before (take reward = 'pnl')"
     if env.rules.sized:
         yield "lot, min_notional or max_participation change what is filled (leave them out)"
-    if config.drop_bars or not env.bars.present.all():
+    if not env.bars.present.all():
         yield "orders do not fill in bars that are missing (take reward = 'pnl')"
     caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
     if spec.size > min(caps, default=spec.size) or (spec.size > 1.0 and not config.borrow):

@@ -210,7 +210,7 @@ def revalued(
       target: an average of parameters; bootstraps the value after the last step and no more.
       scales: of the curriculum now, factors on costs and on log-returns.
     """
-    length, drop_rate = config.segment_length, env.config.drop_bars
+    length, drop_rate = config.segment_length, env.config.feature_dropout
     draw = Draw(item.span.index, item.begun.fresh, *scales)  # the keys draw nothing here
     seen, reward, ruined, last = relive(
         env, policy, market, item.span, item.begun.episode, item.action, draw

@@ -204,7 +204,7 @@ def collect(
     """Lives through `segment_length` bars on every segment."""
     length, spec = config.segment_length, policy.spec
     span = span_of(policy, segments, draw)
-    cells = encode_span(policy, params, market, span, length + 1, env.config.drop_bars)
+    cells = encode_span(policy, params, market, span, length + 1, env.config.feature_dropout)
     cells = jnp.moveaxis(cells, 1, 0)
     decide = policy.distribution
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
@@ -239,7 +239,7 @@ def accounts_on(
       episodes, in which a fresh episode takes the place of a ruined one.
     """
     rows = span.index[None] + jnp.arange(length + 1)[:, None]
-    legs = moved(take_legs(env.config, market, rows, span.drop), draw.volatility_scale)
+    legs = moved(take_legs(market, rows), draw.volatility_scale)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
     see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))

@@ -51,7 +51,7 @@ def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale
         figures = {"advantage": moments(advantage)}
         return (_learnt(rollout), advantage, value_target), figures
 
-    drop = env.config.drop_bars
+    drop = env.config.feature_dropout
     lose = functools.partial(rollout_loss, policy, config, drop)
     revalue = functools.partial(revalued, env, policy, config, reward_scale)
     settle = functools.partial(settled, config)
@@ -127,7 +127,7 @@ def rollout_loss(
     """The loss over whole segments, encoded anew.
 
     Args:
-      drop_rate: chance that a bar is dropped, as in `EnvConfig.drop_bars`. rollout: of M
+      drop_rate: chance that a bar is dropped, as in `EnvConfig.feature_dropout`. rollout: of M
         segments. advantage: `[M, L, E]`, normalised. value_target: `[M, L, E]`, or None.
     """
     length = config.segment_length

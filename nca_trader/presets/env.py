@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from nca_trader.ranges import between, one_of, refuse, whole, without_effect
 from nca_trader.types import Costs
@@ -61,6 +61,23 @@ def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
         yield f"capital=None, but {', '.join(names)} need money; give capital, e.g. 100000."
 
 
+def unpaid_problems(config: Any) -> Iterator[str]:
+    """Names what moves an account and is not in the reward "pnl"."""
+    if config.reward != "pnl":
+        return
+    paid = ("commission", "slippage", "half_spread")
+    names = [f.name for f in dataclasses.fields(Costs) if f.name not in paid]
+    given = [f"costs.{name}" for name in names if getattr(config.costs, name)]
+    limits = ("maintenance_margin", "lot", "tick", "min_notional", "max_participation")
+    given += [name for name in limits if getattr(config, name)]
+    given += ["delist_after"] * (config.delist_after is not None)
+    if given:
+        yield (
+            f"reward='pnl' does not pay for {', '.join(given)}; leave them out, or choose "
+            "reward='log_return'."
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvConfig:
     """One trading environment: what is seen, what may be done, what it costs.
@@ -74,8 +91,9 @@ class EnvConfig:
       size: the weight that long means in each asset; None is 1 / number of assets.
       actions: "direction" orders short, flat or long; "orders" sells, holds or buys, which moves
         the last ordered target one step; "weights" orders any weight up to `size`.
-      reward: of a step: "log_return" of equity; "pnl", `a r - c |da| - q/2 da^2 - k/2 a^2` of the
-        ordered weight a, where c is commission + slippage + half_spread; "differential_sharpe";
+      reward: of a step: "log_return" of equity; "pnl", `a r - c |da| - q/2 da^2 - k/2 a^2` of
+        positions a of constant size, where c is commission + slippage + half_spread; it refuses
+        what else moves an account; "differential_sharpe";
         "drawdown"; "mean_variance"; "crra". See `nca_trader.envs.rewards` for each.
       pnl_returns: r of "pnl", "log" or "simple".
       risk_aversion: k of "pnl" and "mean_variance", the relative risk aversion of "crra".
@@ -97,12 +115,15 @@ class EnvConfig:
       random_start: draw the account's first weight from the actions; False starts flat.
       random_costs: (low, high) factor by which an episode's costs are drawn, evenly in its log;
         None trades at `costs`.
-      drop_bars: chance that a bar is neither seen nor filled in during an episode.
+      feature_dropout: chance that an episode hides an asset's features of a bar from the policy.
+        Orders fill in that bar, and the features of later bars are computed with it.
       ruin_floor: equity, as a fraction of the start's, at or below which an account is ruined.
       market: a synthetic market that is drawn where no bars are given, by name and parameters,
         e.g. "ou(phi=0.95, cost=0.005)"; "" for real bars. Its state is observed beside the
         features unless `market_state` is False. market_bars: how many bars are drawn.
     """
+
+    RENAMED: ClassVar = {"drop_bars": "feature_dropout"}
 
     features: tuple[str, ...] = DEFAULT_FEATURES
     fill: str = "next_open"
@@ -131,7 +152,7 @@ class EnvConfig:
     episode_bars: int | None = None
     random_start: bool = True
     random_costs: tuple[float, float] | None = None
-    drop_bars: float = 0.0
+    feature_dropout: float = 0.0
     ruin_floor: float = 1e-3
     market: str = ""
     market_state: bool = True
@@ -145,10 +166,11 @@ class EnvConfig:
             *one_of(self, "reward", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
             *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),
-            *between(self, "[0, 1)", "drop_bars"),
+            *between(self, "[0, 1)", "feature_dropout"),
             *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),
             *limit_problems(self),
             *capital_problems(self, self.costs),
+            *unpaid_problems(self),
         ]
         if self.random_costs is not None:
             low, high = self.random_costs

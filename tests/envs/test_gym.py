@@ -85,14 +85,14 @@ def test_the_id_is_known_where_the_module_is_named():
     [
         {},
         {"actions": "orders", "short": False},
-        {"actions": "weights", "drop_bars": 0.2},
+        {"actions": "weights", "feature_dropout": 0.2},
     ],
 )
 def test_gymnasiums_own_check_is_clean(changes, env):
     config = dataclasses.replace(CONFIG, **changes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_env(make(config=config, flatten="drop_bars" not in changes))
+        check_env(make(config=config, flatten="feature_dropout" not in changes))
 
 
 @pytest.mark.parametrize("num_assets", [1, 2])
@@ -116,9 +116,9 @@ def test_the_spaces_are_those_of_the_spec(num_assets, actions, short):
     )
 
 
-@pytest.mark.parametrize("drop_bars", [0.0, 0.3])
-def test_an_episode_is_the_trading_envs_own(env, drop_bars):
-    config = dataclasses.replace(CONFIG, drop_bars=drop_bars)
+@pytest.mark.parametrize("feature_dropout", [0.0, 0.3])
+def test_an_episode_is_the_trading_envs_own(env, feature_dropout):
+    config = dataclasses.replace(CONFIG, feature_dropout=feature_dropout)
     env = make(config=config)
     inner = TradingEnv(BARS, config)
     observation, info = env.reset(seed=5)

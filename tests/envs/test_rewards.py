@@ -98,21 +98,73 @@ def test_mean_variance_and_crra_of_simple_returns(plain):
 
 @pytest.mark.parametrize("returns", ["log", "simple"])
 @pytest.mark.parametrize("fill", ["next_open", "close"])
-def test_pnl_pays_positions_of_constant_size_whatever_the_fill(returns, fill):
+def test_pnl_pays_what_positions_of_constant_size_earn_from_their_fill_on(returns, fill):
     env = make_env(
         reward="pnl", pnl_returns=returns, fill=fill, size=1.0, max_gross=None, borrow=True,
         quadratic_cost=0.01, risk_aversion=0.02,
     )  # fmt: skip
     actions = drawn(env)
     reward = live(env, actions).reward
-    close, first = env.bars.close, env.spec.warmup
-    r = close[1:] / close[:-1] - 1.0
-    r = (np.log1p(r) if returns == "log" else r)[first:]
-    a = np.vstack([np.zeros((1, 2)), actions - 1.0])
-    da = np.diff(a, axis=0)
-    rate = COSTS.commission + COSTS.slippage + COSTS.half_spread
-    pay = a[1:] * r - rate * np.abs(da) - 0.005 * da**2 - 0.01 * a[1:] ** 2
-    np.testing.assert_allclose(reward, pay.sum(1), atol=1e-6)
+    bars, rate = env.bars, COSTS.commission + COSTS.slippage + COSTS.half_spread
+    held, ledger = [0.0, 0.0], []
+    for t, action in enumerate(actions, start=env.spec.warmup):
+        paid = 0.0
+        for i in range(2):
+            # What the asset does before and after the moment at which an order fills.
+            at = bars.open[t + 1, i] if fill == "next_open" else bars.close[t, i]
+            moves = at / bars.close[t, i], bars.close[t + 1, i] / at
+            before, after = (math.log(m) if returns == "log" else m - 1.0 for m in moves)
+            new = float(action[i]) - 1.0
+            paid += held[i] * before + new * after - rate * abs(new - held[i])
+            paid -= 0.005 * (new - held[i]) ** 2 + 0.01 * new**2
+            held[i] = new
+        ledger.append(paid)
+    np.testing.assert_allclose(reward, ledger, atol=1e-6)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+def test_pnl_is_what_the_account_earns_while_positions_are_small(fill):
+    """Weights of 1e-3 hardly compound: equity's change is the sum of simple returns."""
+    env = make_env(reward="pnl", pnl_returns="simple", fill=fill, size=1e-3, order="rebalance")
+    steps = live(env, drawn(env))
+    account = steps.observation.account
+    equity = np.asarray(account.log_equity, np.float64) + np.asarray(account.log_equity_low)
+    earned = np.cumsum(np.asarray(steps.reward, np.float64))
+    assert np.abs(equity - earned).max() < 0.1 * np.abs(earned).max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (dict(costs=Costs(funding=0.5)), "does not pay for costs.funding;"),
+        (dict(costs=Costs(borrow_fee=0.1, interest_lend=0.1)), "costs.borrow_fee, costs.interest"),
+        (dict(costs=Costs(fixed_fee=1.0, impact=0.1), capital=1e5), "costs.impact, costs.fixed"),
+        (dict(lot=1.0, tick=0.1, capital=1e5), "does not pay for lot, tick;"),
+        (dict(max_participation=0.1, capital=1e5), "does not pay for max_participation;"),
+        (dict(maintenance_margin=0.2), "does not pay for maintenance_margin;"),
+        (dict(delist_after=3), "does not pay for delist_after;"),
+        (dict(max_gross=0.5, size=0.5), "positions up to 1 in all are cut by max_gross;"),
+        (dict(max_net=0.5), "positions up to 1 in all are cut by max_net;"),
+        (dict(size=1.0, max_gross=None), "positions up to 2 in all are cut by cash"),
+    ],
+)
+def test_pnl_refuses_what_it_does_not_pay(changes, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        make_env(reward="pnl", **changes)
+    assert "\n" not in str(error.value) and "reward='log_return'" in str(error.value)
+    make_env(**changes)
+
+
+@pytest.mark.parametrize("name", ["half_spread", "dividend", "funding", "present"])
+def test_pnl_refuses_bars_that_pay_or_miss_something(name):
+    bars = random_bars(np.random.default_rng(0), LENGTH, 2)
+    column = np.full(bars.close.shape, name != "present", float)
+    column[7, 1] = 1.0 - column[7, 1]
+    column = 1.0 - column if name == "present" else 1e-3 * column
+    says = "missing bars \\(S1 at 2020-01-08" if name == "present" else f"the bars' {name};"
+    config = EnvConfig(reward="pnl", features=("bollinger",))
+    with pytest.raises(ConfigError, match=says):
+        TradingEnv(dataclasses.replace(bars, **{name: column}), config)
 
 
 SPEC = EnvSpec(symbols=("A", "B", "C"), features=("x",), targets=(-0.5, 0.0, 0.5), warmup=0)
@@ -171,22 +223,39 @@ def test_an_episodes_costs_are_drawn_once_evenly_in_their_log():
     )
 
 
-def test_dropped_bars_are_neither_seen_nor_filled_in():
-    env = make_env(drop_bars=0.3, fill="next_open")
+def test_drawn_costs_multiply_the_quoted_spread_as_well():
+    quoted = np.random.default_rng(2).uniform(1e-3, 5e-3, (LENGTH, 2))
+    for fill in ("next_open", "close"):
+        drawing = make_env(random_costs=(3.0, 3.0), fill=fill)
+        tripled = make_env(costs=COSTS.scaled(3.0), fill=fill)
+        bars = drawing.bars
+        drawing = TradingEnv(dataclasses.replace(bars, half_spread=quoted), drawing.config)
+        tripled = TradingEnv(dataclasses.replace(bars, half_spread=3 * quoted), tripled.config)
+        actions = drawn(drawing)
+        ours, theirs = (np.asarray(live(env, actions).reward) for env in (drawing, tripled))
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_feature_dropout_hides_features_and_nothing_else():
+    env = make_env(feature_dropout=0.3, fill="next_open")
     actions = drawn(env)
     state, _ = env.reset(jax.random.key(5))
     rows = np.arange(env.spec.warmup, len(env))
     there = np.asarray(kept(0.3, state.drop, jnp.asarray(rows), 2))
     assert 0.5 < there.mean() < 0.9 and not (there[:, 0] == there[:, 1]).all()
-    steps = live(env, actions, 5)
-    weight = np.asarray(steps.observation.account.weight)
-    # A position that was flat stays flat through a bar that is dropped.
-    flat = np.vstack([np.zeros((1, 2)), weight[:-1]]) == 0.0
-    assert (weight[flat & ~there[1:]] == 0.0).all() and (weight[flat & there[1:]] != 0.0).any()
+    steps, plain = live(env, actions, 5), live(make_env(fill="next_open"), actions, 5)
+    for ours, theirs in zip(
+        jax.tree.leaves((steps.observation.account, steps.reward)),
+        jax.tree.leaves((plain.observation.account, plain.reward)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, theirs)
     observation = jax.tree.map(lambda a: a[-1], steps.observation)
     window = np.asarray(env.window(observation, 8))
-    assert (window[~there[-8:]] == 0.0).all() and (window[there[-8:]] != 0.0).all()
-    # Another episode drops others; the same key the same.
+    expected = np.where(there[-8:, :, None], env.features[-8:], 0.0)
+    np.testing.assert_array_equal(window, expected)
+    assert (window[there[-8:]] != 0.0).all() and not there[-8:].all()
+    # Another episode hides others; the same key the same.
     other, _ = env.reset(jax.random.key(6))
     again, _ = env.reset(jax.random.key(5))
     assert again.drop == state.drop != other.drop
@@ -212,7 +281,7 @@ def test_the_hash_is_even_and_its_words_are_independent():
         (dict(actions="directions"), "did you mean 'direction'"),
         (dict(reward="diff_sharpe"), "did you mean 'differential_sharpe'"),
         (dict(random_costs=(2.0, 1.0)), "random_costs=.* is not a range of factors"),
-        (dict(drop_bars=1.0), "drop_bars=1.0 is outside its range"),
+        (dict(feature_dropout=1.0), "feature_dropout=1.0 is outside its range"),
         (dict(market_bars=1), "market_bars=1 is below"),
     ],
 )

@@ -17,7 +17,7 @@ from nca_trader.types import EnvSpec
 
 KINDS = {
     "orders": dict(actions="orders", random_costs=(0.5, 2.0), reward="drawdown"),
-    "weights": dict(actions="weights", drop_bars=0.1, reward="differential_sharpe"),
+    "weights": dict(actions="weights", feature_dropout=0.1, reward="differential_sharpe"),
 }
 
 
@@ -31,7 +31,7 @@ def test_an_agent_trains_and_its_backtest_is_the_environments_own_walk(kind, tmp
     # One epoch of one minibatch: the ratios are of the very policy that collected.
     assert last["approx_kl"] == pytest.approx(0.0, abs=1e-6) and last["clip_fraction"] == 0.0
     # Greedy decisions walked through the environment, without drops, against the backtest.
-    plain = dataclasses.replace(config, drop_bars=0.0, random_costs=None, reward="log_return")
+    plain = dataclasses.replace(config, feature_dropout=0.0, random_costs=None, reward="log_return")
     env, policy, params = TradingEnv(bars, plain), run.policy, run.params()
     present = jnp.ones((policy.receptive_field, 2), bool)
 

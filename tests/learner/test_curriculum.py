@@ -85,9 +85,11 @@ def part():
 
 
 def pay(before, after, r, cost, moves):
-    """By hand: `moves a r - cost (c |da| + q/2 da^2)`, each asset's."""
-    step = np.abs(after - before)
-    return moves * after * r - cost * (COMMISSION * step + 0.5 * QUADRATIC * step**2)
+    """By hand: `moves (b gap + a body) - cost (c |da| + q/2 da^2)`, each asset's."""
+    step, (gap, body) = np.abs(after - before), r
+    return moves * (before * gap + after * body) - cost * (
+        COMMISSION * step + 0.5 * QUADRATIC * step**2
+    )
 
 
 @pytest.mark.parametrize(("cost", "moves"), [(1.0, 1.0), (0.25, 1.0), (1.0, 3.0), (0.0, 0.5)])
@@ -98,12 +100,13 @@ def test_rewards_are_by_hand_those_of_scaled_prices_less_scaled_costs(part, cost
     got, each = jax.device_get(live(*scales))
     targets = np.asarray(env.spec.targets)
     rows = np.asarray(index)[:, None] + np.arange(4)
-    r = np.log(env.bars.close[rows + 1] / env.bars.close[rows])  # [S, L, A]
+    filled_at = env.bars.open[rows + 1]
+    r = np.log([filled_at / env.bars.close[rows], env.bars.close[rows + 1] / filled_at])
     # Fresh, and out of the replay ring, collected when costs and moves were others.
     for found in (got, jax.device_get(again(old, *scales))):
         before = found.seen[..., 1] * env.spec.size  # [S, L, E, A] ordered weights
         after = targets[found.action]
-        expected = pay(before, after, r[:, :, None], cost, moves).sum(-1)
+        expected = pay(before, after, r[:, :, :, None], cost, moves).sum(-1)
         np.testing.assert_allclose(found.reward, expected, rtol=1e-4, atol=1e-6)
         assert (before != after).any() and np.abs(expected).max() > 1e-3
     # And what the exact estimator enumerates, at each position and action.

@@ -46,9 +46,9 @@ def random_params(policy):
     return jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), "f4"), shapes)
 
 
-def parts(config, assets, learner=LEARNER, missing=0.0):
+def parts(config, assets, learner=LEARNER):
     """An environment, a policy with random parameters, and segments at rows 40 and 57."""
-    bars = random_bars(np.random.default_rng(1), 80, assets, missing=missing)
+    bars = random_bars(np.random.default_rng(1), 80, assets)
     env = TradingEnv(bars, config)
     policy = make_policy(AGENT, env.spec)
     params = random_params(policy)
@@ -87,8 +87,8 @@ def states(part):
 
 @pytest.fixture(scope="module")
 def two():
-    """Two assets, some bars missing, actions that move the position a step."""
-    part = parts(dataclasses.replace(PNL, actions="orders"), 2, missing=0.1)
+    """Two assets, actions that move the position a step."""
+    part = parts(dataclasses.replace(PNL, actions="orders"), 2)
     part.method, (part.after, part.batch, part.metrics) = gathered(part)
     part.log_prob, part.reward = jax.jit(lambda: states(part))()
     return part
@@ -110,8 +110,9 @@ def pay(part, s, t, asset, p, a):
     """What the step pays, by hand from prices."""
     env, row = part.env, int(part.segments.index[s]) + t
     before, after = (env.spec.targets[q] for q in (p, leads(env, p, a)))
-    close = env.bars.close[:, asset]
-    return after * np.log(close[row + 1] / close[row]) - COST * abs(after - before)
+    close, filled_at = env.bars.close[:, asset], env.bars.open[row + 1, asset]
+    held, got = np.log(filled_at / close[row]), np.log(close[row + 1] / filled_at)
+    return before * held + after * got - COST * abs(after - before)
 
 
 def test_rewards_are_those_of_the_prices(two):
@@ -284,14 +285,13 @@ def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
         ({"actions": "weights"}, "actions = 'weights' order any weight"),
         ({"reward": "drawdown"}, "reward = 'drawdown' remembers the past"),
         ({"random_costs": (0.5, 2.0)}, "random_costs differ by account"),
-        ({"maintenance_margin": 0.2}, "maintenance_margin closes positions"),
-        ({"delist_after": 3}, "delist_after closes positions"),
+        (
+            {"reward": "log_return", "maintenance_margin": 0.2},
+            "maintenance_margin closes positions",
+        ),
+        ({"reward": "log_return", "delist_after": 3}, "delist_after closes positions"),
         ({"reward": "log_return"}, "log-returns of several assets do not add up.*on_change"),
         ({"reward": "log_return", "order": "rebalance"}, "costs.commission, costs.slippage let"),
-        (
-            {"reward": "log_return", "order": "rebalance", "costs": Costs(), "drop_bars": 0.1},
-            "orders do not fill in bars that are missing",
-        ),
         (
             {"reward": "log_return", "max_gross": 0.3},
             "a weight of 0.5 is cut",
@@ -307,10 +307,9 @@ def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, say
     assert "\n" not in str(error.value) and "take 'gae'" in str(error.value)
 
 
-def test_dropped_bars_are_not_seen_and_earn_what_they_earned():
-    """A position's size is constant in money: a bar that is missing hides it, and pays as ever."""
+def test_hidden_features_are_not_seen_and_their_bars_earn_what_they_earned():
     whole = parts(PNL, 2)
-    part = parts(dataclasses.replace(PNL, drop_bars=0.3), 2)
+    part = parts(dataclasses.replace(PNL, feature_dropout=0.3), 2)
     part.segments = part.segments._replace(drop=jnp.array([7, 8], jnp.uint32))
     _, (_, batch, metrics) = gathered(part)
     _, (_, seeing, _) = gathered(whole)
