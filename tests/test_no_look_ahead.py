@@ -29,7 +29,7 @@ from nca_trader.data.indicators import FEATURES
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import trading
 from nca_trader.envs.orders import rules_of
-from nca_trader.envs.trading import TradingEnv
+from nca_trader.envs.trading import TradingEnv, kept
 from nca_trader.evaluate import backtest as backtest_module
 from nca_trader.evaluate.backtest import encode, strategy_targets
 from nca_trader.presets.policy import KINDS_WITH
@@ -149,6 +149,8 @@ class Change:
         order = np.r_[: self.t + 1, (self.t + 1 + self.skip + np.arange(tail)) % rows]
         new = {name: values[order].copy() for name, values in old.items()}
         for name in sorted(self.columns):  # a set's own order differs from run to run
+            if isinstance(source, Task) and name == "present":
+                continue  # no market of ours misses a bar, and reward='pnl' refuses such bars
             values = new[name]
             width = values.shape[1]  # of a market's states, which may be none
             columns = sorted({i % width for i in self.assets}) if width else []
@@ -286,6 +288,9 @@ class Witness:
             rows = seen.index - length + 1 + jnp.arange(length)
             legs = shell.legs_at(jnp.maximum(rows, 0))
             present = legs.present & (rows >= 0)[:, None]
+            if seen.drop is not None:
+                rate = self.config.feature_dropout
+                present &= kept(rate, seen.drop, rows, spec.num_assets)
             logits = decide(policy, params, window, present, seen.account)
             action = policy.distribution.sample(logits, noise_t)
             order = policy.distribution.order(spec, action)

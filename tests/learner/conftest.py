@@ -47,8 +47,9 @@ class Stage:
 
     @functools.cached_property
     def pnl(self):
-        """The same bars, where positions have constant size."""
-        return TradingEnv(self.env.bars, dataclasses.replace(self.env.config, reward="pnl"))
+        """The same prices, none missing, where positions have constant size."""
+        bars = dataclasses.replace(self.env.bars, present=np.ones_like(self.env.bars.present))
+        return TradingEnv(bars, dataclasses.replace(self.env.config, reward="pnl"))
 
     @functools.cached_property
     def params(self):
