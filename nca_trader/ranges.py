@@ -22,7 +22,7 @@ def refuse(*problems: Iterable[str]) -> None:
     """Raises one ConfigError, a line a problem, if there is any."""
     lines = [line for some in problems for line in some]
     if lines:
-        raise ConfigError("\n".join(lines))
+        raise ConfigError(*lines)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -31,14 +31,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'? " if close else ""
 
 
-def whole(config: Any, least: int, *names: str) -> Iterator[str]:
-    """The fields must be whole numbers of at least `least`."""
+def whole(config: Any, least: int, *names: str, most: float = math.inf) -> Iterator[str]:
+    """The fields must be whole numbers from `least` to `most`."""
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, Integral):
             yield f"{name}={value!r} is not a whole number; give one of at least {least}."
         elif value < least:
             yield f"{name}={value} is below its least value; give at least {least}."
+        elif value > most:
+            yield f"{name}={value} is above its largest value; give at most {most:,}."
 
 
 def between(config: Any, interval: str, *names: str) -> Iterator[str]:

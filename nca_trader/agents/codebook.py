@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nca_trader.agents.quantise import Leaves, pack, unpack
-from nca_trader.agents.tensors import read_tensors, write_tensors
-from nca_trader.errors import ConfigError, argument
+from nca_trader.agents.tensors import Layout, read_tensors, write_tensors
+from nca_trader.errors import ConfigError, StateError, argument
 
 KINDS = ("euclidean", "cosine")
 FILE, VERSION = "nca_trader codebook", 1
@@ -54,7 +54,12 @@ class Codebook(NamedTuple):
 def load_codebook(path: pathlib.Path) -> Codebook:
     """The codebook that `Codebook.save` wrote; raises as `read_tensors`."""
     tensors, about = read_tensors(path, FILE, VERSION)
-    return Codebook(about["codebook"], tensors["entries"])
+    kind, entries = about.get("codebook"), tensors.get("entries", np.zeros(0))
+    if kind not in KINDS or entries.ndim != 2 or entries.dtype != np.float32:
+        raise StateError(f"{path}: is not a codebook of {' or '.join(KINDS)}; train it again.")
+    if not entries.size or not np.isfinite(entries).all():
+        raise StateError(f"{path}: its entries are empty or not finite; train it again.")
+    return Codebook(kind, entries)
 
 
 def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> Codebook:
@@ -161,6 +166,20 @@ def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves
             scale = (scale * most[:, 0] / MOST_GAIN).astype(np.float32)
         tensors[f"{name}:step"] = scale
     return tensors
+
+
+def layout(shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int, group: int) -> Layout:
+    """The types and shapes of the tensors that `coded` makes of leaves of these shapes."""
+    found: dict[str, tuple[type, tuple[int, ...]]] = {"codebook": (np.float32, (2**bits, group))}
+    for name, shape in shapes.items():
+        found[name] = (np.float32, shape)
+        if len(shape) == 2:
+            count = shape[1] * -(-shape[0] // group)
+            found[name] = (np.uint8, (-(-count // 2) if bits == 4 else count,))
+            found[f"{name}:step"] = (np.float32, shape[1:])
+            if kind == "cosine":
+                found[f"{name}:gain"] = (np.uint8, (count,))
+    return found
 
 
 def decoded(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int) -> Leaves:

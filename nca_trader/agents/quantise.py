@@ -13,6 +13,7 @@ Weights are widened once, when a file is read, so that inference runs the same p
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from jax import Array
 
 from nca_trader.agents.lattice import Gauged
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.agents.tensors import Layout
 
 BITS = (4, 8, 16)
 Leaves = dict[str, np.ndarray]  # by name, e.g. "nca.taps"
@@ -73,6 +75,18 @@ def quantised(leaves: Leaves, bits: int) -> Leaves:
         whole, tensors[f"{name}:step"] = on_grid(leaf, bits)
         tensors[name] = pack(whole) if bits == 4 else whole
     return tensors
+
+
+def layout(shapes: Mapping[str, tuple[int, ...]], bits: int) -> Layout:
+    """The types and shapes of the tensors that `quantised` makes of leaves of these shapes."""
+    whole, found = {4: np.uint8, 8: np.int8, 16: np.int16}[bits], {}
+    for name, shape in shapes.items():
+        found[name] = (np.float32, shape)
+        if len(shape) == 2:
+            packed = (-(-math.prod(shape) // 2),)
+            found[name] = (whole, packed if bits == 4 else shape)
+            found[f"{name}:step"] = (np.float32, shape[1:])
+    return found
 
 
 def widened(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], bits: int) -> Leaves:

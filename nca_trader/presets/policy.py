@@ -18,6 +18,8 @@ KINDS_WITH = {
     **dict.fromkeys(("neighbours", "num_neighbours"), ("nca",)),
 }
 NEIGHBOURS = ("none", "ring", "nearest", "all")
+# Far above what trains; a mistyped or damaged number would take all memory or never end.
+MAX_STEPS, MAX_WIDTH = 1024, 1 << 16
 MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
 
 
@@ -64,11 +66,12 @@ class PolicyConfig:
     head_hidden: int = 32
 
     def __post_init__(self):
-        counts = ("channels", "window", "steps", "num_neighbours", "head_hidden")
+        counts = ("channels", "window", "num_neighbours", "head_hidden")
         problems = [
             *one_of(self, "kind", KINDS),
-            *whole(self, 1, *counts),
-            *whole(self, 0 if self.kind == "mlp" else 1, "hidden"),
+            *whole(self, 1, *counts, most=MAX_WIDTH),
+            *whole(self, 0 if self.kind == "mlp" else 1, "hidden", most=MAX_WIDTH),
+            *whole(self, 1, "steps", most=MAX_STEPS),
             *one_of(self, "neighbours", NEIGHBOURS),
             *between(self, "(0, 1]", "leak", "fire_rate"),
             *between(self, "(0, inf)", "feature_clip"),
@@ -82,6 +85,10 @@ class PolicyConfig:
         if not self.dilations or any(type(d) is not int or d < 1 for d in self.dilations):
             problems.append(
                 f"dilations={self.dilations} must be one or more whole numbers of at least 1."
+            )
+        elif max(self.dilations) > MAX_WIDTH:
+            problems.append(
+                f"dilations={self.dilations} hold {max(self.dilations)}; give at most {MAX_WIDTH}."
             )
         if not re.fullmatch(r"none|step|every:[1-9]\d*|dots", str(self.remat)):
             problems.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import numpy as np
 from nca_trader.agents import codebook, quantise
 from nca_trader.agents.policy import Params, Policy, make_policy
 from nca_trader.agents.quantise import Leaves
-from nca_trader.agents.tensors import read_tensors, write_tensors
+from nca_trader.agents.tensors import read_tensors, refuse_other, write_tensors
 from nca_trader.cloud import CloudPath, place
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
@@ -83,7 +84,7 @@ class Compact(NamedTuple):
         """The parameters of `policy`, as its functions take them.
 
         Raises:
-          KeyError, ValueError: the tensors are not of this policy.
+          ValueError: the tensors are not those of this policy, or not finite.
         """
         like = jax.eval_shape(policy.init, jax.random.key(0))
         shapes = {
@@ -92,13 +93,16 @@ class Compact(NamedTuple):
             for name, leaf in leaves.items()
         }
         coding = self.coding
+        for name, step in self.steps.items():
+            if len(shapes.get(name, ())) != 2 or not (math.isfinite(step) and step > 0.0):
+                raise ValueError(f"the step {step} of {name!r} is not a number above 0 of a matrix")
         if coding.codebook == "none":
+            refuse_other(self.tensors, quantise.layout(shapes, coding.bits))
             leaves = quantise.widened(self.tensors, shapes, coding.bits)
         else:
+            other = codebook.layout(shapes, coding.codebook, coding.bits, coding.group)
+            refuse_other(self.tensors, other)
             leaves = codebook.decoded(self.tensors, shapes, coding.codebook, coding.bits)
-        for name, leaf in leaves.items():
-            if leaf.shape != shapes[name]:
-                raise ValueError(f"{name} is {leaf.shape} and not {shapes[name]}")
         return quantise.params_of(quantise.gauged(leaves, self.steps, coding.bits))
 
 
@@ -190,7 +194,7 @@ class Exported(Run):
         """The parameters, widened to float32."""
         try:
             return self.weights.params(self.policy)
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             raise StateError(f"{self.path}: {error}; export it again from its run.") from None
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -1,6 +1,10 @@
 """An exported agent: whole in one file, decides as its weights say, refused where it is wrong."""
 
 import dataclasses
+import hashlib
+import json
+import struct
+import tracemalloc
 
 import jax
 import numpy as np
@@ -121,3 +125,99 @@ def test_steps_are_the_same_for_an_agent_that_computes_parts_again(tiny):
     policy = dataclasses.replace(run.agent_config.policy, remat="step")
     run.agent_config = dataclasses.replace(run.agent_config, policy=policy)
     assert compact(run, run.params(), coding, *given).steps == plain and len(plain) == 4
+
+
+def forged(file, change):
+    """Rewrites a file's header and data by hand, with the checksum that they then have."""
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
+    header["__metadata__"]["sha256"] = "0" * 64
+    text = change(header, data)
+    text = text if isinstance(text, bytes) else json.dumps(header, sort_keys=True).encode()
+    whole = struct.pack("<Q", len(text)) + text + bytes(data)
+    digest = hashlib.sha256(whole).hexdigest().encode()
+    file.write_bytes(whole.replace(b'"sha256": "' + b"0" * 64, b'"sha256": "' + digest, 1))
+
+
+def entry(**fields):
+    """Changes fields of the entry of the tensor nca.taps."""
+    return lambda header, data: header["nca.taps"].update(fields)
+
+
+def about(name, old, new):
+    """Changes a text of the metadata, in which `old` must stand."""
+
+    def change(header, data):
+        text = header["__metadata__"][name]
+        assert old in text
+        header["__metadata__"][name] = text.replace(old, new)
+
+    return change
+
+
+def not_finite(header, data):
+    first, _ = header["nca.taps:step"]["data_offsets"]
+    data[first : first + 4] = struct.pack("<f", float("nan"))
+
+
+def swapped_offsets(header, data):
+    one, other = [header[name] for name in header if name.endswith(":step")][:2]
+    one["data_offsets"], other["data_offsets"] = other["data_offsets"], one["data_offsets"]
+
+
+def nested(header, data):
+    return b'{"__metadata__": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+FORGERIES = {
+    "a shape that is not its bytes": entry(shape=[1 << 40, 1 << 40]),
+    "a shape of many axes": entry(shape=[1] * 1000),
+    "a negative shape": entry(shape=[-4, -12]),
+    "a shape of truth": entry(shape=[True]),
+    "a shape of text": entry(shape="12"),
+    "zero times a huge axis": entry(shape=[0, 1 << 62], data_offsets=[0, 0]),
+    "offsets behind the file": entry(data_offsets=[1 << 40, (1 << 40) + 8]),
+    "negative offsets": entry(data_offsets=[-8, 0]),
+    "offsets of one number": entry(data_offsets=[0]),
+    "huge offsets": entry(data_offsets=[0, 10**300]),
+    "an unknown type": entry(dtype="F8"),
+    "a type that is no text": entry(dtype=[]),
+    "another field": entry(extra=1),
+    "no entry": lambda header, data: header.update({"nca.taps": None}),
+    "overlapping offsets": swapped_offsets,
+    "bytes of no tensor": lambda header, data: data.extend(bytes(8)),
+    "a scale that is not finite": not_finite,
+    "a tensor less": lambda header, data: header.pop("nca.taps"),
+    "a deep nest": nested,
+    "a header that is a list": lambda header, data: b"[]",
+    "metadata that is a text": lambda header, data: header.update(__metadata__="x"),
+    "a version of digits": about("version", "1", "1" * 5000),
+    "steps without end": about("agent.toml", "\nsteps = 2\n", "\nsteps = 1000000000\n"),
+    "a wide policy": about("agent.toml", "channels = 4", "channels = 1000000000000"),
+    "a long dilation": about("agent.toml", "dilations = [", "dilations = [4000000000, "),
+    "another number of bits": about("coding", '"bits": 8', '"bits": 4'),
+    "a group": about("coding", '"none", "group": 1', '"cosine", "group": 9'),
+    "an infinite step": about("steps", "{", '{"nca.embed": Infinity'),
+    "a step of no matrix": about("steps", "{", '{"nca.none": 1.0'),
+    "a step of 0": about("steps", "{", '{"nca.embed": 0.0'),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_file_with_a_valid_sum_and_other_contents_is_one_line(file, name):
+    forged(file, FORGERIES[name])
+    tracemalloc.start()
+    with pytest.raises((StateError, ConfigError, RunError)) as caught:
+        read_run(file).params()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    said = str(caught.value)
+    assert said.startswith(f"{file}: ") and "\n" not in said and len(said) < 1000, said
+    assert peak < 64 << 20, peak
+
+
+def test_a_forgery_without_change_is_read(file):
+    want = read_run(file).params()
+    forged(file, lambda header, data: None)
+    jax.tree.map(np.testing.assert_array_equal, read_run(file).params(), want)
