@@ -72,9 +72,7 @@ def take_lock(path: pathlib.Path) -> int:
                 os.ftruncate(descriptor, len(text))
                 return descriptor
         except BlockingIOError:
-            # Only what prints: the text is a file's, and ends on a terminal.
-            said = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-            holder = "".join(c if c.isprintable() else "?" for c in said)
+            holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise HeldError(holder or "another process") from None
         except BaseException:

@@ -42,10 +42,34 @@ def argument(name: str, value: object = None) -> str:
     return f"{option}{'=' if str(value).startswith('-') else ' '}{shlex.quote(str(value))}"
 
 
+LONGEST = 4000  # characters of a line of a message
+
+
+def printable(text: object) -> str:
+    r"""Returns `text` in one line that a terminal shows as it is: control characters escaped.
+
+    A name in a file may hold escape sequences and line breaks, which would otherwise clear the
+    screen or add a line to a message. They become e.g. \x1b and \n.
+    """
+    line = str(text)
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"  # the remedy is at the end
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
 class NcaTraderError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    Each argument is a line of the message, and is shown `printable`.
+    """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        """The message."""
+        return "\n".join(map(printable, self.args))
 
 
 class BarError(NcaTraderError, ValueError):

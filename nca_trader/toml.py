@@ -98,7 +98,7 @@ def from_toml_text(
         reader.override(table, override)
     config = reader.build(cls, table, ())
     if reader.problems:
-        raise ConfigError("\n".join(reader.problems))
+        raise ConfigError(*reader.problems)
     return typing.cast(T, config)
 
 

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _system_error(command: str, error: Exception) -> int:
     """Says in one line what the machine refused; returns the exit code. All else is raised."""
-    from nca_trader.errors import ConfigError, StateError, out_of_memory
+    from nca_trader.errors import ConfigError, StateError, out_of_memory, printable
 
     if out_of_memory(error):
         said = next(iter(str(error).splitlines()), "no memory is left")
@@ -92,8 +92,8 @@ def _system_error(command: str, error: Exception) -> int:
         print(f"nca-trader {command}: out of memory ({said}); {less}.", file=sys.stderr)
         return ConfigError.exit_code
     if isinstance(error, OSError):
-        where = error.filename or "this machine"
-        print(f"nca-trader {command}: {where}: {error.strerror or error}", file=sys.stderr)
+        where = f"{error.filename or 'this machine'}: {error.strerror or error}"
+        print(f"nca-trader {command}: {printable(where)}", file=sys.stderr)
         return StateError.exit_code
     raise error
 

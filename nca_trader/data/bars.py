@@ -39,6 +39,8 @@ ROW_FAULTS = {
 EXTRA_COLUMNS = (  # of the bars, and of the records
     ("half_spread", "half_spread"), ("dividend", "cash_dividend"), ("funding", "funding")
 )  # fmt: skip
+# With these a cell begins that a spreadsheet runs; the last four are wide forms.
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 FLAT = 0.1  # of the bars: more than that without a range is worth a word
 
 
@@ -105,7 +107,7 @@ def read_bars(
     rows = gather(tables, given, repairs, times, symbol)
     faults = [*rows.faults, *column_faults(rows.records, rows.others, repairs)]
     rows.others.clear()
-    kept, more = _mend(rows.records, faults, repairs)
+    kept, more = _mend(rows.records, faults, repairs, timezone, dates)
     faults += more
     unmended = [fault for fault in faults if not fault.mended_by(repairs)]
     refuse(rows.name, unmended, rows.where)
@@ -125,7 +127,8 @@ def write_bars(bars: Bars, path: str | Path) -> None:
     needed keep-jumps or keep-gaps need it again.
 
     Raises:
-      BarError: the suffix is another, or the file can't be written.
+      BarError: the suffix is another, or the file can't be written; of a CSV, a spreadsheet would
+        take a symbol for a formula.
     """
     width = bars.num_assets
     frame = pd.DataFrame({"time": bars.index.repeat(width), "symbol": bars.symbols * len(bars)})
@@ -143,6 +146,12 @@ def write_bars(bars: Bars, path: str | Path) -> None:
     suffix = next((s for s in writers if str(path).endswith(f".{s}")), None)
     if suffix is None:
         raise BarError(f"{path}: bars are written as .{', .'.join(writers)}; choose one of these.")
+    runs = next((s for s in bars.symbols if s[:1] in FORMULA or not s.isprintable()), None)
+    if runs is not None and suffix.startswith("csv"):
+        raise BarError(
+            f"{path}: a spreadsheet would run the symbol {runs!r} as a formula, or it does not "
+            "print; write .parquet or .feather, or rename it."
+        )
     try:
         writers[suffix]()
     except OSError as error:
@@ -150,7 +159,11 @@ def write_bars(bars: Bars, path: str | Path) -> None:
 
 
 def _mend(
-    records: Records, faults: list[Fault], repairs: frozenset[str]
+    records: Records,
+    faults: list[Fault],
+    repairs: frozenset[str],
+    timezone: str | None,
+    dates: str | None,
 ) -> tuple[Records, list[Fault]]:
     """The rows after the repairs asked for, and what is wrong between rows."""
     more: list[Fault] = []
@@ -168,9 +181,14 @@ def _mend(
         more.append(fault._replace(mask=mask))
 
     kept = records.take(stays)
-    between = list(order_faults(kept))
+    if any(fault.code == "D005" and fault.about in ("time", "symbol") for fault in faults):
+        return kept, more  # which rows follow each other depends on that column
+    between = list(order_faults(kept, timezone, dates))
+    no_zone = any(fault.code in ("D014", "D015") for fault in faults)
     for fault in between:
-        found(fault, stays)
+        # Without its zone, a clock that is put back shows an hour twice.
+        if not (no_zone and fault.code == "D021"):
+            found(fault, stays)
     if any(fault.code == "D021" for fault in between):
         kept, stays = _once(kept, stays, "last" if "keep-last" in repairs else "first")
     if "widen" in repairs:

@@ -10,6 +10,7 @@ import pandas as pd
 from nca_trader.data.extras import add_extras
 from nca_trader.data.faults import Fault, refuse
 from nca_trader.data.records import Records
+from nca_trader.errors import argument
 from nca_trader.types import PRICES, Bars
 
 SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
@@ -70,11 +71,29 @@ def value_faults(frame: pd.DataFrame, raw: pd.DataFrame | None = None) -> Iterat
     )
 
 
-def order_faults(records: Records) -> Iterator[Fault]:
-    """Rows that repeat a time of their `symbol`, or whose time is before that of the row above."""
+def order_faults(records: Records, timezone: str | None, dates: str | None) -> Iterator[Fault]:
+    """Rows that repeat a time of their `symbol`, or whose time is before that of the row above.
+
+    Where dates with day and month exchanged explain these, that is the only fault: sorted or
+    dropped, such rows would still have wrong dates. `timezone` and `dates` are those of
+    `read_bars`.
+    """
     time, symbol, close = (records[name] for name in ("time", "symbol", "close"))
     order, inside, forward = _steps(time, symbol)
     if (forward | ~inside).all():
+        return
+    local = time
+    if timezone is not None:
+        local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone).tz_localize(None).to_numpy()
+    other = _exchanged(local)
+    if _explains(other[order], local[order], inside):
+        row = int(np.argmax(other != local))
+        wrong, right = (str(t[row])[:10] for t in (local, other))
+        say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
+        remedy = "Write the dates again from the source"
+        if dates is not None and (_day(local) < 12).all():  # no date proves the order
+            remedy += f", or pass {argument('dates', 'mdy' if dates == 'dmy' else 'dmy')}"
+        yield Fault("D019", say, remedy, other != local)
         return
     again = pd.DataFrame({"time": time, "symbol": symbol}, copy=False).duplicated().to_numpy()
     if again.any():
@@ -95,6 +114,29 @@ def order_faults(records: Records) -> Iterator[Fault]:
         say = "the time is before that of the row above"
         say = "times run backwards, newest first" if newest_first else say
         yield Fault("D020", say, "Sort the rows by time", mask, ("sort",))
+
+
+def _exchanged(time: np.ndarray) -> np.ndarray:
+    """`time` with day and month exchanged, where the day can be a month."""
+    day, month = _day(time), time.astype("datetime64[M]").astype(int) % 12  # both from 0
+    moved = (time.astype("datetime64[Y]").astype("datetime64[M]") + day).astype("datetime64[D]")
+    return np.where(day < 12, moved + month + (time - time.astype("datetime64[D]")), time)
+
+
+def _day(time: np.ndarray) -> np.ndarray:
+    return (time.astype("datetime64[D]") - time.astype("datetime64[M]")).astype(int)
+
+
+def _explains(other: np.ndarray, time: np.ndarray, inside: np.ndarray) -> bool:
+    """Whether `other` runs in one direction by far shorter steps than `time`."""
+
+    def path(each: np.ndarray) -> tuple[float, int]:
+        step = np.diff(each)[inside].astype(np.int64).astype(np.float64)
+        back = min((step < 0).sum(), (step > 0).sum()) + (step == 0).sum()
+        return float(np.abs(step).sum()), int(back)
+
+    (short, few), (long, many) = path(other), path(time)
+    return 2 * short < long and 2 * few <= many
 
 
 def _steps(

@@ -90,15 +90,29 @@ def arrange(table: Table, given: Mapping[str, str], repairs: frozenset[str]) -> 
             continue
         if role in found:
             say = f"columns {found[role].name!r} and {column!r} both mean {role}"
-            faults.append(
-                Fault("D005", say, f"Rename or remove one, or say which by {argument('columns')}")
-            )
+            remedy = f"Rename or remove one, or say which by {argument('columns')}"
+            faults.append(Fault("D005", say, remedy, about=role))
         else:
             found[role] = raw.iloc[:, at]
             used.add(at)
     frame = pd.DataFrame(found, index=raw.index, copy=False)
     others = raw.iloc[:, [i for i in range(raw.shape[1]) if i not in used]]
-    return _complete(table, frame, others, faults, repairs=repairs, wide=False)
+    rows = _complete(table, frame, others, faults, repairs=repairs, wide=False)
+    if not {"symbol", *FIELDS} & set(found) and others.shape[1] > 1:
+        _name_wide_closes(rows, given)
+    return rows
+
+
+def _name_wide_closes(rows: Rows, given: Mapping[str, str]) -> None:
+    """Adds to the remedy of D003 how columns of numbers alone are read as closes, in place."""
+    if not all(map(pd.api.types.is_numeric_dtype, rows.others.dtypes)):
+        return
+    columns = ",".join(f"{role}={text}" for role, text in ({**given, "close": "*"}).items())
+    options = f"{argument('columns', columns)} {argument('repair', 'close-only,no-volume')}"
+    for at, fault in enumerate(rows.faults):
+        if fault.code == "D003":
+            remedy = f"{fault.remedy}; where each column is the close of an asset, pass {options}"
+            rows.faults[at] = fault._replace(remedy=remedy)
 
 
 def _position(table: Table, text: str) -> int:

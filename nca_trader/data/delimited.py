@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,30 @@ DELIMITERS = ",;\t|"
 VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
+LINE, WIDTH = 1 << 22, 1 << 16  # bytes of a line and columns of a file, at most
+MOST_TEXT = 32 * CHUNK_TEXT  # read for one chunk: later lines may be longer than the first ones
+BLANK = 1 << 20  # lines without a value in succession, at most
+UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
+MARKS = (  # the first bytes of files that are not text
+    (b"PK\x03\x04", "a zip archive or a spreadsheet", f"{UNPACK}, or save it as CSV"),
+    (b"\x1f\x8b", "compressed by gzip twice", UNPACK),
+    (b"BZh", "compressed by bzip2", UNPACK),
+    (b"\xfd7zXZ", "compressed by xz", UNPACK),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", UNPACK),
+    (b"PAR1", "Parquet", "Give it a name that ends in .parquet"),
+    (b"ARROW1", "Arrow or Feather", "Give it a name that ends in .feather"),
+    (b"FEA1", "Arrow or Feather", "Give it a name that ends in .feather"),
+    (b"SQLite format 3", "a SQLite database", EXPORT),
+    (b"<!", "an HTML or XML page", "Save the table in it as CSV"),
+    (b"<html", "an HTML or XML page", "Save the table in it as CSV"),
+    (b"<?xml", "an HTML or XML page", "Save the table in it as CSV"),
+    (b"{", "JSON", EXPORT),
+    (b"[", "JSON", EXPORT),
+    (b"\xff\xfe\0\0", "UTF-32 text", "Save it as UTF-8"),
+    (b"\0\0\xfe\xff", "UTF-32 text", "Save it as UTF-8"),
+    (b"\xff\xfe", "UTF-16 text", "Save it as UTF-8"),
+    (b"\xfe\xff", "UTF-16 text", "Save it as UTF-8"),
+)
 
 
 class Layout(NamedTuple):
@@ -39,6 +64,61 @@ class Layout(NamedTuple):
     chunk_rows: int
 
 
+class EndlessRow(ValueError):
+    """Rows that take too much text for a chunk: a quote is open, or lines grow without bound."""
+
+
+class Bytes(io.RawIOBase):
+    """The bytes of a text file, unpacked where it is a gzip file, with bounded lines.
+
+    `taken` counts the bytes since its reader last set it to 0.
+
+    Raises:
+      BarError: the file is not text, or a line has no end. EndlessRow: too much was taken.
+    """
+
+    def __init__(self, path: Path):
+        with open(path, "rb") as file:
+            begin = file.read(16)
+        opened: Any = gzip.open if begin.startswith(b"\x1f\x8b") else open
+        with opened(path, "rb") as file:
+            begin = file.read(16)
+        markup = begin.lstrip().lower()
+        for mark, what, remedy in MARKS:
+            if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
+                raise BarError(f"{path}: D001 is {what}. {remedy}.")
+        self._path, self._file = path, opened(path, "rb")
+        self._line, self._length, self.taken = 1, 0, 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads into `buffer`; returns the number of bytes."""
+        size = self._file.readinto(buffer)
+        block = bytes(memoryview(buffer)[:size])
+        if (at := block.find(0)) >= 0:
+            line = self._line + block.count(b"\n", 0, at)
+            say = f"D001 line {line} holds a zero byte, as UTF-16 and binary files do"
+            raise BarError(f"{self._path}: {say}. Save it as text in UTF-8.")
+        self._line += block.count(b"\n")
+        end = max(block.rfind(b"\n"), block.rfind(b"\r"))
+        self._length = self._length + size if end < 0 else size - end - 1
+        self.taken += size
+        if self._length > LINE:
+            say = f"D022 line {self._line} has more than {LINE:,} bytes. Break it into lines."
+            raise BarError(f"{self._path}: {say}")
+        if self.taken > MOST_TEXT:
+            raise EndlessRow(f"rows of more than {MOST_TEXT // CHUNK_ROWS:,} bytes")
+        return size
+
+
 def load_csv(
     path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
 ) -> Iterator[Table]:
@@ -47,37 +127,56 @@ def load_csv(
     Raises:
       BarError: no names, or more fields than names.
     """
-    layout = _layout(path, texts, numbered, decimal)
-    counts: np.ndarray | None = None
+    layout = None
     try:
-        with pd.read_csv(path, **_options(layout)) as chunks:
-            for frame in chunks:
-                frame.index += layout.depth + 1
-                values = frame.drop(columns=list(layout.texts))
-                frame = frame[values.notna().any(axis=1)]  # without blank lines
-                short: tuple[int, ...] = ()
-                # Pandas alone fills lines up that end early, at their end or where it shifts them.
-                if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
-                    counts = _field_counts(path, layout.delimiter) if counts is None else counts
-                    short = _too_narrow(counts, frame)
-                # An Index of objects: tuples would otherwise become levels.
-                frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
-                yield Table(frame, str(path), "line", layout.decimal, short)
+        layout = _layout(path, texts, numbered, decimal)
+        yield from _chunks(path, layout)
     except pd.errors.EmptyDataError:
         return
     except pd.errors.ParserError as error:
-        if "fields in line" not in str(error):
+        if layout is None or "fields in line" not in str(error):
             raise
         wide = _too_wide(path, layout.delimiter, layout.depth, len(layout.names))
         raise BarError(wide) from error
+    except UnicodeDecodeError as error:
+        raise BarError(_not_utf8(path)) from error
+    except EndlessRow:
+        if layout is not None:
+            _field_counts(path, layout.delimiter)  # names the line where a quote is open
+        raise
+
+
+def _chunks(path: Path, layout: Layout) -> Iterator[Table]:
+    counts: np.ndarray | None = None
+    blank, source = 0, Bytes(path)
+    with _text(source) as file, pd.read_csv(file, **_options(layout)) as chunks:
+        for frame in chunks:
+            source.taken = 0
+            frame.index += layout.depth + 1
+            values = frame.drop(columns=list(layout.texts))
+            known = values.notna().any(axis=1)
+            blank = 0 if known.any() else blank + len(frame)
+            if blank > BLANK:
+                line = frame.index[-1] - blank + 1
+                say = f"D022 line {line} and {blank - 1:,} more hold no value. Remove them."
+                raise BarError(f"{path}: {say}")
+            frame = frame[known]  # without blank lines
+            short: tuple[int, ...] = ()
+            # Pandas alone fills lines up that end early, at their end or where it shifts them.
+            if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
+                counts = _field_counts(path, layout.delimiter) if counts is None else counts
+                short = _too_narrow(counts, frame)
+            # An Index of objects: tuples would otherwise become levels.
+            frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
+            yield Table(frame, str(path), "line", layout.decimal, short)
 
 
 def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
     """The layout, told from the first lines."""
-    with _open(path) as file:
-        lines = list(itertools.islice(file, SAMPLE))
-    delimiter = _delimiter(lines[0])
-    sample = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    with _text(Bytes(path)) as file:
+        lines = list(_first(file))
+    delimiter = _delimiter(lines[0]) if lines else ","
+    sample = [row for row in _fields(path, lines, delimiter) if row]
     if not sample:
         raise BarError(f"{path}: D002 there are no rows. Give a file with bars.")
     depth = _header_depth(sample)
@@ -90,6 +189,9 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
             f"{path}: D023 line 1 holds values, not the columns' names. Name the columns by "
             f"number, e.g. {argument('columns', 'time=1,close=2')}."
         )
+    if max(len(names), width) > WIDTH:
+        say = f"D022 line 1: {max(len(names), width):,} columns, more than {WIDTH:,}"
+        raise BarError(f"{path}: {say}. Give several files of fewer columns.")
     if len(names) < width:
         raise BarError(_too_wide(path, delimiter, depth, len(names)))
     text = frozenset(i for i, name in enumerate(names) if _is_text(name, i, texts))
@@ -111,7 +213,6 @@ def _options(layout: Layout) -> dict[str, Any]:
     return dict(
         sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
         decimal=layout.decimal,
-        encoding="utf-8-sig",
         header=None,
         names=columns,
         skiprows=layout.depth,
@@ -125,9 +226,49 @@ def _options(layout: Layout) -> dict[str, Any]:
     )
 
 
-def _open(path: Path) -> IO[str]:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
+def _text(source: Bytes) -> io.TextIOWrapper:
+    buffered = io.BufferedReader(source, 1 << 18)
+    return io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
+
+
+def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """The fields of each line.
+
+    Raises:
+      BarError: a field is longer than Python's csv takes.
+    """
+    rows, line = csv.reader(lines, delimiter=delimiter), 1
+    try:
+        for row in rows:
+            yield row
+            line = rows.line_num + 1
+    except csv.Error as error:
+        say = f"D022 line {line}: a field has more than {csv.field_size_limit():,} characters"
+        raise BarError(f"{path}: {say}. Shorten it, or close the quote that is open.") from error
+
+
+def _first(lines: Iterable[str]) -> Iterator[str]:
+    """The lines that show the layout: SAMPLE of them, or fewer where they are long."""
+    size = 0
+    for number, line in enumerate(lines):
+        if number >= SAMPLE or (number > 3 and size > LINE):
+            return
+        size += len(line)
+        yield line
+
+
+def _not_utf8(path: Path) -> str:
+    """Names the first line and byte that is not UTF-8."""
+    with io.BufferedReader(Bytes(path)) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                char = bytes([byte]).decode("cp1252" if byte < 0xA0 else "latin-1", "replace")
+                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1"
+                return f"{path}: D001 {say} or Windows-1252. Save it as UTF-8."
+    return f"{path}: D001 is not UTF-8. Save it as UTF-8."
 
 
 def _delimiter(line: str) -> str:
@@ -135,7 +276,7 @@ def _delimiter(line: str) -> str:
     best = max(DELIMITERS, key=line.count)
     if best in line:
         return best
-    others = re.sub(r"[\w\s.\"'+/:()<>-]", "", line)
+    others = re.sub(r"[^!-~]|[\w.\"'+/:()<>-]", "", line)  # pandas takes only ASCII
     return max(others, key=others.count) if others else " "
 
 
@@ -191,9 +332,14 @@ def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> s
 
 def _field_counts(path: Path, delimiter: str) -> np.ndarray:
     """The number of fields of each line; of a blank one 0."""
-    with _open(path) as file:
-        rows = map(str.split, file) if delimiter == " " else csv.reader(file, delimiter=delimiter)
-        return np.fromiter(map(len, rows), dtype=np.int32)
+    with _text(source := Bytes(path)) as file:
+
+        def size(row: list[str]) -> int:
+            source.taken = 0
+            return len(row)
+
+        rows = map(str.split, file) if delimiter == " " else _fields(path, file, delimiter)
+        return np.fromiter(map(size, rows), dtype=np.int32)
 
 
 def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> str:

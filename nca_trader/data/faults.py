@@ -1,23 +1,48 @@
-"""What a reader of bars finds wrong, and how that is told: all of it, each with its remedy.
+"""Faults of a bar file and the message that lists them: all at once, each with its remedy.
 
 Each kind of fault has a code that does not change:
 
-D001 unreadable, D002 no rows, D003 no close, D004 no time, D005 other column missing or ambiguous,
-D006 value missing, D007 infinite, D008 price not positive, D009 not a number, D010 high below low,
-D011 open or close outside low to high, D012 negative volume,
-spread or dividend, D013 time unreadable, D014 times with
-and without UTC offset, D015 no time zone, D016 time that the zone's clock skips or repeats,
-D017 day and month not told apart, D018 comma that may be a decimal one, D020 not increasing,
-D021 duplicate, D022 more or fewer fields than names, D023 no header, D024 symbol missing or
-unknown, D025 years between two spans of a symbol, D026 jump between bars, D027 adjustment in the
-file but not applied, D028 volume swapped with another column, D029 open and close swapped, or the
-columns of two assets, D030 adjustment factor not usable, D031 crossed quotes, D032 dividends given
-twice, D033 half spread or funding rate that is no fraction.
+| code | fault |
+|-|-|
+| D001 | the file cannot be read, or is not a table |
+| D002 | there are no rows |
+| D003 | there is no close column |
+| D004 | there is no time column |
+| D005 | another column is missing or ambiguous |
+| D006 | a value is missing |
+| D007 | a value is infinite |
+| D008 | a price is not positive |
+| D009 | a value is not a number |
+| D010 | the high is below the low |
+| D011 | the open or the close is outside low to high |
+| D012 | a volume, spread or dividend is negative |
+| D013 | a time cannot be read |
+| D014 | some times have a UTC offset and others have none |
+| D015 | the time zone is not known |
+| D016 | the zone's clock skips or repeats a time |
+| D017 | day and month cannot be distinguished |
+| D018 | a comma may be a decimal one or one between thousands |
+| D019 | day and month are exchanged in some of the dates |
+| D020 | times do not increase |
+| D021 | a time of a symbol is there twice |
+| D022 | a line has more or fewer fields than names, or a text has no end |
+| D023 | there is no header |
+| D024 | a symbol is missing, unknown or does not print |
+| D025 | half a year or more is between two spans of a symbol |
+| D026 | the price jumps between two bars |
+| D027 | the file holds an adjustment that is not applied |
+| D028 | volume and another column are swapped |
+| D029 | open and close, or the columns of two assets, are swapped |
+| D030 | an adjustment factor cannot be used |
+| D031 | the quotes are crossed: bid above ask |
+| D032 | dividends are given twice |
+| D033 | a half spread or a funding rate is not a fraction below 1 |
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -93,5 +118,5 @@ def refuse(source: str, faults: Iterable[Fault], where: Callable[[int], str] = s
     if len(lines) == 1:
         raise BarError(f"{source}: {' '.join(lines[0])}")
     if lines:
-        body = "".join(f"\n  {first}\n       {second}" for first, second in lines)
-        raise BarError(f"{source}: {len(lines)} problems{body}")
+        pairs = [(f"  {first}", f"       {second}") for first, second in lines]
+        raise BarError(f"{source}: {len(lines)} problems", *itertools.chain(*pairs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nca_trader.data.tables import Table, canonical
 from nca_trader.errors import BarError
 
 CELLS = 1 << 19  # of a chunk: enough that the work a chunk is small beside the work a cell
+ROWS_PER_BYTE = 64  # of a Feather file, at most; a damaged one may say any number
 REMEDY = "Give a CSV, Parquet or Feather file"
 
 
@@ -69,12 +71,18 @@ def _of_url(path: CloudPath, read: Callable[[Path], Iterator[Table]]) -> Iterato
             yield table._replace(name=str(path))
     except BarError as error:
         # What reads a file names the file, and a user has given the URL.
-        raise BarError(str(error).replace(str(copy), str(path))) from error
+        lines = (line.replace(str(copy), str(path)) for line in error.args)
+        raise BarError(*lines) from error
 
 
 def _guarded(path: Path, read: Callable[[], Iterator[Table]]) -> Iterator[Table]:
     """What `read` gives; that the file isn't there or isn't what it seems becomes a `BarError`."""
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            # Its size is 0, and a file is read more than once.
+            kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
+            raise BarError(f"{path}: D001 is {kind} and not a file. Save what it gives to a file.")
         if path.stat().st_size == 0:
             raise BarError(f"{path}: D002 the file is empty. Give a file with bars.")
         for table in read():
@@ -85,7 +93,10 @@ def _guarded(path: Path, read: Callable[[], Iterator[Table]]) -> Iterator[Table]
         raise BarError(f"{path}: D001 no such file. Check the path.") from error
     except BarError:
         raise
-    except (OSError, EOFError, ValueError) as error:  # parse errors are ValueErrors
+    except MemoryError as error:
+        raise BarError(f"{path}: D001 takes more memory than there is. {REMEDY}.") from error
+    except Exception as error:
+        # Of a damaged file pandas, pyarrow and zlib raise whatever meets them, KeyErrors as well.
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
         raise BarError(f"{path}: D001 can't be read ({what.rstrip('.')}). {REMEDY}.") from error
 
@@ -142,11 +153,14 @@ def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
     def column(at: int, begin: int, end: int) -> tuple[pa.Array, int]:
         options = pyarrow.ipc.IpcReadOptions(included_fields=[at], use_threads=False)
         whole = pyarrow.ipc.open_file(file, options=options).get_batch(index).column(0)
+        whole.validate(full=True)  # else offsets of a damaged file reach beyond its buffers
         # Taken, not sliced: a slice would keep the whole column.
         return whole.take(pa.array(np.arange(begin, min(end, len(whole))))), len(whole)
 
     width, size = len(schema.names), column(0, 0, 0)[1]
     rows = max(_rows(width), -(-size // 8))
+    if size > ROWS_PER_BYTE * file.size():
+        raise ValueError(f"{size:,} rows in a file of {file.size():,} bytes")
     for begin in range(0, size, rows):
         columns = []
         for at in range(width):

@@ -22,9 +22,10 @@ from nca_trader.data.faults import Fault, refuse
 from nca_trader.data.records import Growing, Records
 from nca_trader.data.tables import Table
 from nca_trader.data.times import TimeReader
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, argument
 from nca_trader.types import EXTRAS
 
+SYMBOL = 64  # characters of a symbol at most
 NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
 KEPT = ("present", *FIELDS, *FACTORS, "cash_dividend", *EXTRAS)
 
@@ -78,11 +79,11 @@ def gather(
             continue
         raw = rows.frame if taken.all() else rows.frame[taken]
         frame = _numbers(raw, table.decimal)
-        short, unnamed = raw.index.isin(table.short), code == symbols.unnamed
+        short = raw.index.isin(table.short)
         faults.add(2, value_faults(frame, raw), begin)
         faults.add(3, factor_faults(frame), begin)
         faults.add(4, add_extras(frame, raw), begin)
-        faults.add(5, _line_faults(short, unnamed), begin)
+        faults.add(5, _line_faults(short, code, symbols), begin)
         times.add(raw["time"])
         columns.add({"symbol": code, "place": raw.index.to_numpy(np.int32), **_arrays(frame)})
         columns.add_others(rows.others if taken.all() else rows.others[taken])
@@ -100,12 +101,17 @@ def gather(
     return Gathered(records, others, place, unit, wide, name, wanted, faults.finish(begin))
 
 
-def _line_faults(short: np.ndarray, unnamed: np.ndarray) -> Iterable[Fault]:
+def _line_faults(short: np.ndarray, code: np.ndarray, symbols: _Symbols) -> Iterable[Fault]:
+    unnamed, wild = code == symbols.unnamed, np.isin(code, symbols.wild)
     if short.any():
         say = "fewer fields than the other lines"
         yield Fault("D022", say, "Complete or remove the line", short, ("drop-bad",))
     if unnamed.any():
         yield Fault("D024", "the symbol is empty", "Write it there", unnamed, ("drop-bad",))
+    if wild.any():
+        name = symbols.names[code[int(np.argmax(wild))]][:SYMBOL]
+        say = f"the symbol {name!r} does not print or is longer than {SYMBOL} characters"
+        yield Fault("D024", say, "Correct it", wild, ("drop-bad",))
 
 
 def _numbers(raw: pd.DataFrame, decimal: str) -> pd.DataFrame:
@@ -158,12 +164,18 @@ class _Columns:
         return [(self._names[i], column.whole) for i, column in (self._others or {}).items()]
 
 
+def _is_name(symbol: str) -> bool:
+    """Whether a symbol prints, so that it cannot change a terminal or a log, and is short."""
+    return symbol.isprintable() and len(symbol) <= SYMBOL
+
+
 class _Symbols:
     """The names of the assets by code, in the order of the file, and which of them are wanted."""
 
     def __init__(self, wanted: list[str], repairs: frozenset[str]):
         self.names: list[str] = []
         self.unnamed = -1  # the code of an empty name, once there is one
+        self.wild: list[int] = []  # codes of names that do not print or are too long
         self._wanted, self._parted = wanted, "part-reuse" in repairs
         self._column, self._known, self._codes = True, {}, {}
 
@@ -174,8 +186,12 @@ class _Symbols:
             if len(self._wanted) > 1:
                 say = "D024 no symbol column. Ask for one symbol, or add a column."
                 raise BarError(f"{table}: {say}")
-            default = "asset" if table == "DataFrame" else Path(table).name.split(".")[0]
-            self.names, self._column = [self._wanted[0] if self._wanted else default], False
+            default = "" if table == "DataFrame" else Path(table).name.split(".")[0]
+            name = self._wanted[0] if self._wanted else default or "asset"
+            if not _is_name(name):
+                say = f"the symbol {name[:SYMBOL]!r}, from the file's name, does not print"
+                raise BarError(f"{table}: D024 {say}. Pass {argument('symbol', 'NAME')}.")
+            self.names, self._column = [name], False
             return np.zeros(size, dtype=np.int32), np.ones(size, dtype=bool)
         for each in rows.symbols:  # side by side: in the order of the columns
             if not self._wanted or each in self._wanted:
@@ -198,6 +214,8 @@ class _Symbols:
             self.names.append(name)
             if not name:
                 self.unnamed = self._codes[name]
+            elif not _is_name(name):
+                self.wild.append(self._codes[name])
         return self._codes[name]
 
     def resolve(self, table: str) -> list[str]:

@@ -158,7 +158,7 @@ class Shards(Sequence[Shard]):
             except (BarError, StateError) as error:
                 faults.append(error)
         if faults:
-            raise type(faults[0])("\n".join(map(str, faults)))
+            raise type(faults[0])(*(line for fault in faults for line in fault.args))
 
     def _content(self, shard: Shard) -> bytes:
         """The file's bytes: what is parsed is what was compared with the manifest."""

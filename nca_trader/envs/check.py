@@ -55,7 +55,7 @@ class Report:
         """Raises CheckFailed, a line for each fault."""
         if not self.passed:
             lines = (f"{check.name}: {check.fault}" for check in self.checks if check.fault)
-            raise CheckFailed("\n".join(lines))
+            raise CheckFailed(*lines)
 
     def __str__(self) -> str:
         def line(check: Check) -> str:

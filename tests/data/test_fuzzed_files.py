@@ -1,0 +1,32 @@
+"""Mutated files of every kind: read, or refused in lines that print; no traceback, no crash."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parents[1] / "fuzzed.py"
+
+
+def check(seed, count):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(SCRIPT), str(seed), str(count)],
+        capture_output=True, text=True, timeout=count,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, (done.returncode, lines[-1:], done.stderr[-1000:])
+    found = json.loads(lines[-1])
+    assert not found["bad"], json.dumps(found["bad"], indent=1)
+    assert found["peak_mib"] < 1000, found
+
+
+def test_mutated_files_are_read_or_refused_in_one_line():
+    check(0, 150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_many_mutated_files_are_read_or_refused_in_one_line(seed):
+    check(seed, 1500)
