@@ -31,7 +31,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'? " if close else ""
 
 
-def whole(config: Any, least: int, *names: str, most: float = math.inf) -> Iterator[str]:
+def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iterator[str]:
     """The fields must be whole numbers from `least` to `most`."""
     for name in names:
         value = getattr(config, name)
@@ -39,7 +39,7 @@ def whole(config: Any, least: int, *names: str, most: float = math.inf) -> Itera
             yield f"{name}={value!r} is not a whole number; give one of at least {least}."
         elif value < least:
             yield f"{name}={value} is below its least value; give at least {least}."
-        elif value > most:
+        elif most is not None and int(value) > most:
             yield f"{name}={value} is above its largest value; give at most {most:,}."
 
 

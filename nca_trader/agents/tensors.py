@@ -143,7 +143,7 @@ def _field(digest: object) -> bytes:
 def _offset(entry: Any) -> int:
     """Where an array begins in the file's data; -1 where its entry does not say it."""
     place = entry.get("data_offsets") if isinstance(entry, dict) else None
-    return place[0] if _counts(place, 2) else -1
+    return place[0] if isinstance(place, list) and place and _counts(place, 2) else -1
 
 
 def _counts(value: Any, most: int) -> bool:

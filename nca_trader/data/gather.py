@@ -20,7 +20,7 @@ from nca_trader.data.columns import FIELDS, INCOME, SPREADS, Rows, arrange
 from nca_trader.data.extras import add_extras, double_count
 from nca_trader.data.faults import Fault, refuse
 from nca_trader.data.records import Growing, Records
-from nca_trader.data.tables import Table
+from nca_trader.data.tables import Table, holds_numbers
 from nca_trader.data.times import TimeReader
 from nca_trader.errors import BarError, argument
 from nca_trader.types import EXTRAS
@@ -121,6 +121,9 @@ def _numbers(raw: pd.DataFrame, decimal: str) -> pd.DataFrame:
         if name not in raw:
             continue
         column = raw[name]
+        if not holds_numbers(column):
+            # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
+            column = column.astype("str")
         if decimal == "," and not pd.api.types.is_numeric_dtype(column.dtype):
             # A column of which one cell is no number came as text; a point is no decimal there.
             text = column.astype("str").str.replace(".", "?", regex=False)
@@ -196,7 +199,7 @@ class _Symbols:
         for each in rows.symbols:  # side by side: in the order of the columns
             if not self._wanted or each in self._wanted:
                 self._code(each)
-        local, found = pd.factorize(rows.frame["symbol"])
+        local, found = pd.factorize(rows.frame["symbol"].astype("str"))
         names = ["" if name is None or pd.isna(name) else str(name) for name in [*found, ""]]
         self._known |= dict.fromkeys(name for name in names if name)
         bases = {b for w in self._wanted for b in (w, re.sub(r"-\d{4}$", "", w))}

@@ -37,6 +37,13 @@ class Table(NamedTuple):
     short: tuple[int, ...] = ()
 
 
+def holds_numbers(column: pd.Series) -> bool:
+    """Whether the column's type is of real numbers; truths and complex numbers are not bars'."""
+    kinds = pd.api.types
+    other = kinds.is_bool_dtype(column.dtype) or kinds.is_complex_dtype(column.dtype)
+    return kinds.is_numeric_dtype(column.dtype) and not other
+
+
 def canonical(column: object) -> str:
     """Which of the columns of bars this one is by its name, or ""."""
     return ALIASES.get(str(column).strip().strip("<>").lower().replace(" ", "_"), "")

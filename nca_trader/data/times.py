@@ -12,6 +12,7 @@ import pandas as pd
 
 from nca_trader.data.faults import Fault
 from nca_trader.data.records import Growing
+from nca_trader.data.tables import holds_numbers
 from nca_trader.errors import BarError, argument
 
 DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
@@ -100,7 +101,7 @@ class TimeReader:
 
     def _take_form(self, column: pd.Series) -> None:
         """Takes rows in the form found, numbers as they are and others as texts."""
-        number = self._form == "number" and pd.api.types.is_numeric_dtype(column.dtype)
+        number = self._form == "number" and holds_numbers(column)
         text = column if number else _texts(column)
         if self._form == "day":
             self._parts.append(self._day_parts(text))
@@ -279,7 +280,7 @@ class TimeReader:
 
 def _texts(column: pd.Series) -> pd.Series:
     """As texts; whole numbers without the point that pandas gives them beside missing ones."""
-    if pd.api.types.is_numeric_dtype(column.dtype):
+    if holds_numbers(column):
         column = column.where(column % 1 == 0).astype("Int64")
     return column.astype("str").str.strip()
 

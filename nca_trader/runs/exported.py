@@ -179,11 +179,12 @@ class Exported(Run):
         self.agent_config = read(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
         self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
         self._acting, self._seed = self.agent_config, None
-        self.weights = Compact(
-            record(Coding, parsed["coding"], f"{path}: coding", AGAIN),
-            tensors,
-            record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN),
-        )
+        try:
+            coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
+        except ConfigError as error:  # of values that no option could have had
+            raise StateError(f"{path}: coding: {error} {AGAIN.capitalize()}.") from None
+        steps = record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN)
+        self.weights = Compact(coding, tensors, steps)
 
     @property
     def selection(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import pathlib
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
@@ -269,8 +270,9 @@ def selection_of(value: Any, source: str) -> dict[str, Any]:
 def _refuse_no_span(data: DataRecord, source: str) -> None:
     for end in (data["first"], data["last"]):
         try:
-            np.datetime64(end, "ns")
-        except ValueError:
+            with warnings.catch_warnings(action="error"):  # of a UTC offset, which is ours never
+                np.datetime64(end, "ns")
+        except (ValueError, UserWarning):
             raise StateError(f"{source}: {end!r} is not a time; {RESTORE}.") from None
 
 

@@ -1,6 +1,7 @@
 """Files that are no table of bars, or are made to break a reader: one line each, bounded memory."""
 
 import bz2
+import decimal
 import gzip
 import io
 import json
@@ -389,3 +390,41 @@ def test_the_real_dates_of_a_messy_file_when_mangled_are_refused(shared, tmp_pat
     frame.to_csv(tmp_path / "bars.csv", index=False)
     said = refusal(tmp_path / "bars.csv", timezone="UTC", repair="sort")
     assert said.startswith("D019 line ") and "2017-02-01" in said
+
+
+ODD = {
+    "lists": lambda n: [[1.0, 2.0]] * n,
+    "dicts": lambda n: [{"a": 1}] * n,
+    "bytes": lambda n: [b"10.5"] * n,
+    "none": lambda n: [None] * n,
+    "dates": lambda n: pd.date_range("2020-01-01", periods=n),
+    "lengths of time": lambda n: pd.to_timedelta(np.arange(n), unit="D"),
+    "truths": lambda n: np.arange(n) % 2 == 0,
+    "complex": lambda n: np.arange(n) + 1j,
+    "decimals": lambda n: [decimal.Decimal("10.5")] * n,
+    "categories": lambda n: pd.Categorical(["10.5"] * n),
+    "periods": lambda n: pd.period_range("2020-01", periods=n, freq="M"),
+    "intervals": lambda n: pd.interval_range(0, n),
+    "nullable": lambda n: pd.array([10] * (n - 1) + [None], dtype="Int64"),
+    "mixed": lambda n: ["10.5", 10.5, None, b"x", [1]] * (n // 5),
+    "huge": lambda n: [10**400] * n,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("column", ["time", "symbol", "close", "volume", "present", "bid"])
+def test_columns_of_any_type_are_read_or_refused(kind, column):
+    count = 20
+    frame = pd.DataFrame({"time": pd.date_range("2020-01-01", periods=count, tz="UTC")})
+    frame["symbol"] = "A"
+    frame[["open", "high", "low", "close"]] = 10.5
+    frame["volume"], frame["ask"] = 1.0, 11.0
+    frame[column] = pd.Series(ODD[kind](count))
+    try:
+        bars = read_bars(frame)
+    except BarError as error:
+        assert all(map(str.isprintable, str(error).split("\n")))
+    else:
+        # Dates and truths are not prices.
+        assert column != "close" or kind in ("decimals", "categories", "bytes"), bars.close[:3]
+        assert (bars.close[bars.present] == 10.5).all()

@@ -161,9 +161,10 @@ def not_finite(header, data):
     data[first : first + 4] = struct.pack("<f", float("nan"))
 
 
-def swapped_offsets(header, data):
-    one, other = [header[name] for name in header if name.endswith(":step")][:2]
-    one["data_offsets"], other["data_offsets"] = other["data_offsets"], one["data_offsets"]
+def shared_bytes(header, data):
+    whole = header["nca.taps"]
+    one = next(e for n, e in header.items() if n.endswith(":step"))
+    one["data_offsets"] = [whole["data_offsets"][0], whole["data_offsets"][0] + 4 * one["shape"][0]]
 
 
 def nested(header, data):
@@ -185,7 +186,7 @@ FORGERIES = {
     "a type that is no text": entry(dtype=[]),
     "another field": entry(extra=1),
     "no entry": lambda header, data: header.update({"nca.taps": None}),
-    "overlapping offsets": swapped_offsets,
+    "overlapping offsets": shared_bytes,
     "bytes of no tensor": lambda header, data: data.extend(bytes(8)),
     "a scale that is not finite": not_finite,
     "a tensor less": lambda header, data: header.pop("nca.taps"),
@@ -221,3 +222,38 @@ def test_a_forgery_without_change_is_read(file):
     want = read_run(file).params()
     forged(file, lambda header, data: None)
     jax.tree.map(np.testing.assert_array_equal, read_run(file).params(), want)
+
+
+def check_flips(file, seed, count):
+    """Flips bits of header and data, gives the file its new sum, and reads it."""
+    rng, content, refused = np.random.default_rng(seed), file.read_bytes(), 0
+
+    def flip(header, data):
+        text = bytearray(json.dumps(header, sort_keys=True).encode())
+        for _ in range(int(rng.integers(1, 4))):
+            some = text if rng.random() < 0.7 else data
+            some[int(rng.integers(len(some)))] ^= 1 << int(rng.integers(8))
+        return bytes(text)
+
+    for case in range(count):
+        file.write_bytes(content)
+        forged(file, flip)
+        try:
+            params = read_run(file).params()
+        except (StateError, ConfigError, RunError) as error:
+            refused += 1
+            said = str(error)
+            assert str(file) in said and all(map(str.isprintable, said.split("\n"))), (case, said)
+        else:
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)), case
+    assert count / 4 < refused < count
+
+
+def test_flipped_bits_under_a_valid_sum_are_refused_or_finite(file):
+    check_flips(file, 0, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_many_flipped_bits_under_a_valid_sum_are_refused_or_finite(file, seed):
+    check_flips(file, seed, 700)
