@@ -37,7 +37,8 @@ def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:
       StateError: `content` is not JSON, or nobody would write it (deep nesting, huge numbers).
     """
     try:
-        return json.loads(content if isinstance(content, str) else content.decode())
+        text = content if isinstance(content, str) else content.decode()
+        return json.loads(text, parse_int=lambda digits: _narrow(int(digits)))
     except (ValueError, RecursionError) as error:
         raise StateError(f"{source}: not JSON ({_reason(error)}); {remedy}.") from None
 
@@ -49,7 +50,7 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
       ConfigError: `text` is not TOML, or has deep nesting or huge numbers.
     """
     try:
-        return tomllib.loads(text)
+        return _narrow(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{source}: not valid TOML: {_reason(error)}; correct that line."
@@ -60,7 +61,17 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     # Python's own limit; its message gives advice to programmers.
-    return "a number has thousands of digits" if "int_max_str_digits" in str(error) else str(error)
+    return "an integer has more than 64 bits" if "int_max_str_digits" in str(error) else str(error)
+
+
+def _narrow(value: Any) -> Any:
+    """Returns `value`; raises ValueError where it holds an integer of more than 64 bits."""
+    if isinstance(value, int) and value not in INTEGERS:
+        raise ValueError("an integer has more than 64 bits")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _narrow(inner)
+    return value
 
 
 class Mismatch(Exception):
@@ -123,12 +134,10 @@ def _items(value: Any, kind: Any, none: str | None, path: str) -> list[Any]:
 
 
 def _plain(value: Any, kind: Any, path: str) -> Any:
-    if kind is float and type(value) is int and value in INTEGERS:
+    if kind is float and type(value) is int:
         return float(value)
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
         raise Mismatch(NAMES[kind], value, path)
-    if kind is int and value not in INTEGERS:
-        raise Mismatch("a whole number of at most 64 bits", value, path)
     return value
 
 
@@ -159,7 +168,7 @@ def shown(value: Any) -> str:
     """A wrong value as a message repeats it: JSON in one line, cut where it is long."""
     try:
         text = json.dumps(value, default=str)
-    except (ValueError, RecursionError):  # hexadecimal digits without end; a deep nest
+    except (ValueError, RecursionError):  # an integer of Python's; a deep nest
         return "a value too large to show"
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 

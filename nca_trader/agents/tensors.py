@@ -20,6 +20,7 @@ import numpy as np
 from nca_trader.cloud import Place
 from nca_trader.disk import write_atomically
 from nca_trader.errors import RunError, StateError
+from nca_trader.records import read_json
 
 DTYPES = {
     "F32": np.dtype("<f4"),
@@ -108,10 +109,10 @@ def read_tensors(
         raise RunError(f"{path}: cannot be read ({error.strerror}); give a {kind} file.") from None
     try:
         (length,) = struct.unpack("<Q", content[:8])
-        header = json.loads(content[8 : 8 + length])
+        header = read_json(content[8 : 8 + length], str(path))
         about = header.pop("__metadata__")
         there, number, digest = about["kind"], int(about["version"]), about["sha256"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
+    except (StateError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         raise _damaged(path, "its header cannot be read") from None
     blank = content.replace(_field(digest), _field(NO_DIGEST), 1)
     if hashlib.sha256(blank).hexdigest() != digest:

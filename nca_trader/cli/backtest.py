@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--run", dest="run_dir", help="run folder or exported file; each look counts")
     what.add_argument("--strategy", help=f"a rule: {', '.join(STRATEGIES)}")
     parser.add_argument(
+        "--seed", type=int, metavar="N", help="with --run: the agent of that number, from 0"
+    )
+    parser.add_argument(
         "--steps",
         type=int,
         metavar="K",
@@ -51,14 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Backtests; returns its figures."""
     from nca_trader.agents import rules
-    from nca_trader.cli.page import count_look
     from nca_trader.envs.orders import rules_of
     from nca_trader.errors import ConfigError
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.exported import read_run
 
     out = _checked(args.out)
-    run = read_run(args.run_dir, args.steps) if args.run_dir else None
+    run = read_run(args.run_dir, args.steps, args.seed) if args.run_dir else None
+    if args.seed is not None and run is None:
+        raise ConfigError("--seed: a rule has no agents; give it with --run.")
     if args.steps is not None and run is None:
         raise ConfigError("--steps: a rule has none; give it with --run.")
     target: Any = run or getattr(rules, _known_rule(args.strategy))()
@@ -66,9 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     source: Any = load_bars(args) if args.data or not _draws(run) else _fresh_draw(run)
     bars = getattr(source, "bars", source)
-    env, start = run.env_config if run else _environment(args.env), args.start
-    if run and start is None:
-        start = _after_seen(bars, run)
+    env = run.env_config if run else _environment(args.env)
     given = {name: getattr(args, name) for name in ("commission", "slippage")}
     costs = dataclasses.replace(
         env.costs, **{name: value for name, value in given.items() if value is not None}
@@ -76,21 +78,36 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     limits = rules_of(env)._asdict() if args.env else {}
     fill, order = (limits.pop(name, None) for name in ("fill", "order"))
     fill, order = args.fill or fill, args.order or order
-    result = backtest(source, target, costs, fill, order, start=start, stop=args.stop, **limits)
-    looks = None
-    # Counted before a figure is shown, and only where there is one to show.
-    if run and result.in_sample != len(result.equity):
-        looks = count_look(run, bars)
+    agent = run.described if run else ""
+    result = backtest(
+        source, target, costs, fill, order, start=args.start, stop=args.stop, **limits
+    )
     if out is not None and out.suffix == ".html":
-        _write_page(out, args, bars, result, run, start)
+        _write_page(out, args, bars, result, run)
     elif out is not None:
         result.save(out)
     shown = show(result)
-    if looks is not None:
-        print(f"  Looks at bars of these data after training so far: {looks}, by the ledger.")
+    if agent:
+        print(f"  {agent}")
+    if result.looks is not None:
+        print(f"  {looks_sentence(result)}")
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
-    return shown | {"looks": looks, "out": None if out is None else str(out)}
+    shown |= {"seed": run.selected if run else None, "looks": result.looks}
+    return shown | {"out": None if out is None else str(out)}
+
+
+def looks_sentence(result: Any) -> str:
+    """How often these years were judged, and how many of those times were before any ledger."""
+    from nca_trader.data.samples import earlier_looks
+
+    first, last = (str(result.equity.index[end])[:19] for end in (0, -1))
+    earlier = earlier_looks(result.targets.columns, first, last)
+    shipped = f", at least {earlier} of them before this ledger" if earlier else ""
+    return (
+        f"Looks at bars of these data after training so far: {result.looks}, by the ledger"
+        f"{shipped}."
+    )
 
 
 def show(result: Any) -> dict[str, Any]:
@@ -120,13 +137,12 @@ def _write_page(
     bars: Any,
     result: Any,
     run: Any,
-    start: str | None,
 ) -> None:
     """Writes the page of the result beside the baselines."""
     from nca_trader.cli.page import backtest_baselines, report_on
     from nca_trader.evaluate.report import write_report
 
-    baselines = backtest_baselines(bars, result, start, args.stop)
+    baselines = backtest_baselines(bars, result, str(result.equity.index[0]), args.stop)
     write_report(out, report_on(bars, result, baselines, run, _command(args)))
 
 
@@ -135,6 +151,7 @@ def _command(args: argparse.Namespace) -> str:
     names = (
         "run_dir",
         "strategy",
+        "seed",
         "steps",
         "data",
         "symbol",
@@ -196,11 +213,3 @@ def _fresh_draw(run: Any) -> Any:
     from nca_trader.data.synthetic import seed_of, task_of
 
     return task_of(run.env_config, seed=seed_of(run.manifest["data"]["source"]) + 1)
-
-
-def _after_seen(bars: Any, run: Any) -> str | None:
-    """The first bar after those that trained or selected the run; None where there is none."""
-    from nca_trader.evaluate.backtest import seen_rows
-
-    row = seen_rows(bars, run)
-    return str(bars.index[row]) if row < len(bars) else None

@@ -111,6 +111,7 @@ def train(demo: Demo) -> Any:
 
 def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
     """Selects, backtests on the test span, replays it on paper, compares, writes the page."""
+    from nca_trader.cli.backtest import looks_sentence
     from nca_trader.errors import CheckFailed
     from nca_trader.paper.parity import compare
     from nca_trader.runs import trials
@@ -127,9 +128,9 @@ def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
         page = write_page(demo, run, results, scores, baselines, parity)
     print_table([agent, *baselines.values()])
     print(parity.sentence)
-    trained = trials.count(run.root, "train")
-    touched = trials.count(run.root, "test", demo.bars.digest())
-    print(f"Agents trained so far: {trained}; the test span was looked at {touched} time(s).")
+    trained = trials.count(run.root, "train", run.manifest["data"])
+    print(f"  {run.described}")
+    print(f"Agents trained so far: {trained}. {looks_sentence(agent)}")
     print(f"The page: {page}")
     if not parity.ok:
         raise CheckFailed(parity.sentence)
@@ -147,12 +148,13 @@ def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
 def select(demo: Demo, run: Any) -> list[float]:
     """Sharpe ratio of each seed on the selection span; the best is noted in the run's folder."""
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.runs.manifest import Run, data_record
+    from nca_trader.runs.manifest import Run
+    from nca_trader.runs.records import data_record
 
     scores = [
-        backtest(demo.bars, Run(run.path, seed=i), start=TRAIN_UNTIL, stop=SELECT_UNTIL).metrics[
-            "sharpe"
-        ]
+        backtest(
+            demo.bars, Run(run.path, seed=i), start=TRAIN_UNTIL, stop=SELECT_UNTIL, look=False
+        ).metrics["sharpe"]
         for i in range(NUM_SEEDS)
     ]
     # A seed that never traded has no Sharpe ratio; any that has one comes before it.
@@ -165,13 +167,18 @@ def select(demo: Demo, run: Any) -> list[float]:
 
 def backtest_all(demo: Demo, run: Any) -> tuple[list[Any], dict[str, Any]]:
     """Every seed and every baseline on the test span: the one look at it, counted first."""
-    from nca_trader.cli.page import backtest_baselines, count_look
+    from nca_trader.cli.page import backtest_baselines
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.manifest import Run
 
-    count_look(run, demo.bars)
     results = [
-        backtest(demo.bars, Run(run.path, seed=i), start=SELECT_UNTIL, name=f"NCA, seed {i}")
+        backtest(
+            demo.bars,
+            Run(run.path, seed=i),
+            start=SELECT_UNTIL,
+            name=f"NCA, seed {i}",
+            look=i == run.selected,  # the others show how much a seed matters: none is chosen by it
+        )
         for i in range(NUM_SEEDS)
     ]
     agent = results[run.selected]

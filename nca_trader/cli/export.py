@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="euclidean or cosine: groups of weights share one of 2^bits entries",
     )
     parser.add_argument("--group", type=int, help="weights of a group (default 1; cosine 2)")
-    parser.add_argument("--seed", type=int, default=0, help="of a codebook's training (default 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="the agent of that number, from 0")
+    parser.add_argument(
+        "--codebook-seed", type=int, default=0, help="of a codebook's training (default 0)"
+    )
     parser.add_argument(
         "--min-agreement",
         type=float,
@@ -64,11 +67,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     coding = Coding(
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
     )
-    source = Run(args.run_dir)
+    source = Run(args.run_dir, seed=args.seed)
     bars, trained = _bars(args, source)
     params = source.params()
     weights = compact(
-        source, params, coding, *_calibration(source, bars, trained, coding), args.seed
+        source, params, coding, *_calibration(source, bars, trained, coding), args.codebook_seed
     )
     other = weights.params(source.policy)
     found = agreement(bars, source, params, other)
@@ -173,11 +176,11 @@ def _calibration(run: Any, source: Any, trained: int | None, coding: Any) -> tup
 
 def _count_look(run: Any, source: Any) -> int | None:
     """Notes a look at bars that the run has not seen; None where it was none."""
-    from nca_trader.cli.page import count_look
-    from nca_trader.evaluate.backtest import seen_rows
+    from nca_trader.evaluate.backtest import count_look, seen_rows
 
     bars = getattr(source, "bars", source)
-    return count_look(run, bars) if seen_rows(bars, run) < len(bars) else None
+    seen = seen_rows(bars, run)
+    return count_look(run, bars[seen:]) if seen < len(bars) else None
 
 
 def latencies(policy: Any, *several: Any) -> list[dict[str, float]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nca_trader.agents import rules
-from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.backtest import backtest, looks_at
 from nca_trader.evaluate.report import Report, Span, Trials, weigh
 from nca_trader.evaluate.result import Result
 from nca_trader.runs import trials
@@ -32,17 +32,6 @@ def backtest_baselines(
     }
 
 
-def count_look(run: Run, bars: Bars) -> int:
-    """Notes in the ledger that the run was judged on bars of these that it had not seen.
-
-    Returns:
-      How often that was done, by any run of the ledger, on these bars; this time included.
-    """
-    digest = bars.digest()
-    trials.record(run.root, {"kind": "test", "run": run.name, "data": digest, "time": now()})
-    return trials.count(run.root, "test", digest)
-
-
 def report_on(
     bars: Bars, result: Result, baselines: Mapping[str, Result], run: Run | None, command: str
 ) -> Report:
@@ -51,7 +40,7 @@ def report_on(
     Args:
       bars: all that the backtest was given, of which it traded a span.
       result: of that. baselines: from `backtest_baselines`.
-      run: that acted; None where a strategy did. Its ledger is read, so `count_look` comes first.
+      run: that acted; None where a strategy did.
       command: that makes the page again.
     """
     return Report(
@@ -66,7 +55,7 @@ def report_on(
         data_digest=bars.digest(),
         command=command,
         created=now(),
-        **(_made_here() if run is None else _of_run(run, bars)),
+        **(_made_here() if run is None else _of_run(run, bars, result)),
     )
 
 
@@ -74,16 +63,17 @@ def _made_here() -> dict[str, Any]:
     return {"versions": versions(), "commit": commit()}
 
 
-def _of_run(run: Run, bars: Bars) -> dict[str, Any]:
+def _of_run(run: Run, bars: Bars, result: Result) -> dict[str, Any]:
     """The fields of `Report` that only a run has, and what it was trained with."""
     here, manifest = versions(), run.manifest
+    judged = bars.between(str(result.equity.index[0]), None)[: len(result.equity)]
     trained = manifest["versions"]
     seeds = run.agent_config.num_seeds
     return {
         "trials": Trials(
             # A run folder that was copied came without its ledger, but its own seeds are trials.
-            count=max(trials.count(run.root, "train"), seeds),
-            test_touched=trials.count(run.root, "test", bars.digest()),
+            count=max(trials.count(run.root, "train", run.manifest["data"]), seeds),
+            test_touched=result.looks or looks_at(run, judged),
             selected=run.selection.get("selected") == run.selected,
         ),
         "seed": run.selected,

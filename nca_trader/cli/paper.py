@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--journal", required=True, metavar="FILE", help="SQLite journal; goes on if it exists"
     )
     parser.add_argument("--start", metavar="DATE", help="decide nothing before; default: warm-up")
+    parser.add_argument("--seed", type=int, metavar="N", help="the agent of that number, from 0")
     parser.add_argument(
         "--capital", type=float, default=100_000.0, metavar="MONEY", help="default %(default)s"
     )
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the session to the end of its feed, or until it is asked to stop."""
     from nca_trader.cli.interrupt import stop_on_signal
+    from nca_trader.evaluate.verdict import in_sample_sentence
     from nca_trader.paper.launch import paper_trade  # jax is slow to import: not for --help
 
     with stop_on_signal("bar") as stop:
@@ -42,9 +44,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             capital=args.capital,
             stop=stop,
             reading=reading_options(args),
+            seed=args.seed,
         )
         if stop():
             print(f"stopped; all is in {args.journal}, and the same command goes on from there.")
+    if result["agent"]:
+        print(result["agent"])
+    if result["in_sample"]:
+        print(in_sample_sentence(result["in_sample"], result["decisions"]))
     print(
         f"{result['bars']} bars, {result['decisions']} decisions, {result['orders']} orders, "
         f"{result['fills']} fills; equity {result['equity']:.6f} of the start's, "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 
@@ -9,6 +12,46 @@ from nca_trader.errors import BarError
 from nca_trader.types import PRICES, Bars
 
 SAMPLES = ("sp500",)
+
+
+class EarlierLooks(NamedTuple):
+    """How often, at least, this project judged agents on a span before anybody's own ledger began.
+
+    symbols: of the bars. first, last: the span's first and last day. count: a lower bound.
+    source: where the count comes from.
+    """
+
+    symbols: tuple[str, ...]
+    first: str
+    last: str
+    count: int
+    source: str
+
+
+# Single agents that notes, pages and examples name are 15; the record of the project says "dozens
+# of times", so two dozen at least. The suite's own demos, in which nobody selects, are not counted.
+EARLIER_LOOKS = (
+    EarlierLooks(
+        ("SP500", "NASDAQ"),
+        "2013-01-01",
+        "2018-12-31",
+        24,
+        "this project's own record of its development up to November 2026",
+    ),
+)
+
+
+def earlier_looks(symbols: Iterable[str], first: str, last: str) -> int:
+    """Returns the looks of `EARLIER_LOOKS` at any of `symbols` in a span from `first` to `last`."""
+    named, begin, end = set(symbols), np.datetime64(first), np.datetime64(last)
+    return sum(
+        known.count
+        for known in EARLIER_LOOKS
+        if named & set(known.symbols)
+        and begin < np.datetime64(known.last) + 1
+        and end >= np.datetime64(known.first)
+    )
+
 
 # On 95% of the days of 1999-2005 (43% in 2006, 25% in 2012-2013, nearly none from 2014) this
 # source's S&P 500 open equals the close of the day before: a fill at the next open is then a

@@ -12,7 +12,7 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ import pyarrow.parquet
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.disk import write_atomically
 from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.records import read_json, record, shown
 from nca_trader.types import Bars
 
 FORMAT = 1
@@ -252,6 +253,25 @@ def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
     return found if (not found.suffix if cloud else (found / MANIFEST).is_file()) else None
 
 
+class Entry(TypedDict):
+    """A shard in the manifest. span: times of its first and last bar."""
+
+    path: str
+    rows: int
+    sha256: str
+    span: list[str]
+    symbols: list[str]
+    source: NotRequired[str]
+    note: NotRequired[str]
+
+
+class Listing(TypedDict):
+    """The manifest."""
+
+    format: int
+    shards: list[Entry]
+
+
 def open_shards(folder: str | Path | CloudPath) -> Shards:
     """The shards that a folder's manifest lists; none of them is read yet.
 
@@ -266,34 +286,35 @@ def open_shards(folder: str | Path | CloudPath) -> Shards:
         raise BarError(
             f"{path}: can't be read ({error.strerror}); give a folder that write_shards wrote."
         ) from None
-    try:
-        read = json.loads(content)
-        version = read["format"]
-        shards = [_shard(entry) for entry in read["shards"]] if version == FORMAT else []
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path}: is no manifest of shards ({error!r}); {AGAIN}.") from error
-    if version != FORMAT:
+    where = f"{path}: is no manifest of shards (format {FORMAT})"
+    read = read_json(content, where, AGAIN)
+    version = read.get("format") if isinstance(read, dict) else None
+    if type(version) is int and version != FORMAT:
         raise BarError(
-            f"{path}: has format {version}, this version reads {FORMAT}; write the shards anew."
+            f"{path}: has format {shown(version)}, this version reads {FORMAT}; write the shards "
+            "anew."
         )
-    return Shards(folder, shards)
+    return Shards(folder, [_shard(e, where) for e in record(Listing, read, where, AGAIN)["shards"]])
 
 
-def _shard(entry: dict[str, Any]) -> Shard:
-    symbols = tuple(map(str, entry["symbols"]))
+def _shard(entry: Entry, where: str) -> Shard:
+    symbols = tuple(entry["symbols"])
     path = PurePosixPath(entry["path"])
     if path.is_absolute() or ".." in path.parts:  # a manifest may be a stranger's
-        raise ValueError(f"{path} lies outside the folder")
-    first, last = entry["span"]
+        raise StateError(f"{where}: {path} lies outside the folder; {AGAIN}.")
+    try:
+        first, last = (np.datetime64(end, "ns") for end in entry["span"])
+    except ValueError:
+        raise StateError(f"{where}: span = {shown(entry['span'])}; {AGAIN}.") from None
     return Shard(
         path=str(path),
-        rows=int(entry["rows"]),
-        sha256=str(entry["sha256"]),
-        span=(np.datetime64(first), np.datetime64(last)),
+        rows=entry["rows"],
+        sha256=entry["sha256"],
+        span=(first, last),
         symbols=symbols,
         stored=symbols,
-        source=str(entry.get("source", "")),
-        note=str(entry.get("note", "")),
+        source=entry.get("source", ""),
+        note=entry.get("note", ""),
     )
 
 

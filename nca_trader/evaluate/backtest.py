@@ -7,6 +7,7 @@ it. Nothing else happens here but choosing what is ordered at each close.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,20 +20,24 @@ from jax import Array
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.agents.rules import Strategy
+from nca_trader.data.samples import earlier_looks
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account import Account, open_account
 from nca_trader.envs.accounting import on_bar, place
 from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.envs.trading import features_of, observed_states
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate.result import Result, Trace
 from nca_trader.evaluate.targets import as_targets, in_force
 from nca_trader.presets import capital_problems, limit_problems
 from nca_trader.ranges import nearest, one_of, refuse
-from nca_trader.runs.manifest import Run
+from nca_trader.runs import trials
+from nca_trader.runs.manifest import Run, now, seen_rows
+from nca_trader.runs.records import data_record
 from nca_trader.types import Bars, Costs
 
+log = logging.getLogger(__name__)
 CHUNK = 2048  # bars encoded at once: bounds memory whatever the history's length
 
 
@@ -46,6 +51,7 @@ def backtest(
     start: str | None = None,
     stop: str | None = None,
     name: str | None = None,
+    look: bool = True,
     **limits: Any,
 ) -> Result:
     """Runs `targets` over `bars` and accounts for every bar in float64.
@@ -58,8 +64,12 @@ def backtest(
         "on_change". fill "next_open" fills at the open after the decision, so the last target
         never fills; "close" at the close that was seen, which is idealised.
       start, stop: trade from the first bar at or after `start` to the last before `stop`; bars
-        before are history for warm-up, and the account begins flat with equity 1.
+        before are history for warm-up, and the account begins flat with equity 1. Without
+        `start` a run trades from the first bar after those that trained or selected it, where
+        there is one, and a log line says so.
       name: for reports.
+      look: counts a run on bars that it has not seen as a look at them, in the ledger of trials
+        in the folder of its run folder. False is for bars that select among agents.
       limits: fields of `nca_trader.envs.orders.Rules` by name, e.g. `max_gross=1.0`, or
         `capital=1e5, lot=1.0, min_notional=10.0, max_participation=0.1`; what is not given is the
         run's, or no limit.
@@ -77,12 +87,16 @@ def backtest(
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     first, last = _rows(bars, start, stop)
     run = targets if isinstance(targets, Run) else None
+    if run and start is None:
+        first = _first_unseen(bars, run, last)
     costs = costs or (run.env_config.costs if run else Costs())
     rules = _rules(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
-    logits, in_sample = None, None
+    logits, in_sample, looks = None, None, None
     if run:
         trace, logits = _run_agent(task, run, costs, rules, first, last)
         in_sample = max(min(seen_rows(bars, run), last) - first, 0)
+        if look and first + in_sample < last:  # counted before a number is shown
+            looks = count_look(run, bars[first + in_sample : last])
     else:
         if isinstance(targets, Strategy):
             name = name or targets.name
@@ -106,7 +120,46 @@ def backtest(
         bars_per_year=bars.bars_per_year,
         note=bars.note,
         in_sample=in_sample,
+        looks=looks,
     )
+
+
+def _first_unseen(bars: Bars, run: Run, last: int) -> int:
+    """The row after those that trained or selected `run`; 0 where none is left before `last`."""
+    seen = seen_rows(bars, run)
+    if 0 < seen < last:
+        log.warning(
+            "%s starts on %s, after the bars that it was trained or selected on; give %s to "
+            "begin elsewhere",
+            run.name,
+            bars.index[seen].date(),
+            argument("start"),
+        )
+    return seen if seen < last else 0
+
+
+def count_look(run: Run, judged: Bars) -> int:
+    """Notes in the ledger that `run` is judged on bars that it has not seen.
+
+    Args:
+      judged: those bars and no others.
+
+    Returns:
+      `looks_at` them, with this one.
+    """
+    entry = {"kind": "test", "run": run.name, "seed": run.selected, "time": now()}
+    trials.record(run.root, entry | trials.named(data_record(judged)))
+    return looks_at(run, judged)
+
+
+def looks_at(run: Run, judged: Bars) -> int:
+    """How often agents were judged on these symbols in years that overlap, as far as is known.
+
+    By the ledger of `run`, and by what the sample bars ship with, see `EARLIER_LOOKS`.
+    """
+    data = data_record(judged)
+    earlier = earlier_looks(trials.markets(data), data["first"], data["last"])
+    return trials.count(run.root, "test", data) + earlier
 
 
 def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
@@ -153,18 +206,6 @@ def _rules(
         capital_problems(rules, costs),
     )
     return rules
-
-
-def seen_rows(bars: Bars, run: Run) -> int:
-    """Rows of `bars` that are not after the last bar that trained the run or selected its seed.
-
-    Another draw of a synthetic market has the same times and none of the same bars.
-    """
-    if run.env_config.market and bars.source != run.manifest["data"]["source"]:
-        return 0
-    spans = [run.manifest["data"], run.selection.get("data")]
-    last = max(np.datetime64(span["last"]) for span in spans if span)
-    return int(np.searchsorted(bars.time, last, "right"))
 
 
 def _span(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:

@@ -53,6 +53,8 @@ class Result:
       in_sample: how many of these bars are no later than the last that trained the agent or
         selected it, see `seen_rows`; None where no run is behind the targets, so that nobody
         knows what they were chosen on.
+      looks: how often agents were judged on these symbols in years that overlap, this time
+        included; None where that was not counted, see `looks_at`.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Result:
     bars_per_year: float
     note: str = ""
     in_sample: int | None = None
+    looks: int | None = None
 
     @functools.cached_property
     def metrics(self) -> dict[str, float]:

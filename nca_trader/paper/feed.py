@@ -38,17 +38,17 @@ class ReplayFeed:
 
     def __init__(self, bars: Bars):
         self.symbols, self.source = bars.symbols, bars.source
-        self._bars = bars
+        self.bars = bars
         self._now = 0
 
     def __len__(self) -> int:
         """Bars in the file."""
-        return len(self._bars)
+        return len(self.bars)
 
     @property
     def last(self) -> int:
         """Seconds since 1970 UTC of the open of the file's last bar."""
-        return int(self._bars.time[-1].astype("datetime64[s]").astype(np.int64))
+        return int(self.bars.time[-1].astype("datetime64[s]").astype(np.int64))
 
     def now(self) -> int:
         """Nanoseconds since 1970 UTC of the bar last given; 0 before the first."""
@@ -56,8 +56,8 @@ class ReplayFeed:
 
     def __iter__(self) -> Iterator[Bar]:
         """Every bar from the first, fields `[A]`."""
-        rows = self._bars.as_bar()
-        for row in range(len(self._bars)):
+        rows = self.bars.as_bar()
+        for row in range(len(self.bars)):
             bar = jax.tree.map(lambda field, row=row: np.array(field[row]), rows)
             self._now = int(bar.time[0]) * NANOSECONDS
             yield bar

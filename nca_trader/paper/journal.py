@@ -10,7 +10,6 @@ The journal knows no clock: both times of an event come from its caller.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +36,7 @@ from nca_trader.paper.reading import (
     events_of,
     refuse_other_files,
 )
+from nca_trader.records import read_json
 
 KINDS = frozenset(
     "run_started bar bar_rejected decision risk order_intent order_sent order_ack order_ambiguous "
@@ -164,9 +164,11 @@ class Journal:
                 return True
         seq, known_ts, known_text = known
         if (known_ts, known_text) != (ts_event, text):
+            where = f"{self.path} seq {seq}"
             raise StateError(
                 f"{self.path}: diverged at seq {seq}, {kind} {key}: "
-                f"{_difference(json.loads(known_text), json.loads(text))}; the bars or the run "
+                f"{_difference(read_json(known_text, where), read_json(text, where))}; the bars "
+                "or the run "
                 "folder are not those it was written with: restore them or name another journal."
             )
         return False

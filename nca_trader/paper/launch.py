@@ -23,7 +23,7 @@ from nca_trader.paper.feed import ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.session import Session
 from nca_trader.runs.exported import read_run
-from nca_trader.runs.manifest import Run, versions
+from nca_trader.runs.manifest import Run, seen_rows, versions
 
 DEFAULT_CAPITAL = 100_000.0  # money
 
@@ -104,6 +104,7 @@ def paper_trade(
     capital: float = DEFAULT_CAPITAL,
     stop: Callable[[], bool] = lambda: False,
     reading: Mapping[str, Any] | None = None,
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Paper-trades the agent of a run folder; bad input is refused before anything is written.
 
@@ -113,21 +114,31 @@ def paper_trade(
       broker: "simulated". start: date before which nothing is decided. capital: money.
       stop: asked after each bar; True ends the session there, to be gone on with later.
       reading: options of `read_bars` for the feed's file.
+      seed: number of the agent that trades; None is the selected one.
 
     Returns:
-      `Session.result()`.
+      `Session.result()`; `in_sample`, how many of the bars traded so far are no later than the
+      last that trained or selected the agent; `seed`, and `agent`, which names it and the others.
     """
     if broker != "simulated":
         raise ConfigError(f"{argument('broker', broker)}: is not in this version; simulated is.")
     first = seconds_of(start)
-    agent = agent_of(read_run(run))
+    opened_run = read_run(run, seed=seed)
+    agent = agent_of(opened_run)
     source = parse_feed(feed, agent.symbols, reading)
     _refuse_too_few(source, agent, start, first)
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
         agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     with contextlib.closing(Journal(journal, clock=source.now)) as opened:
-        return Session(agent, books, opened, capital, first).trade(source, stop)
+        result = Session(agent, books, opened, capital, first).trade(source, stop)
+    times = source.bars.time.astype("datetime64[s]").astype(np.int64)
+    begun = agent.first_decision if first is None else int(np.searchsorted(times, first))
+    begun = max(begun, agent.first_decision)
+    seen = min(seen_rows(source.bars, opened_run), result["bars"])
+    named = {"seed": opened_run.selected, "agent": opened_run.described}
+    in_sample = min(max(seen - begun, 0), result["decisions"])
+    return result | {"in_sample": in_sample} | named
 
 
 def _refuse_too_few(feed: ReplayFeed, agent: Agent, start: str | None, first: int | None) -> None:

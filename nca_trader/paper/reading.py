@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.chain import GENESIS, Event, Head, beside, link_of, read_head
+from nca_trader.records import read_json, record
 
 APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
 LEAST_PAGE = 512  # bytes, of a SQLite file
@@ -44,7 +45,8 @@ def events_of(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Itera
     where, values = ("", (after,)) if kind is None else (" AND kind = ?", (after, kind))
     for row in db.execute(f"SELECT {COLUMNS} FROM event WHERE seq > ?{where} ORDER BY seq", values):
         seq, run, ts_event, ts_recv, name, key, text, *_ = row
-        yield Event(seq, run, ts_event, ts_recv, name, key, json.loads(text))
+        body = record(dict[str, Any], read_json(text, f"journal seq {seq}"), f"journal seq {seq}")
+        yield Event(seq, run, ts_event, ts_recv, name, key, body)
 
 
 def checked_head(path: Path, db: sqlite3.Connection) -> Head:

@@ -35,6 +35,7 @@ from nca_trader import hosts
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.disk import scratch, sha256_of, write_atomically
 from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError
+from nca_trader.records import read_json, record
 from nca_trader.runs.uploaded import FILES, Uploaded
 
 FORMAT = 1
@@ -300,7 +301,7 @@ class Checkpoints:
         # A kill may have come before this file was written; the leaves have their own checksums.
         whole = files.exists()
         if whole:
-            expected = json.loads(files.read_text(encoding="utf-8"))
+            expected = record(dict[str, str], read_json(files.read_bytes(), FILES), FILES)
             found = _digests(files.parent)
             # A file that came later, such as a desktop's, is no damage.
             _compare({name: found[name] for name in found if name in expected}, expected)

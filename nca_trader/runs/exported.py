@@ -24,8 +24,9 @@ from nca_trader.agents.tensors import read_tensors, refuse_other, write_tensors
 from nca_trader.cloud import CloudPath, place
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
-from nca_trader.records import read_json, record
-from nca_trader.runs.manifest import Manifest, Run, manifest_of, read_spec, selection_of
+from nca_trader.records import read_json, record, shown
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.records import Manifest, manifest_of, read_spec, selection_of
 from nca_trader.toml import from_toml_text, to_toml
 
 KIND, VERSION = "nca_trader policy", 1
@@ -149,6 +150,7 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
         "steps": json.dumps(weights.steps),
         "manifest": json.dumps({key: run.manifest[key] for key in Manifest.__annotations__}),
         "selection": json.dumps(run.selection),
+        "seed": str(run.selected),
         "agent.toml": to_toml(run.agent_config),
         "env.toml": to_toml(run.env_config),
     }
@@ -178,7 +180,12 @@ class Exported(Run):
         self.env_config = read(EnvConfig, texts["env.toml"], f"{path}: env.toml")
         self.agent_config = read(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
         self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
-        self._acting, self._seed = self.agent_config, None
+        self._acting = self.agent_config
+        # Older files do not say which agent they hold: it was the first where none was selected.
+        number = texts.get("seed", str(self._selection.get("selected", 0)))
+        if not number.isdecimal() or int(number[:9]) >= self.agent_config.num_seeds:
+            raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
+        self._seed = int(number[:9])
         try:
             coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
         except ConfigError as error:  # of values that no option could have had
@@ -203,17 +210,29 @@ class Exported(Run):
         return []
 
 
-def read_run(path: str | os.PathLike[str] | CloudPath, steps: int | None = None) -> Run:
+def read_run(
+    path: str | os.PathLike[str] | CloudPath, steps: int | None = None, seed: int | None = None
+) -> Run:
     """The run of a folder, or of a file that `nca-trader export` wrote.
+
+    Args:
+      seed: the agent that acts, see `Run`. steps: its K, see `Run`.
 
     Raises:
       RunError, StateError: see `Run` and `Exported`.
-      ConfigError: `steps` for a file, which was measured with the steps it has.
+      ConfigError: `steps` for a file, which was measured with its own; another `seed` than a file
+        holds.
     """
     if not place(path).is_file():
-        return Run(path, steps=steps)
+        return Run(path, seed=seed, steps=steps)
     if steps is not None:
         raise ConfigError(
             f"{argument('steps', steps)}: {path} was measured with its own; give the run folder."
         )
-    return Exported(path)
+    run = Exported(path)
+    if seed not in (None, run.selected):
+        raise ConfigError(
+            f"{argument('seed', seed)}: {path} holds agent {run.selected} alone; give the run "
+            "folder."
+        )
+    return run

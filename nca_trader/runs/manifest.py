@@ -7,6 +7,7 @@ checkpoints/      Orbax, by number of updates
 selection.json    which seed was selected, on what, and all the scores
 train.lock        who trains into it now, see `runs.folder`
 
+run.json and selection.json carry the SHA-256 of their own text, run.json those of the TOML files.
 In an object store it is what lies below a key; there metrics.jsonl is in parts, see `runs.lines`.
 """
 
@@ -18,15 +19,13 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NotRequired, TypedDict, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -34,70 +33,31 @@ import numpy as np
 from nca_trader import __version__, hosts
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.cloud import CloudPath, Place, place
-from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.disk import write_atomically
-from nca_trader.envs.sharded import ShardedEnv
-from nca_trader.envs.trading import TradingEnv, spec_of
+from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
-from nca_trader.records import RESTORE, read_json, record, sealed, shown, unsealed
+from nca_trader.records import RESTORE, read_json, sealed, shown, unsealed
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import check_shared, make_folder, training_in
 from nca_trader.runs.lines import Lines
+from nca_trader.runs.records import (
+    FORMAT,
+    UNSEALED,
+    Manifest,
+    RunManifest,
+    manifest_of,
+    read_spec,
+    record_of_env,
+    row_of,
+    selection_of,
+)
 from nca_trader.toml import from_toml_text, to_toml
-from nca_trader.types import Bars, EnvSpec
+from nca_trader.types import Bars
 
 T = TypeVar("T")
-M = TypeVar("M", bound="Manifest")
-FORMAT = 4
-UNSEALED = 3  # the format before run.json and selection.json had a checksum
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
-
-
-class DataRecord(TypedDict):
-    """Bars as a manifest names them. first, last: times of the first and last of `rows` bars.
-
-    universes: the symbols of each shard, every combination once.
-    """
-
-    source: str
-    note: str
-    symbols: list[str]
-    rows: int
-    first: str
-    last: str
-    sha256: str
-    universes: NotRequired[list[list[str]]]
-
-
-class Manifest(TypedDict):
-    """What a run was made with, in run.json and in an exported file. config: SHA-256 by file."""
-
-    name: str
-    seed: int
-    command: str
-    data: DataRecord
-    spec: dict[str, Any]
-    config: dict[str, str]
-    versions: dict[str, str]
-    commit: str
-    device: str
-
-
-class RunManifest(Manifest):
-    """The whole of run.json."""
-
-    format: int
-    created: str
-
-
-class Selection(TypedDict):
-    """selection.json: which agent was selected, the Sharpe ratio of each, and on which bars."""
-
-    selected: int
-    sharpe: NotRequired[list[float | None]]
-    data: NotRequired[DataRecord]
 
 
 class Run:
@@ -142,10 +102,11 @@ class Run:
         self._seed = seed
         agent = self.agent_config
         self._acting = agent if steps is None else with_steps(agent, steps)
-        if not 0 <= self.selected < self.agent_config.num_seeds:
+        chosen = self._chosen
+        if chosen is not None and not 0 <= chosen < agent.num_seeds:
             raise RunError(
-                f"{self.path}: has no agent {self.selected}; it trained "
-                f"{self.agent_config.num_seeds}, numbered from 0."
+                f"{self.path}: has no agent {chosen}; it trained {agent.num_seeds}, numbered "
+                "from 0."
             )
 
     def _refuse_unsealed(self, file: Place, checked: bool) -> None:
@@ -177,9 +138,46 @@ class Run:
         return self.path.resolve().parent
 
     @property
+    def _chosen(self) -> int | None:
+        if self._seed is not None:
+            return self._seed
+        only = 0 if self.agent_config.num_seeds == 1 else None
+        return self.selection.get("selected", only)
+
+    @property
     def selected(self) -> int:
-        """Index of the seed that acts: the one asked for, else the selected one, else 0."""
-        return int(self.selection.get("selected", 0)) if self._seed is None else self._seed
+        """Index of the agent that acts: the one asked for, else the selected, else the only one.
+
+        Raises:
+          RunError: there are several agents, and none of them was asked for or selected.
+        """
+        chosen = self._chosen
+        if chosen is None:
+            last = self.agent_config.num_seeds - 1
+            raise RunError(
+                f"{self.path}: trained {last + 1} agents and none was selected; choose one of 0 "
+                f"to {last}, e.g. {argument('seed', 0)}."
+            )
+        return chosen
+
+    @property
+    def described(self) -> str:
+        """The agent that acts and the others, in words; "" where there is only one."""
+        several = self.agent_config.num_seeds
+        if several == 1:
+            return ""
+        scores = dict(enumerate(self.selection.get("sharpe", [])))
+
+        def named(i: int) -> str:
+            score = scores.get(i)
+            return f"{i} (Sharpe ratio {score:.2f})" if score is not None else str(i)
+
+        span = self.selection.get("data")
+        how = "as asked for"
+        if self.selection.get("selected") == self.selected:
+            how = f"selected on {span['first'][:10]} to {span['last'][:10]}" if span else "selected"
+        others = ", ".join(named(i) for i in range(several) if i != self.selected)
+        return f"agent {named(self.selected)} of {several}, {how}; the others: {others}"
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -240,7 +238,11 @@ class Run:
         rows = []
         for number, line in enumerate(self.lines.read().splitlines(), 1):
             where = f"{self.lines.path} line {number}"
-            rows.append(record(dict[str, Any], read_json(line, where), where))
+            row = row_of(read_json(line, where), where)
+            missing = [name for name in ("update", "steps") if name not in row]
+            if missing:
+                raise StateError(f"{where}: has no {missing[0]!r}; {RESTORE}.")
+            rows.append(row)
         return rows
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
@@ -248,98 +250,16 @@ class Run:
         write_atomically(self.path / name, sealed(value))
 
 
-def manifest_of(kind: type[M], value: Any, source: str) -> M:
-    """Returns parsed JSON as a manifest.
+def seen_rows(bars: Bars, run: Run) -> int:
+    """Rows of `bars` that are not after the last bar that trained the run or selected its seed.
 
-    Raises:
-      StateError: a key is unknown or missing, or a value has another type.
+    Another draw of a synthetic market has the same times and none of the same bars.
     """
-    found = record(kind, value, source)
-    _refuse_no_span(found["data"], source)
-    return found
-
-
-def selection_of(value: Any, source: str) -> dict[str, Any]:
-    """Returns parsed JSON as a `Selection`; see `manifest_of`."""
-    found = dict(record(Selection, value, source))
-    if "data" in found:
-        _refuse_no_span(cast(DataRecord, found["data"]), source)
-    return found
-
-
-def _refuse_no_span(data: DataRecord, source: str) -> None:
-    for end in (data["first"], data["last"]):
-        try:
-            with warnings.catch_warnings(action="error"):  # of a UTC offset, which is ours never
-                np.datetime64(end, "ns")
-        except (ValueError, UserWarning):
-            raise StateError(f"{source}: {end!r} is not a time; {RESTORE}.") from None
-
-
-def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool) -> EnvSpec:
-    """Rebuilds the `EnvSpec` of a manifest, every field of it.
-
-    Args:
-      exact: whether the record has a checksum. Without one, an older version wrote the record:
-        what it lacks follows from `config`, and must agree with `config` where it has it.
-
-    Raises:
-      StateError: a field is unknown or missing, or has another type or value.
-    """
-    given, where = manifest["spec"], f"{source}: spec"
-    if exact:
-        return record(EnvSpec, given, where)
-    features = record(list[str], given.get("features", []), f"{where}.features")
-    symbols = given.get("symbols", manifest["data"]["symbols"])
-    symbols = record(tuple[str, ...], symbols, f"{where}.symbols")
-    states = tuple(name for name in features if name.startswith("state:"))
-    derived = spec_of(config, symbols, states)
-    spec = record(EnvSpec, _as_json(derived) | given, where)
-    for name in ("features", "targets", "actions", "constant_size"):
-        there, here = getattr(spec, name), getattr(derived, name)
-        if there != here:
-            raise StateError(
-                f"{source}: spec.{name} is {there}, but env.toml gives {here}; {RESTORE}."
-            )
-    return spec
-
-
-def data_record(bars: Bars) -> dict[str, Any]:
-    """What a manifest says of bars: enough to know them again."""
-    return {
-        "source": bars.source,
-        "note": bars.note,
-        "symbols": list(bars.symbols),
-        "rows": len(bars),
-        "first": str(bars.time[0]),
-        "last": str(bars.time[-1]),
-        "sha256": bars.digest(),
-    }
-
-
-def _as_json(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass in the types that JSON reads back."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))
-
-
-def _shards_record(env: ShardedEnv) -> dict[str, Any]:
-    """The same of shards, and `universes`: the symbols of each, every combination once."""
-    shards = env.shards
-    known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
-    return {
-        "source": str(shards.folder / SHARDS_MANIFEST),
-        "note": shards[0].note,
-        "symbols": list(shards.symbols),
-        "universes": [list(u) for u in dict.fromkeys(shard.symbols for shard in shards)],
-        "rows": shards.rows,
-        "first": str(min(shard.span[0] for shard in shards)),
-        "last": str(max(shard.span[1] for shard in shards)),
-        "sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
-    }
-
-
-def _record(env: TradingEnv) -> dict[str, Any]:
-    return _shards_record(env) if isinstance(env, ShardedEnv) else data_record(env.bars)
+    if run.env_config.market and bars.source != run.manifest["data"]["source"]:
+        return 0
+    spans = [run.manifest["data"], run.selection.get("data")]
+    last = max(np.datetime64(span["last"]) for span in spans if span)
+    return int(np.searchsorted(bars.time, last, "right"))
 
 
 def now() -> str:
@@ -414,7 +334,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
         "created": now(),
         "command": " ".join(sys.argv),
         "seed": seed,
-        "data": _record(env),
+        "data": record_of_env(env),
         "spec": dataclasses.asdict(env.spec),
         "versions": versions(),
         "commit": commit(),
@@ -427,10 +347,8 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
         file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()
     }
     entry = {"kind": "train", "run": name, "trials": agent.num_seeds}
-    trials.record(
-        path.resolve().parent,
-        entry | {"data": manifest["data"]["sha256"], "time": manifest["created"]},
-    )
+    entry |= trials.named(manifest["data"]) | {"time": manifest["created"]}
+    trials.record(path.resolve().parent, entry)
     # Last: a folder with run.json is whole.
     write_atomically(path / "run.json", sealed(manifest))
     return Run(path)
@@ -438,7 +356,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
 
 def _check_same(run: Run, env: TradingEnv, agent: AgentConfig, seed: int) -> None:
     """Refuses to go on with a run that began as something else; names the first difference."""
-    there, here = run.manifest["data"], _record(env)
+    there, here = run.manifest["data"], record_of_env(env)
     pairs = [("seed", run.manifest["seed"], seed)]
     pairs += [(f"data {key}", there[key], here[key]) for key in ("symbols", "rows", "sha256")]
     pairs += _fields("env", run.env_config, env.config)

@@ -7,16 +7,42 @@ not say how many were tried cannot be believed.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
 
 from nca_trader.cloud import CloudPath, Place, together
 from nca_trader.disk import write_atomically
 from nca_trader.errors import StateError
+from nca_trader.records import read_json
+from nca_trader.records import record as record_of
+from nca_trader.runs.records import DataRecord
 
 FILE = "trials.jsonl"
+
+
+class Entry(TypedDict):
+    """A line of the ledger.
+
+    kind: "train", with `trials`, the number of agents; or "test". data: SHA-256 of the bars.
+    symbols, first, last: the market, see `markets`, and the span that was judged or trained on.
+    seed: of the agent that was judged.
+    """
+
+    kind: str
+    run: str
+    data: str
+    trials: NotRequired[int]
+    time: NotRequired[str]
+    symbols: NotRequired[list[str]]
+    first: NotRequired[str]
+    last: NotRequired[str]
+    seed: NotRequired[int]
 
 
 def record(root: Place, entry: dict[str, Any]) -> None:
@@ -27,8 +53,7 @@ def record(root: Place, entry: dict[str, Any]) -> None:
 
     Args:
       root: the folder that holds the run folders.
-      entry: `kind` "train" (with `trials`, the number of agents) or "test"; `run`; `data`, the
-        SHA-256 of the bars.
+      entry: an `Entry`.
 
     Raises:
       StateError: the ledger cannot be written.
@@ -52,7 +77,7 @@ def record(root: Place, entry: dict[str, Any]) -> None:
         ) from None
 
 
-def entries(root: Place) -> list[dict[str, Any]]:
+def entries(root: Place) -> list[Entry]:
     """All entries of the ledger in `root`, oldest first.
 
     Raises:
@@ -62,26 +87,57 @@ def entries(root: Place) -> list[dict[str, Any]]:
     if isinstance(path, CloudPath):
         text = "".join(together(CloudPath.read_text, path.iterdir()))
     else:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    remedy = "the count of trials can't be trusted. Restore the file from a copy, or move it away"
+    remedy += " to begin a new count"
     found = []
     for number, line in enumerate(text.splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            if not {"kind", "run", "data"} <= set(entry):
-                raise ValueError("not an entry")
-            found.append(entry)
-        except (ValueError, TypeError):
-            raise StateError(
-                f"{path} line {number}: not an entry; the count of trials can't be trusted. "
-                "Restore the file from a copy, or move it away to begin a new count."
-            ) from None
+        where = f"{path} line {number}: not an entry"
+        found.append(record_of(Entry, read_json(line, where, remedy), where, remedy))
     return found
 
 
-def count(root: Place, kind: str, data: str | None = None) -> int:
-    """Agents trained (`kind` "train") or looks at a test span ("test"), on `data` or on any."""
+def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
+    """Counts agents trained (`kind` "train") or looks at a test span ("test").
+
+    Args:
+      data: counts those of its market, i.e. of any of its symbols; looks, where the span that
+        was judged shares a bar's time with that of `data`. None counts all.
+    """
     return sum(
         entry.get("trials", 1)
         for entry in entries(root)
-        if entry["kind"] == kind and data in (None, entry["data"])
+        if entry["kind"] == kind and (data is None or _of(entry, data))
     )
+
+
+def named(data: DataRecord) -> dict[str, Any]:
+    """The keys by which an entry names its data."""
+    return {
+        "data": data["sha256"],
+        "symbols": markets(data),
+        "first": data["first"],
+        "last": data["last"],
+    }
+
+
+def markets(data: DataRecord) -> list[str]:
+    """The symbols of `data`; of a synthetic draw with its name, since each draw is another."""
+    synthetic = data["source"].startswith("synthetic ")
+    names = sorted({*data["symbols"], *itertools.chain(*data.get("universes", []))})
+    return [f"{data['source']}: {name}" if synthetic else name for name in names]
+
+
+def _of(entry: Entry, data: DataRecord) -> bool:
+    if "symbols" not in entry:  # written by an older version, which knew the digest alone
+        return entry["data"] == data["sha256"]
+    shared = set(entry["symbols"]) & set(markets(data))
+    if entry["kind"] == "train":  # whatever the years: the same market was searched
+        return bool(shared)
+    return bool(shared) and overlaps(entry, data)
+
+
+def overlaps(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two spans with "first" and "last" share a time."""
+    first, last = (max(one["first"], other["first"]), min(one["last"], other["last"]))
+    return np.datetime64(first) <= np.datetime64(last)

@@ -7,10 +7,10 @@ deletes. It is put after all others and deleted before them. Only objects that i
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 from nca_trader.cloud import CloudPath, together
+from nca_trader.records import read_json, record
 
 FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there
 
@@ -51,11 +51,11 @@ class Uploaded:
         Nothing is verified: that is done with the files.
 
         Raises:
-          FileNotFoundError, ValueError: it is not whole, or its `FILES` is damaged.
+          FileNotFoundError, StateError, ValueError: it is not whole, or its `FILES` is damaged.
         """
         there = self._path / str(step)
         content = (there / FILES).read_bytes()
-        names = list(json.loads(content))
+        names = list(record(dict[str, str], read_json(content, FILES), FILES))
         if any(".." in pathlib.PurePosixPath(name).parts for name in names):
             raise ValueError(f"{FILES} names files outside the checkpoint")
         together(lambda name: (there / name).download(folder / name.lstrip("/")), names)

@@ -8,12 +8,12 @@ import math
 import operator
 import pathlib
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nca_trader.errors import ConfigError
 from nca_trader.ranges import nearest, refuse
+from nca_trader.records import read_toml
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
@@ -147,13 +147,13 @@ def read_rules(path: str | pathlib.Path) -> list[Rule]:
     """
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8-sig")
-        table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}; mend that line.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error}); save it as UTF-8.") from None
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); give a file of [[rule]] rows."
         ) from None
+    table = read_toml(text, str(path))
     rows = table.pop("rule", [])
     refuse(f"{path}: {key} is not a known key; write rows of [[rule]]." for key in table)
     if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
@@ -187,7 +187,8 @@ def _problems(row: dict[str, Any]) -> Iterator[str]:
     """What is wrong with a row, a sentence each."""
     for key in row:
         if key not in KEYS:
-            yield f"{key} is not a known key; {nearest(key, KEYS)}Known: {', '.join(KEYS)}."
+            named = key if key.isprintable() else repr(key)
+            yield f"{named} is not a known key; {nearest(key, KEYS)}Known: {', '.join(KEYS)}."
     for key in ("name", "metric", "comparison"):
         if not isinstance(row.get(key), str) or not row[key].strip():
             yield f"{key} = {row.get(key)!r}: give a text."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import pathlib
@@ -13,7 +12,9 @@ from typing import IO, Any
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.errors import StateError, StoreError
 from nca_trader.paper.reading import read_events
+from nca_trader.records import read_json
 from nca_trader.runs.lines import Lines
+from nca_trader.runs.records import row_of
 
 TAIL = 256  # bytes before the place read up to, which must still be there
 NANOSECONDS = 1_000_000_000
@@ -84,13 +85,10 @@ class Rows:
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
         try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
+            return row_of(read_json(line, str(self.path)), str(self.path))
+        except StateError:
             log.warning("%s: a line that is no JSON object is passed over", self.path)
             return None
-        return row
 
 
 class Paper:

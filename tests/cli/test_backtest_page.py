@@ -13,7 +13,7 @@ from nca_trader.agents import rules
 from nca_trader.data.faults import REPAIRS
 from nca_trader.evaluate.backtest import backtest, seen_rows
 from nca_trader.runs import trials
-from nca_trader.runs.manifest import data_record
+from nca_trader.runs.records import data_record
 from nca_trader.types import Costs
 
 AFTER = NUM_BARS - TRAINING_ROWS

@@ -1,21 +1,25 @@
 """`train`, `backtest` and `paper` do their work, say what they did, and take the next command."""
 
+import dataclasses
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
-from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS
+from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS, UNTIL
 
 from nca_trader.data import synthetic
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
-from nca_trader.runs.manifest import Run
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.manifest import Run, open_run
 from nca_trader.scale.facts import cores
 
 METRICS = (
@@ -189,3 +193,70 @@ def test_a_market_that_draws_its_own_bars_needs_no_data(command, tiny, tmp_path)
     assert said.code == 0 and "IN SAMPLE" not in said.out
     assert said.json["in_sample"] == 0 and said.json["looks"] == 1
     assert said.json["costs"]["total"] == pytest.approx(said.json["total_return"])
+
+
+def test_paper_over_bars_that_trained_the_agent_is_in_sample(command, mine, tmp_path):
+    options = ["--feed", f"replay:{mine.data}", "--journal"]
+    said = command("paper", "--run", mine.path, *options, tmp_path / "all", "--json")
+    trained = TRAINING_ROWS - mine.run.policy.first_decision
+    assert said.code == 0 and said.json["in_sample"] == trained > 0
+    assert f"IN SAMPLE: {trained} of these {said.json['decisions']} bars" in said.out
+    late = ("--start", "2020-07-18")
+    said = command("paper", "--run", mine.path, *options, tmp_path / "late", *late, "--json")
+    assert said.json["in_sample"] == 1 and "IN SAMPLE: 1 of these" in said.out
+    late = ("--start", "2020-07-19")
+    said = command("paper", "--run", mine.path, *options, tmp_path / "after", *late, "--json")
+    assert said.json["in_sample"] == 0 and "IN SAMPLE" not in said.out
+
+
+@pytest.fixture
+def several(tiny, tmp_path):
+    """A run of three agents that differ, by its path, and the bars as a file."""
+    agent = dataclasses.replace(AGENT, num_seeds=3)
+    run = open_run(tiny.env, agent, tmp_path / "runs" / "several", seed=0)
+    draws = [run.policy.init(jax.random.key(i)) for i in range(3)]
+    with Checkpoints(run.path / "checkpoints") as checkpoints:
+        checkpoints.save(1, State(jax.tree.map(lambda *leaves: 9.0 * np.stack(leaves), *draws)))
+    return run
+
+
+class State(NamedTuple):
+    """What a checkpoint holds of a learner, as far as a policy is concerned."""
+
+    params: Any
+
+
+def test_several_agents_without_a_selected_one_are_refused_by_the_option(
+    command, several, tiny, tmp_path
+):
+    given = {
+        "backtest": ("--data", tiny.data),
+        "paper": ("--feed", f"replay:{tiny.data}", "--journal", tmp_path / "journal"),
+        "export": ("--data", tiny.data, "--out", tmp_path / "agent.nca"),
+    }
+    for name, options in given.items():
+        said = command(name, "--run", several.path, *options)
+        assert said.code == 2 and said.err.count("\n") == 1
+        assert "trained 3 agents and none was selected" in said.err and "--seed 0" in said.err
+    assert not (tmp_path / "journal").exists() and trials.count(several.root, "test") == 0
+    rule = command("backtest", "--strategy", "momentum", "--data", tiny.data, "--seed", 1)
+    assert rule.code == 2 and "--seed" in rule.err
+
+
+def test_the_selected_agent_acts_and_is_named_with_the_others(command, several, tiny, tmp_path):
+    options = ("--run", several.path, "--data", tiny.data, "--json")
+    each = [command("backtest", *options, "--seed", i).json for i in range(3)]
+    assert [one["seed"] for one in each] == [0, 1, 2]
+    assert len({one["total_return"] for one in each}) == 3
+    several.write_json("selection.json", {"selected": 1, "sharpe": [0.1, 0.2, None]})
+    said = command("backtest", *options)
+    assert said.json["total_return"] == each[1]["total_return"] and said.json["seed"] == 1
+    line = "agent 1 (Sharpe ratio 0.20) of 3, selected; the others: 0 (Sharpe ratio 0.10), 2"
+    assert line in said.out
+    feed = ("--run", several.path, "--feed", f"replay:{tiny.data}", "--start", UNTIL, "--json")
+    said = command("paper", *feed, "--journal", tmp_path / "selected")
+    assert said.json["seed"] == 1 and line in said.out
+    assert said.json["equity"] - 1 == pytest.approx(each[1]["total_return"])
+    said = command("paper", *feed, "--journal", tmp_path / "other", "--seed", 2)
+    assert said.json["seed"] == 2 and "agent 2 of 3, as asked for" in said.out
+    assert said.json["equity"] - 1 == pytest.approx(each[2]["total_return"])

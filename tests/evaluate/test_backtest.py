@@ -16,12 +16,15 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.evaluate import backtest as module
 from nca_trader.evaluate.backtest import backtest, seen_rows, strategy_targets
+from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run, data_record, open_run
+from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.records import data_record
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=1e-3, slippage=5e-4)
 TRAINED = 150  # rows that the run says it trained on, of 240
+FIRST = "1990-01-01"  # before every bar
 RULES = {
     "buy_and_hold": rules.buy_and_hold,
     "always_flat": rules.always_flat,
@@ -215,7 +218,7 @@ def test_a_cap_scales_every_target(bars):
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_what_is_saved_reads_back_bit_for_bit(bars, run, tmp_path, suffix):
-    result = backtest(bars, run)
+    result = backtest(bars, run, start=FIRST)
     path = result.save(tmp_path / f"result.{suffix}")
     read = {"parquet": pd.read_parquet, "csv": pd.read_csv}[suffix](path)
     expected = result.to_frame()
@@ -238,16 +241,16 @@ def test_a_result_that_cannot_be_saved_leaves_nothing(bars, tmp_path):
 
 
 def test_a_run_takes_its_own_costs_and_rules(bars, run):
-    result = backtest(bars, run)
+    result = backtest(bars, run, start=FIRST)
     assert result.charged == ENV.costs and result.name == "random"
     assert (result.fill, result.order) == (ENV.fill, ENV.order)
-    cheap = backtest(bars, run, Costs(), fill="close", order="rebalance")
+    cheap = backtest(bars, run, Costs(), "close", "rebalance", start=FIRST)
     assert (cheap.charged, cheap.fill, cheap.order) == (Costs(), "close", "rebalance")
     assert cheap.cost.sum() == 0.0 < result.cost.sum()
 
 
 def test_a_run_decides_nothing_before_its_features_and_receptive_field_are_full(bars, run):
-    result, first = backtest(bars, run), run.policy.first_decision
+    result, first = backtest(bars, run, start=FIRST), run.policy.first_decision
     assert first == run.spec.warmup + run.policy.receptive_field - 1 == 66
     before, after = result.targets.iloc[:first], result.targets.iloc[first:]
     assert before.isna().all(axis=None) and after.notna().all(axis=None)
@@ -257,7 +260,7 @@ def test_a_run_decides_nothing_before_its_features_and_receptive_field_are_full(
 
 
 def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
-    result, first = backtest(bars, run), run.policy.first_decision
+    result, first = backtest(bars, run, start=FIRST), run.policy.first_decision
     best = np.asarray(run.spec.targets)[result.logits[first:].argmax(-1)]
     np.testing.assert_array_equal(result.targets[first:], best)
     assert all(result.targets[symbol].nunique() > 1 for symbol in bars.symbols)
@@ -267,7 +270,7 @@ def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
 
 
 def test_a_run_that_starts_later_has_seen_the_bars_before(bars, run):
-    whole = backtest(bars, run)
+    whole = backtest(bars, run, start=FIRST)
     late = backtest(bars, run, start=str(bars.time[120]))
     # The same cells, so the same logits once the account is the same; flat to begin with.
     assert late.targets.iloc[0].notna().all() and late.equity.iloc[0] == 1.0
@@ -278,9 +281,9 @@ def test_a_run_that_starts_later_has_seen_the_bars_before(bars, run):
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 239, 240])
 def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkeypatch, chunk):
-    whole = backtest(bars, run)
+    whole = backtest(bars, run, start=FIRST)
     monkeypatch.setattr(module, "CHUNK", chunk)
-    pieces = backtest(bars, run)
+    pieces = backtest(bars, run, start=FIRST)
     np.testing.assert_array_equal(pieces.targets, whole.targets)
     np.testing.assert_array_equal(pieces.log_equity, whole.log_equity)
     np.testing.assert_allclose(pieces.logits, whole.logits, atol=1e-5)
@@ -298,6 +301,33 @@ def test_a_run_says_how_many_of_its_bars_it_has_seen(bars, run):
     assert backtest(bars, np.zeros((240, 2))).in_sample is None
 
 
+def test_a_run_starts_after_the_bars_that_it_saw_and_each_look_is_counted(
+    bars, run, tmp_path, caplog
+):
+    mine = Run(shutil.copytree(run.path, tmp_path / "runs" / "mine"))
+    result = backtest(bars, mine)
+    late = backtest(bars, mine, start=str(bars.time[TRAINED]))
+    np.testing.assert_array_equal(result.log_equity, late.log_equity)
+    assert result.equity.index[0] == bars.index[TRAINED]
+    assert (result.in_sample, result.looks, late.looks) == (0, 1, 2)
+    said = f"random starts on {bars.index[TRAINED].date()}, after the bars that it was trained"
+    assert [said in line for line in caplog.messages] == [True]  # not where it was asked for
+    # One bar less, or one symbol renamed in the file's digest alone, is the same test span.
+    assert backtest(bars[:-1], mine).looks == 3
+    entry = trials.entries(mine.root)[-1]
+    assert (entry["kind"], entry["run"], entry["seed"]) == ("test", "random", 0)
+    assert (entry["first"], entry["last"]) == (str(bars.time[TRAINED]), str(bars.time[-2]))
+    # What selects among agents is no test span; bars that were seen are no look.
+    assert backtest(bars, mine, look=False).looks is None
+    assert backtest(bars[:TRAINED], mine).looks is None
+    assert trials.count(mine.root, "test") == 3
+
+
+def test_a_run_over_nothing_but_bars_that_it_saw_starts_at_the_first(bars, run):
+    result = backtest(bars, run, stop=str(bars.time[TRAINED]))
+    assert len(result.equity) == result.in_sample == TRAINED and result.looks is None
+
+
 def test_bars_that_selected_the_seed_count_as_seen(bars, run, tmp_path):
     mine = Run(shutil.copytree(run.path, tmp_path / "selected"))
     mine.write_json("selection.json", {"selected": 0, "data": data_record(bars[TRAINED:200])})
@@ -312,7 +342,7 @@ def test_bars_of_other_assets_than_the_runs_are_refused(bars, run):
 def test_fewer_bars_than_the_receptive_field_are_refused(bars, run):
     with pytest.raises(BarError, match=r"66 bars, but the agent decides from bar 67 on"):
         backtest(bars[:66], run)
-    assert backtest(bars[:67], run).targets.iloc[-1].notna().all()
+    assert backtest(bars[:67], run, start=FIRST).targets.iloc[-1].notna().all()
 
 
 # No look ahead
@@ -331,7 +361,7 @@ def other_future(bars, row):
 @pytest.mark.parametrize("name", ["run", *RULES])
 def test_what_comes_after_a_bar_changes_nothing_up_to_it(bars, run, name, row):
     what = run if name == "run" else RULES[name]()
-    result, other = backtest(bars, what, COSTS), backtest(other_future(bars, row), what, COSTS)
+    result, other = (backtest(b, what, COSTS, start=FIRST) for b in (bars, other_future(bars, row)))
     before = slice(0, row + 1)
     pd.testing.assert_frame_equal(
         other.to_frame()[before], result.to_frame()[before], check_exact=True

@@ -95,7 +95,7 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
 def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
     run = make_run(tmp_path / "agent", bars, **env)
     write_bars(bars, tmp_path / "bars.parquet")
-    backtest(bars, run).save(run.path / "backtest.parquet")
+    backtest(bars, run, start=str(bars.time[0])).save(run.path / "backtest.parquet")
     paper_trade(run.path, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db")
     parity = compare(run.path, tmp_path / "paper.db")
     assert parity.ok, parity.sentence

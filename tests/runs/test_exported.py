@@ -25,6 +25,8 @@ CODINGS = [
     Coding(bits=4, codebook="cosine", group=2),
 ]
 
+FIRST = "2020-01-01"
+
 
 def compacted(tiny, coding):
     run, env = tiny.run, tiny.env
@@ -56,7 +58,7 @@ def test_an_agent_comes_back_from_its_file_to_the_bit(tiny, tmp_path, coding):
 def test_sixteen_bits_trade_as_the_run_does(tiny, tmp_path):
     path = tmp_path / "agent"
     write_exported(path, tiny.run, compacted(tiny, Coding(bits=16)))
-    ours, theirs = backtest(tiny.bars, Exported(path)), backtest(tiny.bars, tiny.run)
+    ours, theirs = (backtest(tiny.bars, r, start=FIRST) for r in (Exported(path), tiny.run))
     np.testing.assert_allclose(ours.equity, theirs.equity, rtol=1e-12)
     assert ours.in_sample == theirs.in_sample and ours.charged == theirs.charged
 

@@ -139,4 +139,4 @@ def test_each_entry_of_the_ledger_is_an_object_of_its_own(objects):
         trials.record(root, entry)
     trials.record(root, {"kind": "test", "run": "r1", "data": "e"})
     assert trials.entries(root)[:5] == entries and len(objects) == 6
-    assert (trials.count(root, "train"), trials.count(root, "test", "d")) == (15, 0)
+    assert (trials.count(root, "train"), trials.count(root, "test")) == (15, 1)

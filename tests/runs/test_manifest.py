@@ -14,13 +14,16 @@ from tiny import AGENT, ENV
 
 from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import RunError, StateError
+from nca_trader.errors import ConfigError, RunError, StateError
+from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.train import steps_done, train
 from nca_trader.presets import CheckpointConfig, MeshConfig
 from nca_trader.records import sealed
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
+from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 from nca_trader.runs.manifest import FORMAT, Run, open_run
+from nca_trader.runs.records import data_record
 from nca_trader.types import EnvSpec
 
 
@@ -57,7 +60,7 @@ def test_the_same_experiment_opens_again_and_counts_as_one_trial(env, tmp_path):
     agent = dataclasses.replace(AGENT, num_seeds=3)
     for _ in range(2):
         open_run(env, agent, tmp_path / "r", seed=0)
-    assert trials.count(tmp_path, "train", env.bars.digest()) == 3
+    assert trials.count(tmp_path, "train", data_record(env.bars)) == 3
     assert len(trials.entries(tmp_path)) == 1
 
 
@@ -236,12 +239,41 @@ def test_each_seed_has_its_own_parameters(env, tmp_path):
 
 def test_the_selected_seed_acts(env, tmp_path):
     run, params = save_seeds(env, tmp_path / "r", 3)
-    run.write_json("selection.json", {"selected": 2})
+    run.write_json("selection.json", {"selected": 2, "sharpe": [0.5, None, 1.25]})
     again = Run(run.path)
+    assert again.described == (
+        "agent 2 (Sharpe ratio 1.25) of 3, selected; the others: 0 (Sharpe ratio 0.50), 1"
+    )
+    assert Run(run.path, seed=1).described.startswith("agent 1 of 3, as asked for; the others: 0")
     assert again.selected == 2
     bias = params["head"]["bias"]
     assert (again.params()["head"]["bias"] == bias + np.float32(2)).all()
     assert (Run(run.path, seed=0).params()["head"]["bias"] == bias).all()
+
+
+def test_no_agent_acts_where_none_of_several_was_selected(env, tmp_path):
+    run, _ = save_seeds(env, tmp_path / "r", 3)
+    remedy = r"trained 3 agents and none was selected; choose one of 0 to 2, e.g. seed=0"
+    for act in (run.params, lambda: backtest(env.bars, Run(run.path)), lambda: run.selected):
+        with pytest.raises(RunError, match=remedy):
+            act()
+    assert trials.count(tmp_path, "test") == 0
+    assert Run(run.path, seed=1).selected == 1
+
+
+def test_an_exported_file_names_the_agent_that_it_holds(env, tmp_path):
+    run, params = save_seeds(env, tmp_path / "r", 3)
+    path, second = tmp_path / "agent.nca", Run(run.path, seed=1)
+    write_exported(
+        path, second, compact(second, second.params(), Coding(bits=16), env.features, None)
+    )
+    held = read_run(path)
+    assert held.selected == 1 and read_run(path, seed=1).selected == 1
+    assert held.described == "agent 1 of 3, as asked for; the others: 0, 2"
+    bias = params["head"]["bias"] + np.float32(1)
+    np.testing.assert_allclose(held.params()["head"]["bias"], bias)
+    with pytest.raises(ConfigError, match=r"seed=2: .*agent.nca holds agent 1 alone"):
+        read_run(path, seed=2)
 
 
 def test_a_checkpoint_of_another_agent_is_refused_by_the_leaf(env, tiny, tmp_path):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from nca_trader.data.samples import earlier_looks, sample_bars
 from nca_trader.errors import StateError
 from nca_trader.runs import trials
 
@@ -32,19 +33,71 @@ def test_processes_that_write_at_once_lose_no_entry(tmp_path, root):
     assert [data for run, data in found if run == "w0"] == [str(j) for j in range(40)]
 
 
-def test_agents_and_looks_are_counted_apart_and_by_data(tmp_path):
+def data(symbols="AB", first="2013-01-01", last="2018-12-31", sha256="d", source="a.csv"):
+    """A manifest's record of bars, as far as a count reads it."""
+    span = {"symbols": list(symbols), "first": first, "last": last, "source": source}
+    return {**span, "sha256": sha256, "note": "", "rows": 9}
+
+
+def look(**changes):
+    return {"kind": "test", "run": "a"} | trials.named(data(**changes))
+
+
+def test_agents_and_looks_are_counted_apart(tmp_path):
     for one in (
         entry(),
-        entry(data="d2", trials=5),
-        entry(kind="test", trials=1),
+        entry(trials=5) | trials.named(data()),
+        look(),
         {"kind": "test", "run": "b", "data": "d2"},
     ):
         trials.record(tmp_path, one)
-    assert trials.count(tmp_path, "train") == 8
-    assert trials.count(tmp_path, "train", "d2") == 5
-    assert trials.count(tmp_path, "train", "elsewhere") == 0
-    assert trials.count(tmp_path, "test") == 2
-    assert trials.count(tmp_path, "test", "d1") == 1
+    assert (trials.count(tmp_path, "train"), trials.count(tmp_path, "test")) == (8, 2)
+    assert trials.count(tmp_path, "train", data()) == 5
+    # An older version wrote the digest alone.
+    assert trials.count(tmp_path, "train", data(symbols="X", sha256="d1")) == 3
+    assert trials.count(tmp_path, "test", data(sha256="d2")) == 2
+
+
+LOOKS = [
+    ({}, 1),
+    ({"sha256": "another file"}, 1),  # one more bar is no new test span
+    ({"symbols": "BC"}, 1),
+    ({"symbols": "CD"}, 0),
+    ({"first": "2018-12-31", "last": "2025-01-01"}, 1),
+    ({"first": "2000-01-01T00:00:00", "last": "2013-01-01T00:00:00.000000000"}, 1),
+    ({"first": "2019-01-01", "last": "2025-01-01"}, 0),
+    ({"source": "synthetic ou, seed 1"}, 0),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), LOOKS)
+def test_a_look_counts_for_its_symbols_in_years_that_overlap(tmp_path, changes, expected):
+    trials.record(tmp_path, look())
+    assert trials.count(tmp_path, "test", data(**changes)) == expected
+
+
+def test_agents_of_other_markets_are_no_trials_of_this_one(tmp_path):
+    trials.record(tmp_path, entry() | trials.named(data(symbols="CD")))
+    trials.record(tmp_path, entry(trials=2) | trials.named(data(last="2010-01-01")))
+    assert trials.count(tmp_path, "train", data()) == 2
+    draw = data(source="synthetic ou, seed 1")
+    trials.record(tmp_path, entry(trials=7) | trials.named(draw))
+    assert trials.count(tmp_path, "train", draw) == 7
+    assert trials.count(tmp_path, "train", data(source="synthetic ou, seed 2")) == 0
+
+
+def test_the_sample_bars_ship_with_the_looks_at_their_test_years():
+    bars = sample_bars("sp500")
+    late = bars.between("2013-01-01", None)
+    for symbols, first, last, at_least in (
+        (bars.symbols, late.time[0], late.time[-1], 24),
+        (("NASDAQ", "MINE"), late.time[-1], "2030-01-01", 24),
+        (bars.symbols, "1999-01-01", "2012-12-31", 0),
+        (bars.symbols, "2019-01-01", "2030-01-01", 0),
+        (("MINE",), late.time[0], late.time[-1], 0),
+    ):
+        found = earlier_looks(symbols, str(first), str(last))
+        assert found >= at_least if at_least else found == 0
 
 
 def test_no_ledger_is_a_count_of_none(tmp_path):

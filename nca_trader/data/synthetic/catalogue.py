@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
 from typing import Any
 
 from nca_trader.data.synthetic import growth, linear, memory, stress
@@ -12,6 +11,7 @@ from nca_trader.data.synthetic.market import Market, Task, draw
 from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
 from nca_trader.ranges import nearest
+from nca_trader.records import SHOWN, read_toml
 
 MARKETS = {
     build.__name__: build
@@ -91,13 +91,14 @@ def market_of(config: EnvConfig) -> Market:
     name, given = match[1], match[2] or ""
     try:
         # The inside of an inline table: names, numbers, true and false as everywhere in TOML.
-        parameters = tomllib.loads(f"market = {{{given}}}")["market"]
-    except tomllib.TOMLDecodeError:
+        parameters = read_toml(f"market = {{{given}}}", "market")["market"]
+    except ConfigError:
         raise _unread(config.market) from None
     return market(name, **parameters)
 
 
 def _unread(text: str) -> ConfigError:
+    text = text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "..."
     return ConfigError(
         f"market = {text!r} is not a market; write a name and its parameters, e.g. "
         "'ou(phi=0.95, cost=0.005)'."
