@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 
 from nca_trader.cloud import CloudPath, Place
-from nca_trader.errors import StateError
+from nca_trader.errors import RunError, StateError
 
 
 def write_atomically(path: Place, content: str | bytes) -> None:
@@ -39,6 +39,21 @@ def write_atomically(path: Place, content: str | bytes) -> None:
         raise StateError(
             f"{path}: cannot be written ({error.strerror}); mend that, then try again."
         ) from None
+
+
+def run_file(folder: Place) -> Place:
+    """Returns the path of a run folder's `run.json`.
+
+    Raises:
+      RunError: there is none.
+    """
+    file = folder / "run.json"
+    if not file.is_file():
+        raise RunError(
+            f"{folder}: not a run folder (it has no run.json); give one that `nca-trader train` "
+            "made."
+        )
+    return file
 
 
 def sha256_of(path: pathlib.Path) -> str:

@@ -7,7 +7,10 @@ A message names an argument through `argument`, so that a reader can write what 
 import contextlib
 import errno
 import json
+import pathlib
 import shlex
+import sysconfig
+import traceback
 from collections.abc import Iterator
 
 # Arguments whose option has another name.
@@ -57,6 +60,17 @@ def printable(text: object) -> str:
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def user_line(error: BaseException) -> str:
+    """Names the innermost line of a user's own code in a traceback; "" where there is none."""
+    libraries = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        name = frame.filename
+        if "site-packages" not in name and not name.startswith(libraries):
+            said = f" (`{frame.line}`)" if frame.line else ""
+            return f"{name.rpartition('/')[2]} line {frame.lineno}{said}"
+    return ""
 
 
 class NcaTraderError(Exception):

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
+import re
 from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
+
+T = TypeVar("T")
+# What ISO 8601 writes; 05/06/2006 is another day on each side of an ocean.
+ISO = re.compile(
+    r"\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:?\d{2}(:?\d{2}([.,]\d+)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?)?)?"
+)
 
 T = TypeVar("T")
 
@@ -112,3 +120,97 @@ def at_rest(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
 def defaults_of(cls: Any) -> dict[str, Any]:
     """The default of each field of a dataclass, by name."""
     return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+def strict(cls: type[T]) -> type[T]:
+    """Class decorator of a config: refuses what its constructor cannot take in one ConfigError.
+
+    An unknown field names the nearest known one; a value in place of a nested config says which
+    config it should be.
+    """
+    build = cls.__init__
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
+
+    @functools.wraps(build)
+    def init(self: Any, *args: Any, **values: Any) -> None:
+        refuse(_unknown(cls.__name__, fields, args, values))
+        build(self, **values)
+
+    cls.__init__ = init
+    return cls
+
+
+def _unknown(name: str, fields: dict[str, Any], args: tuple, values: dict[str, Any]):
+    if args:
+        first = next(iter(fields))
+        yield f"{name}({args[0]!r}): give each value with its name, e.g. {name}({first}=...)."
+    own = {key: key for key in fields}
+    nested = {key: field.default for key, field in fields.items()}
+    nested = {key: config for key, config in nested.items() if dataclasses.is_dataclass(config)}
+    below = {f.name: f"{key}.{f.name}" for key in nested for f in dataclasses.fields(nested[key])}
+    for key, value in values.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key.lower(), [*own, *below], n=1, cutoff=0.5)
+            hint = f"did you mean '{(below | own)[close[0]]}'? " if close else ""
+            yield f"{name} has no field {key}; {hint}There are {', '.join(fields)}."
+        elif key in nested and not isinstance(value, type(nested[key])):
+            yield f"{key} is {described(value)}; give a {type(nested[key]).__name__}."
+
+
+def described(value: Any) -> str:
+    """What was given, in a few words: `a function (my_rule)`, `the number 0.001`, `a DataFrame`."""
+    if isinstance(value, str):
+        return f"the text {value!r}"
+    if isinstance(value, Real):
+        return f"the number {value!r}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"a {'class' if isinstance(value, type) else 'function'} ({value.__name__})"
+    kind = type(value)
+    module = kind.__module__.partition(".")[0]
+    known = module in ("builtins", "nca_trader", "numpy", "pandas")
+    return f"a {kind.__name__}" if known else f"a {kind.__name__} of {module}"
+
+
+def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> None:
+    """Refuses an argument of another type than `kinds`.
+
+    Args:
+      name: of the argument. accepted: what may be given, for the message.
+      others: the call's other arguments by name; one that would fit here was swapped with it.
+
+    Raises:
+      ConfigError: `value` is none of `kinds`.
+    """
+    if isinstance(value, kinds):
+        return
+    swapped = [other for other, given in others.items() if isinstance(given, kinds)]
+    hint = f"; {name} and {swapped[0]} look swapped" if swapped else ""
+    raise ConfigError(f"{argument(name)} is {described(value)}{hint}; give {accepted}.")
+
+
+def moment(date: Any, name: str = "date") -> Any:
+    """A date as a pandas Timestamp in UTC, which is also taken where it names no zone.
+
+    Args:
+      date: ISO 8601 text, e.g. "2013-01-02" or "2013-01-02T14:30Z"; or a datetime of the standard
+        library, numpy or pandas. name: of the argument that it was given as.
+
+    Raises:
+      ConfigError: it is no date, or one whose day and month could be swapped.
+    """
+    import pandas as pd
+
+    if isinstance(date, str) and not ISO.fullmatch(date.strip()):
+        why = "is not a date"
+        if re.fullmatch(r"\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}.*", date.strip()):
+            why = "may mean two days"
+        raise ConfigError(f"{argument(name, date)} {why}; give one such as 2013-01-02.")
+    stamp: Any = pd.NaT
+    if not isinstance(date, Real):  # a number is a count of what nobody said
+        try:
+            stamp = pd.Timestamp(date)
+        except (TypeError, ValueError):
+            stamp = pd.NaT
+    if stamp is pd.NaT:
+        raise ConfigError(f"{argument(name, date)} is not a date; give one such as 2013-01-02.")
+    return stamp.tz_localize("UTC") if stamp.tz is None else stamp.tz_convert("UTC")

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nca_trader.errors import ConfigError, argument
-from nca_trader.ranges import at_rest, nearest
+from nca_trader.ranges import at_rest, expect, nearest
 from nca_trader.records import SHOWN, Mismatch, converted, read_toml, shown
 
 T = TypeVar("T")
@@ -37,9 +37,9 @@ def preset_names(folder: str) -> tuple[str, ...]:
 
 
 def read_preset(
-    cls: type[T], name_or_path: str | pathlib.Path, folder: str, overrides: Sequence[str] = ()
+    cls: type[T], name_or_path: T | str | pathlib.Path, folder: str, overrides: Sequence[str] = ()
 ) -> T:
-    """Reads a config from a preset's name or the path of a TOML file.
+    """Reads a config from a preset's name or the path of a TOML file; takes a config as it is.
 
     Args:
       cls: a frozen dataclass, nested for tables; see `from_toml_text`.
@@ -50,6 +50,17 @@ def read_preset(
     Raises:
       ConfigError: there is no such preset or file, or something in it is wrong.
     """
+    if isinstance(name_or_path, cls):
+        if not overrides:
+            return name_or_path
+        return from_toml_text(cls, to_toml(name_or_path), cls.__name__, overrides)
+    expect(
+        folder.removesuffix("s"),
+        name_or_path,
+        str | pathlib.Path,
+        f"a {cls.__name__}, a preset's name ({', '.join(preset_names(folder))}), or the path of a "
+        ".toml file",
+    )
     text = str(name_or_path)
     if isinstance(name_or_path, pathlib.Path) or text.endswith(".toml") or "/" in text:
         path, source = pathlib.Path(text), text

@@ -12,7 +12,9 @@ import pandas as pd
 from jax import Array
 
 from nca_trader import annual
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.errors import BarError
+from nca_trader.presets.costs import Costs
+from nca_trader.ranges import moment
 
 # Numpy on the host, in float64; jax within a traced function, where `vmap` and `scan` take it.
 Tensor = Array | np.ndarray
@@ -144,25 +146,21 @@ class Bars:
         arrays = {name: getattr(self, name)[:, columns] for name in self.fields}
         return dataclasses.replace(self, symbols=tuple(symbols), **arrays)
 
-    def row(self, date: str | np.datetime64 | pd.Timestamp) -> int:
+    def row(self, date: str | np.datetime64 | pd.Timestamp, name: str = "date") -> int:
         """The first row at or after `date` (UTC where it has no zone); `N` if there is none.
 
+        `name` is what the argument is called where it was given, for the message.
+
         Raises:
-          ConfigError: `date` is not a date.
+          ConfigError: `date` is not an ISO date.
         """
-        try:
-            stamp = pd.Timestamp(date)
-        except ValueError:
-            stamp = pd.NaT
-        if not isinstance(stamp, pd.Timestamp):  # also what pandas makes of "" and "nat"
-            raise ConfigError(f"{date!r} is not a date; give one such as 2013-01-02.")
-        stamp = stamp.tz_localize("UTC") if stamp.tz is None else stamp.tz_convert("UTC")
-        return int(np.searchsorted(self.time, stamp.tz_localize(None).to_datetime64()))
+        stamp = moment(date, name).tz_localize(None).to_datetime64()
+        return int(np.searchsorted(self.time, stamp))
 
     def between(self, start: str | None = None, stop: str | None = None) -> Bars:
         """The bars with `start <= time < stop`; either may be None."""
-        first = 0 if start is None else self.row(start)
-        last = len(self) if stop is None else self.row(stop)
+        first = 0 if start is None else self.row(start, "start")
+        last = len(self) if stop is None else self.row(stop, "stop")
         return self[first:last]
 
     def digest(self) -> str:
@@ -192,75 +190,8 @@ def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
     return array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
-    """What trading and holding cost; a pytree, so that a compiled backtest takes any costs.
-
-    A fill's price is worse than the bar's by slippage + half_spread + the bars' own half_spread +
-    impact. Rates per year are charged for the time that positions were held, before they change: at
-    each open where orders fill at the next open, at each close where they fill at the close.
-
-    Attributes:
-      commission: fraction of traded notional, e.g. 5e-4 for 5 bp.
-      slippage: fraction of price by which a fill is worse than the bar's price, e.g. 2e-4.
-      half_spread: half the bid-ask spread as a fraction of price, beside what the bars quote.
-      impact: square-root impact: the price worsens by `impact * sqrt(units / volume of the bar)`,
-        a fraction of price; needs `capital`.
-      fixed_fee: money a fill, whatever its size; needs `capital`.
-      borrow_fee: per year, fraction of the value that is sold short.
-      interest_lend, interest_borrow: per year, on cash that is held, and on cash that is owed.
-      funding: per year, fraction of the position's value that a long pays and a short receives.
-      liquidation_fee: fraction of notional that a forced liquidation pays on top.
-    """
-
-    commission: float = 0.0
-    slippage: float = 0.0
-    half_spread: float = 0.0
-    impact: float = 0.0
-    fixed_fee: float = 0.0
-    borrow_fee: float = 0.0
-    interest_lend: float = 0.0
-    interest_borrow: float = 0.0
-    funding: float = 0.0
-    liquidation_fee: float = 0.0
-
-    def __post_init__(self):
-        # Under a trace the fields are arrays, of values that were checked before.
-        given = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if isinstance(getattr(self, field.name), int | float)
-        }
-        for name, value in given.items():
-            if name in FRACTIONS and not 0.0 <= value < 1.0:
-                raise ConfigError(
-                    f"costs.{name} = {value} is not a fraction in [0, 1); 5 bp is 5e-4."
-                )
-            if name in AMOUNTS and not 0.0 <= value < float("inf"):
-                raise ConfigError(f"costs.{name} = {value} is not a number in [0, inf).")
-            if not -10.0 < value < 10.0 and name not in (*FRACTIONS, *AMOUNTS):
-                raise ConfigError(
-                    f"costs.{name} = {value} is not a rate per year; 3% per year is 0.03."
-                )
-
-    @property
-    def carries(self) -> bool:
-        """Whether holding costs or earns anything at a rate per year."""
-        rates = (self.borrow_fee, self.interest_lend, self.interest_borrow, self.funding)
-        return any(rate != 0.0 for rate in rates)
-
-    def scaled(self, factor: Tensor | float) -> Costs:
-        """What trading and borrowing cost, times `factor`; interest earned and funding stay."""
-        names = (field.name for field in dataclasses.fields(self))
-        kept = ("interest_lend", "funding")
-        return dataclasses.replace(
-            self, **{name: factor * getattr(self, name) for name in names if name not in kept}
-        )
-
-
-FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
-AMOUNTS = ("impact", "fixed_fee")
+# Here and not at the class, so that a preset can be read without jax.
+jax.tree_util.register_dataclass(Costs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ def test_the_resolved_text_leaves_nothing_to_defaults():
 
 
 @given(
-    commission=st.floats(0, 1, exclude_max=True),
+    commission=st.floats(0, 0.1, exclude_max=True),
     size=st.none() | st.floats(1e-300, 1.0),
     max_gross=st.none() | st.floats(1.0, 1e300),
     episode_bars=st.none() | st.integers(2, 2**62),

@@ -15,6 +15,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Policy
 from nca_trader.envs.account import open_account
 from nca_trader.envs.check import CLOSE, Check, Report, checked, difference, name_of
+from nca_trader.ranges import expect
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
 BATCH = 2
@@ -33,6 +34,7 @@ def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = N
     Returns:
       A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
     """
+    expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy")
     run = _Run(policy, seed)
     checks = (check for check in CHECKS if only is None or name_of(check) in only)
     return Report(tuple(checked(check, run) for check in checks))

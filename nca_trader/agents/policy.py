@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from nca_trader.agents.gru import GRU
 from nca_trader.agents.heads import Distribution, Head, account_features, distribution
 from nca_trader.agents.mlp import MLP
 from nca_trader.agents.nca import NCA, Fire
+from nca_trader.agents.presets import load_agent
 from nca_trader.envs.account import Account
 from nca_trader.errors import ConfigError
 from nca_trader.presets import AgentConfig, PolicyConfig, PrecisionConfig
+from nca_trader.ranges import expect
 from nca_trader.types import EnvSpec
 
 Params = dict[str, Any]
@@ -65,14 +68,20 @@ class Policy(NamedTuple):
         return self.spec.warmup + self.receptive_field - 1
 
 
-def make_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
+def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Policy:
     """Builds the policy of `agent` for environments that look like `spec`.
+
+    Args:
+      agent: a config, a preset's name, or the path of a TOML file. spec: e.g. `env.spec`.
 
     The same arguments give the same object, so that what was compiled for it is found again.
 
     Raises:
-      ConfigError: the policy sees each asset's nearest ones, and `spec` does not rank them.
+      ConfigError: the policy sees each asset's nearest ones, and `spec` does not rank them; or
+        see `load_agent`.
     """
+    expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
+    agent = load_agent(agent)
     if agent.policy.neighbours != "nearest":
         spec = dataclasses.replace(spec, nearest=())  # other bars, and yet the same policy
     elif spec.num_assets > 1 and len(spec.nearest) != spec.num_assets:

@@ -9,8 +9,10 @@ from nca_trader.presets import AgentConfig
 from nca_trader.toml import read_preset
 
 
-def load_agent(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> AgentConfig:
-    """The agent of a preset's name or of a TOML file.
+def load_agent(
+    name_or_path: AgentConfig | str | pathlib.Path, overrides: Sequence[str] = ()
+) -> AgentConfig:
+    """The agent of a preset's name or of a TOML file; a config is taken as it is.
 
     Args:
       name_or_path: e.g. "nano", or the path of a .toml file.

@@ -6,6 +6,7 @@ look ahead. A rule is a function of its parameters that returns a `Strategy`.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.errors import ConfigError
+from nca_trader.ranges import refuse, whole
 from nca_trader.types import Bar
 
 
@@ -49,8 +51,9 @@ def buy_and_hold() -> Strategy:
 
 def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
     """Long 1/A of equity while the mean of the last `fast` closes is above that of `slow`."""
-    if not 1 <= fast < slow:
-        raise ConfigError(f"sma_cross: fast = {fast} is not in [1, slow = {slow}).")
+    _refuse_periods("sma_cross", fast=fast, slow=slow)
+    if not fast < slow:
+        raise ConfigError(f"sma_cross: fast = {fast} is not below slow = {slow}; give fewer bars.")
 
     def target(closes: Array) -> Array:
         return jnp.where(closes[:fast].mean(0) > closes[:slow].mean(0), 1.0, 0.0)
@@ -60,13 +63,17 @@ def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
 
 def momentum(lookback: int = 50) -> Strategy:
     """Long 1/A of equity while the close is above the close `lookback` bars ago."""
-    if lookback < 1:
-        raise ConfigError(f"momentum: lookback = {lookback} is not a positive number of bars.")
+    _refuse_periods("momentum", lookback=lookback)
     return _from_closes(
         f"momentum {lookback}",
         lookback + 1,
         lambda closes: jnp.where(closes[0] > closes[lookback], 1.0, 0.0),
     )
+
+
+def _refuse_periods(rule: str, **periods: int) -> None:
+    problems = whole(types.SimpleNamespace(**periods), 1, *periods)
+    refuse(f"{rule}: {problem}" for problem in problems)
 
 
 def _from_closes(name: str, length: int, signal: Callable[[Array], Array]) -> Strategy:

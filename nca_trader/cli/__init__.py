@@ -58,12 +58,14 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    from nca_trader.cli.checks import check
     from nca_trader.errors import NcaTraderError, options_named
 
     args = build_parser().parse_args(argv)
     use_compile_cache()
     try:
         with options_named():
+            check(args)
             result = args.execute(args)
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
-import shlex
 from typing import Any
 
+from nca_trader.cli.checks import STRATEGIES
+from nca_trader.cli.reading import OPTIONS, typed
 from nca_trader.cli.train import add_bar_arguments, load_bars
 
 HELP = "backtest a trained run or a rule, and print its figures"
@@ -16,8 +17,6 @@ NOTE = (
     "says otherwise. Every such look is counted in trials.jsonl beside the run folder: the more "
     "looks, the less a good one says. On bars that the run has seen the result is called IN SAMPLE."
 )
-STRATEGIES = ("buy_and_hold", "always_flat", "sma_cross", "momentum")
-KINDS = (".html", ".parquet", ".csv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,13 +58,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.exported import read_run
 
-    out = _checked(args.out)
+    out = None if args.out is None else pathlib.Path(args.out)
     run = read_run(args.run_dir, args.steps, args.seed) if args.run_dir else None
     if args.seed is not None and run is None:
         raise ConfigError("--seed: a rule has no agents; give it with --run.")
     if args.steps is not None and run is None:
         raise ConfigError("--steps: a rule has none; give it with --run.")
-    target: Any = run or getattr(rules, _known_rule(args.strategy))()
+    target: Any = run or getattr(rules, args.strategy)()
     if args.env and run:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     source: Any = load_bars(args) if args.data or not _draws(run) else _fresh_draw(run)
@@ -118,6 +117,13 @@ def show(result: Any) -> dict[str, Any]:
     print(f"{result.name}, {first} to {last}, fills at {result.fill}, {result.order}")
     if result.in_sample:
         print(f"  {in_sample_sentence(result.in_sample, len(result.equity))}")
+    if not result.num_fills:
+        print("  NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
+    if result.cut.orders:
+        print(
+            f"  CUT: on {result.cut.orders:,} bars the order was for more than the account may "
+            f"hold (the largest for {result.cut.largest:g} times its equity), and was cut to that."
+        )
     for name, value in result.metrics.items():
         print(f"  {name:<18} {value:,.4f}" if value == value else f"  {name:<18} n/a")
     print("  where equity went, as a fraction of the capital:")
@@ -128,7 +134,8 @@ def show(result: Any) -> dict[str, Any]:
         print(f"  note: {result.note}")
     figures = {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
     went = {"costs": result.costs["amount"].to_dict()}
-    return figures | {"in_sample": result.in_sample} | went
+    told = {"in_sample": result.in_sample, "fills": result.num_fills, "cut": result.cut._asdict()}
+    return figures | told | went
 
 
 def _write_page(
@@ -148,51 +155,9 @@ def _write_page(
 
 def _command(args: argparse.Namespace) -> str:
     """The command that makes the page again."""
-    names = (
-        "run_dir",
-        "strategy",
-        "seed",
-        "steps",
-        "data",
-        "symbol",
-        "timezone",
-        "repair",
-        "start",
-        "stop",
-    )
-    words = ["nca-trader", "backtest"]
-    for name in (*names, "env", "commission", "slippage", "fill", "order", "out"):
-        if getattr(args, name) is not None:
-            words += ["--" + name.removesuffix("_dir"), str(getattr(args, name))]
-    return shlex.join(words)
-
-
-def _checked(out: str | None) -> pathlib.Path | None:
-    """The path of `--out`; refused before anything is computed where it can't be written."""
-    from nca_trader.cloud import local
-    from nca_trader.errors import ConfigError
-
-    if out is None:
-        return None
-    path = local(out, "what --out writes")
-    if path.suffix not in KINDS:
-        raise ConfigError(f"--out {out}: write to a name that ends in {' or '.join(KINDS)}.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {path.parent}; make it first.")
-    return path
-
-
-def _known_rule(name: str) -> str:
-    """`name`, refused if no rule has it."""
-    from nca_trader.errors import ConfigError
-    from nca_trader.ranges import nearest
-
-    if name not in STRATEGIES:
-        raise ConfigError(
-            f"--strategy {name}: no such rule; {nearest(name, STRATEGIES)}"
-            f"There are {', '.join(STRATEGIES)}."
-        )
-    return name
+    names = ("run_dir", "strategy", "seed", "steps", "data", *OPTIONS, "start", "stop", "env")
+    names += ("commission", "slippage", "fill", "order", "out")
+    return typed("backtest", **{name: getattr(args, name) for name in names})
 
 
 def _environment(name: str | None) -> Any:

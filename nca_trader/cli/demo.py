@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from nca_trader.cli.reading import typed
+
 HELP = "train, backtest and paper-replay on real sample bars, then write a report page"
 # Train before the first date, select between the two, and touch what is after them once.
 TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
@@ -55,9 +57,17 @@ class Demo:
     @property
     def command(self) -> str:
         """The command that makes this run again."""
+        return typed("demo", **self._changed)
+
+    @property
+    def command_to_resume(self) -> str:
+        """The command that goes on with this run."""
+        return typed("demo", **self._changed, resume=str(self.path))
+
+    @property
+    def _changed(self) -> dict[str, Any]:
         given = {key: getattr(self.args, key) for key in DEFAULTS}
-        options = (f" --{key} {value}" for key, value in given.items() if value != DEFAULTS[key])
-        return "nca-trader demo" + "".join(options)
+        return {key: value for key, value in given.items() if value != DEFAULTS[key]}
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -79,7 +89,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         # Training that was interrupted twice may have saved nothing yet.
         if not (path / "run.json").exists():
             raise
-    print(f"stopped, all is saved; go on with: {demo.command} --resume {path}")
+    print(f"stopped, all is saved; go on with: {demo.command_to_resume}")
     return {"run": str(path), "complete": False}
 
 

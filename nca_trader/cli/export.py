@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nca_trader.cli.reading import reading_options, typed
 from nca_trader.cli.train import add_bar_arguments, load_bars
 
 HELP = "write a run's agent into one small file, of 4, 8 or 16 bits a weight"
@@ -61,8 +62,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     out = local(args.out, "what --out writes")
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
-    if not 0.0 <= args.min_agreement <= 1.0:
-        raise ConfigError(f"--min-agreement {args.min_agreement}: give a share from 0 to 1.")
     group = args.group or (2 if args.codebook == "cosine" else 1)
     coding = Coding(
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
@@ -97,7 +96,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             f"{args.min_agreement:g}; nothing is written. Give more --bits, or a smaller --group."
         )
     size = write_exported(out, source, weights)
-    print(f"The agent: {out}, {size:,} bytes; `backtest --run {out}` and `paper` read it.")
+    read = typed("backtest", run_dir=str(out), data=args.data, **reading_options(args))
+    print(f"The agent: {out}, {size:,} bytes; `{read}` reads it, and so does `paper`.")
     return {
         "out": str(out),
         "file_bytes": size,

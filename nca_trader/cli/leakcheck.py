@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nca_trader.cli.backtest import STRATEGIES
+from nca_trader.cli.checks import STRATEGIES, check_strategy
 from nca_trader.cli.reading import add_reading_arguments, reading_options
 
 HELP = "look for look-ahead in a strategy or a feature, by running it on other futures"
@@ -59,11 +59,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.cli import print_json
     from nca_trader.data.bars import read_bars
-    from nca_trader.errors import CheckFailed, ConfigError
+    from nca_trader.errors import CheckFailed
     from nca_trader.evaluate.leakcheck import leakcheck
 
-    if args.seed < 0:
-        raise ConfigError(f"--seed {args.seed}: give a whole number from 0 on.")
     subject = named(args.strategy)
     bars = read_bars(args.data, **reading_options(args))
     with shown() as report:
@@ -95,8 +93,6 @@ def named(strategy: str) -> Any:
     """
     from nca_trader.agents import rules
     from nca_trader.data.features import feature_set
-    from nca_trader.errors import ConfigError
-    from nca_trader.ranges import nearest
 
     if strategy.startswith("feature:"):
         name = strategy.removeprefix("feature:")
@@ -105,11 +101,7 @@ def named(strategy: str) -> Any:
     file, _, name = strategy.rpartition(":")
     if strategy.endswith(".py") or file.endswith(".py"):
         return _from_file(strategy, *((file, name) if file.endswith(".py") else (strategy, "")))
-    if strategy not in STRATEGIES:
-        raise ConfigError(
-            f"{strategy}: no such rule; {nearest(strategy, STRATEGIES)}There are "
-            f"{', '.join(STRATEGIES)}; feature:NAME names a feature, FILE.py:NAME your own."
-        )
+    check_strategy(strategy, of_a_file=True)
     return getattr(rules, strategy)()
 
 
@@ -117,8 +109,7 @@ def _from_file(strategy: str, path: str, name: str) -> Any:
     """The function, `Strategy` or `Feature` of a file that the user named to be run."""
     from nca_trader.agents.rules import Strategy
     from nca_trader.data.online import Feature
-    from nca_trader.errors import ConfigError
-    from nca_trader.evaluate.leakcheck import place
+    from nca_trader.errors import ConfigError, user_line
     from nca_trader.ranges import nearest
 
     module = _imported(pathlib.Path(path))
@@ -146,7 +137,7 @@ def _from_file(strategy: str, path: str, name: str) -> Any:
     try:
         built = found()
     except Exception as error:
-        what = f"{type(error).__name__} at {place(error)}: {' '.join(str(error).split())}"
+        what = f"{type(error).__name__} at {user_line(error)}: {' '.join(str(error).split())}"
         raise ConfigError(f"{strategy}: it can't be built ({what}); mend that.") from None
     if not isinstance(built, Strategy | Feature):
         raise ConfigError(
@@ -158,8 +149,7 @@ def _from_file(strategy: str, path: str, name: str) -> Any:
 
 def _imported(path: pathlib.Path) -> types.ModuleType:
     """The user's file as a module; it finds its neighbours, as `python FILE` would let it."""
-    from nca_trader.errors import ConfigError
-    from nca_trader.evaluate.leakcheck import place
+    from nca_trader.errors import ConfigError, user_line
 
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; check the path.")
@@ -178,7 +168,7 @@ def _imported(path: pathlib.Path) -> types.ModuleType:
     except (Exception, SystemExit) as error:
         said = " ".join(str(error).split()) or "no message"
         raise ConfigError(
-            f"{path}: importing it raises {type(error).__name__} at {place(error)}: {said}; "
+            f"{path}: importing it raises {type(error).__name__} at {user_line(error)}: {said}; "
             "mend that."
         ) from None
     finally:

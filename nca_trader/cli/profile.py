@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import shlex
 from typing import Any
 
 from nca_trader.cli.train import (
@@ -71,7 +72,7 @@ def described(found: dict[str, Any]) -> list[str]:
         *lines,
         f"trace     {files['xplane']}",
         f"          TensorBoard: pip install tensorboard xprof; "
-        f"tensorboard --logdir {pathlib.Path(files['xplane']).parents[3]}",
+        f"tensorboard --logdir {shlex.quote(str(pathlib.Path(files['xplane']).parents[3]))}",
         f"          Perfetto: open {files['perfetto']} in https://ui.perfetto.dev",
     ]
 

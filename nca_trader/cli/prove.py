@@ -6,6 +6,8 @@ import argparse
 import secrets
 from typing import Any
 
+from nca_trader.cli.reading import typed
+
 HELP = "train on markets whose optimum is known, and print the fraction reached"
 # What the nano preset reaches, as a fraction of the optimum, in each seed: claims and no settings.
 BARS = {
@@ -63,17 +65,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents.presets import load_agent
-    from nca_trader.cli.prove_page import check_output, write
+    from nca_trader.cli.prove_page import write
     from nca_trader.cli.prove_runs import prepare, prove
 
-    _refuse_numbers(args)
     agent = load_agent(args.agent, args.set)
-    check_output(args.out)
     names = args.markets or list(BARS)
     trials = {name: prepare(name, agent, args.steps) for name in names}
     drawn = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
     seeds = drawn if args.seed is None else [args.seed]
-    print(f"seeds {', '.join(map(str, seeds))}; `--seed {seeds[0]}` repeats the first of them")
+    kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}
+    again = typed("prove", *args.markets, seed=seeds[0], **kept)
+    print(f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them")
     proofs = []
     for name, trial in trials.items():
         bar = BARS.get(name, DEFAULT_BAR)
@@ -82,15 +84,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         write(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")
     return _verdict(proofs, args.json)
-
-
-def _refuse_numbers(args: argparse.Namespace) -> None:
-    from nca_trader.errors import ConfigError
-
-    for name, least in (("seed", 0), ("steps", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name} {value} is not a whole number of at least {least}.")
 
 
 def _verdict(proofs: list[Any], as_json: bool) -> dict[str, Any]:

@@ -13,25 +13,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nca_trader.cli.prove_runs import MOST_TURNOVER, Point, Proof
-from nca_trader.cloud import local
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import StateError
 from nca_trader.evaluate.report_html import Html, join, section, table, tag
 from nca_trader.evaluate.report_plots import AGENT, BASELINES, DASHES, MUTED, SETTINGS, svg
 
-KINDS = (".html", ".png", ".svg")
 PRINTED = {AGENT: "#1f5fa8", MUTED: "#555555"} | dict(
     zip(BASELINES, ("#c25e00", "#2e7d32", "#7b3fa0", "#777777"), strict=True)
 )
-
-
-def check_output(path: str | None) -> None:
-    """Refuses a file of a kind that is not written here.
-
-    Raises:
-      ConfigError: another suffix than .html, .png or .svg.
-    """
-    if path is not None and local(path, "what --out writes").suffix not in KINDS:
-        raise ConfigError(f"--out {path}: give a file that ends in {', '.join(KINDS)}.")
 
 
 def write(path: str, proofs: Sequence[Proof], agent: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
+
+from nca_trader.errors import argument, options_named
 
 OPTIONS = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every")
 
@@ -37,3 +40,22 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """What of them was given, as `read_bars` takes it."""
     given = {name: getattr(args, name) for name in OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def typed(command: str, *words: str, **options: Any) -> str:
+    """Writes a whole command, quoted for a shell.
+
+    Args:
+      command: e.g. "backtest". words: its arguments without a name.
+      options: values by argument, those that are None left out; a list repeats its option, True
+        is an option without a value.
+    """
+    with options_named():
+        parts = ["nca-trader", command, *map(shlex.quote, words)]
+        for name, value in options.items():
+            if value is True:
+                parts.append(argument(name))
+            elif value is not None and value is not False:
+                each = value if isinstance(value, list | tuple) else [value]
+                parts += [argument(name, item) for item in each]
+    return " ".join(parts)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import math
-import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nca_trader.cli.checks import agent_of, overrides
 from nca_trader.cli.debugging import add_debug_arguments, compile_line, debugged
-from nca_trader.cli.reading import add_reading_arguments, reading_options
+from nca_trader.cli.reading import add_reading_arguments, reading_options, typed
 
 HELP = "train an agent into a run folder; the same command goes on where it stopped"
 
@@ -133,10 +132,10 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
             f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command goes on"
         )
     else:
-        words = ["nca-trader", "backtest", "--run", args.run_dir]
-        if args.data:
-            words += ["--data", args.data if folder_of_shards(args.data) is None else "FILE"]
-        print(f"trained {done:,} steps; see `{shlex.join(words)}`")
+        shards = args.data and folder_of_shards(args.data) is not None
+        data = "FILE" if shards else args.data
+        again = typed("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
+        print(f"trained {done:,} steps; see `{again}`")
     last = (trained.metrics() or [{}])[-1]
     return {"run": str(trained.path), "complete": done >= steps} | last | watch.figures
 
@@ -232,17 +231,9 @@ def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
     """The environment's and the agent's configuration, with `--set` and `--devices` applied."""
-    from nca_trader.agents.presets import load_agent
     from nca_trader.envs.presets import load_env
 
-    of_env = [text.removeprefix("env.") for text in args.set if text.startswith("env.")]
-    of_agent = [text for text in args.set if not text.startswith("env.")]
-    env_config, agent = load_env(args.env, of_env), load_agent(args.agent, of_agent)
-    if args.devices is not None:
-        agent = dataclasses.replace(
-            agent, mesh=dataclasses.replace(agent.mesh, devices=args.devices, data=None)
-        )
-    return env_config, agent
+    return load_env(args.env, overrides(args, "env.")), agent_of(args)
 
 
 def add_bar_arguments(parser: argparse.ArgumentParser, also: str = "") -> None:

@@ -20,6 +20,7 @@ from nca_trader.data.gather import gather
 from nca_trader.data.records import Records
 from nca_trader.data.times import TimeReader
 from nca_trader.errors import BarError
+from nca_trader.ranges import expect
 from nca_trader.types import PRICES, Bars
 
 DROPS = ("drop-nan", "drop-bad")
@@ -130,6 +131,7 @@ def write_bars(bars: Bars, path: str | Path) -> None:
       BarError: the suffix is another, or the file can't be written; of a CSV, a spreadsheet would
         take a symbol for a formula.
     """
+    expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", path=path)
     width = bars.num_assets
     frame = pd.DataFrame({"time": bars.index.repeat(width), "symbol": bars.symbols * len(bars)})
     for field in bars.fields:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import BarError, ConfigError
+from nca_trader.ranges import expect
 from nca_trader.types import Bars
 
 HOUR = 3_600_000_000_000  # nanoseconds
@@ -179,6 +180,7 @@ def session_ends(bars: Bars, sessions: Sessions) -> np.ndarray:
 
     A bar of a day or more is always one; one outside every session never is.
     """
+    expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", sessions=sessions)
     return _last(bars, sessions, ahead=0)
 
 
@@ -205,6 +207,7 @@ def flat_at_close(
     """
     if fill not in FILLS:
         raise ConfigError(f"fill = {fill!r} is unknown; there are {' and '.join(FILLS)}.")
+    expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", targets=targets)
     out = np.array(targets, dtype=np.float64)
     if len(out) != len(bars):
         raise BarError(

@@ -8,6 +8,7 @@ import numpy as np
 
 from nca_trader.data.calendar import DAY, Sessions, bar_length, parse_step
 from nca_trader.errors import BarError
+from nca_trader.ranges import expect
 from nca_trader.types import Bars
 
 
@@ -31,6 +32,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
     Raises:
       BarError: fewer than two bars; a length that is no multiple of the bars' own; no bin is over.
     """
+    expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", every=every)
     width = parse_step(every)
     length = bar_length(bars.time)
     if width is None or np.isnat(length):
@@ -61,6 +63,8 @@ def align(higher: Bars, bars: Bars) -> np.ndarray:
     Args:
       higher: from `resample`, stamped by their close. bars: N bars, stamped by their opens.
     """
+    for name, value in (("higher", higher), ("bars", bars)):
+        expect(name, value, Bars, "Bars, e.g. of nca.read_bars")
     close = bars.time + bar_length(bars.time)
     return np.searchsorted(higher.time, close, side="right") - 1
 

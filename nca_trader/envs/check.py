@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from jax import Array
 
 from nca_trader.data.samples import sample_bars
 from nca_trader.envs.packed import episode_length
+from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv
 from nca_trader.errors import CheckFailed
 from nca_trader.presets import EnvConfig
@@ -77,7 +79,7 @@ class Trace(NamedTuple):
 
 
 def check_env(
-    env: TradingEnv | EnvConfig,
+    env: TradingEnv | EnvConfig | str | pathlib.Path,
     bars: Bars | None = None,
     seed: int = 0,
     only: Collection[str] | None = None,
@@ -85,8 +87,8 @@ def check_env(
     """Runs an environment with random actions, and reports which promises it keeps.
 
     Args:
-      env: an environment, or the config of one. bars: for a config; None draws the market that it
-        names, or takes some of the sample bars.
+      env: an environment; or a config, a preset's name, or the path of a TOML file.
+      bars: for a config; None draws the market that it names, or takes some of the sample bars.
       seed: of the keys and actions. only: names of the checks to run; None is all of them.
 
     Returns:
@@ -95,7 +97,8 @@ def check_env(
     Raises:
       BarError, ConfigError: there is no environment of this config over these bars.
     """
-    if isinstance(env, EnvConfig):
+    if not isinstance(env, TradingEnv):
+        env = load_env(env)
         if bars is None and not env.market:
             bars = sample_bars("sp500")[:NUM_BARS]
         env = TradingEnv(bars, env)

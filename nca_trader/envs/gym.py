@@ -54,7 +54,7 @@ def kernel_of(
     if window < 1:
         raise ConfigError(f"window={window} is below 1 bar; give at least 1.")
     if env is None:
-        config = config if isinstance(config, EnvConfig) else load_env(config)
+        config = load_env(config)
         name = (_name_of(bars, config), config)
         env = _ENVS.get(name)
         if env is None:
@@ -161,7 +161,7 @@ def start_row(env: TradingEnv, options: dict[str, Any] | None) -> int:
     start = options.get("start")
     if start is None:
         return DRAWN
-    row = int(start) if isinstance(start, int | np.integer) else env.bars.row(start)
+    row = int(start) if isinstance(start, int | np.integer) else env.bars.row(start, "start")
     first, last = env.spec.warmup, len(env) - 2
     if not first <= row <= last:
         time = env.bars.time.astype("datetime64[m]")

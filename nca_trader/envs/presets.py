@@ -5,14 +5,15 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from nca_trader.data.features import feature_set
 from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
 from nca_trader.toml import read_preset
 
 
-def load_env(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> EnvConfig:
-    """The environment of a preset's name or of a TOML file.
+def load_env(
+    name_or_path: EnvConfig | str | pathlib.Path, overrides: Sequence[str] = ()
+) -> EnvConfig:
+    """The environment of a preset's name or of a TOML file; a config is taken as it is.
 
     Args:
       name_or_path: e.g. "index_daily", or the path of a .toml file.
@@ -22,6 +23,9 @@ def load_env(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) ->
       ConfigError: unknown name or feature, unreadable file, or a line for each thing wrong in it.
     """
     config = read_preset(EnvConfig, name_or_path, "envs", overrides)
+    # jax is slow to import: what is wrong in the file itself has been said before.
+    from nca_trader.data.features import feature_set
+
     try:
         feature_set(config.features)
     except ConfigError as error:

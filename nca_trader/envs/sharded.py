@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import jax
 import numpy as np
 
@@ -23,7 +25,7 @@ class ShardedEnv(TradingEnv):
       shards: in the order in which they are trained on. rows: N of a padded market.
     """
 
-    def __init__(self, shards: Shards, config: EnvConfig | None = None):
+    def __init__(self, shards: Shards, config: EnvConfig | str | pathlib.Path | None = None):
         """Reads the first shard; the others wait.
 
         Raises:

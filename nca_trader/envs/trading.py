@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -25,9 +26,11 @@ from nca_trader.envs.actions import targets_of, to_target
 from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.nearest import nearest_assets
 from nca_trader.envs.orders import Rules, rules_of
+from nca_trader.envs.presets import load_env
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import hash_uniform
 from nca_trader.presets import EnvConfig
+from nca_trader.ranges import expect
 from nca_trader.types import Bars, Costs, EnvSpec, Tensor
 
 
@@ -162,19 +165,28 @@ class TradingEnv:
       features: `[N, A, F]` float32 on the host. costs, rules: static.
     """
 
-    def __init__(self, bars: Bars | Task | None = None, config: EnvConfig | None = None):
+    def __init__(
+        self,
+        bars: Bars | Task | None = None,
+        config: EnvConfig | str | pathlib.Path | None = None,
+    ):
         """Computes the features of all bars once, by scanning their online updates.
 
         Args:
           bars: real bars; or a synthetic task, whose state is observed beside the features; or
             None, which draws the market that `config` names.
-          config: None is the default, or the task's own.
+          config: an `EnvConfig`, a preset's name, or the path of a TOML file; None is the
+            default, or the task's own.
 
         Raises:
           BarError: too few bars. ConfigError: neither bars nor a market; an unknown feature.
         """
+        if bars is not None:
+            accepted = "Bars, e.g. of nca.read_bars, a synthetic Task, or None"
+            expect("bars", bars, Bars | Task, accepted, config=config)
         if config is None:
             config = bars.config if isinstance(bars, Task) else EnvConfig()
+        config = load_env(config)
         if bars is None:
             bars = task_of(config)
         states = observed_states(bars, config)

@@ -29,9 +29,16 @@ from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate.result import Result, Trace
-from nca_trader.evaluate.targets import as_targets, in_force
+from nca_trader.evaluate.targets import (
+    LARGEST,
+    as_targets,
+    cut_of,
+    in_force,
+    refuse_no_targets,
+    strategy_targets,
+)
 from nca_trader.presets import capital_problems, limit_problems
-from nca_trader.ranges import nearest, one_of, refuse
+from nca_trader.ranges import expect, nearest, one_of, refuse
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, now, seen_rows
 from nca_trader.runs.records import data_record
@@ -60,9 +67,11 @@ def backtest(
       bars: N bars of A assets; or a synthetic task, whose state a run may have been given.
       targets: `[N]` (one asset) or `[N, A]` target weights, NaN for no order; or a `Strategy`;
         or a `Run`, whose selected agent takes its most probable action.
-      costs, fill, order: None is what the run trained with, or no costs, "next_open" and
-        "on_change". fill "next_open" fills at the open after the decision, so the last target
-        never fills; "close" at the close that was seen, which is idealised.
+      costs, fill, order: None is what the run trained with, or no costs, "next_open", and of
+        order "on_change" for a strategy, which trades when its target changes, and "rebalance"
+        for weights: each number given is an order. fill "next_open" fills at the open after the
+        decision, so the last target never fills; "close" at the close that was seen, which is
+        idealised.
       start, stop: trade from the first bar at or after `start` to the last before `stop`; bars
         before are history for warm-up, and the account begins flat with equity 1. Without
         `start` a run trades from the first bar after those that trained or selected it, where
@@ -78,18 +87,25 @@ def backtest(
       The result over the traded bars.
 
     Raises:
-      BarError: targets that do not fit the bars; no bars between start and stop; bars of other
-        symbols than the run's, or too few for it to decide.
-      ConfigError: an unknown `fill`, `order` or limit, one out of its range, or one that needs
+      BarError: targets that do not fit the bars, order nothing, or are above 10; no bars between
+        start and stop; bars of other symbols than the run's, or too few for it to decide.
+      ConfigError: an argument of another type, or swapped with another; a strategy that raises; an
+        unknown `fill`, `order` or limit, one out of its range, or one that needs
         `capital`; a date that is none.
       RunError, StateError: the run's parameters can't be had; see `Run.params`.
     """
+    accepted = "Bars, e.g. of nca.read_bars, or a synthetic Task"
+    expect("bars", bars, Bars | Task, accepted, targets=targets)
+    expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     first, last = _rows(bars, start, stop)
     run = targets if isinstance(targets, Run) else None
     if run and start is None:
         first = _first_unseen(bars, run, last)
     costs = costs or (run.env_config.costs if run else Costs())
+    if run is None:
+        refuse_no_targets(targets)
+        order = order or ("on_change" if isinstance(targets, Strategy) else "rebalance")
     rules = _rules(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
     logits, in_sample, looks = None, None, None
     if run:
@@ -101,9 +117,8 @@ def backtest(
         if isinstance(targets, Strategy):
             name = name or targets.name
             targets = strategy_targets(bars, targets)
-        trace = _run_targets(
-            bars, in_force(as_targets(targets, bars), first), costs, rules, first, last
-        )
+        targets = as_targets(targets, bars, max(LARGEST, rules.max_gross or 0.0))
+        trace = _run_targets(bars, in_force(targets, first), costs, rules, first, last)
     index, symbols = bars.index[first:last], list(bars.symbols)
     return Result(
         name=name or (run.name if run else "targets"),
@@ -121,6 +136,7 @@ def backtest(
         note=bars.note,
         in_sample=in_sample,
         looks=looks,
+        cut=cut_of(trace.target, rules),
     )
 
 
@@ -162,20 +178,10 @@ def looks_at(run: Run, judged: Bars) -> int:
     return trials.count(run.root, "test", data) + earlier
 
 
-def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
-    """`[N, A]` float64 targets of a strategy: the scan of its update over all bars."""
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        state = strategy.init(bars.num_assets)
-        bar = jax.tree.map(jnp.asarray, bars.as_bar())
-        # A state that changes its type under the update is the user's slip, not ours to mend.
-        _, targets = jax.jit(lambda s, b: jax.lax.scan(strategy.update, s, b))(state, bar)
-        return np.asarray(targets, np.float64)
-
-
 def _rows(bars: Bars, start: str | None, stop: str | None) -> tuple[int, int]:
     """The first row to trade and the row after the last."""
-    first = 0 if start is None else bars.row(start)
-    last = len(bars) if stop is None else bars.row(stop)
+    first = 0 if start is None else bars.row(start, "start")
+    last = len(bars) if stop is None else bars.row(stop, "stop")
     if first >= last:
         there = (
             f"there are bars from {bars.index[0]} to {bars.index[-1]}." if len(bars) else "empty."

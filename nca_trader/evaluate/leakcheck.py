@@ -9,7 +9,6 @@ found is shown; no difference in many cases proves nothing, but says much.
 from __future__ import annotations
 
 import dataclasses
-import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,10 +19,11 @@ import pandas as pd
 from nca_trader.agents.rules import Strategy
 from nca_trader.data.features import feature_set
 from nca_trader.data.online import Feature
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.evaluate.leak_cases import Case, Cases, differing, equal
 from nca_trader.evaluate.leak_report import LENGTH, Example, Found, Report, example, size
 from nca_trader.evaluate.perturbations import arrays_of, holed
+from nca_trader.ranges import expect
 from nca_trader.types import Bar, Bars
 
 __all__ = ["Example", "Report", "leakcheck"]
@@ -65,6 +65,7 @@ def leakcheck(
       BarError: fewer than 20 bars.
     """
     _refuse_options(cases, decided, tolerance)
+    expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", subject=subject)
     if len(bars) < LEAST_BARS:
         raise BarError(
             f"{bars.source or 'bars'}: {len(bars)} bars are too few to tell a past from a future; "
@@ -332,14 +333,6 @@ def _told(error: Exception) -> str:
     if isinstance(error, _Shape):
         return str(error)
     if isinstance(error, ValueError) and "read-only" in str(error):
-        return f"it writes into the bars at {place(error)}; let it copy them first"
+        return f"it writes into the bars at {user_line(error)}; let it copy them first"
     said = " ".join(str(error).split()) or "no message"
-    return f"it raises {type(error).__name__} at {place(error)}: {said[:200].rstrip('.')}"
-
-
-def place(error: BaseException) -> str:
-    """The innermost line of code that is not a library's: where the user can look."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__]
-    frame = (own or list(frames))[-1]
-    return f"{frame.filename.rpartition('/')[2]} line {frame.lineno}"
+    return f"it raises {type(error).__name__} at {user_line(error)}: {said[:200].rstrip('.')}"

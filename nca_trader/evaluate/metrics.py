@@ -3,7 +3,9 @@
 Everything takes simple returns `r [T]`, one a bar, in float64; `simple_returns` makes them from
 equity. One rule for NaN, everywhere: a NaN return is a bar without information and is left out;
 a metric that is then undefined (no bars, or no volatility to divide by) is NaN, never 0 and never
-infinite. Volatility below 1e-12 a bar is rounding, and counts as none.
+infinite. Volatility below 1e-12 a bar is rounding, and counts as none. Where nothing was ever
+filled, what moved is cash that earned interest: a ratio of such returns judges no strategy, and is
+NaN (`judged`).
 """
 
 from __future__ import annotations
@@ -47,6 +49,16 @@ def known(returns: ArrayLike) -> np.ndarray:
     if r.ndim != 1:
         raise ConfigError(f"returns have shape {r.shape}; metrics take one account's, [T].")
     return r[~np.isnan(r)]
+
+
+def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
+    """The returns that ratios are of: all of them; zeros, whose ratios are NaN, without a fill.
+
+    Args:
+      returns: `[T]`. turnover: `[T]` traded notional as a fraction of equity; None is unknown.
+    """
+    r = np.asarray(returns, np.float64)
+    return r if turnover is None or np.nansum(np.asarray(turnover)) > 0.0 else np.zeros_like(r)
 
 
 def total_return(returns: ArrayLike) -> float:
@@ -200,21 +212,23 @@ def summary(
       capital: equity before the first bar, see `simple_returns`.
 
     Returns:
-      Floats; NaN where a metric is undefined or its input was not given.
+      Floats; NaN where a metric is undefined or its input was not given. Where `turnover` is 0
+      throughout, sharpe, sortino, calmar, hit_rate, skewness and kurtosis are NaN.
     """
     r = simple_returns(equity, capital)
+    ratios = judged(r, turnover)
     return {
         "bars": float(known(r).size),
         "total_return": total_return(r),
         "cagr": cagr(r, bars_per_year),
         "annual_volatility": annual_volatility(r, bars_per_year),
-        "sharpe": sharpe(r, bars_per_year),
-        "sortino": sortino(r, bars_per_year),
+        "sharpe": sharpe(ratios, bars_per_year),
+        "sortino": sortino(ratios, bars_per_year),
         "max_drawdown": max_drawdown(r),
-        "calmar": calmar(r, bars_per_year),
-        "hit_rate": hit_rate(r),
-        "skewness": skewness(r),
-        "kurtosis": kurtosis(r),
+        "calmar": calmar(ratios, bars_per_year),
+        "hit_rate": hit_rate(ratios),
+        "skewness": skewness(ratios),
+        "kurtosis": kurtosis(ratios),
         "exposure": math.nan if weights is None else exposure(weights),
         "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),
     }

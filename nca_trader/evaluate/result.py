@@ -14,8 +14,9 @@ import pandas as pd
 
 from nca_trader.envs.account import Flows
 from nca_trader.envs.orders import Rules
-from nca_trader.errors import StateError
+from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import metrics
+from nca_trader.evaluate.targets import NO_CUT, Cut
 from nca_trader.types import Costs, Tensor
 
 
@@ -55,6 +56,7 @@ class Result:
         knows what they were chosen on.
       looks: how often agents were judged on these symbols in years that overlap, this time
         included; None where that was not counted, see `looks_at`.
+      cut: orders for more than the account may hold: how many bars had one, and the largest.
     """
 
     name: str
@@ -72,6 +74,12 @@ class Result:
     note: str = ""
     in_sample: int | None = None
     looks: int | None = None
+    cut: Cut = NO_CUT
+
+    @property
+    def num_fills(self) -> int:
+        """Bars at which something was filled; 0 says that metrics judge cash alone."""
+        return int((self.turnover > 0.0).sum())
 
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
@@ -120,12 +128,17 @@ class Result:
         return pd.DataFrame(columns)
 
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Writes `to_frame()`, every digit kept, as Parquet or, to a name in .csv, as CSV.
+        """Writes `to_frame()`, every digit kept, to a name in .parquet or .csv.
 
         Raises:
-          StateError: it cannot be written; then nothing is.
+          ConfigError: another suffix. StateError: it cannot be written; then nothing is.
         """
         path = pathlib.Path(path)
+        if path.suffix not in (".parquet", ".csv"):
+            raise ConfigError(
+                f"{argument('path', str(path))}: a result by bar is written to .parquet or .csv; "
+                "give such a name. The command `backtest` writes a page to .html."
+            )
         part = path.with_name(path.name + ".part")
         try:
             if path.suffix == ".csv":

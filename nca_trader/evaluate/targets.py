@@ -1,18 +1,116 @@
-"""Targets as users give them: checked against the bars before anything is traded."""
+"""Targets as users give them: checked against the bars before anything is traded.
+
+They are weights, or a `Strategy` whose update is scanned here.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from nca_trader.errors import BarError
+from nca_trader.agents.rules import Strategy
+from nca_trader.envs.orders import Rules
+from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
+from nca_trader.ranges import described
 from nca_trader.types import Bars
 
+LARGEST = 10.0  # a weight: beyond it percent or units were written for a fraction of equity
+ROUNDING = 1e-6  # of weights that float32 sums to their limit
+ACCEPTED = (
+    "give weights [N] or [N, A], NaN for no order; a Strategy, e.g. nca.rules.sma_cross(10, 30); "
+    "or a Run, e.g. nca.Run('runs/mine')"
+)
+TRACED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
 
-def as_targets(targets: Any, bars: Bars) -> np.ndarray:
-    """Targets as `[N, A]` float64; refuses what does not fit or is infinite."""
+
+def refuse_no_targets(targets: Any) -> None:
+    """Refuses what holds no weights and decides nothing here: a function, another package's model.
+
+    Raises:
+      ConfigError: it says what is accepted.
+    """
+    array = isinstance(targets, list | tuple) or hasattr(targets, "__array__")
+    if isinstance(targets, Strategy) or (array and not isinstance(targets, Bars)):
+        return
+    hint = ""
+    if callable(targets):
+        hint = "; pass what it returns: call it first"
+    elif hasattr(targets, "predict"):
+        hint = "; pass the weights that it chooses, bar by bar"
+    raise ConfigError(f"{argument('targets')} is {described(targets)}{hint}; {ACCEPTED}.")
+
+
+def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
+    """`[N, A]` float64 targets of a strategy: the scan of its update over all bars.
+
+    Raises:
+      ConfigError: the strategy raises, or branches on a value that is known only when it runs; the
+        bar and the line of its code are named.
+    """
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        bar = jax.tree.map(jnp.asarray, bars.as_bar())
+        try:
+            state = strategy.init(bars.num_assets)
+            _, targets = jax.jit(lambda s, b: jax.lax.scan(strategy.update, s, b))(state, bar)
+            return np.asarray(targets, np.float64)
+        except Exception as error:
+            if out_of_memory(error):
+                raise  # the machine's fault and not the strategy's
+            raise ConfigError(_strategy_fault(bars, bar, strategy, error)) from error
+
+
+def _strategy_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) -> str:
+    """One line on what a strategy's code did, where, and how to repair it."""
+    name, line = f"strategy {strategy.name!r}", user_line(error)
+    if isinstance(error, TRACED):
+        return (
+            f"{name}: {line or 'its code'} branches on a value that is known only when the bars "
+            "run; write jnp.where(condition, this, that) in place of `if`, and jnp in place of "
+            "float(), bool() and numpy."
+        )
+    when = ""
+    if line or isinstance(error, jax.errors.JaxRuntimeError):
+        row, error = _first_fault(bar, strategy, len(bars), error)
+        line, when = user_line(error) or line, f" at bar {row} ({bars.index[row]})"
+    lines = str(error).strip().splitlines() or ["no message"]
+    # What a callback on the host raised is the end of the error that carries it.
+    said = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
+    what = f"{name}: raises {type(error).__name__}{when}, {line or 'in its update'}: {said[:200]}"
+    if not line:
+        what += "; update returns (state, target), a state of the types and shapes it came with"
+    return what.rstrip(".") + "; correct the strategy."
+
+
+def _first_fault(
+    bar: Any, strategy: Strategy, num_bars: int, fault: Exception
+) -> tuple[int, Exception]:
+    """The first row at which the update raises, run bar by bar as Python, and what it raises."""
+    row = 0
+    with jax.disable_jit():
+        try:
+            state = strategy.init(bar.close.shape[1])
+            for row in range(num_bars):
+                state, _ = strategy.update(state, jax.tree.map(lambda x, row=row: x[row], bar))
+        except Exception as error:
+            return row, error
+    return row, fault
+
+
+def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray:
+    """Targets as `[N, A]` float64; refuses what does not fit, orders nothing or cannot be meant.
+
+    Args:
+      largest: a weight above it, on either side, is refused.
+    """
     _refuse_other_labels(targets, bars)
     try:
         array = np.asarray(targets, np.float64)
@@ -32,7 +130,49 @@ def as_targets(targets: Any, bars: Bars) -> np.ndarray:
     if np.isinf(array).any():
         row = int(np.argwhere(np.isinf(array))[0, 0])
         raise BarError(f"targets row {row} is infinite; a weight is a finite fraction of equity.")
+    if np.isnan(array).all():
+        raise BarError("targets hold no order: all are NaN; give a number where one is meant.")
+    if np.nanmax(np.abs(array)) > largest:
+        row, asset = np.argwhere(np.abs(array) > largest)[0]
+        raise BarError(
+            f"targets row {row} is {array[row, asset]:g} of {bars.symbols[asset]}; a weight is a "
+            "fraction of equity, neither percent nor units. Divide it, or give max_gross of at "
+            "least that where so much leverage is meant."
+        )
     return array
+
+
+class Cut(NamedTuple):
+    """Orders for more than an account may hold, which were cut to what it may.
+
+    orders: bars with such an order. largest: what the largest of them asked for, as the sum of
+    absolute weights.
+    """
+
+    orders: int
+    largest: float
+
+
+NO_CUT = Cut(0, 0.0)
+
+
+def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
+    """Counts the rows of `targets` `[N, A]` that ask for more than `rules` let an account hold.
+
+    A limit is `max_gross` on the sum of absolute weights, `max_net` on that of the weights, and
+    cash where nothing is borrowed: weights may sum to 1.
+    """
+    asked = np.nan_to_num(targets, nan=0.0)
+    gross, net = np.abs(asked).sum(1), asked.sum(1)
+    above = np.zeros(len(asked), bool)
+    for size, limit in (
+        (gross, rules.max_gross),
+        (np.abs(net), rules.max_net),
+        (net, None if rules.borrow else 1.0),
+    ):
+        if limit is not None:
+            above |= size > limit + ROUNDING
+    return Cut(int(above.sum()), float(gross[above].max(initial=0.0)))
 
 
 def _refuse_other_labels(targets: Any, bars: Bars) -> None:

@@ -154,7 +154,9 @@ def score(result: Backtested, bars_per_year: float, seed: int = 0) -> Scored:
     r = metrics.simple_returns(result.equity)
     return Scored(
         metrics=metrics.summary(result.equity, result.weights, result.turnover, bars_per_year),
-        sharpe_interval=statistics.sharpe_interval(r, bars_per_year, seed),
+        sharpe_interval=statistics.sharpe_interval(
+            metrics.judged(r, result.turnover), bars_per_year, seed
+        ),
         costs_paid=float(result.cost.sum()),
     )
 
@@ -171,6 +173,7 @@ def weigh(
       seed: of the bootstrap.
     """
     r = metrics.simple_returns(agent.equity)
+    ratios = metrics.judged(r, agent.turnover)
     scored = {name: score(result, bars_per_year, seed) for name, result in baselines.items()}
     ours = score(agent, bars_per_year, seed)
     differences = {}
@@ -186,7 +189,9 @@ def weigh(
             mean_return=float(np.mean(r - other) * bars_per_year),
             mean_return_interval=statistics.mean_difference_interval(r, other, bars_per_year, seed),
             sharpe=ours.metrics["sharpe"] - scored[name].metrics["sharpe"],
-            sharpe_interval=statistics.sharpe_difference_interval(r, other, bars_per_year, seed),
+            sharpe_interval=statistics.sharpe_difference_interval(
+                ratios, metrics.judged(other, result.turnover), bars_per_year, seed
+            ),
         )
     nearest, share = nearest_baseline(
         agent.targets, {name: result.targets for name, result in baselines.items()}
@@ -198,7 +203,7 @@ def weigh(
         best=max(scored, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
-        moments=statistics.moments(r),
+        moments=statistics.moments(ratios),
         start=cast(pd.Timestamp, agent.equity.index[0]),
         stop=cast(pd.Timestamp, agent.equity.index[-1]),
         in_sample=agent.in_sample,
@@ -285,7 +290,9 @@ def verdict(
     else:
         found = f"is not distinguishable from {evidence.best}"
     if math.isnan(ours["sharpe"]):
-        found = f"never had a return other than 0, so it has no Sharpe ratio; it {found}"
+        filled = ours.get("turnover") != 0.0
+        never = "had a return other than 0" if filled else "had an order filled"
+        found = f"never {never}, so it has no Sharpe ratio; it {found}"
     sentences = [
         f"{where}, the {evidence.noun} {found}: total return "
         f"{percent(ours['total_return'])} against {percent(theirs['total_return'])}, Sharpe ratio "

@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 
 from nca_trader import hosts
 from nca_trader.agents.policy import make_policy
+from nca_trader.agents.presets import load_agent
 from nca_trader.cloud import CloudPath, place
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
@@ -36,6 +37,7 @@ from nca_trader.learner.markets import Markets
 from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, make_learner
 from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
+from nca_trader.ranges import expect
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run, training_run
 
@@ -46,7 +48,7 @@ log = logging.getLogger(__name__)
 
 def train(
     env: TradingEnv,
-    agent: AgentConfig,
+    agent: AgentConfig | str | os.PathLike[str],
     run_dir: str | os.PathLike[str] | CloudPath,
     *,
     steps: int | None = None,
@@ -58,6 +60,7 @@ def train(
     """Trains `agent` in `env` for `steps` environment steps of each seed, into a run folder.
 
     Args:
+      agent: a config, a preset's name, or the path of a TOML file.
       run_dir: a folder, or a `gs://` or `s3://` URL of one.
       env: a `ShardedEnv` trains on shard after shard, read ahead, see `learner.shard_updates`.
       steps: a total, rounded up to whole updates; what a resumed run has done counts.
@@ -79,6 +82,8 @@ def train(
         back to one checkpoint `max_rollbacks` times and failed again.
       StoreError: the object store of `run_dir` or of the shards cannot be reached.
     """
+    expect("env", env, TradingEnv, "a TradingEnv or a ShardedEnv", agent=agent, run_dir=run_dir)
+    agent = load_agent(agent)
     if steps is not None:
         if steps < 1:
             raise ConfigError(f"steps = {steps}: train at least one environment step.")

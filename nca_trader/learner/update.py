@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Policy
+from nca_trader.agents.presets import load_agent
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
@@ -41,7 +43,7 @@ from nca_trader.mesh import (
     replicated,
 )
 from nca_trader.presets import AgentConfig, LearnerConfig
-from nca_trader.ranges import divides, refuse
+from nca_trader.ranges import divides, expect, refuse
 
 SEARCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")  # settings, see `advance`
 
@@ -66,9 +68,16 @@ class Learner(NamedTuple):
 
 
 def make_learner(
-    env: TradingEnv, policy: Policy, config: AgentConfig, mesh: Mesh | None = None
+    env: TradingEnv,
+    policy: Policy,
+    config: AgentConfig | str | pathlib.Path,
+    mesh: Mesh | None = None,
 ) -> Learner:
     """Builds the learner; compiles nothing until `step` is called.
+
+    Args:
+      config: an agent: a config, a preset's name, or the path of a TOML file. mesh: None is the
+        config's own.
 
     Raises:
       BarError: fewer bars than one segment and the receptive field behind it.
@@ -76,6 +85,9 @@ def make_learner(
 
     On a mesh of devices that are only described (see `scale.plan`) it can be lowered and compiled.
     """
+    expect("env", env, TradingEnv, "a TradingEnv", policy=policy, config=config)
+    expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)
+    config = load_agent(config)
     mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
     shape = config.learner
     layout = make_layout(policy, mesh, config.mesh.deterministic)

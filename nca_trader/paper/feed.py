@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from nca_trader.data.bars import read_bars
-from nca_trader.errors import ConfigError, argument
+from nca_trader.paper.reading import replayed
 from nca_trader.types import PRICES, Bar, Bars
 
 NANOSECONDS = 1_000_000_000
@@ -75,16 +75,7 @@ def parse_feed(
     Raises:
       ConfigError: not a feed of this version. BarError: the file can't be used.
     """
-    kind, _, rest = text.partition(":")
-    if kind in ("alpaca", "ccxt"):
-        raise ConfigError(
-            f"{argument('feed', text)}: {kind} is not in this version; replay:FILE is."
-        )
-    if kind != "replay" or not rest:
-        raise ConfigError(
-            f"{argument('feed', text)}: is not a feed; give replay:FILE, FILE a bar file."
-        )
-    bars = read_bars(rest, **(reading or {}))
+    bars = read_bars(replayed(text), **(reading or {}))
     if symbols is not None and bars.symbols != symbols:
         bars = bars.select(*symbols)
     return ReplayFeed(bars)

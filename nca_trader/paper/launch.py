@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pandas as pd
 
 from nca_trader.agents.policy import Params, read_out
 from nca_trader.data.features import feature_set
@@ -21,7 +20,9 @@ from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
+from nca_trader.paper.reading import replayed
 from nca_trader.paper.session import Session
+from nca_trader.ranges import moment
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run, seen_rows, versions
 
@@ -83,16 +84,7 @@ def seconds_of(date: str | None) -> int | None:
     """Seconds since 1970 of a date or time, UTC where it names no zone; None for None."""
     if date is None:
         return None
-    try:
-        stamp = pd.Timestamp(date)
-        if not isinstance(stamp, pd.Timestamp):  # "" and "nat" are no time at all
-            raise ValueError(date)
-    except ValueError:
-        raise ConfigError(
-            f"{argument('start', date)}: is not a date; give one such as 2013-01-02."
-        ) from None
-    stamp = stamp.tz_localize("UTC") if stamp.tz is None else stamp.tz_convert("UTC")
-    return int(np.ceil(stamp.timestamp()))
+    return int(np.ceil(moment(date, "start").timestamp()))
 
 
 def paper_trade(
@@ -120,8 +112,7 @@ def paper_trade(
       `Session.result()`; `in_sample`, how many of the bars traded so far are no later than the
       last that trained or selected the agent; `seed`, and `agent`, which names it and the others.
     """
-    if broker != "simulated":
-        raise ConfigError(f"{argument('broker', broker)}: is not in this version; simulated is.")
+    replayed(feed, broker)
     first = seconds_of(start)
     opened_run = read_run(run, seed=seed)
     agent = agent_of(opened_run)

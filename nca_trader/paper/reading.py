@@ -8,13 +8,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.paper.chain import GENESIS, Event, Head, beside, link_of, read_head
 from nca_trader.records import read_json, record
 
 APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
 LEAST_PAGE = 512  # bytes, of a SQLite file
 COLUMNS = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
+
+
+def replayed(feed: str, broker: str = "simulated") -> str:
+    """Returns the bar file that `feed` replays.
+
+    Raises:
+      ConfigError: a feed or a broker that this version does not have.
+    """
+    if broker != "simulated":
+        raise ConfigError(f"{argument('broker', broker)} is not in this version; simulated is.")
+    kind, _, file = feed.partition(":")
+    if kind in ("alpaca", "ccxt"):
+        raise ConfigError(
+            f"{argument('feed', feed)}: {kind} is not in this version; replay:FILE is."
+        )
+    if kind != "replay" or not file:
+        raise ConfigError(
+            f"{argument('feed', feed)} is not a feed; give replay:FILE, FILE a bar file."
+        )
+    return file
 
 
 def verify(path: str | Path) -> Head:

@@ -9,9 +9,10 @@ from nca_trader.presets.policy import PolicyConfig
 from nca_trader.presets.population import PopulationConfig
 from nca_trader.presets.precision import PrecisionConfig
 from nca_trader.presets.run import CheckpointConfig, MeshConfig
-from nca_trader.ranges import multiple, refuse, whole
+from nca_trader.ranges import multiple, refuse, strict, whole
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """An agent: its policy and how it learns. `num_seeds` agents train in one program."""

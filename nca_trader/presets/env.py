@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from nca_trader.ranges import between, one_of, refuse, whole, without_effect
-from nca_trader.types import Costs
+from nca_trader.presets.costs import Costs
+from nca_trader.ranges import between, one_of, refuse, strict, whole, without_effect
 
 DEFAULT_FEATURES = (
     "return_1",
@@ -78,6 +78,7 @@ def unpaid_problems(config: Any) -> Iterator[str]:
         )
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvConfig:
     """One trading environment: what is seen, what may be done, what it costs.

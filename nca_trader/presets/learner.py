@@ -12,11 +12,13 @@ from nca_trader.ranges import (
     multiple,
     one_of,
     refuse,
+    strict,
     whole,
     without_effect,
 )
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """Proximal policy optimisation over segments of bars.
@@ -118,6 +120,7 @@ class LearnerConfig:
                 yield name, "advantages='gae', 'group' or 'exact'"
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW behind a global-norm clip, and its learning-rate schedule.
@@ -167,6 +170,7 @@ class OptimizerConfig:
             yield "first_period", "schedule='sgdr'"
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CurriculumConfig:
     """What is easier at the start of a run than at its end.

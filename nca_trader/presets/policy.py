@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from nca_trader.ranges import between, one_of, refuse, whole, without_effect
+from nca_trader.ranges import between, one_of, refuse, strict, whole, without_effect
 
 KINDS = ("nca", "mlp", "gru")
 # The fields that not every kind has.
@@ -23,6 +23,7 @@ MAX_STEPS, MAX_WIDTH = 1024, 1 << 16
 MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
     """What encodes bars into cells, and the readout.

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from nca_trader.ranges import between, refuse, whole, without_effect
+from nca_trader.ranges import between, refuse, strict, whole, without_effect
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PopulationConfig:
     """How the `num_seeds` agents of a run differ, and how the worst follow the best.

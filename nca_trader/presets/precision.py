@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from nca_trader.ranges import one_of, refuse
+from nca_trader.ranges import one_of, refuse, strict
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
     """What of the encoder may be of bfloat16; parameters, sums, readout and losses are float32.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from nca_trader.ranges import between, multiple, refuse, whole
+from nca_trader.ranges import between, multiple, refuse, strict, whole
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
     """The devices that a run is spread over, as a mesh of axes (data, fsdp, model).
@@ -54,6 +55,7 @@ class MeshConfig:
         return self.data or (self.devices or inner) // inner, self.fsdp, self.model
 
 
+@strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """What is kept of a run, and when it goes back to it.

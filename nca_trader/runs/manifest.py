@@ -33,7 +33,7 @@ import numpy as np
 from nca_trader import __version__, hosts
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.cloud import CloudPath, Place, place
-from nca_trader.disk import write_atomically
+from nca_trader.disk import run_file, write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.presets import AgentConfig, EnvConfig
@@ -80,12 +80,7 @@ class Run:
         """
         self.path = place(path)
         self.lines = Lines(self.path / "metrics.jsonl")
-        file = self.path / "run.json"
-        if not file.is_file():
-            raise RunError(
-                f"{self.path}: not a run folder (it has no run.json); give one that "
-                "`nca-trader train` made."
-            )
+        file = run_file(self.path)
         manifest, checked = unsealed(file.read_bytes(), str(file))
         known = manifest.get("format") if isinstance(manifest, dict) else FORMAT
         if known not in (UNSEALED, FORMAT):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -269,7 +270,7 @@ def data(facts: Facts) -> Iterator[Finding]:
     if facts.data_error:
         what = facts.data_error.partition("\n")[0].rstrip(".")
         shards = facts.data_is_shards
-        remedy = f"See `nca-trader data check {facts.data}`"
+        remedy = f"See `{shlex.join(['nca-trader', 'data', 'check', facts.data, *facts.reading])}`"
         remedy = "Write the shards again, or give their shards.json" if shards else remedy
         yield Finding(ERROR, "data", what, remedy)
 

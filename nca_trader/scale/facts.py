@@ -61,7 +61,8 @@ class Facts:
       cache: folder of compiled programs, "" for none; cache_error: why it can't be written;
         cache_bytes: its size; disk_free: bytes free there.
       coordinator: address, "" for none; coordinator_error: why it can't be reached.
-      data: the bar file, or shards, asked for; data_error: why they can't be read; data_rows:
+      data: the bar file, or shards, asked for; reading: options of `data check` that read it, as
+        they are typed; data_error: why they can't be read; data_rows:
         their bars; data_is_shards: which of the two.
     """
 
@@ -89,6 +90,7 @@ class Facts:
     coordinator: str = ""
     coordinator_error: str = ""
     data: str = ""
+    reading: tuple[str, ...] = ()
     data_error: str = ""
     data_rows: int | None = None
     data_is_shards: bool = False
@@ -126,6 +128,7 @@ def gather(
         coordinator=coordinator,
         coordinator_error=_unreachable(coordinator) if coordinator else "",
         data=data,
+        reading=tuple(f"--{name}={value}" for name, value in reading.items()),
     )
     facts = dataclasses.replace(facts, **_cache(environment.get("JAX_COMPILATION_CACHE_DIR", "")))
     return dataclasses.replace(facts, **_probe(timeout), **_read(data, reading))

@@ -136,7 +136,7 @@ def one_line(said, says):
         ("code.py:number", "code.py:number: takes no bars and gives a int; let it take bars"),
         ("code.py:two", "code.py:two: takes 2 arguments; a function of bars takes one"),
         ("code.py:broken_rule", "code.py:broken_rule: it can't be built (ConfigError at "),
-        ("code.py:fails", f"fails: it raises AttributeError at code.py line {FAILS}: 'Bars'"),
+        ("code.py:fails", f"AttributeError at code.py line {FAILS} (`return bars.closes`): 'Bars'"),
     ],
 )
 def test_a_strategy_that_cannot_be_had_is_one_line(check, strategy, says):
@@ -146,10 +146,19 @@ def test_a_strategy_that_cannot_be_had_is_one_line(check, strategy, says):
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("import nonsuch_package\n", "raises ModuleNotFoundError at bad.py line 1: No module"),
-        ("x = 1\ny = z\n", "importing it raises NameError at bad.py line 2: name 'z' is not"),
+        (
+            "import nonsuch_package\n",
+            "raises ModuleNotFoundError at bad.py line 1 (`import nonsuch_package`): No module",
+        ),
+        (
+            "x = 1\ny = z\n",
+            "importing it raises NameError at bad.py line 2 (`y = z`): name 'z' is not",
+        ),
         ("def f(bars)\n    return 1\n", "bad.py line 1: expected ':' (SyntaxError); mend it."),
-        ("import sys\nsys.exit(3)\n", "importing it raises SystemExit at bad.py line 2: 3"),
+        (
+            "import sys\nsys.exit(3)\n",
+            "importing it raises SystemExit at bad.py line 2 (`sys.exit(3)`): 3",
+        ),
         ("x = 1\n", "bad.py: no 'f' there; It defines no function of bars."),
     ],
 )
@@ -162,9 +171,9 @@ def test_a_file_that_cannot_be_imported_says_where(check, mine, code, says):
     ("option", "says"),
     [
         ("--data=nowhere.csv", "nowhere.csv: D001 no such file."),
-        ("--cases=0", "cases = 0: try at least one"),
-        ("--seed=-1", "--seed -1: give a whole number from 0 on."),
-        ("--tolerance=-1", "tolerance = -1.0 is no tolerance"),
+        ("--cases=0", "--cases 0 is not a whole number of at least 1"),
+        ("--seed=-1", "--seed=-1: give a whole number from 0 to"),
+        ("--tolerance=-1", "--tolerance=-1.0: give 0, or e.g. 1e-9"),
         ("--symbol=XX", "XX"),
     ],
 )

@@ -119,7 +119,7 @@ def test_one_trade_by_hand():
 
 def test_holding_costs_nothing_and_a_repeated_target_does_not_trade():
     bars = random_bars(np.random.default_rng(0), 50, 2)
-    result = backtest(bars, np.full((50, 2), 0.4), EXPENSIVE)
+    result = backtest(bars, np.full((50, 2), 0.4), EXPENSIVE, order="on_change")
     assert (result.turnover > 0).sum() == 1
     assert result.turnover.iloc[1] == pytest.approx(0.8)
 
@@ -127,7 +127,7 @@ def test_holding_costs_nothing_and_a_repeated_target_does_not_trade():
 def test_a_fully_invested_account_does_not_rebalance_on_change():
     # Cash cuts both buys; what is left of them waits, and must not sell the one that drifts up.
     bars = random_bars(np.random.default_rng(1), 300, 2)
-    result = backtest(bars, np.full((300, 2), 0.5), COSTS)
+    result = backtest(bars, np.full((300, 2), 0.5), COSTS, order="on_change")
     assert result.turnover.iloc[2:].max() < 1e-12
     units = result.weights.to_numpy() * result.equity.to_numpy()[:, None] / bars.close
     np.testing.assert_allclose(units[2:], np.tile(units[1], (298, 1)), rtol=1e-9)

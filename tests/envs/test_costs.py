@@ -301,7 +301,15 @@ def test_the_environment_lives_through_the_same_as_the_backtest(kind):
     _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, jnp.asarray(actions))
     targets = np.full((len(bars), 2), np.nan)
     targets[first:-1] = np.array([-0.5, 0.0, 0.5])[actions]
-    result = backtest(bars, targets, COSTS, start=str(bars.time[first]), max_gross=1.0, **limits)
+    result = backtest(
+        bars,
+        targets,
+        COSTS,
+        start=str(bars.time[first]),
+        order="on_change",
+        max_gross=1.0,
+        **limits,
+    )
     # The backtest's first bar is the one that was decided at: nothing is held in it yet.
     np.testing.assert_allclose(equity(steps.observation.account), result.equity[1:], rtol=2e-5)
     assert result.turnover.sum() > 2

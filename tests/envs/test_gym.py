@@ -190,7 +190,7 @@ def test_an_episode_starts_where_it_is_told_to(env):
         ({"start": 18}, "start=18 is row 18, outside rows 19 .2020-01-20T00:00"),
         ({"start": 59}, "outside rows 19 .* to 58"),
         ({"start": "2030-01-01"}, "row 60, outside"),
-        ({"start": "soon"}, "'soon' is not a date"),
+        ({"start": "soon"}, 'start="soon" is not a date'),
         ({"begin": 20}, r"no option \['begin'\]; there is 'start'"),
     ],
 )

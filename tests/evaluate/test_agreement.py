@@ -68,7 +68,7 @@ def test_equity_is_that_of_a_backtest_of_the_positions(bars):
     x, ready = env.features[:, 0, 0], np.arange(len(bars)) >= run.policy.first_decision
     for offset, equity in zip((OFFSET, 0.0), found.equity, strict=True):
         targets = np.where(ready, np.where(x + offset > 0, 1.0, -1.0), np.nan)
-        want = backtest(bars, targets, costs=CONFIG.costs, max_gross=1.0)
+        want = backtest(bars, targets, costs=CONFIG.costs, order="on_change", max_gross=1.0)
         assert equity == pytest.approx(want.equity.iloc[-1], rel=1e-9)
     assert found.difference == pytest.approx(found.equity[1] / found.equity[0] - 1)
     assert found.difference != 0.0

@@ -96,7 +96,8 @@ def test_whole_lots_long_or_flat_equal_the_units_of_backtesting_py(seed, fill):
     open_, close = bars.open[:, 0], bars.close[:, 0]
     orders = orders_of(targets, "on_change")
     expected = backtesting_py_equity(open_, close, orders, fill == "close", 5_000.0)
-    equity = nca.backtest(bars, targets, fill=fill, capital=5_000.0, lot=1.0).equity
+    limits = {"order": "on_change", "capital": 5_000.0, "lot": 1.0}
+    equity = nca.backtest(bars, targets, fill=fill, **limits).equity
     np.testing.assert_allclose(5_000.0 * equity, expected, rtol=1e-9)
 
 

@@ -50,9 +50,8 @@ def test_paper_is_the_backtest_under_every_limit(tmp_path, stage, case):
     result = stage.replay(path, bars, agent, capital=CAPITAL)
     assert result["fills"] > 15
     begin = stage.first_decision
-    expected = backtest(
-        bars, stage.decided(path, bars), costs, start=str(bars.time[begin]), **limits
-    )
+    rules = {"order": "on_change", "start": str(bars.time[begin]), **limits}
+    expected = backtest(bars, stage.decided(path, bars), costs, **rules)
     events = list(read_events(path))
     snapshots = [event.body["equity"] for event in events if event.kind == "snapshot"]
     np.testing.assert_allclose(snapshots, expected.equity, rtol=1e-12)

@@ -255,7 +255,7 @@ def seed_of(source: str) -> int:
     """
     seed = source.rpartition(SEED)[2]
     if not (source.startswith(SOURCE) and seed.isdecimal()):
-        raise ConfigError(f"{source!r} names no draw of a synthetic market; give bars by --data.")
+        raise ConfigError(f"{source!r} names no draw of a synthetic market; give a bar file.")
     return int(seed)
 
 

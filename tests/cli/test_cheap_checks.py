@@ -1,0 +1,126 @@
+"""A mistyped name, a file that is not there or a number out of range never waits for jax."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nca_trader.cli import COMMANDS
+
+# Runs each command in turn where importing jax is an error that no command catches.
+PROGRAM = """
+import contextlib, io, json, sys
+
+class NoJax:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("jax", "jaxlib"):
+            raise RuntimeError("jax was imported")
+
+sys.meta_path.insert(0, NoJax())
+from nca_trader.cli import main
+
+for words in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+        except RuntimeError as error:
+            code = str(error)
+    print(json.dumps([code, said.getvalue()]))
+"""
+TRAIN = "train --env index_daily --agent nano --run new "
+PLAN = "plan --agent nano --topology v5e-8 "
+PROFILE = "profile --env ou_mid --agent nano "
+REPLAY = "paper --run run --feed replay:bars.csv --journal j.db "
+# What is typed (`run` is an empty run folder, bars.csv an empty file), and what is said.
+CASES = (
+    ("train --env index_dayly --agent nano --run new", "did you mean 'index_daily'?"),
+    ("train --env index_daily --agent nanno --run new", "did you mean 'nano'?"),
+    (TRAIN + "--set policy.chanels=3", "chanels is not a known key; did you mean 'channels'?"),
+    (TRAIN + "--set env.comission=3", "comission is not a known key"),
+    (TRAIN + "--data nowhere.csv", "nowhere.csv: D001 no such file. Check the path."),
+    (TRAIN + "--steps 0", "--steps 0 is not a whole number of at least 1"),
+    (TRAIN + "--seed=-1", "--seed=-1: give a whole number from 0"),
+    (TRAIN + "--devices 0", "devices=0 is below its least value"),
+    (TRAIN + "--until 05/06/2006", "--until 05/06/2006 may mean two days"),
+    (TRAIN + "--processes 0", "--processes 0: give at least 1"),
+    ("demo --agent nanno", "did you mean 'nano'?"),
+    ("demo --steps 0", "--steps 0 is not"),
+    ("demo --resume nowhere", "nowhere: not a run folder"),
+    ("prove ou_mit", "did you mean 'ou_mid'?"),
+    ("prove --agent nanno", "did you mean 'nano'?"),
+    ("prove ou_mid --steps 0", "--steps 0 is not"),
+    ("prove ou_mid --out x.pdf", "--out x.pdf: write to a name that ends in .html or .png"),
+    ("backtest --run nowhere", "nowhere: not a run folder"),
+    ("backtest --run run --steps 0", "--steps 0 is not"),
+    ("backtest --strategy momentun", "did you mean 'momentum'?"),
+    ("backtest --strategy momentum --env index_dayly", "did you mean 'index_daily'?"),
+    ("backtest --strategy momentum --data nowhere.csv", "nowhere.csv: D001 no such file."),
+    ("backtest --strategy momentum --start 5.6.2006", "--start 5.6.2006 may mean two days"),
+    ("backtest --strategy momentum --stop soon", "--stop soon is not a date"),
+    ("backtest --strategy momentum --commission 0.5", "not percent: 0.5% is 0.005"),
+    ("backtest --strategy momentum --out x.xlsx", "--out x.xlsx: write to a name that ends in"),
+    ("backtest --strategy momentum --out no/x.csv", "--out no/x.csv: there is no folder no"),
+    ("export --run nowhere --out a.nca", "nowhere: not a run folder"),
+    ("export --run run --out a.nca --bits 5", "--bits 5: give 4, 8 or 16"),
+    ("export --run run --out a.nca --min-agreement 2", "--min-agreement 2.0: give a share"),
+    ("export --run run --out a.nca --data nowhere.csv", "nowhere.csv: D001 no such file."),
+    (REPLAY.replace("--run run", "--run nowhere"), "nowhere: not a run folder"),
+    (REPLAY.replace("bars.csv", "nowhere.csv"), "nowhere.csv: D001 no such file."),
+    (REPLAY.replace("replay:", ""), "--feed bars.csv is not a feed"),
+    (REPLAY.replace("j.db", "no/j.db"), "no: there is no such folder"),
+    (REPLAY + "--broker alpaca", "--broker alpaca is not in this version"),
+    (REPLAY + "--capital 0", "--capital 0.0: give a sum of money above 0"),
+    (REPLAY + "--start 05/06/2006", "--start 05/06/2006 may mean two days"),
+    ("journal verify nowhere.db", "nowhere.db"),
+    ("data check nowhere.csv", "nowhere.csv: D001 no such file."),
+    ("leakcheck momentun --data bars.csv", "did you mean 'momentum'?"),
+    ("leakcheck nowhere.py:f --data bars.csv", "nowhere.py: no such file"),
+    ("leakcheck momentum --data nowhere.csv", "nowhere.csv: D001 no such file."),
+    ("leakcheck momentum --data bars.csv --cases 0", "--cases 0 is not"),
+    ("leakcheck momentum --data bars.csv --tolerance=-1", "--tolerance=-1.0: give 0, or e.g."),
+    (PLAN.replace("nano", "nanno"), "did you mean 'nano'?"),
+    (PLAN.replace("v5e-8", "v5e-9"), "--topology v5e-9: the number counts chips"),
+    (PLAN + "--env index_dayly", "did you mean 'index_daily'?"),
+    (PLAN + "--data nowhere.csv", "nowhere.csv: D001 no such file."),
+    (PROFILE.replace("nano", "nanno"), "did you mean 'nano'?"),
+    (PROFILE + "--steps 0", "--steps 0 is not"),
+    ("watch --run nowhere", "nowhere: no such folder"),
+    ("watch --run run --every 0", "--every 0.0: give seconds"),
+    ("doctor --agent nanno", "did you mean 'nano'?"),
+    ("bench env --agent nanno", "did you mean 'nano'?"),
+    ("bench env --envs 0", "--envs 0 is not"),
+    ("supervise --restarts=-1 -- true", "--restarts -1"),
+)
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory, root):
+    """By what is typed: the exit code and what was printed."""
+    folder = tmp_path_factory.mktemp("cheap")
+    (folder / "run").mkdir()
+    (folder / "run" / "run.json").write_text("{}")
+    (folder / "bars.csv").write_text("")
+    words = json.dumps([typed.split() for typed, _ in CASES])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, words],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    lines = map(json.loads, done.stdout.splitlines())
+    return {typed: end for (typed, _), end in zip(CASES, lines, strict=True)}
+
+
+@pytest.mark.parametrize(("typed", "says"), CASES)
+def test_it_is_refused_before_jax_is_imported(ends, typed, says):
+    code, said = ends[typed]
+    assert code == 2, said or code
+    assert len(said.splitlines()) == 1 and says in said, said
+
+
+def test_every_command_has_a_case():
+    assert {typed.split()[0] for typed, _ in CASES} == set(COMMANDS)

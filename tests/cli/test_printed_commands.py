@@ -1,0 +1,109 @@
+"""A command that we print can be pasted back into a shell: it is complete, and it is quoted."""
+
+import argparse
+import html
+import re
+import shlex
+
+import pandas as pd
+import pytest
+from tiny import UNTIL
+
+from nca_trader.cli import build_parser, demo, export, prove, prove_runs
+from nca_trader.cli.reading import typed
+from nca_trader.scale.doctor import data
+from nca_trader.scale.facts import Facts
+
+
+@pytest.fixture
+def mine(tiny, tmp_path):
+    """The tiny run where names hold spaces; its bars need `--columns`."""
+    mine = tiny.copy(tmp_path / "my files")
+    frame = pd.read_csv(mine.data).rename(columns={"close": "last px"})
+    frame.to_csv(mine.data, index=False)
+    return mine
+
+
+COLUMNS = {"columns": "close=last px", "dates": "dmy"}
+
+
+def options(**given):
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def printed(text, start="nca-trader "):
+    """The words of the command that `text` shows in backticks, without the program's name."""
+    return shlex.split(re.search(f"`({start}[^`]*)`", text)[1])[1:]
+
+
+def parsed(words):
+    return vars(build_parser().parse_args(words))
+
+
+def test_what_train_prints_backtests_the_run_on_the_same_file(command, mine):
+    said = command(*mine.train_command(mine.path), *options(**COLUMNS))
+    assert said.code == 0, said.err
+    words = printed(said.out)
+    assert words[0] == "backtest" and f"--data={mine.data}" not in words
+    assert parsed(words)["data"] == str(mine.data)
+    again = command(*words)
+    assert again.code == 0 and again.err == "", again
+
+
+def test_the_page_of_a_backtest_holds_the_command_that_makes_it_again(command, mine):
+    page = mine.folder / "a page.html"
+    given = options(strategy="momentum", data=mine.data, start=UNTIL, out=page, **COLUMNS)
+    assert command("backtest", *given, "--commission=1e-3").code == 0
+    first = page.read_text()
+    page.unlink()
+    words = shlex.split(html.unescape(re.search(r"<code>(nca-trader [^<]*)</code>", first)[1]))
+    assert command(*words[1:]).code == 0
+    made = re.compile("made [^<]*")
+    assert made.sub("", page.read_text()) == made.sub("", first)
+
+
+def test_what_export_prints_reads_the_file_that_it_wrote(command, mine, monkeypatch):
+    monkeypatch.setattr(export, "latencies", lambda *_: [{"stream_us": 1.0, "window_us": 1.0}] * 2)
+    out = mine.folder / "my agent.nca"
+    given = options(run=mine.path, out=out, data=mine.data, bits=16, **COLUMNS)
+    said = command("export", *given)
+    assert said.code == 0, said.err
+    assert command(*printed(said.out)).code == 0
+
+
+def test_what_prove_prints_repeats_its_first_seed(command, monkeypatch):
+    monkeypatch.setattr(prove_runs, "prepare", lambda *_: None)
+    monkeypatch.setattr(prove_runs, "prove", lambda *_, **__: [])
+    monkeypatch.setattr("nca_trader.cli.prove_page.write", lambda *_: None)
+    given = ["prove", "ou_mid", "sine", "--set=learner.num_epochs=2", "--set=num_seeds = 1"]
+    said = command(*given, "--steps=5", "--alone", "--out=a b.html")
+    again = parsed(printed(said.out))
+    assert again.pop("seed") in map(int, re.findall(r"\d+", said.out.partition(";")[0]))
+    first = parsed([*given, "--steps=5", "--alone", "--out=a b.html"])
+    first.pop("seed")
+    assert again == first
+    assert prove.NUM_SEEDS == len(re.findall(r"\d+", said.out.partition(";")[0]))
+
+
+def test_what_an_interrupted_demo_prints_goes_on_with_it(tmp_path):
+    given = {"env": "my env.toml", "agent": "nano", "steps": 7, "seed": 3}
+    there = demo.Demo(argparse.Namespace(**given), tmp_path / "runs of mine" / "demo", None)
+    words = shlex.split(there.command_to_resume)
+    again = parsed(words[1:])
+    assert again["resume"] == str(there.path)
+    assert {name: again[name] for name in given} == given
+    assert parsed(shlex.split(there.command)[1:])["resume"] is None
+
+
+def test_what_the_doctor_prints_checks_the_same_file():
+    facts = Facts(data="my bars.csv", data_error="no", reading=("--columns=close=last px",))
+    (finding,) = data(facts)
+    again = parsed(printed(finding.remedy))
+    assert (again["command"], again["file"]) == ("data", "my bars.csv")
+    assert again["columns"] == "close=last px"
+
+
+def test_every_kind_of_value_survives_a_shell():
+    line = typed("train", env="a b.toml", steps=None, seed=-1, set=["x='y z'", "q=$HOME"])
+    words = ["nca-trader", "train", "--env", "a b.toml", "--seed=-1"]
+    assert shlex.split(line) == [*words, "--set", "x='y z'", "--set", "q=$HOME"]
