@@ -25,6 +25,7 @@ from nca_trader.errors import ConfigError, out_of_memory
 from nca_trader.mesh import is_described
 
 log = logging.getLogger(__name__)
+UNCOMPILED = "jax_disable_jit"  # a setting that pyright does not find on jax.config
 LESS = "lower learner.num_segments, learner.segment_length or policy.channels"
 
 
@@ -181,7 +182,7 @@ class Fitting:
             return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
         if self._chosen is not None:
             return self._chosen(*args)
-        if jax.config.jax_disable_jit:  # nothing is compiled whose needs could be known
+        if getattr(jax.config, UNCOMPILED):  # nothing is compiled whose needs could be known
             return self.program(*args)
         while True:
             donated = self._smallest(math.inf if self.limit is None else self.limit, args)
