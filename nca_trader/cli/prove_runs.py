@@ -36,7 +36,7 @@ CONTROLS = ("no_history", "no_neighbours")  # what a control lacks
 CONTROL_PART = 4  # a control's run has 1 / 4 of the agent's steps: two take half of its time
 # Fields of an environment that leave alone what a position is paid.
 FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "random_start",
-        "random_costs", "drop_bars")  # fmt: skip
+        "random_costs", "feature_dropout")  # fmt: skip
 
 
 class Point(NamedTuple):

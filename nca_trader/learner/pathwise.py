@@ -104,10 +104,9 @@ def simulate(
     Derivatives of later rewards reach an action discounted by `config.discount` per bar.
     """
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
-    cells = encode_span(policy, params, market, starts.span, length, env.config.drop_bars)
+    cells = encode_span(policy, params, market, starts.span, length, env.config.feature_dropout)
     rows = starts.span.index[:, None] + jnp.arange(length + 1)[None]
-    drop = None if starts.span.drop is None else starts.span.drop[:, None]
-    legs = take_legs(env.config, market, rows, drop)
+    legs = take_legs(market, rows)
     if starts.volatility_scale is not None:
         legs = moved(legs, starts.volatility_scale[:, None, None])
     cells, legs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (cells, legs))

@@ -140,4 +140,4 @@ def _of(entry: Entry, data: DataRecord) -> bool:
 def overlaps(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two spans with "first" and "last" share a time."""
     first, last = (max(one["first"], other["first"]), min(one["last"], other["last"]))
-    return np.datetime64(first) <= np.datetime64(last)
+    return bool(np.datetime64(first) <= np.datetime64(last))
