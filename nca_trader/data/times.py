@@ -112,7 +112,14 @@ class TimeReader:
         times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
         wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
         utc = times.mask(wild).to_numpy("datetime64[ns]").copy()
-        self._settle(utc, aware, lambda row: str(column.iloc[row]))
+
+        def text(row: int) -> str:
+            value = column.iloc[row]
+            if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
+                value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
+            return str(value)
+
+        self._settle(utc, aware, text)
 
     def finish(self) -> tuple[np.ndarray, list[Fault]]:
         """`[rows]` datetime64[ns] in UTC, NaT where they are at fault, and the faults."""

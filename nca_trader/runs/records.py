@@ -13,7 +13,7 @@ import numpy as np
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv, spec_of
-from nca_trader.errors import StateError
+from nca_trader.errors import ConfigError, StateError
 from nca_trader.presets import EnvConfig
 from nca_trader.records import RESTORE, record
 from nca_trader.types import Bars, EnvSpec
@@ -131,7 +131,10 @@ def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool
     symbols = given.get("symbols", manifest["data"]["symbols"])
     symbols = record(tuple[str, ...], symbols, f"{where}.symbols")
     states = tuple(name for name in features if name.startswith("state:"))
-    derived = spec_of(config, symbols, states)
+    try:
+        derived = spec_of(config, symbols, states)
+    except ConfigError as error:  # a feature that this version does not have
+        raise StateError(f"{source}: env.toml: {error}") from None
     spec = record(EnvSpec, _as_json(derived) | given, where)
     for name in ("features", "targets", "actions", "constant_size"):
         there, here = getattr(spec, name), getattr(derived, name)

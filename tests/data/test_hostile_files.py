@@ -428,3 +428,11 @@ def test_columns_of_any_type_are_read_or_refused(kind, column):
         # Dates and truths are not prices.
         assert column != "close" or kind in ("decimals", "categories", "bytes"), bars.close[:3]
         assert (bars.close[bars.present] == 10.5).all()
+
+
+@pytest.mark.parametrize("year", ["-20000", "11000", "250000"])
+def test_a_time_of_a_year_that_python_does_not_have_is_named(year):
+    time = np.array(["2020-01-01", f"{year}-01-01", "2020-01-03"], "datetime64[s]")
+    frame = pd.DataFrame({"time": time, "close": 1.0})
+    with pytest.raises(BarError, match=rf"D013 row 1: time '{year}-01-01T00:00:00' can't be read"):
+        read_bars(frame, repair="close-only,no-volume")
