@@ -53,7 +53,7 @@ def test_a_misspelt_field_names_the_nearest_one():
         (lambda: nca.Costs(commission="0.1%"), "costs.commission = '0.1%' is a text"),
         (lambda: nca.Costs(commission=0.5), "not percent: 0.5% is 0.005"),
         (lambda: nca.Costs(slippage=np.float32(0.25)), "costs.slippage = 0.25 is 25%"),
-        (lambda: nca.Costs(commission=5), "costs.commission = 5 is not a fraction in [0, 1)"),
+        (lambda: nca.Costs(commission=5), "costs.commission = 5.0 is not a fraction in [0, 1)"),
         (lambda: nca.Costs(interest_lend=3.0), "3% per year is 0.03"),
         (lambda: nca.rules.sma_cross(10.5, 30), "sma_cross: fast=10.5 is not a whole number"),
         (lambda: nca.rules.sma_cross(10, 30.0), "sma_cross: slow=30.0 is not a whole number"),

@@ -136,7 +136,7 @@ def backtest(
         note=bars.note,
         in_sample=in_sample,
         looks=looks,
-        cut=cut_of(trace.target, rules),
+        cut=cut_of(np.asarray(trace.target), rules),
     )
 
 

@@ -48,12 +48,13 @@ class Costs:
 
     def _problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
-            name, value = f"costs.{field.name}", getattr(self, field.name)
-            if isinstance(value, str):
-                yield f"{name} = {value!r} is a text; give a number, e.g. 5e-4."
-            elif not isinstance(value, Real):
+            name, given = f"costs.{field.name}", getattr(self, field.name)
+            if isinstance(given, str):
+                yield f"{name} = {given!r} is a text; give a number, e.g. 5e-4."
+            if not isinstance(given, Real):
                 continue  # under a trace the fields are arrays, of values that were checked before
-            elif field.name in FRACTIONS:
+            value = float(given)
+            if field.name in FRACTIONS:
                 if not 0.0 <= value < 1.0:
                     yield f"{name} = {value} is not a fraction in [0, 1); 5 bp is 5e-4."
                 elif value >= IMPLAUSIBLE.get(field.name, 1.0):

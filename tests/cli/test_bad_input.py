@@ -193,7 +193,7 @@ def test_options_of_train_that_mean_nothing(command, mine, changes, says):
         (["--out=nowhere/r.csv"], "--out nowhere/r.csv: there is no folder nowhere"),
         (["--start=whenever"], "--start whenever is not a date"),
         (["--start=2031-01-01"], "no bar from 2031-01-01 to the last; there are bars from 2020"),
-        ([f"--stop={UNTIL}"], f"no bar from {UNTIL}"),
+        ([f"--start={UNTIL}", f"--stop={UNTIL}"], f"no bar from {UNTIL}"),
         (["--commission=1.5"], "costs.commission = 1.5 is not a fraction in [0, 1)"),
         (["--slippage=nan"], "costs.slippage = nan is not a fraction"),
     ],
