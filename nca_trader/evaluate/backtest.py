@@ -101,7 +101,7 @@ def backtest(
     first, last = _rows(bars, start, stop)
     run = targets if isinstance(targets, Run) else None
     if run and start is None:
-        first = _first_unseen(bars, run, last)
+        first, last = _rows(bars, _after_seen(bars, run), stop)
     costs = costs or (run.env_config.costs if run else Costs())
     if run is None:
         refuse_no_targets(targets)
@@ -140,18 +140,19 @@ def backtest(
     )
 
 
-def _first_unseen(bars: Bars, run: Run, last: int) -> int:
-    """The row after those that trained or selected `run`; 0 where none is left before `last`."""
+def _after_seen(bars: Bars, run: Run) -> str | None:
+    """The time of the first bar after those that trained or selected `run`; None without one."""
     seen = seen_rows(bars, run)
-    if 0 < seen < last:
-        log.warning(
-            "%s starts on %s, after the bars that it was trained or selected on; give %s to "
-            "begin elsewhere",
-            run.name,
-            bars.index[seen].date(),
-            argument("start"),
-        )
-    return seen if seen < last else 0
+    if not 0 < seen < len(bars):
+        return None
+    log.warning(
+        "%s starts on %s, after the bars that it was trained or selected on; give %s to begin "
+        "elsewhere",
+        run.name,
+        bars.index[seen].date(),
+        argument("start"),
+    )
+    return str(bars.index[seen])
 
 
 def count_look(run: Run, judged: Bars) -> int:

@@ -329,7 +329,9 @@ def test_a_run_starts_after_the_bars_that_it_saw_and_each_look_is_counted(
 
 
 def test_a_run_over_nothing_but_bars_that_it_saw_starts_at_the_first(bars, run):
-    result = backtest(bars, run, stop=str(bars.time[TRAINED]))
+    with pytest.raises(BarError, match=r"no bar from .* to "):
+        backtest(bars, run, stop=str(bars.time[TRAINED]))
+    result = backtest(bars[:TRAINED], run)
     assert len(result.equity) == result.in_sample == TRAINED and result.looks is None
 
 
