@@ -90,13 +90,17 @@ def make(name: str, num_bars: int = 512) -> Probe:
 
 
 def constant(num_bars: int) -> Probe:
-    """Cash lends at what the asset earns: each step pays log(1 + g), whatever is done."""
+    """Cash lends at what the asset earns: each step pays log(1 + g), whatever is done.
+
+    Orders fill at the close: at the next open, cash would earn its interest first, and the
+    position it buys would earn the bar's return on top.
+    """
     lend = MOVE * SECONDS_PER_YEAR / (BAR / np.timedelta64(1, "s"))
     return Probe(
         name="constant",
         tells="the value: its target, its loss or its learning rate",
         bars=_bars("CONSTANT", [[math.log1p(MOVE)]], num_bars),
-        config=_config(short=False, costs=Costs(interest_lend=lend)),
+        config=_config(short=False, fill="close", costs=Costs(interest_lend=lend)),
         rewards=(math.log1p(MOVE),),
         random=math.log1p(MOVE),
     )
