@@ -208,6 +208,8 @@ class EnvSpec:
       constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
       nearest: for each asset the numbers of the others, the most correlated first, as
         `nca_trader.envs.nearest` ranks them; () for one asset.
+      variance: of a bar's return of full positions in all assets, were these independent; of the
+        bars that the environment was made of. The reward "differential_sharpe" starts from it.
     """
 
     symbols: tuple[str, ...]
@@ -217,6 +219,7 @@ class EnvSpec:
     actions: str = "direction"
     constant_size: bool = False
     nearest: tuple[tuple[int, ...], ...] = ()
+    variance: float = 0.0
 
     @property
     def num_assets(self) -> int:

@@ -18,6 +18,8 @@ from nca_trader.presets import EnvConfig
 from nca_trader.types import EXTRAS, Bars, Costs
 
 Memory = Any
+VARIANCE_FLOOR = 0.1  # of the training span's variance
+LEAST_VARIANCE = 1e-10  # of prices that stand still
 
 
 class Step(NamedTuple):
@@ -25,7 +27,7 @@ class Step(NamedTuple):
 
     log_return: `[]` of its equity. before, after: `[A]` ordered weights before and after the
     action. legs: the bar that was lived through. costs: what trading costs. cost_scale: what
-    they were multiplied with, which `quadratic_cost` is too.
+    they were multiplied with, which `quadratic_cost` is too. variance: as in `EnvSpec`.
     """
 
     log_return: Array
@@ -34,6 +36,7 @@ class Step(NamedTuple):
     legs: Legs
     costs: Costs
     cost_scale: Array | float = 1.0
+    variance: float = 0.0
 
 
 class Moments(NamedTuple):
@@ -43,12 +46,19 @@ class Moments(NamedTuple):
     square: Array
 
 
-def begin(config: EnvConfig) -> Memory:
-    """The memory of an episode that begins."""
+def begin(config: EnvConfig, variance: float) -> Memory:
+    """The memory of an episode that begins; `variance` as in `EnvSpec`."""
     zero = jnp.zeros(())
     if config.reward == "differential_sharpe":
-        return Moments(zero, zero)
+        return Moments(zero, zero + max(variance, LEAST_VARIANCE))
     return zero if config.reward == "drawdown" else ()
+
+
+def usual_variance(bars: Bars, size: float) -> float:
+    """The variance of a bar's return of weights `size` in all assets, as if independent."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        returns = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0, posinf=0.0)
+    return float(size**2 * returns.var(axis=0).sum())
 
 
 def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
@@ -119,16 +129,19 @@ def _differential_sharpe(config: EnvConfig, memory: Moments, step: Step) -> tupl
     """What the step adds to a moving Sharpe ratio, to first order.
 
     `D = (B dA - A dB / 2) / (B - A^2)^(3/2)` with `dA = R - A`, `dB = R^2 - B` and moving moments
-    A, B; 0 while the variance is 0. Source: Moody and Saffell, Learning to Trade via Direct
-    Reinforcement (2001), equation 14.
+    A, B. They start at 0 and at the training span's variance, and `B - A^2` is at least
+    `VARIANCE_FLOOR` of that: else the first returns of an account that was flat outweigh all
+    others. Source: Moody and Saffell, Learning to Trade via Direct Reinforcement (2001),
+    equation 14, which starts both at 0 and has no floor.
     """
+    least = VARIANCE_FLOOR * max(step.variance, LEAST_VARIANCE)
+    variance = jnp.maximum(memory.square - memory.mean**2, least)
+    square = variance + memory.mean**2
     change = step.log_return - memory.mean
-    change_square = step.log_return**2 - memory.square
-    variance = memory.square - memory.mean**2
-    some = variance > 1e-12
-    slope = memory.square * change - 0.5 * memory.mean * change_square
-    reward = jnp.where(some, slope / jnp.where(some, variance, 1.0) ** 1.5, 0.0)
+    slope = square * change - 0.5 * memory.mean * (step.log_return**2 - square)
+    reward = slope / variance**1.5
     decay = config.sharpe_decay
+    change_square = step.log_return**2 - memory.square
     return Moments(memory.mean + decay * change, memory.square + decay * change_square), reward
 
 

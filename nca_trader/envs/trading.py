@@ -152,7 +152,9 @@ def transition(
     placed, _ = place_order(before, target, now.at_close, costs, rules)
     after, _ = on_bar(placed, following, costs, rules)
     growth = log_return(before, after)
-    step = rewards.Step(growth, before.ordered, placed.ordered, following, costs, scale)
+    step = rewards.Step(
+        growth, before.ordered, placed.ordered, following, costs, scale, spec.variance
+    )
     memory, reward = rewards.reward_of(config, episode.memory, step)
     return episode._replace(account=after, memory=memory), reward
 
@@ -196,6 +198,9 @@ class TradingEnv:
         names = tuple(f"state:{name}" for name in states[0])
         spec = spec_of(config, self.bars.symbols, names)
         self.spec = dataclasses.replace(spec, nearest=nearest_assets(self.bars))
+        if config.reward == "differential_sharpe":
+            variance = rewards.usual_variance(self.bars, spec.size)
+            self.spec = dataclasses.replace(self.spec, variance=variance)
         self.costs, self.rules = config.costs, rules_of(config)
         if len(self.bars) < self.spec.warmup + 2:
             raise BarError(
@@ -237,7 +242,7 @@ class TradingEnv:
             free = free._replace(borrow=config.borrow)
             there = Legs(target, target, jnp.ones(shape, bool)).at_close
             account = place_order(account, target, there, Costs(), free)[0]
-        return Episode(account, rewards.begin(config), scale)
+        return Episode(account, rewards.begin(config, self.spec.variance), scale)
 
     def begin_drops(self, key: Array) -> Array | None:
         """`[]` uint32, which features an episode hides; None where the config hides none."""

@@ -139,7 +139,9 @@ def _scan_pieces(
         return episodes, episodes.account.ordered
 
     def begin(_: Array) -> Episode:
-        return Episode(open_account(jnp.zeros(spec.num_assets)), rewards.begin(config))
+        return Episode(
+            open_account(jnp.zeros(spec.num_assets)), rewards.begin(config, spec.variance)
+        )
 
     ordered = jax.lax.scan(step, jax.vmap(begin)(rows[:, 0]), rows.T)[1]
     return jnp.moveaxis(ordered, 0, 1)

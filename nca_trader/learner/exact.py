@@ -154,7 +154,7 @@ def enumerate_segments(
         return on_bar(account._replace(pending=pending), legs, env.costs, rules)[0]
 
     def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
-        episode = Episode(account, rewards.begin(config), draw.cost_scale)
+        episode = Episode(account, rewards.begin(config, spec.variance), draw.cost_scale)
         return transition(config, spec, rules, episode, action[None], now, following)[1]
 
     if not spec.constant_size:

@@ -10,10 +10,14 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv
+from nca_trader.envs import rewards
 from nca_trader.envs.actions import to_target
+from nca_trader.envs.legs import Legs
+from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import kept
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
+from nca_trader.toml import preset_names
 from nca_trader.types import EnvSpec
 
 COSTS = Costs(commission=2e-3, slippage=1e-3, half_spread=5e-4)
@@ -56,24 +60,78 @@ def test_the_default_reward_is_the_log_return_of_equity(plain):
 
 def test_differential_sharpe_adds_up_to_the_sharpe_ratio_to_first_order(plain):
     actions, returns = plain
-    decay = 0.05
-    reward = live(make_env(reward="differential_sharpe", sharpe_decay=decay), actions).reward
-    mean = square = 0.0
+    decay, env = 0.05, make_env(reward="differential_sharpe", sharpe_decay=0.05)
+    reward = live(env, actions).reward
+    # Full positions in both assets, were they independent.
+    start = sum(0.25 * np.var(c[1:] / c[:-1] - 1.0) for c in env.bars.close.T)
+    mean, square, floored = 0.0, start, 0
     for got, r in zip(np.asarray(reward), returns, strict=True):
-        variance = square - mean**2
+        variance = max(square - mean**2, 0.1 * start)
+        floored += variance == 0.1 * start
         # The derivative, by the decay, of the moving Sharpe ratio A / sqrt(B - A^2): by a
         # difference quotient instead of the formula.
-        if variance > 1e-9:
-            step = 1e-6
+        step = 1e-6
 
-            def ratio(eta, a=mean, b=square, r=r):
-                a, b = a + eta * (r - a), b + eta * (r**2 - b)
-                return a / math.sqrt(b - a**2)
+        def ratio(eta, a=mean, b=variance + mean**2, r=r):
+            a, b = a + eta * (r - a), b + eta * (r**2 - b)
+            return a / math.sqrt(b - a**2)
 
-            expected = (ratio(step) - ratio(-step)) / (2 * step)
-            assert got == pytest.approx(expected, rel=2e-3, abs=2e-4)
+        expected = (ratio(step) - ratio(-step)) / (2 * step)
+        assert got == pytest.approx(expected, rel=2e-3, abs=2e-4)
         mean, square = mean + decay * (r - mean), square + decay * (r**2 - square)
-    assert np.isfinite(reward).all() and reward[0] == 0.0
+    assert np.isfinite(reward).all() and floored < len(returns) / 2
+
+
+def test_differential_sharpe_after_almost_nothing_pays_what_a_return_is_worth():
+    """Returns of 0.002% and then 1% paid -1,263,911 from moments of 0."""
+    config = EnvConfig(reward="differential_sharpe")
+    memory = rewards.begin(config, 1e-4)
+    for r in (2e-5, 1e-2):
+        legs = Legs(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
+        step = rewards.Step(jnp.float32(r), legs.gap, legs.gap, legs, Costs(), 1.0, 1e-4)
+        memory, reward = rewards.reward_of(config, memory, step)
+        assert float(reward) == pytest.approx(r / 0.01, rel=0.02)  # in deviations of 1%
+
+
+def share_of_the_largest(reward, share=1e-3):
+    """Of the sum of squares, what the largest `share` of steps holds."""
+    squares = np.sort(np.asarray(reward, np.float64).ravel() ** 2)
+    return squares[-math.ceil(share * len(squares)) :].sum() / squares.sum()
+
+
+def of_a_random_agent(env, steps=1500, episodes=16):
+    def live(key):
+        key, act = jax.random.split(key)
+        state, _ = env.reset(key)
+        low, high = env.spec.bounds
+        shape = (steps, env.spec.num_assets)
+        if env.spec.actions == "weights":
+            actions = jax.random.uniform(act, shape, minval=low, maxval=high)
+        else:
+            actions = jax.random.randint(act, shape, 0, env.spec.num_actions)
+        return jax.lax.scan(env.step, state, actions)[1].reward
+
+    return jax.jit(jax.vmap(live))(jax.random.split(jax.random.key(1), episodes))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("multi_asset", "index_daily")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in preset_names("envs")
+    ],
+)
+def test_no_few_steps_of_a_preset_hold_the_rewards_of_a_random_agent(name):
+    """Normal rewards have 1.6% of their sum of squares in the largest 0.1%."""
+    config = dataclasses.replace(load_env(name), episode_bars=1500)
+    if config.market:
+        env = TradingEnv(None, dataclasses.replace(config, market_bars=4000))
+    else:
+        env = TradingEnv(random_bars(np.random.default_rng(3), 4000, 4, spread=0.01), config)
+    reward = of_a_random_agent(env)
+    assert np.isfinite(reward).all() and share_of_the_largest(reward) < 0.1
 
 
 def test_drawdown_costs_its_penalty_for_every_bar_below_the_peak(plain):
@@ -299,6 +357,7 @@ def test_a_reward_never_sees_the_future():
         close[env.spec.warmup + cut + 1 :] *= 1.5
         changed = dataclasses.replace(env.bars, close=close, high=close * 2, low=close / 2)
         other = TradingEnv(changed, env.config)
+        other.spec = env.spec  # the variance of the training span is given, as when a run is served
         ours, theirs = (np.asarray(live(e, actions).reward) for e in (env, other))
         np.testing.assert_array_equal(ours[:cut], theirs[:cut])
         assert (ours[cut:] != theirs[cut:]).any()
