@@ -326,7 +326,8 @@ def _ruin_ends_an_account_for_good(run: _Run) -> Check:
     ):
         return Check(name, skipped="long without borrowing, this account cannot fall to its floor")
     features = config.features or ("return_1",)
-    changes = {"market": "", "features": features, "random_start": False, "episode_bars": None}
+    changes = {"market": "", "market_bars": type(config).market_bars, "features": features}
+    changes |= {"random_start": False, "episode_bars": None}
     config = dataclasses.replace(config, **changes, feature_dropout=0.0)
     price = 100.0
     if config.capital is not None and config.lot:  # at which the position is a hundred lots

@@ -23,7 +23,7 @@ from nca_trader.ranges import nearest
 from nca_trader.types import SECONDS_PER_YEAR, Bars, Costs
 
 MOVE = 0.01  # g, what a market that moves earns in a bar
-BAR = np.timedelta64(1, "D")
+BAR = np.timedelta64(2, "D")  # long enough for a rate per year that `Costs` takes
 FEATURES = ("return_1",)  # positive after a rise, negative after a fall, 0 after neither
 
 Rule = Callable[[Array, Array], Array]
