@@ -87,7 +87,7 @@ def take_lock(path: pathlib.Path) -> int:
                 os.ftruncate(descriptor, len(text))
                 return descriptor
         except BlockingIOError:
-            holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+            holder = os.pread(descriptor, 2000, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise HeldError(holder or "another process") from None
         except BaseException:
@@ -99,7 +99,7 @@ def take_lock(path: pathlib.Path) -> int:
 def _own_name() -> str:
     program = pathlib.Path(sys.argv[0]).name
     words = ["nca-trader" if program == "__main__.py" else program, *sys.argv[1:]]
-    command = shlex.join(words)[:400]
+    command = shlex.join(words)[:900]
     return f"process {os.getpid()} on {socket.gethostname()} ({command})\n"
 
 

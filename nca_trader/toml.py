@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import typing
@@ -37,7 +38,10 @@ def preset_names(folder: str) -> tuple[str, ...]:
 
 
 def read_preset(
-    cls: type[T], name_or_path: T | str | pathlib.Path, folder: str, overrides: Sequence[str] = ()
+    cls: type[T],
+    name_or_path: T | str | os.PathLike[str],
+    folder: str,
+    overrides: Sequence[str] = (),
 ) -> T:
     """Reads a config from a preset's name or the path of a TOML file; takes a config as it is.
 
@@ -57,12 +61,12 @@ def read_preset(
     expect(
         folder.removesuffix("s"),
         name_or_path,
-        str | pathlib.Path,
+        str | os.PathLike,
         f"a {cls.__name__}, a preset's name ({', '.join(preset_names(folder))}), or the path of a "
         ".toml file",
     )
     text = str(name_or_path)
-    if isinstance(name_or_path, pathlib.Path) or text.endswith(".toml") or "/" in text:
+    if not isinstance(name_or_path, str) or text.endswith(".toml") or "/" in text:
         path, source = pathlib.Path(text), text
     else:
         known = preset_names(folder)

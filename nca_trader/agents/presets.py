@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+import os
 from collections.abc import Sequence
 
 from nca_trader.presets import AgentConfig
@@ -10,7 +10,7 @@ from nca_trader.toml import read_preset
 
 
 def load_agent(
-    name_or_path: AgentConfig | str | pathlib.Path, overrides: Sequence[str] = ()
+    name_or_path: AgentConfig | str | os.PathLike[str], overrides: Sequence[str] = ()
 ) -> AgentConfig:
     """The agent of a preset's name or of a TOML file; a config is taken as it is.
 

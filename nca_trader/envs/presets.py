@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+import os
 from collections.abc import Sequence
 
 from nca_trader.errors import ConfigError
@@ -11,7 +11,7 @@ from nca_trader.toml import read_preset
 
 
 def load_env(
-    name_or_path: EnvConfig | str | pathlib.Path, overrides: Sequence[str] = ()
+    name_or_path: EnvConfig | str | os.PathLike[str], overrides: Sequence[str] = ()
 ) -> EnvConfig:
     """The environment of a preset's name or of a TOML file; a config is taken as it is.
 

@@ -270,12 +270,13 @@ def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarra
     pieces = []
     for begin in range(0, len(features), CHUNK):
         first, end = max(begin - halo, 0), min(begin + CHUNK, len(features))
-        # One shape for all chunks, so one compilation: shorter ones are padded in front, where
-        # cells that no decision reads see zeros.
-        pad = ((CHUNK + halo - (end - first), 0), (0, 0))
+        # One shape for all chunks, so one compilation. A bar has one place in its chunk, however
+        # many bars follow it, because a matrix product may round its rows by their place.
+        pad = ((halo - (begin - first), begin + CHUNK - end), (0, 0))
         x = np.pad(features[first:end], (*pad, (0, 0)))
         m = np.pad(present[first:end], pad)
-        pieces.append(np.asarray(function(params, x[None], m[None])[0, begin - end :]))
+        cells = function(params, x[None], m[None])[0, halo : halo + end - begin]
+        pieces.append(np.asarray(cells))
     return np.concatenate(pieces)
 
 

@@ -369,12 +369,18 @@ def fails(bars):
     ("subject", "says"),
     [
         (noise, "noise: gives other values on the same bars the second time, so nothing can"),
-        (writes, r"writes: it writes into the bars at test_leakcheck.py line \d+; let it copy"),
+        (
+            writes,
+            r"writes: it writes into the bars at test_leakcheck.py line \d+ \(.*\); let it copy",
+        ),
         (one_row_less, r"one_row_less: it gives shape \(159, 2\), not one row for each of 160"),
         (words, "words: it gives list, not numbers, one row a bar"),
         (nothing, r"nothing: it gives shape \(\), not one row for each"),
         (other_times, "its rows are not at the times of the bars; reindex by bars.index"),
-        (fails, r"fails: it raises AttributeError at test_leakcheck.py line \d+: 'Bars' object"),
+        (
+            fails,
+            r"fails: it raises AttributeError at test_leakcheck.py line \d+ \(.*\): 'Bars' object",
+        ),
         ("retrun_1", "did you mean 'return_1'"),
         (3, "3 can't be checked; give a function of bars, a Strategy"),
     ],
