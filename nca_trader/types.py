@@ -208,8 +208,11 @@ class EnvSpec:
       constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
       nearest: for each asset the numbers of the others, the most correlated first, as
         `nca_trader.envs.nearest` ranks them; () for one asset.
+      memory: the reward whose memory the policy is shown, "differential_sharpe" or "drawdown"; ""
+        where the reward remembers nothing.
       variance: of a bar's return of full positions in all assets, were these independent; of the
-        bars that the environment was made of. The reward "differential_sharpe" starts from it.
+        bars that the environment was made of. It is the unit of that memory; 0 without one.
+      decay: of the moving moments that "differential_sharpe" remembers.
     """
 
     symbols: tuple[str, ...]
@@ -219,7 +222,9 @@ class EnvSpec:
     actions: str = "direction"
     constant_size: bool = False
     nearest: tuple[tuple[int, ...], ...] = ()
+    memory: str = ""
     variance: float = 0.0
+    decay: float = 0.0
 
     @property
     def num_assets(self) -> int:

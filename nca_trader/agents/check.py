@@ -15,6 +15,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Policy
 from nca_trader.envs.account import open_account
 from nca_trader.envs.check import CLOSE, Check, Report, checked, difference, name_of
+from nca_trader.envs.reward_memory import begun
 from nca_trader.ranges import expect
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
@@ -119,8 +120,9 @@ def _a_key_decides_the_parameters(run: _Run) -> str:
 def _shapes_and_types_are_as_documented(run: _Run) -> str:
     policy, spec = run.policy, run.policy.spec
     assets, shape = spec.num_assets, run.present.shape
-    account = open_account(jnp.zeros(assets))
-    seen = jnp.broadcast_to(account_features(policy.spec, account), (*shape, 3))
+    account = begun(spec, open_account(jnp.zeros(assets)))
+    seen = account_features(spec, account)
+    seen = jnp.broadcast_to(seen, (*shape, seen.shape[-1]))
     logits, value = jax.eval_shape(policy.act, run.params, run.lattice, seen)
     outputs = policy.distribution.outputs(spec)
     for name, array, expected in (

@@ -9,21 +9,26 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from nca_trader.envs import reward_memory
 from nca_trader.envs.account import Account
 from nca_trader.envs.actions import to_target
 from nca_trader.numerics import dot32, exp32, logprob32, sum32, wide
 from nca_trader.types import EnvSpec
 
-ACCOUNT_FEATURES = 3
+
+def num_account_features(spec: EnvSpec) -> int:
+    """How many numbers the readout sees of an account for each asset."""
+    return 3 + reward_memory.num_shown(spec)
 
 
 def account_features(spec: EnvSpec, account: Account) -> Array:
-    """`[A, 3]` float32 what the readout sees of an account.
+    """`[A, 3 + M]` float32 what the readout sees of an account.
 
     For each asset the weight held and the weight last ordered, both in units of `spec.size`, and
     the account's cash as a fraction of equity. Where positions have constant size, what is held
     is what was ordered and cash is no limit (0): an asset's features are then a function of its
-    own last order alone.
+    own last order alone. Then come the M numbers of what the reward remembers, see
+    `nca_trader.envs.reward_memory.shown`; of most rewards M is 0.
     """
     ordered = account.ordered / spec.size
     if spec.constant_size:
@@ -31,7 +36,8 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     else:
         weight = account.weight + account.weight_low
         held, cash = weight / spec.size, jnp.broadcast_to(1.0 - weight.sum(), weight.shape)
-    return jnp.stack([held, ordered, cash], axis=-1).astype(jnp.float32)
+    kept = (jnp.broadcast_to(number, held.shape) for number in reward_memory.shown(spec, account))
+    return jnp.stack([held, ordered, cash, *kept], axis=-1).astype(jnp.float32)
 
 
 def _rows(w: Array, x: Array) -> Array:
@@ -57,7 +63,7 @@ class Head(nnx.Module):
         normal = jax.nn.initializers.lecun_normal()
         small = jax.nn.initializers.normal(0.01)
         self.cell = nnx.Param(normal(rngs.params(), (channels, hidden)))
-        self.account = nnx.Param(normal(rngs.params(), (ACCOUNT_FEATURES, hidden)))
+        self.account = nnx.Param(normal(rngs.params(), (num_account_features(spec), hidden)))
         self.bias = nnx.Param(jnp.zeros(hidden))
         self.logits = nnx.Param(small(rngs.params(), (hidden, distribution(spec).outputs(spec))))
         self.value = nnx.Param(small(rngs.params(), (hidden,)))
@@ -69,7 +75,7 @@ class Head(nnx.Module):
         Args:
           cells: `[..., A, C]` states of the bar's cells; axes of size 1 broadcast, so that
             accounts that share a bar share its cells.
-          features: `[..., A, 3]` of the same rank, from `account_features`.
+          features: `[..., A, 3 + M]` of the same rank, from `account_features`.
 
         Returns:
           logits `[..., A, n]` and value `[...]`, the mean over assets.

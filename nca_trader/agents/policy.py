@@ -35,7 +35,7 @@ class Policy(NamedTuple):
     encode: `(params, x [B, T, A, F], present [B, T, A], fire=None, halo=0) -> cells
       [B, T - halo, A, C]`, the bars of a segment at once, but for the first `halo`, which are
       only seen; `fire`, a `Fire`, is for training alone.
-    act: `(params, cells [..., A, C], account_features [..., A, 3]) -> (logits [..., A, n],
+    act: `(params, cells [..., A, C], account_features [..., A, 3 + M]) -> (logits [..., A, n],
       value [...])`.
     begin: `() -> state` of a stream before its first bar.
     stream: `(params, state, x [A, F], present [A]) -> (state, cells [A, C])`, one new bar; the

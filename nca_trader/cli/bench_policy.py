@@ -155,9 +155,10 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
 
     from nca_trader.agents.policy import read_out
     from nca_trader.envs.account import open_account
+    from nca_trader.envs.reward_memory import begun
 
     policy, params = case.policy, case.params
-    account = open_account(np.zeros(policy.spec.num_assets, np.float32))
+    account = begun(policy.spec, open_account(np.zeros(policy.spec.num_assets, np.float32)))
 
     @jax.jit
     def decide(state: Any, x: Any, present: Any) -> Any:

@@ -193,12 +193,13 @@ def latencies(policy: Any, *several: Any) -> list[dict[str, float]]:
 
     from nca_trader.agents.policy import decide, read_out
     from nca_trader.envs.account import open_account
+    from nca_trader.envs.reward_memory import begun
 
     spec, rows = policy.spec, policy.receptive_field
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, spec.num_assets, spec.num_features)).astype(np.float32)
     present = np.ones(x.shape[:2], bool)
-    account = open_account(np.zeros(spec.num_assets, np.float32))
+    account = begun(spec, open_account(np.zeros(spec.num_assets, np.float32)))
     state = policy.begin()
 
     @jax.jit

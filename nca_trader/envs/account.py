@@ -10,7 +10,7 @@ multiplicative random walk, and in float32 alone it drifts by 2e-5 over 100,000 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,6 +32,7 @@ class Account(NamedTuple):
       cash cut a buy, and what is left of it waits for cash. A rest never sells: it would turn
       `on_change` into rebalancing for any account that is fully invested.
     ruined: `[]` bool, equity fell to the floor; nothing trades any more.
+    memory: what the reward remembers, see `nca_trader.envs.reward_memory`; () for nothing.
     """
 
     log_equity: Array
@@ -41,6 +42,7 @@ class Account(NamedTuple):
     ordered: Array
     pending: Array
     ruined: Array
+    memory: Any = ()
 
 
 class Flows(NamedTuple):

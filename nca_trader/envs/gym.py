@@ -22,7 +22,7 @@ from nca_trader.cloud import CloudPath, place
 from nca_trader.data.bars import read_bars
 from nca_trader.data.samples import SAMPLES, sample_bars
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.packed import DRAWN, Kernel
+from nca_trader.envs.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.registration import ID as ID
 from nca_trader.envs.registration import register
@@ -103,13 +103,14 @@ def action_space(spec: EnvSpec) -> spaces.Space:
 
 
 def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space:
-    """A flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1]`.
+    """A flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1 + M]`.
 
+    M is what `nca_trader.envs.reward_memory` shows of the reward's memory, mostly 0.
     Features have no bounds of their own, so the bounds are float32's.
     """
     shapes = {
         "window": (window, spec.num_assets, spec.num_features),
-        "account": (2 * spec.num_assets + 1,),
+        "account": (account_size(spec),),
     }
     if flatten:
         size = sum(int(np.prod(shape)) for shape in shapes.values())
@@ -119,8 +120,8 @@ def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space
 
 
 def split_observation(flat: np.ndarray, spec: EnvSpec, window: int) -> dict[str, np.ndarray]:
-    """The "window" `[..., T, A, F]` and "account" `[..., 2 A + 1]` of flat ones `[..., D]`."""
-    account = 2 * spec.num_assets + 1
+    """The "window" `[..., T, A, F]` and "account" `[..., 2 A + 1 + M]` of flat ones `[..., D]`."""
+    account = account_size(spec)
     shape = (*flat.shape[:-1], window, spec.num_assets, spec.num_features)
     return {
         "window": flat[..., :-account].reshape(shape),
@@ -176,10 +177,11 @@ class GymEnv(gymnasium.Env):
     """One account in a market, as Gymnasium has it.
 
     The observation is the features of the last `window` bars `[T, A, F]`, flattened, then the
-    account: weight held `[A]`, weight ordered `[A]`, cash `[1]`, fractions of equity. `terminated`
-    is ruin, `truncated` the end of the data or of the episode: bootstrap there. The reward is
-    that of `EnvConfig.reward`. `info` has "equity" (float, 1.0 at the episode's start), "time"
-    (of the bar whose close was just seen), "row" of it, and "weights" `[A]`.
+    account: weight held `[A]`, weight ordered `[A]`, cash `[1]`, fractions of equity, and what a
+    reward with a memory keeps of the account. `terminated` is ruin, `truncated` the end of the data
+    or of the episode: bootstrap there. The reward is that of `EnvConfig.reward`. `info` has
+    "equity" (float, 1.0 at the episode's start), "time" (of the bar whose close was just seen),
+    "row" of it, and "weights" `[A]`.
 
     `reset(seed=s)` is reproducible, `reset()` goes on in the same stream of episodes, and
     `reset(options={"start": row or date})` starts there.

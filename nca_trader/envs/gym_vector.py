@@ -26,7 +26,7 @@ from nca_trader.envs.gym import (
     split_observation,
     start_row,
 )
-from nca_trader.envs.packed import DRAWN, Carry, Kernel
+from nca_trader.envs.packed import DRAWN, Carry, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 
@@ -223,7 +223,7 @@ class GymVectorEnv(VectorEnv):
     def _info(self, words: np.ndarray, which: np.ndarray) -> dict[str, Any]:
         """As `GymEnv`'s, each with a mask of the environments that it is of."""
         rows, num = words[:, 0].astype(np.int64), self.trading.spec.num_assets
-        account = words[:, -2 * num - 1 :].view(np.float32)
+        account = words[:, -account_size(self.trading.spec) :].view(np.float32)
         values = {
             "equity": words[:, 4].view(np.float32).astype(np.float64),
             "time": self.trading.bars.time[rows],

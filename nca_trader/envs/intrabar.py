@@ -70,7 +70,7 @@ def settle(now: Intrabar, rules: Rules) -> Account:
     grown = jnp.log1p(jnp.where(ruined, 0.0, now.growth))
     log_equity, log_equity_low = pair_add(account.log_equity, account.log_equity_low, grown)
     weight, weight_low = two_sum(now.base, now.change)
-    return Account(
+    return account._replace(
         log_equity=jnp.where(ruined, math.log(rules.floor), log_equity),
         log_equity_low=jnp.where(ruined, 0.0, log_equity_low),
         weight=jnp.where(ruined, 0.0, weight),

@@ -17,7 +17,9 @@ import numpy as np
 from jax import Array
 
 from nca_trader.envs.account import equity
+from nca_trader.envs.reward_memory import num_shown, shown
 from nca_trader.envs.trading import EnvState, Observation, TimeStep, TradingEnv
+from nca_trader.types import EnvSpec
 
 DRAWN = -1  # a start that is drawn
 
@@ -40,7 +42,8 @@ class Seen(NamedTuple):
 
     index: int32 row. terminated, truncated: bool. reward, equity: float32. observation: `[D]`
     float32, the window's features `[T, A, F]` if gathered on the device, then the account's:
-    weight held `[A]`, weight ordered `[A]`, cash `[1]`, as fractions of equity.
+    weight held `[A]`, weight ordered `[A]`, cash `[1]`, as fractions of equity, and `[M]` what the
+    reward remembers.
     """
 
     index: Array
@@ -178,7 +181,7 @@ class Kernel:
 
     def _see(self, env: TradingEnv, timestep: TimeStep) -> Seen:
         observation = timestep.observation
-        parts = [account_row(observation)]
+        parts = [account_row(self.env.spec, observation)]
         if self.on_device:
             # Not the jitted method: its cache would keep this environment of traced arrays.
             window = inspect.unwrap(type(env).window)(env, observation, self.window)
@@ -193,11 +196,17 @@ class Kernel:
         )
 
 
-def account_row(observation: Observation) -> Array:
-    """`[2 A + 1]` weights held, weights ordered, cash: fractions of equity."""
+def account_size(spec: EnvSpec) -> int:
+    """2 A + 1 + M, the length of `account_row`."""
+    return 2 * spec.num_assets + 1 + num_shown(spec)
+
+
+def account_row(spec: EnvSpec, observation: Observation) -> Array:
+    """`[2 A + 1 + M]` weights held, weights ordered, cash: fractions of equity; then `shown`."""
     account = observation.account
     held = account.weight + account.weight_low
-    return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None]])
+    kept = (number[None] for number in shown(spec, account))
+    return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None], *kept])
 
 
 def episode_length(env: TradingEnv) -> int:

@@ -1,7 +1,7 @@
 """What a step is worth: the account's log-return, or what an agent is to prefer to it.
 
-Every reward is a pure function of what happened in one step and of a few numbers of the episode
-before it, its memory. Where `EnvConfig.reward` needs no memory, the memory is empty.
+Every reward is a pure function of what happened in one step and, of two of them, of what the
+account's memory kept of the steps before; see `nca_trader.envs.reward_memory`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from jax import Array
 from nca_trader.envs.legs import Legs
 from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
-from nca_trader.types import EXTRAS, Bars, Costs
-
-Memory = Any
-VARIANCE_FLOOR = 0.1  # of the training span's variance
-LEAST_VARIANCE = 1e-10  # of prices that stand still
+from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec
 
 
 class Step(NamedTuple):
@@ -27,7 +23,8 @@ class Step(NamedTuple):
 
     log_return: `[]` of its equity. before, after: `[A]` ordered weights before and after the
     action. legs: the bar that was lived through. costs: what trading costs. cost_scale: what
-    they were multiplied with, which `quadratic_cost` is too. variance: as in `EnvSpec`.
+    they were multiplied with, which `quadratic_cost` is too. kept: by the account's memory, before
+    the step; None without one.
     """
 
     log_return: Array
@@ -36,25 +33,10 @@ class Step(NamedTuple):
     legs: Legs
     costs: Costs
     cost_scale: Array | float = 1.0
-    variance: float = 0.0
+    kept: Any = None
 
 
-class Moments(NamedTuple):
-    """Moving means of the log-return and of its square, `[]` each."""
-
-    mean: Array
-    square: Array
-
-
-def begin(config: EnvConfig, variance: float) -> Memory:
-    """The memory of an episode that begins; `variance` as in `EnvSpec`."""
-    zero = jnp.zeros(())
-    if config.reward == "differential_sharpe":
-        return Moments(zero, zero + max(variance, LEAST_VARIANCE))
-    return zero if config.reward == "drawdown" else ()
-
-
-def usual_variance(bars: Bars, size: float) -> float:
+def variance_in(bars: Bars, size: float) -> float:
     """The variance of a bar's return of weights `size` in all assets, as if independent."""
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0, posinf=0.0)
@@ -94,16 +76,16 @@ def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
         )
 
 
-def reward_of(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
-    """The memory after a step, and its reward `[]`."""
-    return SCHEMES[config.reward](config, memory, step)
+def reward_of(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+    """The reward `[]` of a step."""
+    return SCHEMES[config.reward](config, spec, step)
 
 
-def _log_return(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
-    return memory, step.log_return
+def _log_return(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+    return step.log_return
 
 
-def _pnl(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+def _pnl(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """`sum_i a_i r_i - c |da_i| - q/2 da_i^2 - k/2 a_i^2`, of positions a of constant size.
 
     The position before the fill earns the return up to it, the position after it the rest: of the
@@ -122,54 +104,49 @@ def _pnl(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
     rate = costs.commission + costs.slippage + costs.half_spread
     pay = earned - rate * jnp.abs(traded)
     pay = pay - 0.5 * step.cost_scale * config.quadratic_cost * traded**2
-    return memory, (pay - 0.5 * config.risk_aversion * step.after**2).sum()
+    return (pay - 0.5 * config.risk_aversion * step.after**2).sum()
 
 
-def _differential_sharpe(config: EnvConfig, memory: Moments, step: Step) -> tuple[Moments, Array]:
+def _differential_sharpe(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """What the step adds to a moving Sharpe ratio, to first order.
 
     `D = (B dA - A dB / 2) / (B - A^2)^(3/2)` with `dA = R - A`, `dB = R^2 - B` and moving moments
     A, B. They start at 0 and at the training span's variance, and `B - A^2` is at least
-    `VARIANCE_FLOOR` of that: else the first returns of an account that was flat outweigh all
-    others. Source: Moody and Saffell, Learning to Trade via Direct Reinforcement (2001),
-    equation 14, which starts both at 0 and has no floor.
+    `VARIANCE_FLOOR` of that (`nca_trader.envs.reward_memory`): else the first returns of an account
+    that was flat outweigh all others. Source: Moody and Saffell, Learning to Trade via Direct
+    Reinforcement (2001), equation 14, which starts both at 0 and has no floor.
     """
-    least = VARIANCE_FLOOR * max(step.variance, LEAST_VARIANCE)
-    variance = jnp.maximum(memory.square - memory.mean**2, least)
-    square = variance + memory.mean**2
-    change = step.log_return - memory.mean
-    slope = square * change - 0.5 * memory.mean * (step.log_return**2 - square)
-    reward = slope / variance**1.5
-    decay = config.sharpe_decay
-    change_square = step.log_return**2 - memory.square
-    return Moments(memory.mean + decay * change, memory.square + decay * change_square), reward
+    mean, variance = step.kept.mean, step.kept.variance(spec)
+    square = variance + mean**2
+    slope = square * (step.log_return - mean) - 0.5 * mean * (step.log_return**2 - square)
+    return slope / variance**1.5
 
 
-def _drawdown(config: EnvConfig, memory: Array, step: Step) -> tuple[Array, Array]:
+def _drawdown(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """Log-return less `drawdown_penalty` times how far the log of equity is below its peak.
 
     Its mean is the mean log-return less the penalty times the pain index in logs.
     """
-    below = jnp.maximum(memory - step.log_return, 0.0)
-    return below, step.log_return - config.drawdown_penalty * below
+    below = step.kept.after(spec, step.log_return).depth
+    return step.log_return - config.drawdown_penalty * below
 
 
-def _mean_variance(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+def _mean_variance(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """`R - k/2 R^2` of the simple return R of equity.
 
     Source: Ritter, Machine Learning for Trading (2017), with a mean that is small in a bar.
     """
     simple = jnp.expm1(step.log_return)
-    return memory, simple - 0.5 * config.risk_aversion * simple**2
+    return simple - 0.5 * config.risk_aversion * simple**2
 
 
-def _crra(config: EnvConfig, memory: Memory, step: Step) -> tuple[Memory, Array]:
+def _crra(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """`(exp((1 - g) R) - 1) / (1 - g)` of the log-return R, which is R itself at g = 1.
 
     Its mean is highest where the certainty equivalent of constant relative risk aversion g is.
     """
     power = 1.0 - config.risk_aversion
-    return memory, step.log_return if power == 0.0 else jnp.expm1(power * step.log_return) / power
+    return step.log_return if power == 0.0 else jnp.expm1(power * step.log_return) / power
 
 
 SCHEMES = {

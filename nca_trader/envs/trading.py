@@ -27,6 +27,7 @@ from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.nearest import nearest_assets
 from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.envs.presets import load_env
+from nca_trader.envs.reward_memory import begun, remembered
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import hash_uniform
 from nca_trader.presets import EnvConfig
@@ -74,12 +75,10 @@ class TimeStep(NamedTuple):
 class Episode(NamedTuple):
     """One account and what belongs to its episode.
 
-    memory: what the reward remembers, see `rewards`. cost_scale: `[]` factor on the costs of
-    this episode; None where they are not drawn.
+    cost_scale: `[]` factor on the costs of this episode; None where they are not drawn.
     """
 
     account: Account
-    memory: rewards.Memory = ()
     cost_scale: Array | None = None
 
 
@@ -114,6 +113,8 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
         warmup=feature_set(config.features).warmup,
         actions=config.actions,
         constant_size=config.reward == "pnl",
+        memory=config.reward if config.reward in ("differential_sharpe", "drawdown") else "",
+        decay=config.sharpe_decay if config.reward == "differential_sharpe" else 0.0,
     )
 
 
@@ -151,12 +152,17 @@ def transition(
     target = to_target(spec, action, before.ordered)
     placed, _ = place_order(before, target, now.at_close, costs, rules)
     after, _ = on_bar(placed, following, costs, rules)
-    growth = log_return(before, after)
     step = rewards.Step(
-        growth, before.ordered, placed.ordered, following, costs, scale, spec.variance
+        log_return(before, after),
+        before.ordered,
+        placed.ordered,
+        following,
+        costs,
+        scale,
+        before.memory.kept if spec.memory else None,
     )
-    memory, reward = rewards.reward_of(config, episode.memory, step)
-    return episode._replace(account=after, memory=memory), reward
+    reward = rewards.reward_of(config, spec, step)
+    return episode._replace(account=remembered(spec, after)), reward
 
 
 class TradingEnv:
@@ -198,8 +204,8 @@ class TradingEnv:
         names = tuple(f"state:{name}" for name in states[0])
         spec = spec_of(config, self.bars.symbols, names)
         self.spec = dataclasses.replace(spec, nearest=nearest_assets(self.bars))
-        if config.reward == "differential_sharpe":
-            variance = rewards.usual_variance(self.bars, spec.size)
+        if spec.memory:
+            variance = rewards.variance_in(self.bars, spec.size)
             self.spec = dataclasses.replace(self.spec, variance=variance)
         self.costs, self.rules = config.costs, rules_of(config)
         if len(self.bars) < self.spec.warmup + 2:
@@ -242,7 +248,7 @@ class TradingEnv:
             free = free._replace(borrow=config.borrow)
             there = Legs(target, target, jnp.ones(shape, bool)).at_close
             account = place_order(account, target, there, Costs(), free)[0]
-        return Episode(account, rewards.begin(config, self.spec.variance), scale)
+        return Episode(begun(self.spec, account), scale)
 
     def begin_drops(self, key: Array) -> Array | None:
         """`[]` uint32, which features an episode hides; None where the config hides none."""

@@ -17,6 +17,7 @@ from nca_trader.envs.account import Account, open_account
 from nca_trader.envs.accounting import on_bar, place
 from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.orders import Rules, rules_of
+from nca_trader.envs.reward_memory import begun, remembered, up_to_first
 from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError
 from nca_trader.evaluate.backtest import check_symbols, encode
@@ -85,9 +86,10 @@ def _scan(
     def order(logits: Array) -> Array:
         return chosen.order(spec, chosen.mode(logits))
 
-    def step(account: Account, xs: tuple[Legs, Array, tuple[Array, Array]]):
-        legs_t, ready_t, cells_t = xs
+    def step(account: Account, xs: tuple[Legs, Array, Array, tuple[Array, Array]]):
+        legs_t, ready_t, first_t, cells_t = xs
         account, _ = on_bar(account, legs_t, costs, rules)
+        account = remembered(spec, account, first_t)
         seen = account_features(spec, account)
         own, others = (policy.act(p, c, seen)[0] for p, c in zip(params, cells_t, strict=True))
         target = jnp.where(ready_t, best_target(spec, own, account.ordered), jnp.nan)
@@ -97,6 +99,6 @@ def _scan(
         limit = NEAR * (high - low) if spec.actions == "weights" else 0.5
         return account, apart <= limit
 
-    account = open_account(jnp.zeros(spec.num_assets, jnp.float64))
-    account, same = jax.lax.scan(step, account, (legs, ready, cells))
+    account = begun(spec, open_account(jnp.zeros(spec.num_assets, jnp.float64)))
+    account, same = jax.lax.scan(step, account, (legs, ready, up_to_first(ready), cells))
     return same, jnp.exp(account.log_equity + account.log_equity_low)

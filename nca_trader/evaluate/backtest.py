@@ -26,6 +26,7 @@ from nca_trader.envs.account import Account, open_account
 from nca_trader.envs.accounting import on_bar, place
 from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.orders import Rules, rules_of
+from nca_trader.envs.reward_memory import begun, remembered, up_to_first
 from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate.result import Result, Trace
@@ -231,7 +232,7 @@ def _span(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs
 def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules):
     """One bar of a backtest: live through it, decide at its close, order."""
     account, opened = on_bar(account, legs, costs, rules)
-    target, seen = decide(account)
+    account, target, seen = decide(account)
     account, closed = place(account, target, legs.at_close, costs, rules)
     trace = Trace(
         log_equity=account.log_equity + account.log_equity_low,
@@ -248,7 +249,7 @@ def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: R
 def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trace:
     def step(account, xs):
         legs_t, target = xs
-        return _step(account, legs_t, lambda _: (target, ()), costs, rules)
+        return _step(account, legs_t, lambda account: (account, target, ()), costs, rules)
 
     account = open_account(jnp.zeros(targets.shape[1], targets.dtype))
     return jax.lax.scan(step, account, (legs, targets))[1][0]
@@ -314,20 +315,23 @@ def _scan_agent(
     rules: Rules,
 ) -> tuple[Trace, Array]:
     """Decides greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account."""
+    spec = policy.spec
 
     def step(account: Account, xs):
-        legs_t, cells_t, ready_t = xs
+        legs_t, cells_t, ready_t, first_t = xs
 
-        def decide(account: Account) -> tuple[Array, Array]:
-            logits, _ = policy.act(params, cells_t, account_features(policy.spec, account))
-            target = best_target(policy.spec, logits, account.ordered)
+        def decide(account: Account) -> tuple[Account, Array, Array]:
+            account = remembered(spec, account, first_t)
+            logits, _ = policy.act(params, cells_t, account_features(spec, account))
+            target = best_target(spec, logits, account.ordered)
             target = jnp.where(ready_t, target, jnp.nan)
-            return target, jnp.where(ready_t, logits, jnp.nan)
+            return account, target, jnp.where(ready_t, logits, jnp.nan)
 
         return _step(account, legs_t, decide, costs, rules)
 
-    account = open_account(jnp.zeros(policy.spec.num_assets, jnp.float64))
-    return jax.lax.scan(step, account, (legs, cells, ready))[1]
+    account = begun(spec, open_account(jnp.zeros(spec.num_assets, jnp.float64)))
+    xs = (legs, cells, ready, up_to_first(ready))
+    return jax.lax.scan(step, account, xs)[1]
 
 
 def check_symbols(run: Run, bars: Bars) -> None:

@@ -19,9 +19,9 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.data.synthetic import Task
-from nca_trader.envs import rewards
 from nca_trader.envs.account import open_account
 from nca_trader.envs.orders import Rules
+from nca_trader.envs.reward_memory import begun
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import encode
@@ -139,9 +139,7 @@ def _scan_pieces(
         return episodes, episodes.account.ordered
 
     def begin(_: Array) -> Episode:
-        return Episode(
-            open_account(jnp.zeros(spec.num_assets)), rewards.begin(config, spec.variance)
-        )
+        return Episode(begun(spec, open_account(jnp.zeros(spec.num_assets))))
 
     ordered = jax.lax.scan(step, jax.vmap(begin)(rows[:, 0]), rows.T)[1]
     return jnp.moveaxis(ordered, 0, 1)

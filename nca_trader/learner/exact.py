@@ -29,7 +29,6 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs import rewards
 from nca_trader.envs.account import FILLED, WHOLE, Account, open_account
 from nca_trader.envs.accounting import on_bar
 from nca_trader.envs.actions import to_target
@@ -154,7 +153,7 @@ def enumerate_segments(
         return on_bar(account._replace(pending=pending), legs, env.costs, rules)[0]
 
     def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
-        episode = Episode(account, rewards.begin(config, spec.variance), draw.cost_scale)
+        episode = Episode(account, draw.cost_scale)
         return transition(config, spec, rules, episode, action[None], now, following)[1]
 
     if not spec.constant_size:

@@ -97,7 +97,7 @@ class Method(NamedTuple):
 class Rollout(NamedTuple):
     """What E sampled accounts met on each segment.
 
-    span: of the segments. seen: `[S, L, E, A, 3]` account features. action: `[S, L, E, A]`.
+    span: of the segments. seen: `[S, L, E, A, 3 + M]` account features. action: `[S, L, E, A]`.
     log_prob, value, reward, discount: `[S, L, E]`. bootstrap: `[S, E]` value of the observation
       after the last step.
     """
@@ -274,8 +274,8 @@ def relive(
     """What accounts see and earn that repeat `action` `[S, L, E, A]` from where they began.
 
     Returns:
-      `seen`, `reward` and `ruined` as of `collect`, and the account features `[S, E, A, 3]` after
-      the last step.
+      `seen`, `reward` and `ruined` as of `collect`, and the account features `[S, E, A, 3 + M]`
+      after the last step.
     """
     now, following, see, live = accounts_on(env, policy.spec, market, span, action.shape[1], draw)
     decide = policy.distribution

@@ -20,12 +20,14 @@ from nca_trader.envs.account import FILLED, REST, WHOLE, Account, open_account
 from nca_trader.envs.fills import capped
 from nca_trader.envs.legs import Legs, Quote, next_legs
 from nca_trader.envs.orders import Rules
+from nca_trader.envs.reward_memory import begun, remembered
 from nca_trader.paper.broker import Order, client_id
 from nca_trader.types import Bar, Costs, EnvSpec
 
 on_bar = jax.jit(accounting.on_bar, static_argnums=(2, 3))
 trade = jax.jit(accounting.trade, static_argnums=(2, 3))
 _target = jax.jit(best_target, static_argnums=0)
+_remembered = jax.jit(remembered, static_argnums=0)
 _capped = jax.jit(capped, static_argnums=1)
 
 
@@ -179,9 +181,10 @@ class Core:
             if state.rows < self.agent.first_decision or seconds < self._start:
                 return after, Outcome()
             with jax.enable_x64(True):
-                account = open_account(np.zeros(len(present)))
+                account = begun(self.agent.spec, open_account(np.zeros(len(present))))
         else:
             account = self._run_account(on_bar, state.account, legs)
+            account = self._remembered(account)
         decision = self._decide(after, cells, account)
         return self._place(after, account, decision, legs.at_close)
 
@@ -242,6 +245,13 @@ class Core:
             rest = bool(placed.pending[i] == REST)
             working[symbol] = Order(name, symbol, float(weights[i]), rest)
         return working
+
+    def _remembered(self, account: Account) -> Account:
+        """The account with what its reward remembers, for an agent that is shown it."""
+        if not self.agent.spec.memory:
+            return account
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            return jax.tree.map(np.asarray, _remembered(self.agent.spec, account))
 
     def _run_account(self, function: Callable, *args) -> Account:
         """Calls a compiled account function in float64 on the CPU; numpy arrays come back."""

@@ -135,7 +135,8 @@ def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool
         derived = spec_of(config, symbols, states)
     except ConfigError as error:  # a feature that this version does not have
         raise StateError(f"{source}: env.toml: {error}") from None
-    spec = record(EnvSpec, _as_json(derived) | given, where)
+    # Agents of older versions were not shown what the reward remembers.
+    spec = record(EnvSpec, _as_json(derived) | {"memory": "", "decay": 0.0} | given, where)
     for name in ("features", "targets", "actions", "constant_size"):
         there, here = getattr(spec, name), getattr(derived, name)
         if there != here:

@@ -24,7 +24,7 @@ def windows_over(policy: Policy, mesh: Mesh) -> Decide:
     Parameters may come from anywhere, e.g. a checkpoint; they are laid out as in training.
 
     Returns:
-      `(params, x [B, T, A, F], present [B, T, A], account_features [B, A, 3]) -> (logits
+      `(params, x [B, T, A, F], present [B, T, A], account_features [B, A, 3 + M]) -> (logits
       [B, A, n], value [B])`, jitted: of each window's last bar, as `policy.encode` and
       `policy.act` give them. T is at least the receptive field, for cells that see all of it; B a
       multiple of the mesh's data * fsdp.

@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from ledger import random_bars
 
 from nca_trader.envs import gym as adapter
+from nca_trader.envs.gym import split_observation
 from nca_trader.envs.packed import Packing, account_row, pack
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
@@ -127,7 +128,10 @@ def test_an_episode_is_the_trading_envs_own(env, feature_dropout):
     step = jax.jit(inner.step)
     for action in [*sampled(env, 6), None]:
         window = inner.window(timestep.observation, WINDOW)
-        expected = [np.ravel(window), np.asarray(account_row(timestep.observation))]
+        expected = [
+            np.ravel(window),
+            np.asarray(account_row(env.trading.spec, timestep.observation)),
+        ]
         np.testing.assert_array_equal(observation[:-5], expected[0])
         np.testing.assert_allclose(observation[-5:], expected[1], rtol=0, atol=1e-6)
         row = int(timestep.observation.index)
@@ -321,8 +325,31 @@ def test_a_batch_is_the_trading_env_under_vmap(env):
         state, timestep = step(state, jnp.asarray(actions))
         np.testing.assert_array_equal(reward, np.asarray(timestep.reward, np.float64))
         np.testing.assert_array_equal(truncated, timestep.truncated)
-        account = jax.vmap(account_row)(timestep.observation)
+        account = jax.vmap(account_row, (None, 0))(inner.spec, timestep.observation)
         np.testing.assert_array_equal(observation[:, -5:], account)
+
+
+@pytest.mark.parametrize(("reward", "shown"), [("drawdown", 1), ("differential_sharpe", 2)])
+def test_an_observation_ends_with_what_the_reward_remembers(reward, shown):
+    env = make(config=dataclasses.replace(CONFIG, reward=reward))
+    plain = make(config=CONFIG)
+    observation, _ = env.reset(seed=3)
+    before, _ = plain.reset(seed=3)
+    assert len(observation) == len(before) + shown == env.observation_space.shape[0]
+    np.testing.assert_array_equal(observation[-shown:], 0.0)
+    deepest, equity = 0.0, [1.0]
+    for action in sampled(env, 40):
+        observation, _, _, truncated, info = env.step(action)
+        equity.append(info["equity"])
+        if truncated:
+            break
+        below = np.log(max(equity) / equity[-1])
+        if reward == "drawdown":
+            deviation = np.sqrt(env.trading.spec.variance)
+            assert observation[-1] == pytest.approx(np.log1p(below / deviation), abs=1e-4)
+        deepest = max(deepest, below)
+    assert deepest > 0.0 and (observation[-shown:] != 0.0).any()
+    assert split_observation(observation, env.trading.spec, WINDOW)["account"].shape == (5 + shown,)
 
 
 def test_a_step_of_a_batch_is_one_compiled_call(env, monkeypatch):

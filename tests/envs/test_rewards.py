@@ -10,11 +10,12 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv
-from nca_trader.envs import rewards
+from nca_trader.envs import reward_memory, rewards
+from nca_trader.envs.account import open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.legs import Legs
 from nca_trader.envs.presets import load_env
-from nca_trader.envs.trading import kept
+from nca_trader.envs.trading import kept, spec_of
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
 from nca_trader.toml import preset_names
@@ -85,11 +86,15 @@ def test_differential_sharpe_adds_up_to_the_sharpe_ratio_to_first_order(plain):
 def test_differential_sharpe_after_almost_nothing_pays_what_a_return_is_worth():
     """Returns of 0.002% and then 1% paid -1,263,911 from moments of 0."""
     config = EnvConfig(reward="differential_sharpe")
-    memory = rewards.begin(config, 1e-4)
+    spec = dataclasses.replace(spec_of(config, ("A",)), variance=1e-4)
+    account = reward_memory.begun(spec, open_account(jnp.zeros(1)))
+    legs = Legs(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
     for r in (2e-5, 1e-2):
-        legs = Legs(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
-        step = rewards.Step(jnp.float32(r), legs.gap, legs.gap, legs, Costs(), 1.0, 1e-4)
-        memory, reward = rewards.reward_of(config, memory, step)
+        kept = account.memory.kept
+        step = rewards.Step(jnp.float32(r), legs.gap, legs.gap, legs, Costs(), 1.0, kept)
+        reward = rewards.reward_of(config, spec, step)
+        account = account._replace(log_equity=account.log_equity + r)
+        account = reward_memory.remembered(spec, account)
         assert float(reward) == pytest.approx(r / 0.01, rel=0.02)  # in deviations of 1%
 
 
@@ -321,7 +326,11 @@ def test_feature_dropout_hides_features_and_nothing_else():
 
 def test_nothing_is_drawn_that_is_not_asked_for():
     state, _ = make_env().reset(jax.random.key(0))
-    assert state.drop is None and state.episode.cost_scale is None and state.episode.memory == ()
+    assert (
+        state.drop is None
+        and state.episode.cost_scale is None
+        and state.episode.account.memory == ()
+    )
 
 
 def test_the_hash_is_even_and_its_words_are_independent():

@@ -91,7 +91,16 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
     assert "agree over 108 bars" in parity.sentence
 
 
-@pytest.mark.parametrize("env", [{"fill": "close"}, {"order": "rebalance"}, {"short": False}])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"fill": "close"},
+        {"order": "rebalance"},
+        {"short": False},
+        {"reward": "drawdown"},
+        {"reward": "differential_sharpe", "fill": "close"},
+    ],
+)
 def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
     run = make_run(tmp_path / "agent", bars, **env)
     write_bars(bars, tmp_path / "bars.parquet")

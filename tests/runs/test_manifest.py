@@ -333,6 +333,17 @@ def test_an_older_run_without_a_field_of_the_spec_acts_as_its_environment_says(t
     assert Run(run.path).spec == env.spec and env.spec.constant_size
 
 
+def test_an_agent_of_an_older_run_is_not_shown_what_it_never_saw(tmp_path, env):
+    env = TradingEnv(env.bars, dataclasses.replace(ENV, reward="drawdown"))
+    run = open_run(env, AGENT, tmp_path / "r", seed=0)
+    fields = ("memory", "variance", "decay")
+    rewrite(run.path / "run.json", 3, lambda m: [m["spec"].pop(field) for field in fields])
+    older = Run(run.path)
+    assert env.spec.memory == "drawdown" and older.spec.memory == ""
+    shapes = [jax.eval_shape(p.init, jax.random.key(0)) for p in (run.policy, older.policy)]
+    assert [shape["head"]["account"].shape[0] for shape in shapes] == [4, 3]
+
+
 SPECS = {
     "unknown": lambda spec: spec.update(colour="red"),
     "missing": lambda spec: spec.pop("warmup"),

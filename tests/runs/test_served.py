@@ -19,7 +19,12 @@ from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 from nca_trader.runs.manifest import Run, open_run
 
 ACTIONS = ("direction", "orders", "weights")
-QUICK = (("pnl", "direction"), ("crra", "orders"))
+QUICK = (
+    ("pnl", "direction"),
+    ("crra", "orders"),
+    ("differential_sharpe", "direction"),
+    ("drawdown", "weights"),
+)
 CASES = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
     for case in itertools.product(REWARDS, ACTIONS)
@@ -46,7 +51,27 @@ def greedy_target(env, logits, ordered):
     return targets[action]
 
 
-def learnt_logits(env, params, weights, ordered):
+def kept_by_the_reward(env, growth, first):
+    """`[N, M]` what the reward remembers at each bar, from log-returns `[N]`; begins at `first`."""
+    full = env.bars.close[1:] / env.bars.close[:-1] - 1
+    usual = max(map(abs, env.spec.targets)) ** 2 * full.var(axis=0).sum()
+    if env.config.reward == "drawdown":
+        equity = np.cumsum(growth)
+        peak = np.maximum.accumulate(equity - 1e9 * (np.arange(len(growth)) < first))
+        return np.log1p(np.maximum(peak - equity, 0) / np.sqrt(usual))[:, None]
+    if env.config.reward != "differential_sharpe":
+        return np.zeros((len(growth), 0))
+    decay, mean, square = env.config.sharpe_decay, 0.0, usual
+    rows = [(0.0, 0.0)] * (first + 1)
+    for r in growth[first + 1 :]:
+        mean, square = mean + decay * (r - mean), square + decay * (r**2 - square)
+        variance = max(square - mean**2, 0.1 * usual)
+        noise = np.sqrt(variance * decay / 2)
+        rows.append((mean / noise, np.log(variance / usual) / 2))
+    return np.array(rows)
+
+
+def learnt_logits(env, params, weights, ordered, growth, first):
     """`[N, A, n]` what the learner's parameters say at each bar of an account's history.
 
     The account's features are written out here: those of `EnvConfig.reward`, not of a manifest.
@@ -57,13 +82,16 @@ def learnt_logits(env, params, weights, ordered):
     held, cash = weights / size, np.broadcast_to(1 - weights.sum(1, keepdims=True), weights.shape)
     if env.config.reward == "pnl":
         held, cash = ordered / size, np.zeros_like(ordered)
-    seen = np.stack([held, ordered / size, cash], -1).astype(np.float32)
+    kept = kept_by_the_reward(env, growth, first)[:, None, :]
+    kept = np.broadcast_to(kept, (*weights.shape, kept.shape[-1]))
+    seen = np.stack([held, ordered / size, cash], -1)
+    seen = np.concatenate([seen, kept], -1).astype(np.float32)
     return np.asarray(jax.vmap(policy.act, (None, 0, 0))(params, cells, seen)[0])
 
 
 def decisive(params):
     """The parameters, spread out: they decide many things, as long training makes them."""
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(6)
     return jax.tree.map(lambda p: p + rng.normal(size=p.shape).astype(p.dtype), params)
 
 
@@ -87,7 +115,8 @@ def test_a_backtest_decides_as_the_learner_does(tmp_path, reward, actions):
         targets, held = result.targets.to_numpy(), result.weights.to_numpy()
         decided = ~np.isnan(targets).all(1)
         ordered = ordered_before(targets)
-        logits = learnt_logits(env, params, held, ordered)
+        growth = np.diff(result.log_equity, prepend=result.log_equity[0])
+        logits = learnt_logits(env, params, held, ordered, growth, decided.argmax())
         np.testing.assert_allclose(result.logits[decided], logits[decided], atol=2e-4)
         want = greedy_target(env, logits, ordered)
         if actions == "weights":
