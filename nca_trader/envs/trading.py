@@ -29,6 +29,7 @@ from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.reward_memory import begun, remembered
 from nca_trader.errors import BarError, ConfigError
+from nca_trader.machine import memory
 from nca_trader.numerics import hash_uniform
 from nca_trader.presets import EnvConfig
 from nca_trader.ranges import expect
@@ -45,6 +46,9 @@ class Market(NamedTuple):
     features: Tensor
     legs: Legs
     rows: Tensor | None = None
+
+
+COPIES = 3  # of the features at once: as computed, beside the market's state, on the device
 
 
 class Observation(NamedTuple):
@@ -322,9 +326,21 @@ def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, 
 
 
 def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray:
-    """`[N, A, F]` float32: the features of `config`, then the market's own `states`."""
+    """`[N, A, F]` float32: the features of `config`, then the market's own `states`.
+
+    Raises:
+      BarError: they are more than memory holds.
+    """
     if not config.features:
         return states
+    width = len(config.features) + states.shape[-1]
+    need, free = COPIES * 4 * bars.close.size * width, memory().free
+    if need > free:
+        raise BarError(
+            f"{bars.source or 'bars'}: {width} features of {len(bars):,} bars of "
+            f"{bars.num_assets} assets need {need / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
+            "give fewer bars or features, or train on shards (docs/streaming.md)."
+        )
     return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
 
 

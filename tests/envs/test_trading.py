@@ -10,8 +10,10 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import BarError, Costs, EnvConfig, TradingEnv, backtest
+from nca_trader.envs import trading
 from nca_trader.envs.account import equity, log_return, open_account
 from nca_trader.envs.trading import EnvState, Episode, Observation
+from nca_trader.machine import Memory
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 FEATURES = ("bollinger", "rsi")  # 19 bars of warm-up
@@ -33,6 +35,17 @@ def state_at(env, index, last=None):
 @pytest.fixture(scope="module")
 def env():
     return make_env()
+
+
+def test_features_that_memory_does_not_hold_are_refused_before_they_are_made(monkeypatch):
+    need = 3 * 4 * 150 * 2 * 2  # copies, bytes, bars, assets, features
+    for free, refused in ((need, False), (need - 1, True)):
+        monkeypatch.setattr(trading, "memory", lambda free=free: Memory(10**9, free))
+        if not refused:
+            make_env()
+            continue
+        with pytest.raises(BarError, match=r"2 features of 150 bars of 2 assets need .* are free"):
+            make_env()
 
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
