@@ -9,6 +9,8 @@ Pairs: `(high, low)` stands for their exact sum, with `low` below half a unit in
 of `high`. Adding to a pair costs six more additions and loses about 1e-14 instead of 1e-7.
 """
 
+import contextlib
+from collections.abc import Iterator
 from types import ModuleType
 
 import jax
@@ -22,6 +24,13 @@ from nca_trader.types import Tensor
 def arrays(x: Tensor) -> ModuleType:
     """The module of array functions that `x` belongs to: jax's for a jax array, else numpy."""
     return jnp if isinstance(x, jax.Array) else np
+
+
+@contextlib.contextmanager
+def float64_on_cpu() -> Iterator[None]:
+    """Computes in float64 on a CPU device of this process: accounts that are reported, features."""
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        yield
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:

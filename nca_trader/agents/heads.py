@@ -34,8 +34,8 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     if spec.constant_size:
         held, cash = ordered, jnp.zeros_like(ordered)
     else:
-        weight = account.weight + account.weight_low
-        held, cash = weight / spec.size, jnp.broadcast_to(1.0 - weight.sum(), weight.shape)
+        cash = jnp.broadcast_to(1.0 - account.held.sum(), account.held.shape)
+        held = account.held / spec.size
     kept = (jnp.broadcast_to(number, held.shape) for number in reward_memory.shown(spec, account))
     return jnp.stack([held, ordered, cash, *kept], axis=-1).astype(jnp.float32)
 

@@ -20,6 +20,7 @@ from jax import Array
 
 from nca_trader.data.indicators import FEATURES
 from nca_trader.errors import ConfigError
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar, Bars
 
 
@@ -71,13 +72,13 @@ class FeatureSet:
 
         Returns the new state and values `[A, F]` float32, bit for bit `batch`'s.
         """
-        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        with float64_on_cpu():
             state, values = self._jitted_update(state, bar)
         return state, np.asarray(values)
 
     def batch(self, bars: Bars) -> np.ndarray:
         """Values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
-        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        with float64_on_cpu():
             _, values = self._jitted_scan(self.init(bars.num_assets), bars.as_bar())
         return np.asarray(values)
 

@@ -44,6 +44,11 @@ class Account(NamedTuple):
     ruined: Array
     memory: Any = ()
 
+    @property
+    def held(self) -> Array:
+        """`[A]` value held in each asset, as a signed fraction of equity."""
+        return self.weight + self.weight_low
+
 
 class Flows(NamedTuple):
     """Where equity went: `[]` each, in units of the start's equity; gains are positive.

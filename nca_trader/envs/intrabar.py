@@ -57,7 +57,7 @@ def begin(account: Account, rules: Rules) -> Intrabar:
         account=account,
         growth=0.0,  # not an array: XLA would go on multiplying by it
         room=jnp.expm1(behind),
-        held=account.weight + account.weight_low,
+        held=account.held,
         base=account.weight,
         change=account.weight_low,
         ruined=account.ruined,

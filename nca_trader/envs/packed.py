@@ -204,7 +204,7 @@ def account_size(spec: EnvSpec) -> int:
 def account_row(spec: EnvSpec, observation: Observation) -> Array:
     """`[2 A + 1 + M]` weights held, weights ordered, cash: fractions of equity; then `shown`."""
     account = observation.account
-    held = account.weight + account.weight_low
+    held = account.held
     kept = (number[None] for number in shown(spec, account))
     return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None], *kept])
 

@@ -21,6 +21,7 @@ from nca_trader.envs.reward_memory import begun, remembered, up_to_first
 from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError
 from nca_trader.evaluate.backtest import check_symbols, encode
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars, Costs
 
@@ -61,7 +62,7 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
     features = features_of(bars, run.env_config, observed_states(source, run.env_config)[1])
     cells = [encode(policy, p, features, bars.present) for p in (params, other)]
     ready = np.arange(len(bars)) >= policy.first_decision
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with float64_on_cpu():
         legs = legs_of(bars, run.env_config.costs, rules)
         common = (policy, run.env_config.costs, rules, legs, ready)
         same, one = _scan(*common, (params, other), tuple(cells))

@@ -38,6 +38,7 @@ from nca_trader.evaluate.targets import (
     refuse_no_targets,
     strategy_targets,
 )
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.presets import capital_problems, limit_problems
 from nca_trader.ranges import expect, nearest, one_of, refuse
 from nca_trader.runs import trials
@@ -236,7 +237,7 @@ def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: R
     account, closed = place(account, target, legs.at_close, costs, rules)
     trace = Trace(
         log_equity=account.log_equity + account.log_equity_low,
-        weight=account.weight + account.weight_low,
+        weight=account.held,
         target=target,
         traded=opened.traded + closed.traded,
         cost=opened.cost + closed.cost,
@@ -258,7 +259,7 @@ def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Tra
 def _run_targets(
     bars: Bars, targets: np.ndarray, costs: Costs, rules: Rules, first: int, last: int
 ) -> Trace:
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with float64_on_cpu():
         legs = _span(bars, costs, rules, first, last)
         trace = _scan_targets(legs, targets[first:last], costs, rules)
         return jax.tree.map(np.asarray, trace)
@@ -298,7 +299,7 @@ def _run_agent(
     features = features_of(bars[:last], run.env_config, states[:last])
     cells = encode(policy, params, features, bars.present[:last])[first:last]
     ready = np.arange(first, last) >= policy.first_decision
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with float64_on_cpu():
         legs = _span(bars, costs, rules, first, last)
         trace, logits = _scan_agent(params, legs, cells, ready, policy, costs, rules)
         return jax.tree.map(np.asarray, trace), np.asarray(logits)

@@ -23,6 +23,7 @@ from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.evaluate.leak_cases import Case, Cases, differing, equal
 from nca_trader.evaluate.leak_report import LENGTH, Example, Found, Report, example, size
 from nca_trader.evaluate.perturbations import arrays_of, holed
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.ranges import expect
 from nca_trader.types import Bar, Bars
 
@@ -313,7 +314,7 @@ def _online(init: Callable[[int], Any], update: Callable[..., Any]) -> Callable[
     scan = jax.jit(over)
 
     def run(bars: Bars) -> np.ndarray:
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with float64_on_cpu():
             return np.asarray(scan(init(bars.num_assets), bars.as_bar()))
 
     return run

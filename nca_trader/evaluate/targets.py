@@ -15,6 +15,7 @@ import pandas as pd
 from nca_trader.agents.rules import Strategy
 from nca_trader.envs.orders import Rules
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.ranges import described
 from nca_trader.types import Bars
 
@@ -56,7 +57,7 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
       ConfigError: the strategy raises, or branches on a value that is known only when it runs; the
         bar and the line of its code are named.
     """
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with float64_on_cpu():
         bar = jax.tree.map(jnp.asarray, bars.as_bar())
         try:
             state = strategy.init(bars.num_assets)

@@ -21,6 +21,7 @@ from nca_trader.envs.fills import capped
 from nca_trader.envs.legs import Legs, Quote, next_legs
 from nca_trader.envs.orders import Rules
 from nca_trader.envs.reward_memory import begun, remembered
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import Order, client_id
 from nca_trader.types import Bar, Costs, EnvSpec
 
@@ -180,7 +181,7 @@ class Core:
         if state.account is None:
             if state.rows < self.agent.first_decision or seconds < self._start:
                 return after, Outcome()
-            with jax.enable_x64(True):
+            with float64_on_cpu():
                 account = begun(self.agent.spec, open_account(np.zeros(len(present))))
         else:
             account = self._run_account(on_bar, state.account, legs)
@@ -202,7 +203,7 @@ class Core:
         # argmax takes a NaN for the largest number: it must never see one.
         if logits.shape != held.logits.shape or not np.isfinite(logits).all():
             return held
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with float64_on_cpu():
             target = np.asarray(_target(spec, logits, account.ordered))
         return Decision(logits, logits.argmax(-1), target)
 
@@ -232,7 +233,7 @@ class Core:
 
     def _working(self, state: State, placed: Account, new: np.ndarray) -> dict[str, Order]:
         """What should be at the broker: every order that the account has pending."""
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with float64_on_cpu():
             weights = np.asarray(_capped(placed.ordered, self.agent.rules))
         working = {}
         for i, symbol in enumerate(self.agent.symbols):
@@ -250,11 +251,11 @@ class Core:
         """The account with what its reward remembers, for an agent that is shown it."""
         if not self.agent.spec.memory:
             return account
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with float64_on_cpu():
             return jax.tree.map(np.asarray, _remembered(self.agent.spec, account))
 
     def _run_account(self, function: Callable, *args) -> Account:
         """Calls a compiled account function in float64 on the CPU; numpy arrays come back."""
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with float64_on_cpu():
             account, _ = function(*args, self.agent.costs, self.agent.rules)
             return jax.tree.map(np.asarray, account)

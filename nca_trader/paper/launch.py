@@ -16,6 +16,7 @@ from nca_trader.data.features import feature_set
 from nca_trader.envs.account import Account
 from nca_trader.envs.orders import rules_of
 from nca_trader.errors import BarError, ConfigError, argument
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed, parse_feed
@@ -38,17 +39,16 @@ def agent_of(run: Run) -> Agent:
         )
     policy, params = run.policy, run.params()
     digest = params_digest(params)
-    cpu = jax.devices("cpu")[0]
-    params = jax.device_put(params, cpu)
+    params = jax.device_put(params, jax.local_devices(backend="cpu")[0])
     stream = jax.jit(policy.stream)
     act = jax.jit(lambda *args: read_out(policy, *args))
 
     def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
-        with jax.enable_x64(True), jax.default_device(cpu):
+        with float64_on_cpu():
             return stream(params, state, row, present)
 
     def logits(cells: Any, account: Account) -> np.ndarray:
-        with jax.enable_x64(True), jax.default_device(cpu):
+        with float64_on_cpu():
             return np.asarray(act(params, cells, account))
 
     return Agent(

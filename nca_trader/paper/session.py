@@ -168,7 +168,7 @@ class Session:
             return None
         key = str(ts // NANOSECONDS)
         cash, units = self._broker.position()
-        held = np.asarray(account.weight) + np.asarray(account.weight_low)
+        held = np.asarray(account.held)
         body = {
             "equity": _equity(account),
             "log_equity": [float(account.log_equity), float(account.log_equity_low)],
