@@ -2,6 +2,7 @@
 
     python -m benchmarks.proofs benchmarks/results/proofs.jsonl
     python -m benchmarks.proofs FILE --markets garleanu_pedersen merton --seeds 10
+    python -m benchmarks.proofs benchmarks/results/proofs.jsonl --table        # what is there
 
 The seeds are drawn once and are the first line of the file, so that none is left out afterwards.
 Each run that ends appends a line: the row of `prove --json`, the commit, the date and the machine.
@@ -13,6 +14,8 @@ import json
 import pathlib
 import platform
 import secrets
+
+import numpy as np
 
 from nca_trader.agents.presets import load_agent
 from nca_trader.cli.prove import BARS, DEFAULT_BAR
@@ -53,13 +56,41 @@ def run(file, markets, count, agent="nano"):
                 out.write(json.dumps(proof.row() | about | {"date": now()}) + "\n")
 
 
+def table(file):
+    """The rows of docs/prove.md: of each market the bar, and what its seeds reached."""
+    _, rows = begun(file, 0)
+    lines = ["| market | bar | seeds | lowest, median, highest | untrained | bar after |"]
+    lines.append("|-|-|-|-|-|-|")
+    for market in BARS:
+        own = [row for row in rows if row["market"] == market]
+        if not own:
+            continue
+        if own[0]["fraction"] is None:
+            traded = [row["turnover"] for row in own]
+            reached, untrained, bar = f"trades {max(traded):.4f} a step at most", "", "0.01 a step"
+        else:
+            low, middle, high = np.quantile([row["fraction"] for row in own], (0, 0.5, 1))
+            reached = f"{low:.1%}, {middle:.1%}, {high:.1%}"
+            untrained = f"{max(row['untrained'] for row in own):.0%} at most"
+            bar = f"{own[0]['bar']:.0%}"
+        after = [row["seconds_to_bar"] for row in own if row["seconds_to_bar"] is not None]
+        soon = f"{min(after):.0f} to {max(after):.0f} s" if after else ""
+        seeds = f"{sum(row['passed'] for row in own)} of {len(own)} pass"
+        lines.append(f"| {market} | {bar} | {seeds} | {reached} | {untrained} | {soon} |")
+    return "\n".join(lines)
+
+
 def main():
     """Runs from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("--markets", nargs="+", default=list(BARS), metavar="MARKET")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--table", action="store_true", help="print what is there; train nothing")
     args = parser.parse_args()
+    if args.table:
+        print(table(args.file))
+        return
     run(args.file, args.markets, args.seeds)
 
 
