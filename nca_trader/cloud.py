@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
 from nca_trader.errors import ConfigError, StoreError
+from nca_trader.ranges import expect
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -221,14 +222,18 @@ class CloudPath:
 Place = pathlib.Path | CloudPath
 
 
-def place(path: str | os.PathLike[str] | CloudPath) -> Place:
+def place(path: str | os.PathLike[str] | CloudPath, name: str = "path") -> Place:
     """The path, or the place in a store where it is a URL.
 
+    Args:
+      name: of the caller's argument, for messages.
+
     Raises:
-      ConfigError: a URL of another scheme, or one that names no bucket.
+      ConfigError: what is no path; a URL of another scheme, or one that names no bucket.
     """
     if isinstance(path, CloudPath):
         return path
+    expect(name, path, str | os.PathLike, "a path, or a gs:// or s3:// URL")
     match = URL.fullmatch(os.fspath(path))
     if match is None:
         return pathlib.Path(path)

@@ -13,6 +13,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.errors import ConfigError
+from nca_trader.ranges import expect
 
 DATA, FSDP, MODEL = AXES = ("data", "fsdp", "model")
 BATCH = (DATA, FSDP)  # the axes that a batch is split over
@@ -44,6 +46,8 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
     Raises:
       ConfigError: sizes below 1, more devices than there are, or chips that cannot be neighbours.
     """
+    for name, size in {"data": data, "fsdp": fsdp, "model": model}.items():
+        expect(name, size, Integral, "a whole number of devices")
     there, count = jax.devices(), data * fsdp * model
     if min(data, fsdp, model) < 1 or count > len(there):
         more = " (nca_trader.mesh.use_cores, before JAX begins, makes one of each core)"

@@ -154,7 +154,7 @@ def _unknown(name: str, fields: dict[str, Any], args: tuple, values: dict[str, A
             hint = f"did you mean '{(below | own)[close[0]]}'? " if close else ""
             yield f"{name} has no field {key}; {hint}There are {', '.join(fields)}."
         elif key in nested and not isinstance(value, type(nested[key])):
-            yield f"{key} is {described(value)}; give a {type(nested[key]).__name__}."
+            yield f"{key} is {described(value)}; give {a(type(nested[key]).__name__)}."
 
 
 def described(value: Any) -> str:
@@ -168,7 +168,12 @@ def described(value: Any) -> str:
     kind = type(value)
     module = kind.__module__.partition(".")[0]
     known = module in ("builtins", "nca_trader", "numpy", "pandas")
-    return f"a {kind.__name__}" if known else f"a {kind.__name__} of {module}"
+    return a(kind.__name__) if known else f"{a(kind.__name__)} of {module}"
+
+
+def a(name: str) -> str:
+    """The name of a class with its article."""
+    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
 
 
 def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> None:
@@ -183,7 +188,9 @@ def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> N
     """
     if isinstance(value, kinds):
         return
-    swapped = [other for other, given in others.items() if isinstance(given, kinds)]
+    swapped = [
+        other for other, given in others.items() if given is not None and isinstance(given, kinds)
+    ]
     hint = f"; {name} and {swapped[0]} look swapped" if swapped else ""
     raise ConfigError(f"{argument(name)} is {described(value)}{hint}; give {accepted}.")
 

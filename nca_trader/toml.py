@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nca_trader.errors import ConfigError, argument
-from nca_trader.ranges import at_rest, expect, nearest
+from nca_trader.ranges import a, at_rest, expect, nearest
 from nca_trader.records import SHOWN, Mismatch, converted, read_toml, shown
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ def read_preset(
     name_or_path: T | str | os.PathLike[str],
     folder: str,
     overrides: Sequence[str] = (),
+    name: str = "",
 ) -> T:
     """Reads a config from a preset's name or the path of a TOML file; takes a config as it is.
 
@@ -50,22 +51,25 @@ def read_preset(
       name_or_path: "nano", or a path: whatever ends in .toml or holds a folder separator.
       folder: "envs" or "agents", where names are looked up.
       overrides: "table.key=value" strings, which replace the file's values in turn.
+      name: of the caller's argument, for messages; "" is "env" or "agent".
 
     Raises:
       ConfigError: there is no such preset or file, or something in it is wrong.
     """
+    accepted = 'a list of texts, e.g. ["learner.num_epochs=2"]'
+    expect("overrides", overrides, list | tuple, accepted)
     if isinstance(name_or_path, cls):
         if not overrides:
             return name_or_path
         return from_toml_text(cls, to_toml(name_or_path), cls.__name__, overrides)
     expect(
-        folder.removesuffix("s"),
+        name or folder.removesuffix("s"),
         name_or_path,
         str | os.PathLike,
-        f"a {cls.__name__}, a preset's name ({', '.join(preset_names(folder))}), or the path of a "
+        f"{a(cls.__name__)}, a preset's name ({', '.join(preset_names(folder))}), or the path of a "
         ".toml file",
     )
-    text = str(name_or_path)
+    text = os.fspath(typing.cast("str | os.PathLike[str]", name_or_path))
     if not isinstance(name_or_path, str) or text.endswith(".toml") or "/" in text:
         path, source = pathlib.Path(text), text
     else:

@@ -136,7 +136,7 @@ class Bars:
 
     def select(self, *symbols: str) -> Bars:
         """The bars of some of the assets, in the order asked for."""
-        unknown = [s for s in symbols if s not in self.symbols]
+        unknown = [str(s) for s in symbols if s not in self.symbols]
         if unknown or not symbols:
             raise BarError(
                 f"{self.source or 'bars'}: no symbol {', '.join(unknown) or 'given'}; "

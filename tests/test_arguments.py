@@ -1,8 +1,10 @@
 """A mistake in a call ends in one error of ours: the argument, and what is accepted."""
 
 import dataclasses
+import functools
 import inspect
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,13 @@ import pandas as pd
 import pytest
 
 import nca_trader as nca
+from nca_trader.envs.gym_vector import GymVectorEnv
+from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.evaluate.targets import LARGEST
+from nca_trader.paper.launch import paper_trade
 
 ENV = nca.load_env("index_daily")
+SPEC = nca.EnvSpec(symbols=("A",), features=("return_1",), targets=(0.0, 1.0), warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +56,24 @@ def test_a_misspelt_field_names_the_nearest_one():
     [
         (lambda: nca.EnvConfig(costs=0.001), "costs is the number 0.001; give a Costs"),
         (lambda: nca.AgentConfig(policy="nca"), "policy is the text 'nca'; give a PolicyConfig"),
-        (lambda: nca.Costs(commission="0.1%"), "costs.commission = '0.1%' is a text"),
+        (
+            lambda: nca.Costs(commission="0.1%"),
+            "costs.commission = '0.1%' is not a number; give one",
+        ),
         (lambda: nca.Costs(commission=0.5), "not percent: 0.5% is 0.005"),
         (lambda: nca.Costs(slippage=np.float32(0.25)), "costs.slippage = 0.25 is 25%"),
         (lambda: nca.Costs(commission=5), "costs.commission = 5.0 is not a fraction in [0, 1)"),
-        (lambda: nca.Costs(interest_lend=3.0), "3% per year is 0.03"),
+        (lambda: nca.Costs(commission=None), "costs.commission = None is not a number"),
+        (lambda: nca.Costs(slippage=[1e-4]), "costs.slippage = [0.0001] is not a number"),
+        (lambda: nca.EnvConfig(features="return_1"), "features='return_1' is a text; give a"),
+        (lambda: nca.load_env("ou_mid", "fill=close"), "overrides is the text 'fill=close'"),
+        (lambda: nca.Costs(interest_lend=5.0), "3% per year is 0.03"),
         (lambda: nca.rules.sma_cross(10.5, 30), "sma_cross: fast=10.5 is not a whole number"),
         (lambda: nca.rules.sma_cross(10, 30.0), "sma_cross: slow=30.0 is not a whole number"),
         (lambda: nca.rules.sma_cross(30, 10), "fast = 30 is not below slow = 10"),
         (lambda: nca.rules.momentum(0), "momentum: lookback=0 is below its least value"),
-        (lambda: nca.load_agent(3), "agent is the number 3; give a AgentConfig, a preset's name"),
-        (lambda: nca.load_env(nca.load_agent("nano")), "env is a AgentConfig; give a EnvConfig"),
+        (lambda: nca.load_agent(3), "agent is the number 3; give an AgentConfig, a preset's name"),
+        (lambda: nca.load_env(nca.load_agent("nano")), "env is an AgentConfig; give an EnvConfig"),
     ],
 )
 def test_a_value_of_another_kind_says_what_is_accepted(call, says):
@@ -91,6 +104,7 @@ def my_rule(bars):
         (nca.rules.sma_cross, "targets is a function (sma_cross)"),
         (Model(), "; pass the weights that it chooses, bar by bar; give weights"),
         ("runs/mine", "targets is the text 'runs/mine'; give weights"),
+        (nca.make_policy("nano", SPEC), "targets is a Policy; give weights"),
         (None, "targets is a NoneType; give weights"),
         (0.5, "targets is the number 0.5; give weights"),
     ],
@@ -118,6 +132,68 @@ def test_swapped_arguments_are_named(bars, env):
     refusal(lambda: nca.resample("1d", bars), "bars and every look swapped")
     refusal(lambda: nca.check_policy(env), "policy is a TradingEnv")
     refusal(lambda: nca.check_env(bars), "env is a Bars")
+
+
+def test_an_argument_of_another_kind_is_named_by_every_entry_point(bars, env, tmp_path):
+    weights, run = np.zeros(len(bars)), tmp_path / "run"
+    make = functools.partial(gymnasium.make, "nca_trader/Trading-v0")
+    refusal(lambda: make(bars="index_daily", config=bars), "config is a Bars; give an EnvConfig")
+    refusal(lambda: make(bars=pd.DataFrame({"close": [1.0]})), "bars is a DataFrame; give Bars")
+    refusal(lambda: make(bars=weights), "bars is a ndarray")
+    refusal(lambda: make(bars=bars, window=2.5), "window is the number 2.5; give a whole")
+    refusal(lambda: make(bars=env), "bars is a TradingEnv")
+    refusal(lambda: make(env="index_daily"), "env is the text 'index_daily'; give a TradingEnv")
+    refusal(lambda: make(bars=bars).reset(options="start"), "options is the text 'start'")
+    refusal(lambda: GymVectorEnv(bars, 64), "num_envs is a Bars; num_envs and bars look swapped")
+    refusal(lambda: GymVectorEnv(2, env=ENV), "env is an EnvConfig")
+    refusal(lambda: ShardedEnv(ENV, "x"), "shards is an EnvConfig")
+    refusal(lambda: nca.train(env, "nano", None), "run_dir is a NoneType; give a path")
+    refusal(lambda: nca.train(env, "nano", run, steps="5"), "steps is the text '5'")
+    refusal(lambda: nca.train(env, "nano", run, steps=1e5), "steps is the number 100000.0")
+    refusal(lambda: nca.train(env, "nano", run, seed="a"), "seed is the text 'a'")
+    assert not run.exists()
+    for path in (3, None, bars):
+        refusal(lambda path=path: nca.Run(path), "path is", "give a path")
+        refusal(lambda path=path: paper_trade(path, "replay:x", "j"), "run is")
+        refusal(lambda path=path: paper_trade("run", path, "j"), "feed is", "give replay:FILE")
+        refusal(lambda path=path: nca.read_bars(path), "source is", "a path or a DataFrame")
+        refusal(lambda path=path: nca.write_bars(bars, path), "path is", "give a path")
+        refusal(lambda path=path: nca.backtest(bars, weights).save(path), "path is")
+    refusal(lambda: paper_trade("run", "replay:x", "j", capital="1e5"), "capital is the text")
+    for name, value in (("repair", 3), ("columns", 3), ("every", 5), ("timezone", 3)):
+        refusal(lambda name=name, value=value: nca.read_bars("x", **{name: value}), f"{name} is")
+    refusal(lambda: nca.resample(bars, 5), "every is the number 5")
+    refusal(lambda: bars.select(["SP500"]), "no symbol ['SP500']; there are SP500")
+    refusal(lambda: nca.leakcheck(my_rule, bars, cases="a"), "cases is the text 'a'")
+    refusal(lambda: nca.make_mesh("x"), "data is the text 'x'")
+    refusal(lambda: nca.backtest(bars, weights, commission=1e-3), "costs=nca.Costs(commission=...)")
+    unknown = nca.EnvConfig(features=("return1",))
+    with pytest.raises(
+        nca.ConfigError, match=r"^EnvConfig: features: unknown feature 'return1'; did"
+    ):
+        nca.TradingEnv(bars, unknown)
+
+
+class Pathlike:
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __fspath__(self):
+        return self.path
+
+
+def test_a_path_may_be_any_path_like(bars, tmp_path):
+    env, agent, file = (tmp_path / name for name in ("an env.toml", "an agent.toml", "b.csv"))
+    env.write_text('features = ["return_1"]\n')
+    agent.write_text('[policy]\nkind = "mlp"\n')
+    env, agent, file = map(Pathlike, (env, agent, file))
+    nca.write_bars(bars, file)
+    assert nca.read_bars(file).digest() == bars.digest()
+    made = nca.TradingEnv(bars, env)
+    assert made.config == nca.load_env(env) and made.config.features == ("return_1",)
+    assert nca.make_policy(agent, made.spec) is nca.make_policy(agent.path, made.spec)
+    assert gymnasium.make("nca_trader/Trading-v0", bars=file, config=env).unwrapped.trading
+    assert nca.backtest(bars, np.zeros(300)).save(Pathlike(tmp_path / "r.csv")).exists()
 
 
 def test_a_preset_is_taken_wherever_a_config_is(bars, tmp_path):

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "annual": set(),
     "types": {"errors", "annual", "presets", "ranges"},
     "numerics": {"errors", "types"},
-    "cloud": {"errors"},
+    "cloud": {"errors", "ranges"},
     "disk": {"errors", "cloud"},
     "hosts": {"errors"},
     "machine": set(),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -46,7 +46,7 @@ FLAT = 0.1  # of the bars: more than that without a range is worth a word
 
 
 def read_bars(
-    source: str | Path | CloudPath | pd.DataFrame,
+    source: str | os.PathLike[str] | CloudPath | pd.DataFrame,
     symbol: str | Sequence[str] | None = None,
     timezone: str | None = None,
     repair: str | Iterable[str] | None = None,
@@ -99,6 +99,9 @@ def read_bars(
     Raises:
       BarError: every problem at once, each with its code, row and remedy.
     """
+    expect("source", source, str | os.PathLike | CloudPath | pd.DataFrame, "a path or a DataFrame")
+    for name, value in {"timezone": timezone, "every": every, "dates": dates}.items():
+        expect(name, value, str | None, "a text")
     repairs, given, step = parse_repair(repair), parse_columns(columns), parse_step(every)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
@@ -121,7 +124,7 @@ def read_bars(
     return bars.select(*wanted) if wanted and tuple(wanted) != bars.symbols else bars
 
 
-def write_bars(bars: Bars, path: str | Path) -> None:
+def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
     """Writes bars as .parquet, .feather, .csv or .csv.gz; `read_bars` gets them back equal.
 
     The digest is equal too, missing bars included; `source` and `note` are not written. Bars that
@@ -132,6 +135,8 @@ def write_bars(bars: Bars, path: str | Path) -> None:
         take a symbol for a formula.
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", path=path)
+    expect("path", path, str | os.PathLike, "a path")
+    path = os.fspath(path)
     width = bars.num_assets
     frame = pd.DataFrame({"time": bars.index.repeat(width), "symbol": bars.symbols * len(bars)})
     for field in bars.fields:
@@ -145,7 +150,7 @@ def write_bars(bars: Bars, path: str | Path) -> None:
         "csv": lambda: frame.to_csv(path, index=False),
         "csv.gz": lambda: frame.to_csv(path, index=False),
     }
-    suffix = next((s for s in writers if str(path).endswith(f".{s}")), None)
+    suffix = next((s for s in writers if path.endswith(f".{s}")), None)
     if suffix is None:
         raise BarError(f"{path}: bars are written as .{', .'.join(writers)}; choose one of these.")
     runs = next((s for s in bars.symbols if s[:1] in FORMULA or not s.isprintable()), None)

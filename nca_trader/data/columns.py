@@ -12,6 +12,7 @@ import pandas as pd
 from nca_trader.data.faults import Fault
 from nca_trader.data.tables import Table, canonical
 from nca_trader.errors import BarError, argument
+from nca_trader.ranges import expect
 from nca_trader.types import PRICES
 
 FIELDS = (*PRICES, "volume")
@@ -49,6 +50,7 @@ class Rows(NamedTuple):
 
 def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, str]:
     """Column by role, from "time=Date,close=Last" or a mapping; refuses an unknown role."""
+    expect("columns", columns, str | Mapping | None, 'a text or a dict, e.g. "close=Last"')
     if isinstance(columns, str):
         pairs = [part.partition("=") for part in columns.split(",") if part.strip()]
         bad = next((role for role, sign, name in pairs if not sign or not name.strip()), None)

@@ -49,6 +49,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nca_trader.errors import BarError, argument
+from nca_trader.ranges import expect
 
 REPAIRS = {
     "sort": "put rows in order of time",
@@ -89,6 +90,7 @@ class Fault(NamedTuple):
 
 def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
     """The repairs asked for, from "sort,drop-nan" or a sequence; refuses what is not known."""
+    expect("repair", repair, str | Iterable | None, 'a text, e.g. "sort,drop-nan"')
     given = repair.split(",") if isinstance(repair, str) else repair or ()
     names = frozenset(name.strip() for name in given) - {""}
     for name in sorted(names - REPAIRS.keys()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ REMEDY = "Give a CSV, Parquet or Feather file"
 
 
 def load(
-    source: str | Path | CloudPath | pd.DataFrame,
+    source: str | os.PathLike[str] | CloudPath | pd.DataFrame,
     texts: Sequence[str],
     numbered: bool,
     decimal: str | None,

@@ -33,6 +33,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
       BarError: fewer than two bars; a length that is no multiple of the bars' own; no bin is over.
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", every=every)
+    expect("every", every, str, 'a text, e.g. "1h"')
     width = parse_step(every)
     length = bar_length(bars.time)
     if width is None or np.isnat(length):

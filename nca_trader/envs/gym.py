@@ -7,8 +7,9 @@ Gymnasium 1 knows no plugins that register themselves by being installed. The na
 
 from __future__ import annotations
 
-import pathlib
+import os
 import weakref
+from numbers import Integral
 from typing import Any
 
 import gymnasium
@@ -29,12 +30,13 @@ from nca_trader.envs.registration import register
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.presets import EnvConfig
+from nca_trader.ranges import expect
 from nca_trader.types import Bars, EnvSpec
 
 DEFAULT_CONFIG, DEFAULT_BARS = "index_daily", "sp500"
 LARGEST = float(np.finfo(np.float32).max)
 
-Path = str | pathlib.Path
+Path = str | os.PathLike[str]
 Source = Bars | Task | Path | None
 
 # Copies of an environment share bars, features and compiled steps, and free them with the last.
@@ -51,10 +53,15 @@ def kernel_of(
     Raises:
       ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
     """
+    expect("window", window, Integral, "a whole number of bars")
+    expect("env", env, TradingEnv | None, "a TradingEnv or None", bars=bars, config=config)
+    sources = Bars | Task | str | os.PathLike | CloudPath | None
+    accepted = "Bars, a synthetic Task, a path, a sample's name or None"
+    expect("bars", bars, sources, accepted)
     if window < 1:
         raise ConfigError(f"window={window} is below 1 bar; give at least 1.")
     if env is None:
-        config = load_env(config)
+        config = load_env(config, name="config")
         name = (_name_of(bars, config), config)
         env = _ENVS.get(name)
         if env is None:
@@ -156,6 +163,7 @@ def start_row(env: TradingEnv, options: dict[str, Any] | None) -> int:
     Raises:
       ConfigError: an unknown option, or a start that leaves no warm-up or no bar to trade.
     """
+    expect("options", options, dict | None, "a dict, e.g. {'start': 100}")
     options = options or {}
     if unknown := options.keys() - {"start"}:
         raise ConfigError(f"reset has no option {sorted(unknown)}; there is 'start'.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from nca_trader.envs.gym import (
 from nca_trader.envs.packed import DRAWN, Carry, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
+from nca_trader.ranges import expect
 
 
 class Batch:
@@ -114,6 +116,7 @@ class GymVectorEnv(VectorEnv):
                 f"render_mode={render_mode!r}: a batch is not drawn; draw one environment made "
                 "with gymnasium.make."
             )
+        expect("num_envs", num_envs, Integral, "a whole number", bars=bars, config=config)
         if num_envs < 1:
             raise ConfigError(f"num_envs={num_envs} is below 1.")
         kernel = kernel_of(bars, config, env, window, on_device=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+import os
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from nca_trader.envs.rewards import check_paid
 from nca_trader.envs.trading import Market, TradingEnv, features_of, host_market
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.presets import EnvConfig
+from nca_trader.ranges import expect
 from nca_trader.types import Bars
 
 
@@ -25,13 +26,15 @@ class ShardedEnv(TradingEnv):
       shards: in the order in which they are trained on. rows: N of a padded market.
     """
 
-    def __init__(self, shards: Shards, config: EnvConfig | str | pathlib.Path | None = None):
+    def __init__(self, shards: Shards, config: EnvConfig | str | os.PathLike[str] | None = None):
         """Reads the first shard; the others wait.
 
         Raises:
           BarError: no shards, or shards of different numbers of symbols. Else see `TradingEnv`,
             `Shards.read`.
         """
+        accepted = "Shards, e.g. of nca_trader.data.open_shards"
+        expect("shards", shards, Shards, accepted, config=config)
         if not len(shards):
             raise BarError(f"{shards.folder}: there are no shards in it; write some first.")
         for shard in shards:

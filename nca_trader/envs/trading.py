@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -180,7 +180,7 @@ class TradingEnv:
     def __init__(
         self,
         bars: Bars | Task | None = None,
-        config: EnvConfig | str | pathlib.Path | None = None,
+        config: EnvConfig | str | os.PathLike[str] | None = None,
     ):
         """Computes the features of all bars once, by scanning their online updates.
 
@@ -198,7 +198,7 @@ class TradingEnv:
             expect("bars", bars, Bars | Task, accepted, config=config)
         if config is None:
             config = bars.config if isinstance(bars, Task) else EnvConfig()
-        config = load_env(config)
+        config = load_env(config, name="config")
         if bars is None:
             bars = task_of(config)
         states = observed_states(bars, config)

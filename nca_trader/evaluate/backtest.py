@@ -201,6 +201,8 @@ def _rules(
 ) -> Rules:
     """The rules of a backtest: `base` with what is given in its place."""
     for name in limits.keys() - set(Rules._fields):
+        if name in Costs.__dataclass_fields__:
+            raise ConfigError(f"{name} is one of the costs; give costs=nca.Costs({name}=...).")
         raise ConfigError(
             f"unknown limit {name!r}; {nearest(name, Rules._fields)}"
             f"There are {', '.join(Rules._fields)}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -321,6 +322,7 @@ def _online(init: Callable[[int], Any], update: Callable[..., Any]) -> Callable[
 
 
 def _refuse_options(cases: int, decided: str, tolerance: float) -> None:
+    expect("cases", cases, Integral, "a whole number")
     if cases < 1:
         raise ConfigError(f"cases = {cases}: try at least one; 200 is usual.")
     if decided not in ("close", "open"):

@@ -17,6 +17,7 @@ from nca_trader.envs.orders import Rules
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.targets import NO_CUT, Cut
+from nca_trader.ranges import expect
 from nca_trader.types import Costs, Tensor
 
 
@@ -133,6 +134,7 @@ class Result:
         Raises:
           ConfigError: another suffix. StateError: it cannot be written; then nothing is.
         """
+        expect("path", path, str | os.PathLike, "a path in .parquet or .csv")
         path = pathlib.Path(path)
         if path.suffix not in (".parquet", ".csv"):
             raise ConfigError(

@@ -40,6 +40,7 @@ def refuse_no_targets(targets: Any) -> None:
       ConfigError: it says what is accepted.
     """
     array = isinstance(targets, list | tuple) or hasattr(targets, "__array__")
+    array = array and not hasattr(targets, "_fields")  # a NamedTuple, e.g. a Policy, is no list
     if isinstance(targets, Strategy) or (array and not isinstance(targets, Bars)):
         return
     hint = ""

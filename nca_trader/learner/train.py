@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -85,12 +86,14 @@ def train(
     expect("env", env, TradingEnv, "a TradingEnv or a ShardedEnv", agent=agent, run_dir=run_dir)
     agent = load_agent(agent)
     if steps is not None:
+        expect("steps", steps, Integral, "a whole number")
         if steps < 1:
             raise ConfigError(f"steps = {steps}: train at least one environment step.")
         agent = _for_steps(agent, steps)
+    expect("seed", seed, Integral, "a whole number")
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
-    path = place(run_dir)
+    path = place(run_dir, "run_dir")
     policy = make_policy(agent, env.spec)
     # What goes by the run's length goes on by the length that it began with: a curriculum that
     # has ended would begin again otherwise.

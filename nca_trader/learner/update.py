@@ -87,7 +87,7 @@ def make_learner(
     """
     expect("env", env, TradingEnv, "a TradingEnv", policy=policy, config=config)
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)
-    config = load_agent(config)
+    config = load_agent(config, name="config")
     mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
     shape = config.learner
     layout = make_layout(policy, mesh, config.mesh.deterministic)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import jax
 import numpy as np
 
 from nca_trader.agents.policy import Params, read_out
+from nca_trader.cloud import CloudPath
 from nca_trader.data.features import feature_set
 from nca_trader.envs.account import Account
 from nca_trader.envs.orders import rules_of
@@ -23,7 +26,7 @@ from nca_trader.paper.feed import ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.reading import replayed
 from nca_trader.paper.session import Session
-from nca_trader.ranges import moment
+from nca_trader.ranges import expect, moment
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run, seen_rows, versions
 
@@ -88,9 +91,9 @@ def seconds_of(date: str | None) -> int | None:
 
 
 def paper_trade(
-    run: str | Path,
+    run: str | os.PathLike[str] | CloudPath,
     feed: str,
-    journal: str | Path,
+    journal: str | os.PathLike[str],
     broker: str = "simulated",
     start: str | None = None,
     capital: float = DEFAULT_CAPITAL,
@@ -112,6 +115,9 @@ def paper_trade(
       `Session.result()`; `in_sample`, how many of the bars traded so far are no later than the
       last that trained or selected the agent; `seed`, and `agent`, which names it and the others.
     """
+    for name, path in {"run": run, "journal": journal}.items():
+        expect(name, path, str | os.PathLike | CloudPath, "a path")
+    expect("capital", capital, Real, "a sum of money")
     replayed(feed, broker)
     first = seconds_of(start)
     opened_run = read_run(run, seed=seed)
@@ -121,7 +127,7 @@ def paper_trade(
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
         agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
-    with contextlib.closing(Journal(journal, clock=source.now)) as opened:
+    with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
         result = Session(agent, books, opened, capital, first).trade(source, stop)
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
     begun = agent.first_decision if first is None else int(np.searchsorted(times, first))

@@ -10,6 +10,7 @@ from typing import Any
 
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.paper.chain import GENESIS, Event, Head, beside, link_of, read_head
+from nca_trader.ranges import expect
 from nca_trader.records import read_json, record
 
 APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
@@ -23,6 +24,7 @@ def replayed(feed: str, broker: str = "simulated") -> str:
     Raises:
       ConfigError: a feed or a broker that this version does not have.
     """
+    expect("feed", feed, str, "replay:FILE, FILE a bar file")
     if broker != "simulated":
         raise ConfigError(f"{argument('broker', broker)} is not in this version; simulated is.")
     kind, _, file = feed.partition(":")

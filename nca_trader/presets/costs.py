@@ -49,8 +49,8 @@ class Costs:
     def _problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             name, given = f"costs.{field.name}", getattr(self, field.name)
-            if isinstance(given, str):
-                yield f"{name} = {given!r} is a text; give a number, e.g. 5e-4."
+            if given is None or isinstance(given, str | list | tuple | dict):
+                yield f"{name} = {given!r} is not a number; give one, e.g. 5e-4."
             if not isinstance(given, Real):
                 continue  # under a trace the fields are arrays, of values that were checked before
             value = float(given)

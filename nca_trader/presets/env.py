@@ -181,8 +181,10 @@ class EnvConfig:
                     "(low, high), e.g. (0.5, 2.0)."
                 )
         problems += whole(self, 2, "market_bars")
+        if isinstance(self.features, str):
+            problems.append(f"features={self.features!r} is a text; give a tuple of names.")
         repeated = sorted({name for name in self.features if self.features.count(name) > 1})
-        if repeated:
+        if repeated and not isinstance(self.features, str):
             problems.append(f"features={repeated} are named twice; name each feature once.")
         if not self.features and not (self.market and self.market_state):
             problems.append('features=() is empty; name at least one, e.g. "return_1".')

@@ -71,7 +71,7 @@ class LearnerConfig:
     entropy_coef: float = 0.01
 
     def __post_init__(self):
-        counts = ("num_segments", "segment_length", "envs_per_segment", "logical_shards")
+        counts = ("steps", "num_segments", "segment_length", "envs_per_segment", "logical_shards")
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
             one_of(self, "advantages", ("gae", "group", "exact", "pathwise")),
