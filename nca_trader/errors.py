@@ -29,6 +29,11 @@ def options_named() -> Iterator[None]:
         _in_a_command = before
 
 
+def in_a_command() -> bool:
+    """Whether a command runs, which shows what a caller in Python is told by the log."""
+    return _in_a_command
+
+
 def argument(name: str, value: object = None) -> str:
     """Names an argument as its user writes it, with its value where there is one.
 

@@ -14,6 +14,7 @@ import pytest
 import nca_trader as nca
 from nca_trader.envs.gym_vector import GymVectorEnv
 from nca_trader.envs.sharded import ShardedEnv
+from nca_trader.errors import options_named
 from nca_trader.evaluate.targets import LARGEST
 from nca_trader.paper.launch import paper_trade
 
@@ -269,16 +270,22 @@ def test_a_date_that_may_mean_two_days_is_refused_everywhere(bars):
     assert bars.row("1999-06") == bars.row("1999-06-01") == bars.row(np.datetime64("1999-06"))
 
 
-def test_weights_above_the_limit_are_cut_and_counted(bars):
+def test_weights_above_the_limit_are_cut_and_counted(bars, caplog):
     asked = np.full(300, 0.5)
     asked[[10, 20, 30]] = [3.0, 1.5, -1.2]
     result = nca.backtest(bars, asked)
+    assert "targets: CUT: on 2 bars the order was for more" in caplog.text
+    caplog.clear()
     assert result.cut == (2, 3.0)  # cash bounds longs alone: a short brings cash in
     np.testing.assert_allclose(result.weights.to_numpy()[11, 0], 1.0, atol=0.1)
     assert nca.backtest(bars, asked, max_gross=1.0).cut == (3, 3.0)
     assert nca.backtest(bars, asked, borrow=True).cut == (0, 0.0)
     assert nca.backtest(bars, np.minimum(asked, 1.0)).cut == (0, 0.0)
     assert nca.backtest(bars, nca.rules.buy_and_hold()).cut == (0, 0.0)
+    assert caplog.text.count("CUT") == 1  # of max_gross=1.0
+    with options_named():  # a command prints it beside the figures
+        assert nca.backtest(bars, asked).cut == (2, 3.0)
+    assert caplog.text.count("CUT") == 1
 
 
 @pytest.mark.parametrize("weight", [50.0, -50.0, np.nextafter(LARGEST, 11.0)])
@@ -298,13 +305,15 @@ def test_targets_without_an_order_are_refused(bars):
     assert nca.backtest(bars, one).num_fills == 0
 
 
-def test_a_result_that_was_never_filled_has_no_ratios(bars):
+def test_a_result_that_was_never_filled_has_no_ratios(bars, caplog):
     """Zero volume and a cap on participation: interest alone once had a Sharpe ratio of 26."""
     dry = dataclasses.replace(bars, volume=np.zeros((300, 1)))
     costs = nca.Costs(interest_lend=0.04)
     limits = {"capital": 1e5, "max_participation": 0.1}
     result = nca.backtest(dry, np.full(300, 0.5), costs, **limits)
     assert result.num_fills == 0 and result.metrics["turnover"] == 0.0
+    assert caplog.text.count("NO FILLS") == 1
+    assert nca.backtest(bars, nca.rules.always_flat()).cautions and "flat" not in caplog.text
     assert result.metrics["total_return"] > 0.01  # the interest is real
     for name in ("sharpe", "sortino", "calmar", "hit_rate", "skewness", "kurtosis"):
         assert np.isnan(result.metrics[name]), name

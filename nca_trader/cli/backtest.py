@@ -54,19 +54,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Backtests; returns its figures."""
     from nca_trader.agents import rules
     from nca_trader.envs.orders import rules_of
-    from nca_trader.errors import ConfigError
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.exported import read_run
 
     out = None if args.out is None else pathlib.Path(args.out)
     run = read_run(args.run_dir, args.steps, args.seed) if args.run_dir else None
-    if args.seed is not None and run is None:
-        raise ConfigError("--seed: a rule has no agents; give it with --run.")
-    if args.steps is not None and run is None:
-        raise ConfigError("--steps: a rule has none; give it with --run.")
     target: Any = run or getattr(rules, args.strategy)()
-    if args.env and run:
-        raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     source: Any = load_bars(args) if args.data or not _draws(run) else _fresh_draw(run)
     bars = getattr(source, "bars", source)
     env = run.env_config if run else _environment(args.env)
@@ -117,13 +110,8 @@ def show(result: Any) -> dict[str, Any]:
     print(f"{result.name}, {first} to {last}, fills at {result.fill}, {result.order}")
     if result.in_sample:
         print(f"  {in_sample_sentence(result.in_sample, len(result.equity))}")
-    if not result.num_fills:
-        print("  NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
-    if result.cut.orders:
-        print(
-            f"  CUT: on {result.cut.orders:,} bars the order was for more than the account may "
-            f"hold (the largest for {result.cut.largest:g} times its equity), and was cut to that."
-        )
+    for caution in result.cautions:
+        print(f"  {caution}")
     for name, value in result.metrics.items():
         print(f"  {name:<18} {value:,.4f}" if value == value else f"  {name:<18} n/a")
     print("  where equity went, as a fraction of the capital:")

@@ -12,6 +12,7 @@ import math
 import pathlib
 from typing import Any
 
+from nca_trader.cli.reading import OPTIONS
 from nca_trader.errors import BarError, ConfigError, RunError, argument
 
 AT_LEAST_ONE = ("steps", "devices", "cases", "envs", "group", "micro_batches")
@@ -34,12 +35,15 @@ def check(args: argparse.Namespace) -> None:
                 f"{argument(name, given[name])} is not a whole number of at least 1; give one."
             )
     _check_ranges(args.command, given)
+    if args.command == "backtest":
+        _check_backtest(given)
     if any(name in given for name in DATES):
         from nca_trader.ranges import moment  # pandas, which takes a while
 
         for name in DATES:
             if name in given:
                 moment(given[name], name)
+    _check_reading(args.command, given)
     _check_files(args.command, given)
     if args.command in KINDS and "out" in given:
         _check_output(args.command, given["out"], KINDS[args.command])
@@ -109,6 +113,30 @@ def _check_ranges(command: str, given: dict[str, Any]) -> None:
     for name, holds, accepted in ranges:
         if name in given and not holds(given[name]):
             raise ConfigError(f"{argument(name, given[name])}: give {accepted}.")
+
+
+def _check_backtest(given: dict[str, Any]) -> None:
+    if "strategy" in given:
+        for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
+            if name in given:
+                raise ConfigError(f"{argument(name)}: {what}; give it with --run.")
+    elif "env" in given:
+        raise ConfigError("--env: a run has its own costs and limits; leave it out.")
+
+
+def _check_reading(command: str, given: dict[str, Any]) -> None:
+    """Refuses options of a bar file that cannot be, or that no file is there for."""
+    names = [name for name in OPTIONS if name in given and name != "symbol"]
+    if command == "watch" or not names:
+        return
+    if command in ("train", "backtest", "demo", "profile") and "data" not in given:
+        raise ConfigError(f"{argument(names[0])} is about a bar file; give --data FILE with it.")
+    from nca_trader.presets import reading
+
+    reading.parse_repair(given.get("repair"))
+    reading.parse_columns(given.get("columns"))
+    reading.refuse_times(given.get("timezone"), given.get("dates"))
+    reading.parse_step(given.get("every"))
 
 
 def _check_files(command: str, given: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def report_on(
         spans=_spans(result, run),
         symbols=bars.symbols,
         data_source=bars.source,
-        data_note=bars.note,
+        data_note=" ".join(filter(None, [bars.note, *result.cautions])),
         data_digest=bars.digest(),
         command=command,
         created=now(),

@@ -10,16 +10,16 @@ import pandas as pd
 
 from nca_trader.cloud import CloudPath
 from nca_trader.data.adjust import FACTORS, adjust
-from nca_trader.data.calendar import expected_times, parse_step
+from nca_trader.data.calendar import expected_times
 from nca_trader.data.checks import order_faults
-from nca_trader.data.columns import parse_columns
 from nca_trader.data.crossed import column_faults, part_reused, series_faults
-from nca_trader.data.faults import Fault, parse_repair, refuse
+from nca_trader.data.faults import Fault, refuse
 from nca_trader.data.files import load
 from nca_trader.data.gather import gather
 from nca_trader.data.records import Records
 from nca_trader.data.times import TimeReader
 from nca_trader.errors import BarError
+from nca_trader.presets.reading import parse_columns, parse_repair, parse_step
 from nca_trader.ranges import expect
 from nca_trader.types import PRICES, Bars
 
@@ -83,7 +83,7 @@ def read_bars(
         the asset (default: the file's name without its suffix).
       timezone: IANA zone of times without UTC offset, e.g. "America/New_York". Not needed for
         dates, which are read as 00:00 UTC. Times are the bars' opens.
-      repair: what may be mended, of `faults.REPAIRS`, e.g. "sort,drop-nan"; all else is refused.
+      repair: what may be mended, of `REPAIRS`, e.g. "sort,drop-nan"; all else is refused.
         `Bars.note` then says what was.
       columns: which column is what, where the names don't say it, by name or number from 1:
         "time=datadate,close=prccd". A time may be two, "time=1+2"; "close=*" takes each column
@@ -100,8 +100,6 @@ def read_bars(
       BarError: every problem at once, each with its code, row and remedy.
     """
     expect("source", source, str | os.PathLike | CloudPath | pd.DataFrame, "a path or a DataFrame")
-    for name, value in {"timezone": timezone, "every": every, "dates": dates}.items():
-        expect(name, value, str | None, "a text")
     repairs, given, step = parse_repair(repair), parse_columns(columns), parse_step(every)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")

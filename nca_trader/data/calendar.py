@@ -21,24 +21,6 @@ FILLS = ("next_open", "close")
 REGULAR = 0.2  # of the weeks: an hour that trades more seldom is an exception
 
 
-def parse_step(every: str | None) -> np.timedelta64 | None:
-    """A bar's length, e.g. of "1min", "4h", "1d".
-
-    Raises:
-      BarError: it is none, or doesn't divide a day.
-    """
-    if every is None:
-        return None
-    try:
-        step = pd.Timedelta(re.sub(r"d$", "D", every))  # pandas gives up the small one
-    except ValueError:
-        step = pd.NaT
-    day = pd.Timedelta(1, "D")
-    if not isinstance(step, pd.Timedelta) or not pd.Timedelta(0) < step <= day or day % step:
-        raise BarError(f"every {every!r} is no part of a day; give a bar's length, e.g. 1min, 1h.")
-    return step.to_timedelta64().astype("timedelta64[ns]")
-
-
 def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None) -> np.ndarray:
     """Times `[M]`, datetime64[ns] UTC, every `step` of the trading hours, from first to last bar.
 

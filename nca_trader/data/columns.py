@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,13 +11,8 @@ import pandas as pd
 from nca_trader.data.faults import Fault
 from nca_trader.data.tables import Table, canonical
 from nca_trader.errors import BarError, argument
-from nca_trader.ranges import expect
-from nca_trader.types import PRICES
+from nca_trader.presets.reading import FIELDS, INCOME, SPREADS
 
-FIELDS = (*PRICES, "volume")
-SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
-INCOME = ("cash_dividend", "funding")
-ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
 NONE = "-"  # in place of a column: of this role take none
 WIDE = re.compile(
     r"(?P<symbol>.+?)[ _.:/|-](?P<field>open|high|low|close|volume|vol|half_spread|bid|ask"
@@ -46,26 +40,6 @@ class Rows(NamedTuple):
     faults: list[Fault]
     wide: bool
     symbols: tuple[str, ...] = ()
-
-
-def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, str]:
-    """Column by role, from "time=Date,close=Last" or a mapping; refuses an unknown role."""
-    expect("columns", columns, str | Mapping | None, 'a text or a dict, e.g. "close=Last"')
-    if isinstance(columns, str):
-        pairs = [part.partition("=") for part in columns.split(",") if part.strip()]
-        bad = next((role for role, sign, name in pairs if not sign or not name.strip()), None)
-        if bad is not None:
-            raise BarError(f"columns {bad.strip()!r} has no column; write e.g. time=Date,close=5.")
-        given = {role.strip(): name.strip() for role, _, name in pairs}
-        if len(given) < len(pairs):
-            raise BarError(f"columns {columns!r} names a role twice; name it once.")
-    else:
-        given = {role: str(name) for role, name in (columns or {}).items()}
-    for role in given:
-        if role not in ROLES:
-            near = difflib.get_close_matches(role, ROLES, n=1, cutoff=0.0)[0]
-            raise BarError(f"unknown column role {role!r}; did you mean {near!r}?")
-    return given
 
 
 def arrange(table: Table, given: Mapping[str, str], repairs: frozenset[str]) -> Rows:

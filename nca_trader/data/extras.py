@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from nca_trader.data.columns import INCOME, SPREADS
 from nca_trader.data.faults import Fault
 from nca_trader.errors import argument
+from nca_trader.presets.reading import INCOME, SPREADS
 
 REMEDY = "Correct or remove the row"
 

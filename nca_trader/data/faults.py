@@ -41,7 +41,6 @@ Each kind of fault has a code that does not change:
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -49,24 +48,6 @@ from typing import NamedTuple
 import numpy as np
 
 from nca_trader.errors import BarError, argument
-from nca_trader.ranges import expect
-
-REPAIRS = {
-    "sort": "put rows in order of time",
-    "keep-first": "of rows with the same time and symbol, keep the first",
-    "keep-last": "of rows with the same time and symbol, keep the last",
-    "drop-nan": "drop rows in which a value is missing",
-    "drop-bad": "drop rows whose time or values are impossible",
-    "widen": "widen high and low until they take in open and close",
-    "close-only": "take a missing open, high or low column from the close",
-    "no-volume": "take missing volume as 0",
-    "swap-volume": "put volume back where price shows that it stands in the other column",
-    "part-reuse": "of a symbol with half a year without bars, make each span an asset of its own",
-    "keep-gaps": "take half a year without bars as a gap of one asset",
-    "keep-jumps": "take jumps of the price, and gaps as of swapped columns, as real",
-    "unadjusted": "take prices as they stand where the file holds an adjustment as well",
-}
-EXCLUSIVE = (("keep-first", "keep-last"), ("part-reuse", "keep-gaps"))
 
 
 class Fault(NamedTuple):
@@ -86,20 +67,6 @@ class Fault(NamedTuple):
     def mended_by(self, repairs: frozenset[str]) -> str | None:
         """Which of the repairs asked for mends it, if any."""
         return next((repair for repair in self.repairs if repair in repairs), None)
-
-
-def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
-    """The repairs asked for, from "sort,drop-nan" or a sequence; refuses what is not known."""
-    expect("repair", repair, str | Iterable | None, 'a text, e.g. "sort,drop-nan"')
-    given = repair.split(",") if isinstance(repair, str) else repair or ()
-    names = frozenset(name.strip() for name in given) - {""}
-    for name in sorted(names - REPAIRS.keys()):
-        near = difflib.get_close_matches(name, REPAIRS, n=1, cutoff=0.0)[0]
-        raise BarError(f"unknown repair {name!r}; did you mean {near!r}?")
-    for one, other in EXCLUSIVE:
-        if names >= {one, other}:
-            raise BarError(f"repairs {one} and {other} exclude each other; give one.")
-    return names
 
 
 def refuse(source: str, faults: Iterable[Fault], where: Callable[[int], str] = str) -> None:

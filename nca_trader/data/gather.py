@@ -16,13 +16,14 @@ import pandas as pd
 
 from nca_trader.data.adjust import FACTORS, factor_faults
 from nca_trader.data.checks import value_faults
-from nca_trader.data.columns import FIELDS, INCOME, SPREADS, Rows, arrange
+from nca_trader.data.columns import Rows, arrange
 from nca_trader.data.extras import add_extras, double_count
 from nca_trader.data.faults import Fault, refuse
 from nca_trader.data.records import Growing, Records
 from nca_trader.data.tables import Table, holds_numbers
 from nca_trader.data.times import TimeReader
 from nca_trader.errors import BarError, argument
+from nca_trader.presets.reading import FIELDS, INCOME, SPREADS
 from nca_trader.types import EXTRAS
 
 SYMBOL = 64  # characters of a symbol at most

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import zoneinfo
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,9 +11,9 @@ import pandas as pd
 from nca_trader.data.faults import Fault
 from nca_trader.data.records import Growing
 from nca_trader.data.tables import holds_numbers
-from nca_trader.errors import BarError, argument
+from nca_trader.errors import argument
+from nca_trader.presets.reading import DATES, refuse_times
 
-DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 # A whole number as a time is a date such as 20181231, or an epoch whose unit its size tells.
 EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds a unit
 STAMPS = (1.8e13, 2.2e13)  # 20181231143000; as milliseconds these would be centuries away
@@ -55,12 +53,7 @@ class TimeReader:
     """
 
     def __init__(self, timezone: str | None, dates: str | None = None):
-        if timezone is not None and timezone not in zoneinfo.available_timezones():
-            near = difflib.get_close_matches(timezone, zoneinfo.available_timezones(), 1, 0.0)[0]
-            raise BarError(f"unknown time zone {timezone!r}; did you mean {near!r}?")
-        if dates is not None and dates not in DATES:
-            known = " or ".join(f"{name} ({example})" for name, example in DATES.items())
-            raise BarError(f"unknown order of dates {dates!r}; give {known}.")
+        refuse_times(timezone, dates)
         self._timezone, self._dates = timezone, dates
         self._form, self._size = "", float("nan")
         self._head: list[pd.Series] = []  # the first rows, until there are HEAD

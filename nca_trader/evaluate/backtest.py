@@ -28,7 +28,7 @@ from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.envs.reward_memory import begun, remembered, up_to_first
 from nca_trader.envs.trading import features_of, observed_states
-from nca_trader.errors import BarError, ConfigError, argument
+from nca_trader.errors import BarError, ConfigError, argument, in_a_command
 from nca_trader.evaluate.result import Result, Trace
 from nca_trader.evaluate.targets import (
     LARGEST,
@@ -122,7 +122,7 @@ def backtest(
         targets = as_targets(targets, bars, max(LARGEST, rules.max_gross or 0.0))
         trace = _run_targets(bars, in_force(targets, first), costs, rules, first, last)
     index, symbols = bars.index[first:last], list(bars.symbols)
-    return Result(
+    result = Result(
         name=name or (run.name if run else "targets"),
         equity=pd.Series(np.exp(trace.log_equity), index, name="equity"),
         log_equity=np.asarray(trace.log_equity),
@@ -140,6 +140,11 @@ def backtest(
         looks=looks,
         cut=cut_of(np.asarray(trace.target), rules),
     )
+    # A command shows them beside the figures. Who orders nothing expects no fill.
+    if not in_a_command() and np.nan_to_num(trace.target).any():
+        for caution in result.cautions:
+            log.warning("%s: %s", result.name, caution)
+    return result
 
 
 def _after_seen(bars: Bars, run: Run) -> str | None:

@@ -82,6 +82,20 @@ class Result:
         """Bars at which something was filled; 0 says that metrics judge cash alone."""
         return int((self.turnover > 0.0).sum())
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What must be said beside the figures: nothing was filled, or orders were cut."""
+        said = []
+        if not self.num_fills:
+            said.append("NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
+        if self.cut.orders:
+            said.append(
+                f"CUT: on {self.cut.orders:,} bars the order was for more than the account may "
+                f"hold (the largest for {self.cut.largest:g} times its equity), and was cut to "
+                "that."
+            )
+        return tuple(said)
+
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """The figures of `metrics.summary`, of this result."""

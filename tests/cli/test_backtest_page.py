@@ -10,8 +10,8 @@ import pytest
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
 from nca_trader.agents import rules
-from nca_trader.data.faults import REPAIRS
 from nca_trader.evaluate.backtest import backtest, seen_rows
+from nca_trader.presets.reading import REPAIRS
 from nca_trader.runs import trials
 from nca_trader.runs.records import data_record
 from nca_trader.types import Costs
@@ -163,6 +163,14 @@ def test_a_backtest_that_is_refused_is_no_look(own, command):
     given = ("--run", own.path, "--data", own.data, "--stop", "2019-01-01")
     assert command("backtest", *given, "--out", own.folder / "x.html").code == 2
     assert own.written() == before
+
+
+def test_the_command_and_its_page_say_that_nothing_was_filled(tiny, tmp_path, command):
+    page = tmp_path / "page.html"
+    said = command("backtest", "--strategy=always_flat", f"--data={tiny.data}", f"--out={page}")
+    assert said.code == 0 and said.err == ""
+    for text in (said.out, page.read_text()):
+        assert text.count("NO FILLS: nothing was ever bought or sold") >= 1
 
 
 def test_the_result_by_bar_is_still_a_table(tiny, tmp_path, command):
