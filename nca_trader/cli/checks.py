@@ -161,7 +161,11 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         path = place(run)
         if not isinstance(path, CloudPath) and not path.is_dir():
             raise RunError(f"{path}: no such folder; give the {argument('run_dir')} of a run.")
-    elif run is not None and command != "train":
+    elif run is not None and command == "train":
+        path = place(run)
+        if not isinstance(path, CloudPath) and path.is_file():
+            raise RunError(f"{path}: is a file; choose another folder.")
+    elif run is not None:
         path = place(run)
         if not isinstance(path, CloudPath) and not (path.is_file() and command != "export"):
             run_file(path)

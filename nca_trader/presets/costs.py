@@ -87,6 +87,6 @@ class Costs:
 
 
 # From here on it is percent that was written for a fraction: no venue charges a tenth.
-IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 5.0, "interest_borrow": 5.0}
+IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "interest_borrow": 2.0}
 FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
 AMOUNTS = ("impact", "fixed_fee")

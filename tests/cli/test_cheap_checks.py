@@ -47,6 +47,7 @@ CASES = (
     (TRAIN + "--seed=-1", "--seed=-1: give a whole number from 0"),
     (TRAIN + "--devices 0", "devices=0 is below its least value"),
     (TRAIN + "--until 05/06/2006", "--until 05/06/2006 may mean two days"),
+    (TRAIN.replace("--run new", "--run bars.csv"), "bars.csv: is a file; choose another folder."),
     (TRAIN + "--processes 0", "--processes 0: give at least 1"),
     ("demo --agent nanno", "did you mean 'nano'?"),
     ("demo --steps 0", "--steps 0 is not"),
