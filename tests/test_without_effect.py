@@ -17,7 +17,7 @@ from ledger import random_bars
 
 from nca_trader import AgentConfig, EnvConfig, TradingEnv, load_agent, load_env, make_policy, train
 from nca_trader.agents.nca import Fire
-from nca_trader.envs.trading import transition
+from nca_trader.envs.trading import spec_of, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.optimizer import learning_rate
@@ -102,7 +102,8 @@ def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
     action, row = jnp.ones(3, jnp.int32), jnp.uint32(50)
 
     def program(config):
-        step = functools.partial(transition, config, env.spec, env.rules)
+        spec = dataclasses.replace(env.spec, decay=spec_of(config, env.spec.symbols).decay)
+        step = functools.partial(transition, config, spec, env.rules)
         legs = env.legs_at(row), env.legs_at(row + 1)
         return str(jax.make_jaxpr(lambda e: step(e, action, *legs))(episode))
 

@@ -170,6 +170,15 @@ sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else child.wait()
 """
 
 
+# Starts what follows so that it hears a SIGHUP: these tests may run under nohup themselves.
+HEARD = (
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "os.execvp(sys.argv[1], sys.argv[1:])",
+)
+
+
 def lives(pid):
     """Whether the process runs; a zombie does not."""
     try:
@@ -193,7 +202,7 @@ def family(root):
 
     def start(*before):
         process = subprocess.Popen(
-            [*before, sys.executable, "-m", "nca_trader", "supervise", "--",
+            [*HEARD, *before, sys.executable, "-m", "nca_trader", "supervise", "--",
              sys.executable, "-c", FAMILY],
             env={**os.environ, "PYTHONPATH": str(root)},
             stdout=subprocess.PIPE,

@@ -31,8 +31,9 @@ def test_an_agent_trains_and_its_backtest_is_the_environments_own_walk(kind, tmp
     # One epoch of one minibatch: the ratios are of the very policy that collected.
     assert last["approx_kl"] == pytest.approx(0.0, abs=1e-6) and last["clip_fraction"] == 0.0
     # Greedy decisions walked through the environment, without drops, against the backtest.
-    plain = dataclasses.replace(config, feature_dropout=0.0, random_costs=None, reward="log_return")
+    plain = dataclasses.replace(config, feature_dropout=0.0, random_costs=None)
     env, policy, params = TradingEnv(bars, plain), run.policy, run.params()
+    env.spec = run.spec  # what the reward remembers is in units of the bars that were trained on
     present = jnp.ones((policy.receptive_field, 2), bool)
 
     def step(state, _):
