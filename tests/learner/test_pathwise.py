@@ -119,7 +119,9 @@ AT = [
 ]
 
 
-@pytest.mark.parametrize("discount", [0.2, 0.8, 1.0])
+@pytest.mark.parametrize(
+    "discount", [0.8, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.2, 1.0))]
+)
 def test_the_gradient_is_the_adjoint_written_by_hand(discount):
     part = parts(discount=discount)
     hand, head = Hand(part), head_of(part)
@@ -162,7 +164,7 @@ def test_the_curriculum_scales_what_the_gradient_is_of():
     assert got == pytest.approx(float(part.loss(part.params)) - saved, rel=1e-4)
 
 
-@pytest.mark.parametrize("reward", ["log_return", "drawdown"])
+@pytest.mark.parametrize("reward", ["drawdown", pytest.param("log_return", marks=pytest.mark.slow)])
 def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
     config = EnvConfig(
         features=("return_1",), reward=reward, actions="weights", size=40.0, max_gross=None,

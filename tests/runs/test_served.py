@@ -21,7 +21,6 @@ from nca_trader.runs.manifest import Run, open_run
 ACTIONS = ("direction", "orders", "weights")
 QUICK = (
     ("pnl", "direction"),
-    ("crra", "orders"),
     ("differential_sharpe", "direction"),
     ("drawdown", "weights"),
 )
