@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import secrets
 
 import jax
 import numpy as np
@@ -266,15 +267,17 @@ def test_nano_learns_a_market_in_seconds(command, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_every_claim_holds(command, tmp_path):
-    said = command("prove", "--json", f"--out={tmp_path / 'claims.html'}")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("market", prove.BARS)
+def test_every_claim_holds_for_a_seed_drawn_now(command, market, tmp_path):
+    seed = secrets.randbelow(1_000_000)
+    said = command("prove", market, f"--seed={seed}", "--json", f"--out={tmp_path / 'claim.html'}")
     assert said.code == 0, said.out
-    for row in said.json["results"]:
-        if row["market"].startswith("ring"):
-            assert abs(row["no_neighbours"]) < 0.1
-        if row["market"] in ("lagged_ar", "hidden_level", "hidden"):  # one bar is not enough
-            assert row["no_history"] < row["bar"]
+    (row,) = said.json["results"]
+    if market.startswith("ring"):
+        assert abs(row["no_neighbours"]) < 0.1
+    if market in ("lagged_ar", "hidden_level", "hidden"):  # one bar is not enough
+        assert row["no_history"] < row["bar"]
 
 
 @pytest.mark.slow
