@@ -167,7 +167,8 @@ def test_too_little_memory_is_tried_with_more_micro_batches(environment):
 
 @needs_compiler
 def test_a_slice_that_no_hosts_make_is_refused_in_the_compilers_words(environment):
-    with pytest.raises(ConfigError, match=r"v5e:3x3: the compiler says: .* not divisible"):
+    words = r'topology="v5e:3x3": the compiler says: .* not divisible'
+    with pytest.raises(ConfigError, match=words):
         devices_of(slice_of("v5e:3x3"))
 
 
