@@ -104,7 +104,8 @@ class Kernel:
 
     def __init__(self, env: TradingEnv, window: int, on_device: bool):
         self.env, self.window, self.on_device = env, window, on_device
-        market = env.market if on_device else env.market._replace(features=None)
+        market = env.market._replace(volatility=None)
+        market = market if on_device else market._replace(features=None)
         self.market, self._market_tree = jax.tree.flatten(market)
         legs, self._legs_tree = jax.tree.flatten(env.market.legs)
         self._leg = Packing([jax.ShapeDtypeStruct(leg.shape[1:], leg.dtype) for leg in legs])

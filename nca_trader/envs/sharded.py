@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -83,7 +84,8 @@ class ShardedEnv(TradingEnv):
         """
         check_paid(self.config, bars, self.spec.size)
         features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
-        market = self._padded(bars, features)
+        # Values learnt on one shard hold on the next: all rewards are scaled by the first.
+        market = self._padded(bars, features)._replace(volatility=self.market.volatility)
         if jax.tree.structure(market) != jax.tree.structure(self.market):
             raise StateError(
                 f"{bars.source or 'a shard'}: the shard from {bars.time[0]} on has other columns "
@@ -96,7 +98,8 @@ class ShardedEnv(TradingEnv):
         """Rows after the last are 0; no segment reaches them, since `rows` says where bars end."""
         market = host_market(bars, features, self.costs, self.rules)
 
-        def pad(leaf: np.ndarray) -> np.ndarray:
+        def pad(leaf: Any) -> np.ndarray:
             return np.pad(leaf, [(0, self.rows - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
 
-        return jax.tree.map(pad, market)._replace(rows=np.int32(len(bars)))
+        padded = market._replace(features=pad(market.features), legs=jax.tree.map(pad, market.legs))
+        return padded._replace(rows=np.int32(len(bars)))

@@ -40,11 +40,13 @@ class Market(NamedTuple):
     """The bars as the device holds them, float32; an argument of every jitted function.
 
     features: `[N, A, F]`. legs: what an account lives through, each `[N, A]` or None.
+    volatility: `[]` of equal weights in every asset, per bar; see `volatility_of`.
     rows: `[]` int32 bars, where more rows are there (see `ShardedEnv`); None: all of them.
     """
 
     features: Tensor
     legs: Legs
+    volatility: Tensor
     rows: Tensor | None = None
 
 
@@ -350,4 +352,15 @@ def host_market(bars: Bars, features: np.ndarray, costs: Costs, rules: Rules) ->
     def narrow(leg: Any) -> np.ndarray:
         return leg if leg.dtype == bool else leg.astype(np.float32)
 
-    return Market(features, jax.tree.map(narrow, legs_of(bars, costs, rules)))
+    legs = jax.tree.map(narrow, legs_of(bars, costs, rules))
+    return Market(features, legs, volatility_of(legs))
+
+
+def volatility_of(legs: Legs) -> np.ndarray:
+    """`[]` float32 standard deviation of the log-returns of equal weights in every asset.
+
+    Where prices always move by the same amount, the deviation is rounding: there it is that move.
+    """
+    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
+    log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
+    return np.asarray(max(log_return.std(), abs(log_return.mean())), np.float32)

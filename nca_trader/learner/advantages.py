@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.numerics import arrays, wide
+from nca_trader.presets import LearnerConfig
 
 
 def horizon(decay: Any, length: int) -> Any:
@@ -19,6 +21,26 @@ def horizon(decay: Any, length: int) -> Any:
     `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
     """
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
+
+
+def reward_scale(env: TradingEnv, market: Market, config: LearnerConfig) -> Any:
+    """Scales rewards so that the values' targets spread by about one, whatever the market.
+
+    Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
+    targets would let the error of the values drown the policy's gradient in the norm clip, and
+    fall outside the band that the value clip allows.
+
+    It is computed from the market that is given and not from the environment's own: as a constant
+    of the program it would have another draw of the same market compile it anew.
+    """
+    if env.config.reward == "differential_sharpe":
+        size: Any = 1.0  # a differential Sharpe ratio is of order one
+    else:
+        # A full position in every asset.
+        size = market.volatility * (env.spec.num_assets * env.spec.bounds[1])
+    scale = 1.0 / (size * horizon(config.discount, config.segment_length) ** 0.5)
+    # Where prices never move, costs are all that there is.
+    return jnp.where(market.volatility > 0.0, scale, 1.0)
 
 
 # Below this deviation a difference counts for less than a whole one, since it may be rounding.

@@ -35,7 +35,7 @@ from nca_trader.envs.actions import to_target
 from nca_trader.envs.legs import Legs
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
 from nca_trader.errors import ConfigError
-from nca_trader.learner.advantages import horizon
+from nca_trader.learner.advantages import horizon, reward_scale
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.rollout import (
@@ -65,7 +65,7 @@ class Enumeration(NamedTuple):
     advantage: Array
 
 
-def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: float) -> Method:
+def exact(env: TradingEnv, policy: Policy, config: LearnerConfig) -> Method:
     """The method of `learner.advantages` "exact".
 
     Raises:
@@ -73,7 +73,6 @@ def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: 
     """
     check_finite(env)
     drop_rate, length = env.config.feature_dropout, config.segment_length
-    scale = reward_scale * advantage_scale(config)
 
     def gather(
         params: Params, market: Market, segments: Segments, draw: Draw
@@ -84,6 +83,7 @@ def exact(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: 
         log_prob, leads = read_states(policy, params, cells, seen), leads_to(env)
         pi = jnp.exp(log_prob)
         q = action_values(reward, pi, leads, config.discount)
+        scale = reward_scale(env, market, config) * advantage_scale(config)
         advantage = scale * (q - (pi * q).sum(-1, keepdims=True))
         occupancy, last = occupancies(start_of(env, segments.episode), pi, leads)
         batch = Enumeration(span, seen, occupancy, log_prob, advantage)

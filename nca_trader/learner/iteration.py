@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.learner.advantages import horizon
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.exact import exact
@@ -87,7 +85,7 @@ def make_parts(
         config,
         make_optimizer(config.optimizer, total, layout),
         learning_rate(config.optimizer, total),
-        METHODS[shape.advantages](env, policy, shape, reward_scale(env, shape)),
+        METHODS[shape.advantages](env, policy, shape),
     )
 
 
@@ -99,27 +97,6 @@ def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
     """
     replayed = num_updates - 1 if config.replay_slots else 0
     return (num_updates + replayed) * config.num_epochs * config.num_minibatches
-
-
-def reward_scale(env: TradingEnv, config: LearnerConfig) -> Any:
-    """Scales rewards so that the values' targets spread by about one, whatever the market.
-
-    Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
-    targets would let the error of the values drown the policy's gradient in the norm clip, and
-    fall outside the band that the value clip allows.
-    """
-    legs = env.market.legs
-    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
-    log_return = np.log(np.maximum(growth[: len(env)], 1e-6)).mean(axis=1)
-    # Where prices move, but always by the same, the spread is rounding and the move is the scale.
-    spread = max(float(log_return.std()), abs(float(log_return.mean())))
-    # What a full position in every asset makes of it; a differential Sharpe ratio is of order 1.
-    spread *= env.spec.num_assets * env.spec.bounds[1]
-    if env.config.reward == "differential_sharpe":
-        spread = 1.0
-    if spread == 0.0:
-        return 1.0  # prices that never move: costs are all there is
-    return 1.0 / (spread * horizon(config.discount, config.segment_length) ** 0.5)
 
 
 def collect_and_learn(

@@ -27,6 +27,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
 from nca_trader.errors import ConfigError
+from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
 from nca_trader.learner.rollout import (
@@ -58,7 +59,7 @@ class Starts(NamedTuple):
     volatility_scale: Array | None
 
 
-def pathwise(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: float) -> Method:
+def pathwise(env: TradingEnv, policy: Policy, config: LearnerConfig) -> Method:
     """The method of `learner.advantages` "pathwise".
 
     Raises:
@@ -84,7 +85,7 @@ def pathwise(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scal
 
     def lose(params: Params, market: Market, items: Starts) -> Loss:
         _, reward = simulate(env, policy, config, params, market, items)
-        loss = -reward_scale * reward.mean()
+        loss = -reward_scale(env, market, config) * reward.mean()
         none = jnp.zeros_like(loss)
         return Loss(loss, loss, none, none, none, none)
 

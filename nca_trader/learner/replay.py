@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
+from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.rollout import (
     Begun,
     Draw,
@@ -190,7 +191,6 @@ def revalued(
     env: TradingEnv,
     policy: Policy,
     config: LearnerConfig,
-    reward_scale: float,
     params: Params,
     target: Params,
     market: Market,
@@ -206,7 +206,6 @@ def revalued(
     probability is that of the same sequence of actions.
 
     Args:
-      reward_scale: as in `sampled`.
       target: an average of parameters; bootstraps the value after the last step and no more.
       scales: of the curriculum now, factors on costs and on log-returns.
     """
@@ -224,7 +223,7 @@ def revalued(
     _, bootstrap = policy.act(target, cells, last)
     next_value = jnp.concatenate([value[:, 1:], bootstrap[:, None]], axis=1)
     advantage, value_target = jax.vmap(jax.vmap(vtrace, in_axes=1, out_axes=1))(
-        reward_scale * reward,
+        reward_scale(env, market, config) * reward,
         discount,
         value,
         next_value,

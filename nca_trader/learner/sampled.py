@@ -17,6 +17,7 @@ from nca_trader.learner.advantages import (
     group_advantages,
     moments,
     normalised,
+    reward_scale,
 )
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.replay import Stored, revalued
@@ -28,18 +29,15 @@ Batch = tuple[Rollout, Array, Array | None]  # and advantages, and the values' t
 Figures = dict[str, Any]  # arrays and `Moments`
 
 
-def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale: float) -> Method:
-    """The method of `learner.advantages` "gae" and "group".
-
-    Args:
-      reward_scale: factor that makes the values' targets of order one.
-    """
+def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig) -> Method:
+    """The method of `learner.advantages` "gae" and "group"."""
 
     def gather(
         params: Params, market: Market, segments: Segments, draw: Draw
     ) -> tuple[Segments, Batch, Figures]:
         segments, rollout = collect(env, policy, config, params, market, segments, draw)
-        advantage, value_target = estimate(config, rollout, reward_scale)
+        scale = reward_scale(env, market, config)
+        advantage, value_target = estimate(config, rollout, scale)
         figures = rollout_figures(rollout, advantage, value_target)
         return segments, (_learnt(rollout), advantage, value_target), figures
 
@@ -53,7 +51,7 @@ def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig, reward_scale
 
     drop = env.config.feature_dropout
     lose = functools.partial(rollout_loss, policy, config, drop)
-    revalue = functools.partial(revalued, env, policy, config, reward_scale)
+    revalue = functools.partial(revalued, env, policy, config)
     settle = functools.partial(settled, config)
     return Method(gather, settle, lambda params, market, items: lose(params, market, *items), again)
 
@@ -63,14 +61,15 @@ def _learnt(rollout: Rollout) -> Rollout:
     return rollout._replace(bootstrap=rollout.span.index)
 
 
-def estimate(
-    config: LearnerConfig, rollout: Rollout, reward_scale: float
-) -> tuple[Array, Array | None]:
+def estimate(config: LearnerConfig, rollout: Rollout, scale: Array) -> tuple[Array, Array | None]:
     """Advantages `[S, L, E]`, and the values' targets; None where there is no critic.
 
     Those of "group" are normalised within their segment, those of "gae" not yet.
+
+    Args:
+      scale: `[]` factor that makes the values' targets of order one.
     """
-    reward = reward_scale * rollout.reward
+    reward = scale * rollout.reward
     if config.advantages == "group":
         return jax.vmap(group_advantages)(reward, rollout.discount), None
     next_value = jnp.concatenate([rollout.value[:, 1:], rollout.bootstrap[:, None]], axis=1)

@@ -256,7 +256,7 @@ def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state
     from nca_trader.learner.iteration import METHODS
     from nca_trader.learner.rollout import Draw
 
-    method = METHODS[agent.learner.advantages](env, policy, agent.learner, 1.0)
+    method = METHODS[agent.learner.advantages](env, policy, agent.learner)
 
     def gather(params: Any, market: Any, segments: Any, key: Any) -> Any:
         keys = jax.random.split(key, segments.index.shape[0])
