@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 
 from nca_trader.agents.presets import load_agent
-from nca_trader.cli.prove_runs import prepare, train_and_judge
+from nca_trader.evaluate.prove.trials import prepare, train_and_judge
 
 ESTIMATORS = ("exact", "gae", "group")
 

@@ -24,13 +24,13 @@ from nca_trader.agents.mlp import entered
 from nca_trader.agents.nca import dilations_of
 from nca_trader.agents.policy import make_policy
 from nca_trader.agents.presets import load_agent
-from nca_trader.cli.prove_runs import prepare
+from nca_trader.config.ranges import switched
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs.trading import TradingEnv, kept
 from nca_trader.evaluate.backtest import encode
-from nca_trader.evaluate.prove import greedy_positions, judge, pieces
+from nca_trader.evaluate.prove.judge import greedy_positions, judge, pieces
+from nca_trader.evaluate.prove.trials import prepare
 from nca_trader.learner.update import make_learner
-from nca_trader.ranges import switched
 
 KINDS = ("nca", "gru", "mlp", "tcn")
 DROPPED = (0.0, 0.1, 0.3, 0.5)

@@ -10,8 +10,8 @@ import argparse
 import dataclasses
 
 from nca_trader.agents.presets import load_agent
-from nca_trader.cli.prove_runs import prepare, train_and_judge
-from nca_trader.presets import PrecisionConfig
+from nca_trader.config import PrecisionConfig
+from nca_trader.evaluate.prove.trials import prepare, train_and_judge
 
 PRESETS = {
     "f32": PrecisionConfig(),

@@ -19,7 +19,7 @@ import numpy as np
 
 from nca_trader.agents.presets import load_agent
 from nca_trader.cli.prove import BARS, DEFAULT_BAR
-from nca_trader.cli.prove_runs import prepare, prove
+from nca_trader.evaluate.prove.trials import prepare, prove
 from nca_trader.runs.manifest import commit, now
 from nca_trader.scale.facts import cores
 

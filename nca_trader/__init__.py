@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nca_trader.agents.policy import make_policy
     from nca_trader.agents.presets import load_agent
     from nca_trader.agents.rules import Strategy
+    from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.data import synthetic
     from nca_trader.data.bars import read_bars, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, session_ends
@@ -31,12 +32,11 @@ if TYPE_CHECKING:
         StateError,
     )
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.leakcheck import leakcheck
+    from nca_trader.evaluate.leakcheck.check import leakcheck
     from nca_trader.evaluate.result import Result
     from nca_trader.learner.train import train
     from nca_trader.learner.update import make_learner
-    from nca_trader.mesh import make_mesh
-    from nca_trader.presets import AgentConfig, EnvConfig
+    from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
@@ -85,14 +85,14 @@ __all__ = [
 
 # Imported when first asked for: jax and pandas take seconds, which `nca-trader --help` need not.
 _HOME = {
-    "AgentConfig": "presets",
+    "AgentConfig": "config",
     "Bar": "types",
     "BarError": "errors",
     "Bars": "types",
     "CheckFailed": "errors",
     "ConfigError": "errors",
     "Costs": "types",
-    "EnvConfig": "presets",
+    "EnvConfig": "config",
     "EnvSpec": "types",
     "HaltError": "errors",
     "NcaTraderError": "errors",
@@ -108,11 +108,11 @@ _HOME = {
     "align": "data.resampling",
     "backtest": "evaluate.backtest",
     "flat_at_close": "data.calendar",
-    "leakcheck": "evaluate.leakcheck",
+    "leakcheck": "evaluate.leakcheck.check",
     "load_agent": "agents.presets",
     "load_env": "envs.presets",
     "make_learner": "learner.update",
-    "make_mesh": "mesh",
+    "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
     "new_york": "data.holidays",
     "read_bars": "data.bars",

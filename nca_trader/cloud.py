@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
+from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError, StoreError
-from nca_trader.ranges import expect
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,9 +12,9 @@ import pandas as pd
 from jax import Array
 
 from nca_trader import annual
+from nca_trader.config.costs import Costs
+from nca_trader.config.ranges import moment
 from nca_trader.errors import BarError
-from nca_trader.presets.costs import Costs
-from nca_trader.ranges import moment
 
 # Numpy on the host, in float64; jax within a traced function, where `vmap` and `scan` take it.
 Tensor = Array | np.ndarray

@@ -19,7 +19,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 import nca_trader as nca
-from nca_trader.envs.gym import ID  # registers the name; "nca_trader/Trading-v0"
+from nca_trader.envs.gym.environment import ID  # registers the name; "nca_trader/Trading-v0"
 
 SPLIT = "2013-01-01"
 

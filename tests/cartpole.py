@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nca_trader.config import LearnerConfig, OptimizerConfig
 from nca_trader.learner.advantages import gae
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.optimizer import make_optimizer
 from nca_trader.learner.ppo import Old, ppo_loss
-from nca_trader.mesh import make_mesh
-from nca_trader.presets import LearnerConfig, OptimizerConfig
+from nca_trader.parallel.mesh import make_mesh
 
 GRAVITY, CART, POLE, HALF_LENGTH, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
 FAR, TILTED, LIMIT = 2.4, 12 * np.pi / 180, 500

@@ -12,7 +12,7 @@ DEVICES = "--xla_force_host_platform_device_count"
 if DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
 # Tests are mostly compilation, which LLVM without optimisation does in two thirds of the time. The
-# learner's program sets its own level, see `nca_trader.mesh.compiler_options`.
+# learner's program sets its own level, see `nca_trader.parallel.mesh.compiler_options`.
 LEVEL = "--xla_backend_optimization_level"
 if LEVEL not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += f" {LEVEL}=0"

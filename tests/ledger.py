@@ -1,6 +1,6 @@
 """A plain ledger of cash and units in float64, and random bars: the second derivation.
 
-It keeps money and shares, not weights, and shares no line with `nca_trader.envs.account`.
+It keeps money and shares, not weights, and shares no line with `nca_trader.envs.account.state`.
 """
 
 import collections
@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from nca_trader.envs.orders import Rules
+from nca_trader.envs.account.orders import Rules
 from nca_trader.types import Bars
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import nca_trader as nca
-from nca_trader.envs.gym_vector import GymVectorEnv
+from nca_trader.envs.gym.vector import GymVectorEnv
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.errors import options_named
 from nca_trader.evaluate.targets import LARGEST

@@ -8,43 +8,28 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {
-    "errors",
-    "types",
-    "annual",
-    "cloud",
-    "disk",
-    "hosts",
-    "machine",
-    "numerics",
-    "ranges",
-    "records",
-}
-FOUNDATION |= {"presets", "toml"}
+FOUNDATION = {"errors", "types", "annual", "cloud", "disk", "machine", "numerics", "config"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
-LEARNER = AGENTS | {"runs", "mesh", "learner"}
+LEARNER = AGENTS | {"parallel", "runs", "learner"}
 EVALUATE = (LEARNER | {"evaluate"}) - {"learner"}
 MAY_IMPORT = {
     "errors": set(),
     "annual": set(),
-    "types": {"errors", "annual", "presets", "ranges"},
+    "types": {"errors", "annual", "config"},
     "numerics": {"errors", "types"},
-    "cloud": {"errors", "ranges"},
+    "cloud": {"errors", "config"},
     "disk": {"errors", "cloud"},
-    "hosts": {"errors"},
     "machine": set(),
-    "ranges": {"errors"},
-    "records": {"errors", "ranges"},
-    "toml": {"errors", "ranges", "records"},
-    "presets": {"errors", "ranges"},
+    "config": {"errors"},
     "data": FOUNDATION,
     "envs": ENVS,
     "agents": AGENTS,
-    "runs": AGENTS,
-    "mesh": FOUNDATION,
+    "parallel": FOUNDATION,
+    "runs": AGENTS | {"parallel"},
     "learner": LEARNER,
     "evaluate": EVALUATE,
+    "evaluate.prove": EVALUATE | {"learner"},
     "evaluate.walkforward": EVALUATE | {"learner"},
     "paper": AGENTS | {"runs", "evaluate.metrics"},
     "scale": EVALUATE | {"learner"},
@@ -219,7 +204,7 @@ def test_a_planted_violation_is_found(tmp_path, file, line, found):
         ("envs/trading.py", "from . import account\nfrom .account import mark"),
         ("envs/deep/er.py", "from .. import account\nfrom ...data import bars"),
         ("cli/train.py", "from nca_trader import __version__, watch"),
-        ("toml.py", "import tomllib\nfrom numpy.testing import nca_trader"),
+        ("config/toml.py", "import tomllib\nfrom numpy.testing import nca_trader"),
     ],
 )
 def test_what_is_allowed_is_not_reported(tmp_path, file, line):

@@ -25,15 +25,15 @@ from ledger import random_bars
 from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
 from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
+from nca_trader.config.policy import KINDS_WITH
+from nca_trader.config.toml import preset_names
 from nca_trader.data.indicators import FEATURES
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import trading
-from nca_trader.envs.orders import rules_of
+from nca_trader.envs.account.orders import rules_of
 from nca_trader.envs.trading import TradingEnv, kept
 from nca_trader.evaluate import backtest as backtest_module
 from nca_trader.evaluate.backtest import encode, strategy_targets
-from nca_trader.presets.policy import KINDS_WITH
-from nca_trader.toml import preset_names
 from nca_trader.types import Costs
 
 SHORT, LONG = 104, 120  # rows: past the longest warm-up of a feature, and few lengths to compile

@@ -6,18 +6,18 @@ import shutil
 import numpy as np
 from ledger import random_bars
 
-from nca_trader.data.bars import read_bars, write_bars
-from nca_trader.envs.trading import TradingEnv
-from nca_trader.learner.train import train
-from nca_trader.presets import (
+from nca_trader.config import (
     AgentConfig,
     CheckpointConfig,
     EnvConfig,
     LearnerConfig,
     PolicyConfig,
 )
+from nca_trader.config.toml import to_toml
+from nca_trader.data.bars import read_bars, write_bars
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.learner.train import train
 from nca_trader.runs.manifest import Run
-from nca_trader.toml import to_toml
 from nca_trader.types import Costs
 
 AGENT = AgentConfig(

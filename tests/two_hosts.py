@@ -33,9 +33,9 @@ def meshes():
 
 
 def main(folder, coordinator="", process="0"):
-    from nca_trader import hosts
+    from nca_trader.parallel import hosts
+    from nca_trader.parallel.distributed import Peers, joined
     from nca_trader.runs.checkpoint import flatten
-    from nca_trader.scale.distributed import Peers, joined
 
     peers = Peers(coordinator, 2, int(process), heartbeat=100)
     with joined(peers) if coordinator else contextlib.nullcontext():

@@ -17,7 +17,7 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.agents.presets import load_agent
 from nca_trader.cli.bench_ppo import market_draws
 from nca_trader.envs.sb3 import SB3VecEnv
-from nca_trader.evaluate.prove import greedy_positions, judge, pieces
+from nca_trader.evaluate.prove.judge import greedy_positions, judge, pieces
 
 LENGTH = 128
 

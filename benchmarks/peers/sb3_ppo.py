@@ -19,7 +19,7 @@ from benchmarks.peers.clock import row, run, steps_per_second
 
 def _one_by_one(envs: int) -> VecEnv:
     from nca_trader.cli.bench_ppo import environment
-    from nca_trader.envs.gym import ID
+    from nca_trader.envs.gym.environment import ID
 
     return make_vec_env(ID, n_envs=envs, env_kwargs={"env": environment()})
 

@@ -13,10 +13,10 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Policy
-from nca_trader.envs.account import open_account
+from nca_trader.config.ranges import expect
+from nca_trader.envs.account.state import open_account
 from nca_trader.envs.check import CLOSE, Check, Report, checked, difference, name_of
 from nca_trader.envs.reward_memory import begun
-from nca_trader.ranges import expect
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
 BATCH = 2

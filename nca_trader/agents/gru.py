@@ -12,7 +12,7 @@ from jax import Array
 from nca_trader.agents.lattice import ROWS, rows_dense, stored, wide
 from nca_trader.agents.mlp import entered
 from nca_trader.agents.nca import Fire
-from nca_trader.presets import PolicyConfig, PrecisionConfig
+from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 

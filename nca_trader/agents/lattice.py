@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from nca_trader.config import PrecisionConfig
 from nca_trader.numerics import dot32, unrounded
-from nca_trader.presets import PrecisionConfig
 
 TAPS = 3  # of a step: now, d bars ago, 2 d bars ago
 

@@ -11,7 +11,7 @@ from jax import Array
 
 from nca_trader.agents.lattice import ROWS, delayed, rows_dense, stored
 from nca_trader.agents.nca import Fire
-from nca_trader.presets import PolicyConfig, PrecisionConfig
+from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 

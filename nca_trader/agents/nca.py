@@ -20,8 +20,8 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, stored, wide
+from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.numerics import hash_uniform
-from nca_trader.presets import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 

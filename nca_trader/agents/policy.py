@@ -18,10 +18,10 @@ from nca_trader.agents.heads import Distribution, Head, account_features, distri
 from nca_trader.agents.mlp import MLP
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.agents.presets import load_agent
-from nca_trader.envs.account import Account
+from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
+from nca_trader.config.ranges import expect
+from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError
-from nca_trader.presets import AgentConfig, PolicyConfig, PrecisionConfig
-from nca_trader.ranges import expect
 from nca_trader.types import EnvSpec
 
 Params = dict[str, Any]

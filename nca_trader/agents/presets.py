@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from nca_trader.presets import AgentConfig
-from nca_trader.toml import read_preset
+from nca_trader.config import AgentConfig
+from nca_trader.config.toml import read_preset
 
 
 def load_agent(

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.config.ranges import refuse, whole
 from nca_trader.errors import ConfigError
-from nca_trader.ranges import refuse, whole
 from nca_trader.types import Bar
 
 

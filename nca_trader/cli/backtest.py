@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Backtests; returns its figures."""
     from nca_trader.agents import rules
-    from nca_trader.envs.orders import rules_of
+    from nca_trader.envs.account.orders import rules_of
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.exported import read_run
 
@@ -135,7 +135,7 @@ def _write_page(
 ) -> None:
     """Writes the page of the result beside the baselines."""
     from nca_trader.cli.page import backtest_baselines, report_on
-    from nca_trader.evaluate.report import write_report
+    from nca_trader.evaluate.report.page import write_report
 
     baselines = backtest_baselines(bars, result, str(result.equity.index[0]), args.stop)
     write_report(out, report_on(bars, result, baselines, run, _command(args)))
@@ -150,8 +150,8 @@ def _command(args: argparse.Namespace) -> str:
 
 def _environment(name: str | None) -> Any:
     """The environment of `--env`; without it one that costs nothing and limits nothing."""
+    from nca_trader.config import EnvConfig
     from nca_trader.envs.presets import load_env
-    from nca_trader.presets import EnvConfig
 
     return EnvConfig(max_gross=None) if name is None else load_env(name)
 

@@ -77,10 +77,10 @@ def _under_sb3(python: str) -> Iterator[dict[str, Any]]:
 
 def _setting(features: int) -> Any:
     """One asset with every proportional cost, short, flat or long; 5,031 daily bars."""
+    from nca_trader.config import EnvConfig
     from nca_trader.data.indicators import FEATURES as KNOWN
     from nca_trader.data.samples import sample_bars
     from nca_trader.envs.trading import TradingEnv
-    from nca_trader.presets import EnvConfig
     from nca_trader.types import Costs
 
     costs = Costs(
@@ -105,9 +105,9 @@ def _index(envs: int, window: int) -> dict[str, Any]:
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from nca_trader.config.ranges import multiple, refuse
     from nca_trader.errors import ConfigError
-    from nca_trader.mesh import DATA, make_mesh
-    from nca_trader.ranges import multiple, refuse
+    from nca_trader.parallel.mesh import DATA, make_mesh
 
     mesh = make_mesh(len(jax.devices()))
     if envs < mesh.size:
@@ -135,7 +135,7 @@ def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     import jax
     import jax.numpy as jnp
 
-    from nca_trader.envs.account import open_account
+    from nca_trader.envs.account.state import open_account
     from nca_trader.envs.trading import Episode, transition
     from nca_trader.learner.rollout import select
 
@@ -185,7 +185,7 @@ def _one_env() -> dict[str, Any]:
     import gymnasium
     import jax
 
-    import nca_trader.envs.gym  # noqa: F401  (registers the name)
+    import nca_trader.envs.gym.environment  # noqa: F401  (registers the name)
 
     # Without Gymnasium's wrappers, as the peer is.
     env = gymnasium.make("nca_trader/Trading-v0", env=_setting(5), window=1).unwrapped
@@ -210,7 +210,7 @@ def _vector_env(envs: int) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    import nca_trader.envs.gym  # noqa: F401  (registers the name)
+    import nca_trader.envs.gym.environment  # noqa: F401  (registers the name)
 
     env = gymnasium.make_vec(
         "nca_trader/Trading-v0",

@@ -154,7 +154,7 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
     import numpy as np
 
     from nca_trader.agents.policy import read_out
-    from nca_trader.envs.account import open_account
+    from nca_trader.envs.account.state import open_account
     from nca_trader.envs.reward_memory import begun
 
     policy, params = case.policy, case.params

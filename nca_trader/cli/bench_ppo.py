@@ -47,10 +47,10 @@ def environment() -> Any:
 def market_draws(name: str, seed: int) -> tuple[Any, Any]:
     """Two draws of a market as `prove` shows it: to train on, and to be judged on."""
     from nca_trader.agents.presets import load_agent
-    from nca_trader.cli.prove_runs import prepare
     from nca_trader.data.synthetic import task_of
     from nca_trader.envs.trading import TradingEnv
-    from nca_trader.evaluate.prove import evaluation_bars
+    from nca_trader.evaluate.prove.judge import evaluation_bars
+    from nca_trader.evaluate.prove.trials import prepare
 
     config = dataclasses.replace(prepare(name, load_agent("nano")).config, market_bars=BARS)
     judged = dataclasses.replace(config, market_bars=evaluation_bars(1))
@@ -82,7 +82,7 @@ def _settings() -> Iterator[tuple[str, Any, int, int, tuple[Any, ...]]]:
     several environments a segment the encoder's work is shared, which no peer can do.
     """
     from nca_trader.agents.presets import load_agent
-    from nca_trader.ranges import switched
+    from nca_trader.config.ranges import switched
 
     nano = load_agent("nano")
     # As wide and as deep as the peer's, and like its, it sees one observation.
@@ -135,8 +135,8 @@ def _our_seconds(agent: Any, seed: int = 0) -> dict[str, Any]:
     import jax
 
     from nca_trader.agents.policy import make_policy
-    from nca_trader.cli.prove_runs import prepare
-    from nca_trader.evaluate.prove import reached_by
+    from nca_trader.evaluate.prove.judge import reached_by
+    from nca_trader.evaluate.prove.trials import prepare
     from nca_trader.learner.update import make_learner
 
     agent = prepare(MARKET, agent, PROOF_STEPS).agent

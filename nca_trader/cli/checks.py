@@ -38,7 +38,7 @@ def check(args: argparse.Namespace) -> None:
     if args.command == "backtest":
         _check_backtest(given)
     if any(name in given for name in DATES):
-        from nca_trader.ranges import moment  # pandas, which takes a while
+        from nca_trader.config.ranges import moment  # pandas, which takes a while
 
         for name in DATES:
             if name in given:
@@ -51,8 +51,8 @@ def check(args: argparse.Namespace) -> None:
 
 def _check_configs(args: argparse.Namespace, given: dict[str, Any]) -> None:
     """Reads the agent, the environment or environments and the rule, by name or file."""
-    from nca_trader.presets import EnvConfig
-    from nca_trader.toml import read_preset
+    from nca_trader.config import EnvConfig
+    from nca_trader.config.toml import read_preset
 
     if given.get("agent"):
         agent_of(args)
@@ -63,7 +63,7 @@ def _check_configs(args: argparse.Namespace, given: dict[str, Any]) -> None:
 
         slice_of(given["topology"])
     if args.command == "train":
-        from nca_trader.scale import distributed
+        from nca_trader.parallel import distributed
 
         if (peers := distributed.options(args)) is not None:
             distributed.check(peers)
@@ -98,7 +98,7 @@ def _check_ranges(command: str, given: dict[str, Any]) -> None:
         )
     costs = {name: given[name] for name in ("commission", "slippage") if name in given}
     if costs:
-        from nca_trader.presets.costs import Costs
+        from nca_trader.config.costs import Costs
 
         Costs(**costs)
     ranges = (
@@ -131,7 +131,7 @@ def _check_reading(command: str, given: dict[str, Any]) -> None:
         return
     if command in ("train", "backtest", "demo", "profile") and "data" not in given:
         raise ConfigError(f"{argument(names[0])} is about a bar file; give --data FILE with it.")
-    from nca_trader.presets import reading
+    from nca_trader.config import reading
 
     reading.parse_repair(given.get("repair"))
     reading.parse_columns(given.get("columns"))
@@ -188,7 +188,7 @@ def _check_output(command: str, out: str, kinds: tuple[str, ...]) -> None:
 
 def check_strategy(name: str, of_a_file: bool = False) -> None:
     """Refuses a rule that there is not; with `of_a_file` the user's own files and features too."""
-    from nca_trader.ranges import nearest
+    from nca_trader.config.ranges import nearest
 
     file, _, _ = name.rpartition(":")
     file = name if name.endswith(".py") else file

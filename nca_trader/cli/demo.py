@@ -225,7 +225,7 @@ def write_page(
 ) -> pathlib.Path:
     """Fills the report from the results and from what is on disk."""
     from nca_trader.cli.page import report_on
-    from nca_trader.evaluate import report
+    from nca_trader.evaluate.report import page as report
 
     best = run.selected
     page = dataclasses.replace(

@@ -192,7 +192,7 @@ def latencies(policy: Any, *several: Any) -> list[dict[str, float]]:
     import numpy as np
 
     from nca_trader.agents.policy import decide, read_out
-    from nca_trader.envs.account import open_account
+    from nca_trader.envs.account.state import open_account
     from nca_trader.envs.reward_memory import begun
 
     spec, rows = policy.spec, policy.receptive_field

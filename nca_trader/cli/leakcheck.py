@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli import print_json
     from nca_trader.data.bars import read_bars
     from nca_trader.errors import CheckFailed
-    from nca_trader.evaluate.leakcheck import leakcheck
+    from nca_trader.evaluate.leakcheck.check import leakcheck
 
     subject = named(args.strategy)
     bars = read_bars(args.data, **reading_options(args))
@@ -108,9 +108,9 @@ def named(strategy: str) -> Any:
 def _from_file(strategy: str, path: str, name: str) -> Any:
     """The function, `Strategy` or `Feature` of a file that the user named to be run."""
     from nca_trader.agents.rules import Strategy
+    from nca_trader.config.ranges import nearest
     from nca_trader.data.online import Feature
     from nca_trader.errors import ConfigError, user_line
-    from nca_trader.ranges import nearest
 
     module = _imported(pathlib.Path(path))
     own = [key for key, value in vars(module).items() if _is_subject(value, module)]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from nca_trader.agents import rules
+from nca_trader.config.toml import to_toml
 from nca_trader.evaluate.backtest import backtest, looks_at
-from nca_trader.evaluate.report import Report, Span, Trials, weigh
+from nca_trader.evaluate.report.page import Report, Span, Trials, weigh
 from nca_trader.evaluate.result import Result
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
-from nca_trader.toml import to_toml
 from nca_trader.types import Bars
 
 

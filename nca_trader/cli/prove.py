@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents.presets import load_agent
-    from nca_trader.cli.prove_page import write
-    from nca_trader.cli.prove_runs import prepare, prove
+    from nca_trader.evaluate.prove.page import write
+    from nca_trader.evaluate.prove.trials import prepare, prove
 
     agent = load_agent(args.agent, args.set)
     names = args.markets or list(BARS)

@@ -90,7 +90,7 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any] | None:
     """Trains; returns the run's path and its last metrics, in the first process of several."""
-    from nca_trader.scale.distributed import joined, options
+    from nca_trader.parallel.distributed import joined, options
 
     peers = options(args)
     if peers is None:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> dict[str, Any] | None:
     with joined(peers):
         import jax
 
-        from nca_trader import hosts
+        from nca_trader.parallel import hosts
 
         if args.devices is None:
             args.devices = jax.device_count()
@@ -142,7 +142,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 def use_cores_for(agent: Any) -> None:
     """On a CPU, as many devices as the agent's mesh has, and at most one a core."""
-    from nca_trader.mesh import use_cores
+    from nca_trader.parallel.mesh import use_cores
     from nca_trader.scale.facts import cores
 
     if (wanted := math.prod(agent.mesh.axes)) > 1:
@@ -204,7 +204,7 @@ def replay_line(env: Any, agent: Any) -> str:
 @contextlib.contextmanager
 def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives the function that shows each row of metrics as progress towards `total` steps."""
-    from nca_trader import hosts
+    from nca_trader.parallel import hosts
     from nca_trader.watch.progress import progress
 
     if not hosts.first():

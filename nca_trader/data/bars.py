@@ -9,18 +9,18 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath
-from nca_trader.data.adjust import FACTORS, adjust
+from nca_trader.config.ranges import expect
+from nca_trader.config.reading import parse_columns, parse_repair, parse_step
 from nca_trader.data.calendar import expected_times
-from nca_trader.data.checks import order_faults
-from nca_trader.data.crossed import column_faults, part_reused, series_faults
-from nca_trader.data.faults import Fault, refuse
-from nca_trader.data.files import load
-from nca_trader.data.gather import gather
-from nca_trader.data.records import Records
-from nca_trader.data.times import TimeReader
+from nca_trader.data.reading.adjust import FACTORS, adjust
+from nca_trader.data.reading.checks import order_faults
+from nca_trader.data.reading.crossed import column_faults, part_reused, series_faults
+from nca_trader.data.reading.faults import Fault, refuse
+from nca_trader.data.reading.files import load
+from nca_trader.data.reading.gather import gather
+from nca_trader.data.reading.records import Records
+from nca_trader.data.reading.times import TimeReader
 from nca_trader.errors import BarError
-from nca_trader.presets.reading import parse_columns, parse_repair, parse_step
-from nca_trader.ranges import expect
 from nca_trader.types import PRICES, Bars
 
 DROPS = ("drop-nan", "drop-bad")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from nca_trader.config.ranges import expect
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.ranges import expect
 from nca_trader.types import Bars
 
 HOUR = 3_600_000_000_000  # nanoseconds

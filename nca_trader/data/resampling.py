@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from nca_trader.config.ranges import expect
+from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import DAY, Sessions, bar_length
 from nca_trader.errors import BarError
-from nca_trader.presets.reading import parse_step
-from nca_trader.ranges import expect
 from nca_trader.types import Bars
 
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, Place, place
+from nca_trader.config.records import read_json, record, shown
 from nca_trader.disk import write_atomically
 from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.records import read_json, record, shown
 from nca_trader.types import Bars
 
 FORMAT = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.presets import EnvConfig
+from nca_trader.config import EnvConfig
 from nca_trader.types import EnvSpec, Tensor
 
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.config import EnvConfig
 from nca_trader.data.samples import sample_bars
-from nca_trader.envs.packed import episode_length
+from nca_trader.envs.gym.packed import episode_length
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv
 from nca_trader.errors import CheckFailed
-from nca_trader.presets import EnvConfig
 from nca_trader.types import Bars
 
 NUM_BARS = 400  # of the sample, where no bars are given
@@ -372,7 +372,7 @@ def _crash(symbols: tuple[str, ...], price: float, factor: float, num_bars: int 
 def _gymnasium_takes_it(run: _Run) -> str:
     from gymnasium.utils.env_checker import check_env as check_gymnasium
 
-    from nca_trader.envs.gym import GymEnv
+    from nca_trader.envs.gym.environment import GymEnv
 
     # Box bounds beyond 1 are the config's own, and no fault.
     with warnings.catch_warnings():

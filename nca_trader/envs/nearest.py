@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nca_trader.presets import MAX_NEIGHBOURS
+from nca_trader.config import MAX_NEIGHBOURS
 from nca_trader.types import Bars
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from nca_trader.config import EnvConfig
+from nca_trader.config.toml import read_preset
 from nca_trader.errors import ConfigError
-from nca_trader.presets import EnvConfig
-from nca_trader.toml import read_preset
 
 
 def load_env(

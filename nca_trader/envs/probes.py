@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import nearest
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.presets import EnvConfig
-from nca_trader.ranges import nearest
 from nca_trader.types import SECONDS_PER_YEAR, Bars, Costs
 
 MOVE = 0.01  # g, what a market that moves earns in a bar

@@ -10,6 +10,6 @@ def register() -> None:
     if ID not in gymnasium.registry:
         gymnasium.register(
             ID,
-            entry_point="nca_trader.envs.gym:GymEnv",
-            vector_entry_point="nca_trader.envs.gym_vector:GymVectorEnv",
+            entry_point="nca_trader.envs.gym.environment:GymEnv",
+            vector_entry_point="nca_trader.envs.gym.vector:GymVectorEnv",
         )

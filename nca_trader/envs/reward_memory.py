@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from nca_trader.envs.account import Account
+from nca_trader.envs.account.state import Account
 from nca_trader.types import EnvSpec, Tensor
 
 VARIANCE_FLOOR = 0.1  # of the training span's variance

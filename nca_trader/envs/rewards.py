@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.envs.legs import Legs
+from nca_trader.config import EnvConfig
+from nca_trader.envs.account.legs import Legs
 from nca_trader.errors import ConfigError
-from nca_trader.presets import EnvConfig
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec
 
 

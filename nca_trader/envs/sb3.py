@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingI
     VecEnv,
 )
 
-from nca_trader.envs.gym_vector import GymVectorEnv
+from nca_trader.envs.gym.vector import GymVectorEnv
 from nca_trader.errors import ConfigError
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Shards
 from nca_trader.envs.rewards import check_paid
 from nca_trader.envs.trading import Market, TradingEnv, features_of, host_market
 from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.presets import EnvConfig
-from nca_trader.ranges import expect
 from nca_trader.types import Bars
 
 

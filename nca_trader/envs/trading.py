@@ -16,23 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import expect
 from nca_trader.data.features import feature_set
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import rewards
-from nca_trader.envs.account import Account, log_return, open_account
-from nca_trader.envs.accounting import on_bar
-from nca_trader.envs.accounting import place as place_order
+from nca_trader.envs.account.legs import Legs, legs_of
+from nca_trader.envs.account.orders import Rules, rules_of
+from nca_trader.envs.account.state import Account, log_return, open_account
+from nca_trader.envs.account.step import on_bar
+from nca_trader.envs.account.step import place as place_order
 from nca_trader.envs.actions import targets_of, to_target
-from nca_trader.envs.legs import Legs, legs_of
 from nca_trader.envs.nearest import nearest_assets
-from nca_trader.envs.orders import Rules, rules_of
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.reward_memory import begun, remembered
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
 from nca_trader.numerics import hash_uniform
-from nca_trader.presets import EnvConfig
-from nca_trader.ranges import expect
 from nca_trader.types import Bars, Costs, EnvSpec, Tensor
 
 

@@ -13,10 +13,10 @@ from jax import Array
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.account import Account, open_account
-from nca_trader.envs.accounting import on_bar, place
-from nca_trader.envs.legs import Legs, legs_of
-from nca_trader.envs.orders import Rules, rules_of
+from nca_trader.envs.account.legs import Legs, legs_of
+from nca_trader.envs.account.orders import Rules, rules_of
+from nca_trader.envs.account.state import Account, open_account
+from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.reward_memory import begun, remembered, up_to_first
 from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError

@@ -20,12 +20,14 @@ from jax import Array
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.agents.rules import Strategy
+from nca_trader.config import capital_problems, limit_problems
+from nca_trader.config.ranges import expect, nearest, one_of, refuse
 from nca_trader.data.samples import earlier_looks
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.account import Account, open_account
-from nca_trader.envs.accounting import on_bar, place
-from nca_trader.envs.legs import Legs, legs_of
-from nca_trader.envs.orders import Rules, rules_of
+from nca_trader.envs.account.legs import Legs, legs_of
+from nca_trader.envs.account.orders import Rules, rules_of
+from nca_trader.envs.account.state import Account, open_account
+from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.reward_memory import begun, remembered, up_to_first
 from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError, ConfigError, argument, in_a_command
@@ -39,8 +41,6 @@ from nca_trader.evaluate.targets import (
     strategy_targets,
 )
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.presets import capital_problems, limit_problems
-from nca_trader.ranges import expect, nearest, one_of, refuse
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, now, seen_rows
 from nca_trader.runs.records import data_record
@@ -81,7 +81,7 @@ def backtest(
       name: for reports.
       look: counts a run on bars that it has not seen as a look at them, in the ledger of trials
         in the folder of its run folder. False is for bars that select among agents.
-      limits: fields of `nca_trader.envs.orders.Rules` by name, e.g. `max_gross=1.0`, or
+      limits: fields of `nca_trader.envs.account.orders.Rules` by name, e.g. `max_gross=1.0`, or
         `capital=1e5, lot=1.0, min_notional=10.0, max_participation=0.1`; what is not given is the
         run's, or no limit.
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.envs.account import Flows
-from nca_trader.envs.orders import Rules
+from nca_trader.config.ranges import expect
+from nca_trader.envs.account.orders import Rules
+from nca_trader.envs.account.state import Flows
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.targets import NO_CUT, Cut
-from nca_trader.ranges import expect
 from nca_trader.types import Costs, Tensor
 
 

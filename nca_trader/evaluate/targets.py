@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.agents.rules import Strategy
-from nca_trader.envs.orders import Rules
+from nca_trader.config.ranges import described
+from nca_trader.envs.account.orders import Rules
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.ranges import described
 from nca_trader.types import Bars
 
 LARGEST = 10.0  # a weight: beyond it percent or units were written for a fraction of equity

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.config import LearnerConfig
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.numerics import arrays, wide
-from nca_trader.presets import LearnerConfig
 
 
 def horizon(decay: Any, length: int) -> Any:

@@ -10,8 +10,8 @@ spare a leveraged account the ruin that would end its first episodes.
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.envs.legs import Legs
-from nca_trader.presets import CurriculumConfig
+from nca_trader.config import CurriculumConfig
+from nca_trader.envs.account.legs import Legs
 
 
 def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from nca_trader.config import LearnerConfig
 from nca_trader.learner.layout import EVERYWHERE, Layout, mean_in_order, one_by_one
 from nca_trader.learner.ppo import Loss
-from nca_trader.mesh import BATCH
-from nca_trader.presets import LearnerConfig
+from nca_trader.parallel.mesh import BATCH
 
 Params = Any
 Lose = Callable[[Params, Any], Loss]

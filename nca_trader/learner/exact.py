@@ -29,10 +29,11 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs.account import FILLED, WHOLE, Account, open_account
-from nca_trader.envs.accounting import on_bar
+from nca_trader.config import LearnerConfig
+from nca_trader.envs.account.legs import Legs
+from nca_trader.envs.account.state import FILLED, WHOLE, Account, open_account
+from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.actions import to_target
-from nca_trader.envs.legs import Legs
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import horizon, reward_scale
@@ -48,7 +49,6 @@ from nca_trader.learner.rollout import (
     span_of,
 )
 from nca_trader.numerics import einsum32, logprob32
-from nca_trader.presets import LearnerConfig
 
 
 class Enumeration(NamedTuple):

@@ -16,6 +16,7 @@ import optax
 from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
@@ -33,8 +34,7 @@ from nca_trader.learner.population import Hyper
 from nca_trader.learner.replay import Ring, add, can_sample, sample, stored
 from nca_trader.learner.rollout import Begun, Draw, Method, Segments, begin_segments
 from nca_trader.learner.sampled import sampled
-from nca_trader.mesh import BATCH
-from nca_trader.presets import AgentConfig, LearnerConfig
+from nca_trader.parallel.mesh import BATCH
 
 Metrics = dict[str, Array]
 METHODS = {"gae": sampled, "group": sampled, "exact": exact, "pathwise": pathwise}

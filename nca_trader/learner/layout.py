@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.errors import ConfigError
-from nca_trader.mesh import AXES, BATCH, DATA, FSDP, MODEL
+from nca_trader.parallel.mesh import AXES, BATCH, DATA, FSDP, MODEL
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,16 +16,16 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from nca_trader import hosts
 from nca_trader.agents.policy import Policy
+from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.data.shards import Shards
 from nca_trader.data.stream import Piece, stream
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.rollout import Segments
-from nca_trader.mesh import replicated
-from nca_trader.presets import AgentConfig, LearnerConfig
+from nca_trader.parallel import hosts
+from nca_trader.parallel.mesh import replicated
 
 
 def shard_updates(env: ShardedEnv, config: LearnerConfig) -> int:

@@ -20,9 +20,10 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from nca_trader import hosts, machine
+from nca_trader import machine
 from nca_trader.errors import ConfigError, out_of_memory
-from nca_trader.mesh import is_described
+from nca_trader.parallel import hosts
+from nca_trader.parallel.mesh import is_described
 
 log = logging.getLogger(__name__)
 UNCOMPILED = "jax_disable_jit"  # a setting that pyright does not find on jax.config

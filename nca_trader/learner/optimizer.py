@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from nca_trader.config import OptimizerConfig
 from nca_trader.errors import ConfigError
 from nca_trader.learner.layout import EVERYWHERE, Layout, Split
 from nca_trader.numerics import ema32, wide
-from nca_trader.presets import OptimizerConfig
 
 Norm = Callable[[Any], Array]
 

@@ -25,6 +25,7 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.config import LearnerConfig
 from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
@@ -42,7 +43,6 @@ from nca_trader.learner.rollout import (
     times,
 )
 from nca_trader.learner.sampled import deepest_fall
-from nca_trader.presets import LearnerConfig
 
 
 class Starts(NamedTuple):

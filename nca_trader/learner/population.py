@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from nca_trader.config import AgentConfig, PopulationConfig
 from nca_trader.numerics import cov32
-from nca_trader.presets import AgentConfig, PopulationConfig
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.config import LearnerConfig
 from nca_trader.numerics import exp32
-from nca_trader.presets import LearnerConfig
 
 
 class Loss(NamedTuple):

@@ -19,6 +19,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.config import LearnerConfig
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
@@ -32,9 +33,8 @@ from nca_trader.learner.rollout import (
     encode_span,
     relive,
 )
-from nca_trader.mesh import BATCH
 from nca_trader.numerics import exp32, wide
-from nca_trader.presets import LearnerConfig
+from nca_trader.parallel.mesh import BATCH
 
 GB = 10**9  # bytes
 

@@ -14,7 +14,8 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs.legs import Legs
+from nca_trader.config import LearnerConfig
+from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.trading import (
     Episode,
     Market,
@@ -25,7 +26,6 @@ from nca_trader.envs.trading import (
 )
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
-from nca_trader.presets import LearnerConfig
 from nca_trader.types import EnvSpec, Tensor
 
 

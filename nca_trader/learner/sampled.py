@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.config import LearnerConfig
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.learner.advantages import (
     Moments,
@@ -23,7 +24,6 @@ from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.replay import Stored, revalued
 from nca_trader.learner.rollout import Draw, Method, Rollout, Segments, collect, encode_span
 from nca_trader.numerics import cumsum32
-from nca_trader.presets import LearnerConfig
 
 Batch = tuple[Rollout, Array, Array | None]  # and advantages, and the values' targets
 Figures = dict[str, Any]  # arrays and `Moments`

@@ -26,10 +26,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from nca_trader import hosts
 from nca_trader.agents.policy import make_policy
 from nca_trader.agents.presets import load_agent
 from nca_trader.cloud import CloudPath, place
+from nca_trader.config import AgentConfig, CheckpointConfig, PopulationConfig
+from nca_trader.config.ranges import expect
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.compilations import Compilations
@@ -37,8 +38,7 @@ from nca_trader.learner.iteration import LearnerState
 from nca_trader.learner.markets import Markets
 from nca_trader.learner.population import correlations, exploit, mean_reward
 from nca_trader.learner.update import Learner, make_learner
-from nca_trader.presets import AgentConfig, CheckpointConfig, PopulationConfig
-from nca_trader.ranges import expect
+from nca_trader.parallel import hosts
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run, training_run
 

@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Policy
 from nca_trader.agents.presets import load_agent
+from nca_trader.config import AgentConfig, LearnerConfig
+from nca_trader.config.ranges import divides, expect, refuse
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
 from nca_trader.errors import BarError, ConfigError
@@ -32,7 +34,7 @@ from nca_trader.learner.population import (
 )
 from nca_trader.learner.replay import begin_ring, ring_spec
 from nca_trader.learner.rollout import Segments
-from nca_trader.mesh import (
+from nca_trader.parallel.mesh import (
     BATCH,
     FSDP,
     MODEL,
@@ -42,8 +44,6 @@ from nca_trader.mesh import (
     make_mesh,
     replicated,
 )
-from nca_trader.presets import AgentConfig, LearnerConfig
-from nca_trader.ranges import divides, expect, refuse
 
 SEARCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")  # settings, see `advance`
 

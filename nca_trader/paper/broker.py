@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from nca_trader.envs import costs as cost_of
-from nca_trader.envs.legs import Legs, Quote
-from nca_trader.envs.orders import Rules
+from nca_trader.envs.account import costs as cost_of
+from nca_trader.envs.account.legs import Legs, Quote
+from nca_trader.envs.account.orders import Rules
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs, Tensor
 

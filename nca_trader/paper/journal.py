@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nca_trader.cloud import local
+from nca_trader.config.records import read_json
 from nca_trader.disk import HeldError, take_lock
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.chain import (
@@ -36,7 +37,6 @@ from nca_trader.paper.reading import (
     events_of,
     refuse_other_files,
 )
-from nca_trader.records import read_json
 
 KINDS = frozenset(
     "run_started bar bar_rejected decision risk order_intent order_sent order_ack order_ambiguous "

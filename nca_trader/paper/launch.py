@@ -15,9 +15,10 @@ import numpy as np
 
 from nca_trader.agents.policy import Params, read_out
 from nca_trader.cloud import CloudPath
+from nca_trader.config.ranges import expect, moment
 from nca_trader.data.features import feature_set
-from nca_trader.envs.account import Account
-from nca_trader.envs.orders import rules_of
+from nca_trader.envs.account.orders import rules_of
+from nca_trader.envs.account.state import Account
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import SimulatedBroker
@@ -26,7 +27,6 @@ from nca_trader.paper.feed import ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.reading import replayed
 from nca_trader.paper.session import Session
-from nca_trader.ranges import expect, moment
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run, seen_rows, versions
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nca_trader.config.ranges import expect
+from nca_trader.config.records import read_json, record
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.paper.chain import GENESIS, Event, Head, beside, link_of, read_head
-from nca_trader.ranges import expect
-from nca_trader.records import read_json, record
 
 APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
 LEAST_PAGE = 512  # bytes, of a SQLite file

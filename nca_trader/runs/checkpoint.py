@@ -31,11 +31,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax import Array
 
-from nca_trader import hosts
 from nca_trader.cloud import CloudPath, Place
+from nca_trader.config.records import read_json, record
 from nca_trader.disk import scratch, sha256_of, write_atomically
 from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError
-from nca_trader.records import read_json, record
+from nca_trader.parallel import hosts
 from nca_trader.runs.uploaded import FILES, Uploaded
 
 FORMAT = 1

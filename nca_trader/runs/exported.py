@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from nca_trader.agents import codebook, quantise
+from nca_trader.agents.export import codebook, quantise
+from nca_trader.agents.export.quantise import Leaves
+from nca_trader.agents.export.tensors import read_tensors, refuse_other, write_tensors
 from nca_trader.agents.policy import Params, Policy, make_policy
-from nca_trader.agents.quantise import Leaves
-from nca_trader.agents.tensors import read_tensors, refuse_other, write_tensors
 from nca_trader.cloud import CloudPath, place
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.records import read_json, record, shown
+from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, StateError, argument
-from nca_trader.presets import AgentConfig, EnvConfig
-from nca_trader.records import read_json, record, shown
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.records import Manifest, manifest_of, read_spec, selection_of
-from nca_trader.toml import from_toml_text, to_toml
 
 KIND, VERSION = "nca_trader policy", 1
 AGAIN = "restore it from a copy, or export it again"

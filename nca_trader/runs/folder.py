@@ -25,10 +25,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nca_trader import hosts
 from nca_trader.cloud import CloudPath, Place, cache_folder
 from nca_trader.disk import HeldError, take_lock, write_atomically
 from nca_trader.errors import RunError, StateError
+from nca_trader.parallel import hosts
 
 LOCK = "train.lock"
 

@@ -30,14 +30,16 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from nca_trader import __version__, hosts
+from nca_trader import __version__
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.cloud import CloudPath, Place, place
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.records import RESTORE, read_json, sealed, shown, unsealed
+from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.disk import run_file, write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError, argument
-from nca_trader.presets import AgentConfig, EnvConfig
-from nca_trader.records import RESTORE, read_json, sealed, shown, unsealed
+from nca_trader.parallel import hosts
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import check_shared, make_folder, training_in
@@ -53,7 +55,6 @@ from nca_trader.runs.records import (
     row_of,
     selection_of,
 )
-from nca_trader.toml import from_toml_text, to_toml
 from nca_trader.types import Bars
 
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from nca_trader.config import EnvConfig
+from nca_trader.config.records import RESTORE, record
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv, spec_of
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.presets import EnvConfig
-from nca_trader.records import RESTORE, record
 from nca_trader.types import Bars, EnvSpec
 
 FORMAT = 4

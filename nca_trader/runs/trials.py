@@ -17,10 +17,10 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from nca_trader.cloud import CloudPath, Place, together
+from nca_trader.config.records import read_json
+from nca_trader.config.records import record as record_of
 from nca_trader.disk import write_atomically
 from nca_trader.errors import StateError
-from nca_trader.records import read_json
-from nca_trader.records import record as record_of
 from nca_trader.runs.records import DataRecord
 
 FILE = "trials.jsonl"

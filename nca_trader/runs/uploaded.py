@@ -10,7 +10,7 @@ from __future__ import annotations
 import pathlib
 
 from nca_trader.cloud import CloudPath, together
-from nca_trader.records import read_json, record
+from nca_trader.config.records import read_json, record
 
 FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there
 

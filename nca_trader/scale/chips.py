@@ -10,8 +10,8 @@ import math
 import re
 from typing import NamedTuple
 
+from nca_trader.config.ranges import nearest
 from nca_trader.errors import ConfigError, argument
-from nca_trader.ranges import nearest
 
 
 class Chip(NamedTuple):

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.disk import scratch
 from nca_trader.errors import ConfigError, RunError, argument
-from nca_trader.presets import AgentConfig, EnvConfig
 from nca_trader.scale.chips import Slice
 from nca_trader.scale.cost import Cost, cost_of
 from nca_trader.scale.hlo import read_module, unknown_loops
@@ -152,7 +152,7 @@ def answer(question: Question) -> Answer:
     from nca_trader.agents.policy import make_policy, num_parameters
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.learner.update import make_learner
-    from nca_trader.mesh import arrange, batch_shards, mesh_of
+    from nca_trader.parallel.mesh import arrange, batch_shards, mesh_of
 
     agent, there = question.agent, question.there
     mesh = mesh_of(arrange(devices_of(there), agent.mesh.axes))

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nca_trader.presets import LearnerConfig, MeshConfig
+from nca_trader.config import LearnerConfig, MeshConfig
 from nca_trader.scale.chips import CHIPS, KINDS
 from nca_trader.scale.facts import Facts
 from nca_trader.scale.layout import axes_of
@@ -30,7 +30,7 @@ TRUE, FALSE = {"1", "true", "on", "yes", "t", "y"}, {"0", "false", "off", "no", 
 TRUTHS = TRUE | FALSE
 PREALLOCATED = 0.75  # of a GPU's memory, by JAX's default
 ERROR, WARNING = "error", "warning"
-AXES = ("data", "fsdp", "model")  # those of `nca_trader.mesh`, which would start JAX
+AXES = ("data", "fsdp", "model")  # those of `nca_trader.parallel.mesh`, which would start JAX
 
 
 class Finding(NamedTuple):

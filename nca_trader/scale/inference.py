@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.errors import ConfigError
 from nca_trader.learner.layout import make_layout
-from nca_trader.mesh import BATCH, DATA, FSDP, MODEL, replicated
+from nca_trader.parallel.mesh import BATCH, DATA, FSDP, MODEL, replicated
 
 Decide = Callable[[Params, Array, Array, Array], tuple[Array, Array]]
 

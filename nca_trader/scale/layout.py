@@ -1,4 +1,4 @@
-"""Which sizes the mesh of a slice has; where its chips then stand is `nca_trader.mesh.arrange`."""
+"""Mesh sizes of a TPU slice; `parallel.mesh.arrange` places its chips."""
 
 from __future__ import annotations
 

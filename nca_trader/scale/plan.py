@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.mesh import AXES
-from nca_trader.presets import AgentConfig, EnvConfig
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.parallel.mesh import AXES
 from nca_trader.scale.chips import Chip, Slice
 from nca_trader.scale.compiled import Answer, Ask, Question
 from nca_trader.scale.cost import wire_seconds

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from nca_trader.agents.policy import make_policy
+from nca_trader.config import AgentConfig, CheckpointConfig
 from nca_trader.data.synthetic import task_of
 from nca_trader.disk import scratch
 from nca_trader.envs.sharded import ShardedEnv
@@ -22,7 +23,6 @@ from nca_trader.learner.compilations import Compilations
 from nca_trader.learner.markets import Markets
 from nca_trader.learner.memory import bytes_needed
 from nca_trader.learner.update import Learner, make_learner
-from nca_trader.presets import AgentConfig, CheckpointConfig
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
 from nca_trader.scale.cost import cost_of

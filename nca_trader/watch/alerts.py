@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nca_trader.config.ranges import nearest, refuse
+from nca_trader.config.records import read_toml
 from nca_trader.errors import ConfigError
-from nca_trader.ranges import nearest, refuse
-from nca_trader.records import read_toml
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,

@@ -10,9 +10,9 @@ import sqlite3
 from typing import IO, Any
 
 from nca_trader.cloud import CloudPath, Place
+from nca_trader.config.records import read_json
 from nca_trader.errors import StateError, StoreError
 from nca_trader.paper.reading import read_events
-from nca_trader.records import read_json
 from nca_trader.runs.lines import Lines
 from nca_trader.runs.records import row_of
 

@@ -11,10 +11,10 @@ import pytest
 
 from nca_trader.agents.check import CHECKS, check_policy
 from nca_trader.agents.policy import make_policy
+from nca_trader.config import AgentConfig, PolicyConfig
+from nca_trader.config.ranges import switched
 from nca_trader.envs.check import name_of
 from nca_trader.errors import CheckFailed
-from nca_trader.presets import AgentConfig, PolicyConfig
-from nca_trader.ranges import switched
 from nca_trader.types import EnvSpec
 
 SPEC = EnvSpec(

@@ -13,8 +13,8 @@ from scipy.special import log_softmax
 from nca_trader.agents import heads
 from nca_trader.agents.heads import greedy
 from nca_trader.agents.policy import make_policy
-from nca_trader.envs.account import open_account
-from nca_trader.presets import AgentConfig, PolicyConfig
+from nca_trader.config import AgentConfig, PolicyConfig
+from nca_trader.envs.account.state import open_account
 from nca_trader.types import EnvSpec
 
 JOINT = list(itertools.product(range(3), repeat=2))  # three actions for each of two assets

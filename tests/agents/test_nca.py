@@ -13,10 +13,10 @@ from nca_trader.agents import nca
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, relu_once
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.agents.policy import decide, make_policy, with_steps
-from nca_trader.envs.account import open_account
+from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
+from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
-from nca_trader.presets import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 SPEC = EnvSpec(

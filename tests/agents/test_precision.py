@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nca_trader import AgentConfig, ConfigError, load_agent, make_policy
-from nca_trader.presets import PolicyConfig, PrecisionConfig
+from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
 FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars

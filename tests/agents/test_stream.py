@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nca_trader.agents.policy import make_policy
-from nca_trader.presets import AgentConfig, PolicyConfig
+from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec
 
 FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars

@@ -10,8 +10,8 @@ import pytest
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
 from nca_trader.agents import rules
+from nca_trader.config.reading import REPAIRS
 from nca_trader.evaluate.backtest import backtest, seen_rows
-from nca_trader.presets.reading import REPAIRS
 from nca_trader.runs import trials
 from nca_trader.runs.records import data_record
 from nca_trader.types import Costs

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from nca_trader.cli import bench, bench_policy
+from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import spec_of
-from nca_trader.presets import AgentConfig, PolicyConfig
 
 TINY = AgentConfig(policy=PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2)))
 

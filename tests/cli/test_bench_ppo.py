@@ -8,8 +8,8 @@ import pytest
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.cli import bench, bench_ppo
+from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig
 from nca_trader.errors import ConfigError
-from nca_trader.presets import AgentConfig, LearnerConfig, PolicyConfig
 
 POLICY = PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2), head_hidden=4)
 TINY = AgentConfig(policy=POLICY, learner=LearnerConfig())

@@ -16,7 +16,7 @@ from nca_trader.cli.debugging import (
 )
 from nca_trader.errors import CheckFailed, ConfigError
 from nca_trader.learner.compilations import Compilations
-from nca_trader.mesh import make_mesh
+from nca_trader.parallel.mesh import make_mesh
 
 
 def arguments(*words, run_dir="runs/x"):

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from tiny import UNTIL
 
-from nca_trader.cli import build_parser, demo, export, prove, prove_runs
+from nca_trader.cli import build_parser, demo, export, prove
 from nca_trader.cli.reading import typed
+from nca_trader.evaluate.prove import trials as prove_runs
 from nca_trader.scale.doctor import data
 from nca_trader.scale.facts import Facts
 
@@ -74,7 +75,7 @@ def test_what_export_prints_reads_the_file_that_it_wrote(command, mine, monkeypa
 def test_what_prove_prints_repeats_its_first_seed(command, monkeypatch):
     monkeypatch.setattr(prove_runs, "prepare", lambda *_: None)
     monkeypatch.setattr(prove_runs, "prove", lambda *_, **__: [])
-    monkeypatch.setattr("nca_trader.cli.prove_page.write", lambda *_: None)
+    monkeypatch.setattr("nca_trader.evaluate.prove.page.write", lambda *_: None)
     given = ["prove", "ou_mid", "sine", "--set=learner.num_epochs=2", "--set=num_seeds = 1"]
     said = command(*given, "--steps=5", "--alone", "--out=a b.html")
     again = parsed(printed(said.out))

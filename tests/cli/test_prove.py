@@ -12,13 +12,14 @@ import pytest
 from benchmarks import proofs
 from nca_trader import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.cli import prove, prove_runs
-from nca_trader.cli.prove_runs import Point, Proof, controls_of, prepare
+from nca_trader.cli import prove
+from nca_trader.config.ranges import switched
+from nca_trader.config.toml import preset_folder
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.prove import Reached, reached_by
-from nca_trader.ranges import switched
-from nca_trader.toml import preset_folder
+from nca_trader.evaluate.prove import trials as prove_runs
+from nca_trader.evaluate.prove.judge import Reached, reached_by
+from nca_trader.evaluate.prove.trials import Point, Proof, controls_of, prepare
 
 
 @functools.cache

@@ -11,9 +11,9 @@ import pytest
 
 from nca_trader.cli import main
 from nca_trader.cli.reading import OPTIONS
+from nca_trader.config.reading import REPAIRS
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import BarError
-from nca_trader.presets.reading import REPAIRS
 
 CLEAN = """time,symbol,open,high,low,close,volume
 2021-03-01T14:30Z,A,10,11,9,10,5

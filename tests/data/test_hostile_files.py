@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.data import faults
 from nca_trader.data.bars import read_bars, write_bars
+from nca_trader.data.reading import faults
 from nca_trader.data.samples import sample_bars
 from nca_trader.errors import BarError, printable
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger import random_bars, rich_bars
 
+from nca_trader.config import EnvConfig
 from nca_trader.data.bars import read_bars
 from nca_trader.data.shards import MANIFEST, Shard, Shards, open_shards, write_shards
 from nca_trader.data.stream import stream
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.presets import EnvConfig
 
 ROWS = 30
 

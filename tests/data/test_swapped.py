@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import HEADER, market, text_of
 
-from nca_trader.data import swapped
 from nca_trader.data.bars import read_bars
-from nca_trader.data.records import Records
+from nca_trader.data.reading import swapped
+from nca_trader.data.reading.records import Records
 from nca_trader.errors import BarError
 
 SHORTEST = 16  # bars, where opens go on from closes: data/README.md

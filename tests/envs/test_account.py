@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ledger import random_bars, run_ledger
 
 from nca_trader import backtest
-from nca_trader.envs import account as accounts
-from nca_trader.envs import accounting
-from nca_trader.envs.legs import Legs, Quote
-from nca_trader.envs.orders import Rules
+from nca_trader.envs.account import state as accounts
+from nca_trader.envs.account import step as accounting
+from nca_trader.envs.account.legs import Legs, Quote
+from nca_trader.envs.account.orders import Rules
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)

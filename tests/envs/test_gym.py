@@ -18,12 +18,12 @@ from gymnasium.vector import AutoresetMode
 from jax.extend.core import Primitive
 from ledger import random_bars
 
-from nca_trader.envs import gym as adapter
-from nca_trader.envs.gym import split_observation
-from nca_trader.envs.packed import Packing, account_row, pack
+from nca_trader.config import EnvConfig
+from nca_trader.envs.gym import environment as adapter
+from nca_trader.envs.gym.environment import split_observation
+from nca_trader.envs.gym.packed import Packing, account_row, pack
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.presets import EnvConfig
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from nca_trader import TradingEnv
+from nca_trader.config import EnvConfig
 from nca_trader.data import synthetic
 from nca_trader.envs.presets import load_env
 from nca_trader.errors import ConfigError
-from nca_trader.presets import EnvConfig
 
 MARKETS = {
     "ou_log": ("ou", dict(cost=0.001)),

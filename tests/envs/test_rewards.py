@@ -10,15 +10,15 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv
+from nca_trader.config.toml import preset_names
 from nca_trader.envs import reward_memory, rewards
-from nca_trader.envs.account import open_account
+from nca_trader.envs.account.legs import Legs
+from nca_trader.envs.account.state import open_account
 from nca_trader.envs.actions import to_target
-from nca_trader.envs.legs import Legs
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import kept, spec_of
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
-from nca_trader.toml import preset_names
 from nca_trader.types import EnvSpec
 
 COSTS = Costs(commission=2e-3, slippage=1e-3, half_spread=5e-4)

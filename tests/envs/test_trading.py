@@ -11,7 +11,7 @@ from ledger import random_bars
 
 from nca_trader import BarError, Costs, EnvConfig, TradingEnv, backtest
 from nca_trader.envs import trading
-from nca_trader.envs.account import equity, log_return, open_account
+from nca_trader.envs.account.state import equity, log_return, open_account
 from nca_trader.envs.trading import EnvState, Episode, Observation
 from nca_trader.machine import Memory
 

@@ -10,10 +10,10 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest, make_policy
-from nca_trader.agents import quantise
+from nca_trader.agents.export import quantise
+from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.errors import BarError
 from nca_trader.evaluate.agreement import agreement
-from nca_trader.presets import AgentConfig, PolicyConfig
 
 CONFIG = EnvConfig(features=("return_1",), costs=Costs(commission=5e-4))
 OFFSET = 0.06  # below half a step of 4 bits beside a weight of 1

@@ -12,8 +12,15 @@ from ledger import random_bars
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
 from nca_trader.data.indicators import FEATURES
 from nca_trader.data.online import Feature
-from nca_trader.evaluate.leak_cases import Cases
-from nca_trader.evaluate.perturbations import COLUMNS, Future, changed, holed, longer, without
+from nca_trader.evaluate.leakcheck.cases import Cases
+from nca_trader.evaluate.leakcheck.perturbations import (
+    COLUMNS,
+    Future,
+    changed,
+    holed,
+    longer,
+    without,
+)
 from nca_trader.types import PRICES
 
 BARS = dataclasses.replace(

@@ -9,8 +9,16 @@ import pandas as pd
 import pytest
 
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.evaluate.report import Parity, Report, SeedScore, Span, Trials, weigh, write_report
-from nca_trader.evaluate.report_plots import Line, equity_plot, per_seed
+from nca_trader.evaluate.report.page import (
+    Parity,
+    Report,
+    SeedScore,
+    Span,
+    Trials,
+    weigh,
+    write_report,
+)
+from nca_trader.evaluate.report.plots import Line, equity_plot, per_seed
 from nca_trader.types import Costs
 
 HOSTILE = "<script>alert(1)</script>&\"'$x$"

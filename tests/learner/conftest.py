@@ -11,8 +11,8 @@ from ledger import random_bars
 from recording import recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
+from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig
 from nca_trader.learner import iteration, rollout, update
-from nca_trader.presets import LearnerConfig, OptimizerConfig, PolicyConfig
 
 ENV = EnvConfig(
     features=("bollinger", "rsi"),  # 19 bars of warm-up

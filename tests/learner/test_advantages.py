@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nca_trader.config import LearnerConfig
 from nca_trader.learner import sampled
 from nca_trader.learner.advantages import Moments, gae, group_advantages, moments
-from nca_trader.presets import LearnerConfig
 
 GAMMA, LAMBDA, T = 0.97, 0.9, 300
 

@@ -16,13 +16,13 @@ from jax.sharding import PartitionSpec as P
 from ledger import random_bars
 
 from nca_trader import TradingEnv, make_learner, make_mesh, make_policy
+from nca_trader.config import LearnerConfig, MeshConfig, PolicyConfig
 from nca_trader.learner import iteration
 from nca_trader.learner.advantages import moments
 from nca_trader.learner.layout import EVERYWHERE, Layout
 from nca_trader.learner.rollout import Method
 from nca_trader.learner.sampled import settled
-from nca_trader.mesh import BATCH
-from nca_trader.presets import LearnerConfig, MeshConfig, PolicyConfig
+from nca_trader.parallel.mesh import BATCH
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

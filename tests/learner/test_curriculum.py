@@ -10,10 +10,10 @@ from ledger import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader import ConfigError, TradingEnv, make_learner, make_policy
-from nca_trader.envs.legs import legs_of
+from nca_trader.config import CurriculumConfig
+from nca_trader.envs.account.legs import legs_of
 from nca_trader.learner import curriculum, replay, rollout, sampled
 from nca_trader.learner.exact import enumerate_segments
-from nca_trader.presets import CurriculumConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -10,10 +10,10 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from nca_trader.config import LearnerConfig
 from nca_trader.learner.epochs import gradient_of, learn
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
-from nca_trader.mesh import DATA, make_mesh
-from nca_trader.presets import LearnerConfig
+from nca_trader.parallel.mesh import DATA, make_mesh
 
 CONFIG = LearnerConfig(
     num_segments=32, logical_shards=8, num_epochs=2, num_minibatches=2, max_kl=None

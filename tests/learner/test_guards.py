@@ -14,7 +14,7 @@ from nca_trader.learner import iteration, sampled, update
 from nca_trader.learner import train as training
 from nca_trader.learner.optimizer import GuardState, make_optimizer, whole_or_nothing
 from nca_trader.learner.rollout import collect as rollout_of
-from nca_trader.mesh import DATA
+from nca_trader.parallel.mesh import DATA
 from nca_trader.runs.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

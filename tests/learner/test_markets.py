@@ -12,6 +12,7 @@ from tiny import AGENT, ENV, STEPS_PER_UPDATE
 
 from nca_trader import Run, TradingEnv, machine, make_learner, make_mesh, make_policy
 from nca_trader.cli import main
+from nca_trader.config.toml import to_toml
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
@@ -21,7 +22,6 @@ from nca_trader.learner.rollout import Segments
 from nca_trader.learner.train import train
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import open_run
-from nca_trader.toml import to_toml
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -14,8 +14,7 @@ from recording import distance, recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
 from nca_trader.agents.policy import _make_policy
-from nca_trader.learner import exact, iteration, rollout, update
-from nca_trader.presets import (
+from nca_trader.config import (
     LearnerConfig,
     MeshConfig,
     OptimizerConfig,
@@ -23,7 +22,8 @@ from nca_trader.presets import (
     PopulationConfig,
     PrecisionConfig,
 )
-from nca_trader.ranges import switched
+from nca_trader.config.ranges import switched
+from nca_trader.learner import exact, iteration, rollout, update
 from nca_trader.runs.checkpoint import flatten, unflatten
 from nca_trader.scale.hlo import read_module, runs
 

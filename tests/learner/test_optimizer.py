@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from nca_trader import ConfigError, make_mesh
+from nca_trader.config import OptimizerConfig
 from nca_trader.learner.optimizer import (
     averaged,
     learning_rate,
@@ -17,8 +18,7 @@ from nca_trader.learner.optimizer import (
     scale_by_width,
     skip_not_finite,
 )
-from nca_trader.mesh import DATA
-from nca_trader.presets import OptimizerConfig
+from nca_trader.parallel.mesh import DATA
 
 CONFIG = OptimizerConfig(
     learning_rate=0.1,

@@ -10,11 +10,11 @@ import pytest
 import tiny as tiny_experiment
 
 from nca_trader import AgentConfig, ConfigError, make_learner, make_mesh
+from nca_trader.config import PopulationConfig
 from nca_trader.learner import population
 from nca_trader.learner.iteration import LearnerState
 from nca_trader.learner.population import Hyper
 from nca_trader.learner.train import train
-from nca_trader.presets import PopulationConfig
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nca_trader.config import LearnerConfig, OptimizerConfig
 from nca_trader.learner.advantages import gae
 from nca_trader.learner.epochs import learn
 from nca_trader.learner.optimizer import make_optimizer
 from nca_trader.learner.ppo import Old, ppo_loss
-from nca_trader.mesh import make_mesh
-from nca_trader.presets import LearnerConfig, OptimizerConfig
+from nca_trader.parallel.mesh import make_mesh
 
 ENVS, LENGTH, STATES, ACTIONS = 16, 20, 4, 2
 CONFIG = LearnerConfig(

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from nca_trader import make_learner, make_mesh, make_policy
+from nca_trader.config import PrecisionConfig
 from nca_trader.learner import exact
-from nca_trader.presets import PrecisionConfig
 
 PRODUCT = re.compile(
     r"stablehlo\.(?:dot_general|convolution)([^\n]*): \((tensor<[^>]*>), (tensor<[^>]*>)\) -> "

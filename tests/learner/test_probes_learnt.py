@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from nca_trader import AgentConfig, make_learner, make_policy
+from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig
 from nca_trader.envs import probes
-from nca_trader.presets import LearnerConfig, OptimizerConfig, PolicyConfig
 
 LENGTH = 24
 

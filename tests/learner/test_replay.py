@@ -17,10 +17,10 @@ from nca_trader import (
     make_mesh,
 )
 from nca_trader.cli.train import replay_line
+from nca_trader.config import LearnerConfig
 from nca_trader.learner import replay, sampled
 from nca_trader.learner.advantages import gae
 from nca_trader.learner.rollout import Begun, Draw
-from nca_trader.presets import LearnerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

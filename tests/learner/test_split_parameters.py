@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader import ConfigError, make_mesh
+from nca_trader.config import LearnerConfig, OptimizerConfig
 from nca_trader.learner import layout as layouts
 from nca_trader.learner import update
 from nca_trader.learner.epochs import learn
@@ -19,8 +20,7 @@ from nca_trader.learner.iteration import Parts
 from nca_trader.learner.layout import Layout, Split, make_layout
 from nca_trader.learner.optimizer import averaged, make_optimizer
 from nca_trader.learner.ppo import Loss
-from nca_trader.mesh import BATCH, FSDP, MODEL
-from nca_trader.presets import LearnerConfig, OptimizerConfig
+from nca_trader.parallel.mesh import BATCH, FSDP, MODEL
 
 CONFIG = LearnerConfig(num_segments=32, logical_shards=8, num_epochs=2, num_minibatches=2)
 # A clip that bites, rates by what a layer sums over, weight decay, an average.

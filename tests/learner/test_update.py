@@ -13,9 +13,9 @@ from ledger import random_bars
 from recording import distance
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
+from nca_trader.config import CurriculumConfig, LearnerConfig
 from nca_trader.envs import probes
 from nca_trader.learner.advantages import reward_scale
-from nca_trader.presets import CurriculumConfig, LearnerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

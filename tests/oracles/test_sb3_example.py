@@ -12,7 +12,7 @@ import numpy as np
 from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import nca_trader as nca
-from nca_trader.envs.gym import GymEnv
+from nca_trader.envs.gym.environment import GymEnv
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "notebooks" / "sb3_ppo.py"
 

@@ -14,7 +14,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 import nca_trader as nca
-from nca_trader.envs.gym import ID
+from nca_trader.envs.gym.environment import ID
 from nca_trader.envs.sb3 import SB3VecEnv
 from nca_trader.errors import ConfigError
 

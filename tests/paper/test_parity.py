@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.data.features import FeatureSet
 from nca_trader.envs.trading import TradingEnv
@@ -18,7 +19,6 @@ from nca_trader.paper.journal import Journal
 from nca_trader.paper.launch import agent_of, paper_trade
 from nca_trader.paper.parity import compare
 from nca_trader.paper.reading import read_events
-from nca_trader.presets import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
 from nca_trader.types import Costs

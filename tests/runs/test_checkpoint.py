@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.mesh import make_mesh
+from nca_trader.parallel.mesh import make_mesh
 from nca_trader.runs.checkpoint import FILES, Checkpoints, _digests, flatten, unflatten
 
 

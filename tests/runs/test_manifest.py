@@ -12,13 +12,13 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
 
+from nca_trader.config import CheckpointConfig, MeshConfig
+from nca_trader.config.records import sealed
 from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.train import steps_done, train
-from nca_trader.presets import CheckpointConfig, MeshConfig
-from nca_trader.records import sealed
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported

@@ -16,11 +16,11 @@ from tiny import AGENT, ENV
 from nca_trader.agents.policy import make_policy, num_parameters
 from nca_trader.agents.presets import load_agent
 from nca_trader.cli import main
+from nca_trader.config import MeshConfig, PrecisionConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner.update import make_learner
-from nca_trader.mesh import make_mesh
-from nca_trader.presets import MeshConfig, PrecisionConfig
+from nca_trader.parallel.mesh import make_mesh
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.compiled import Question, answer, compiler, devices_of

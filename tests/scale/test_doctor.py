@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ledger import random_bars
 
-from nca_trader.presets import MeshConfig
+from nca_trader.config import MeshConfig
 from nca_trader.scale import facts as gathering
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.doctor import examine, mesh_of, mesh_words

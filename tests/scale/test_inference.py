@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nca_trader import ConfigError, make_mesh, make_policy
-from nca_trader.presets import AgentConfig, PolicyConfig
-from nca_trader.ranges import switched
+from nca_trader.config import AgentConfig, PolicyConfig
+from nca_trader.config.ranges import switched
 from nca_trader.scale.hlo import read_module, runs
 from nca_trader.scale.inference import history_over, windows_over
 from nca_trader.types import EnvSpec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nca_trader.errors import ConfigError
-from nca_trader.mesh import arrange, snake
+from nca_trader.parallel.mesh import arrange, snake
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.layout import mesh_axes
 

@@ -12,9 +12,9 @@ from ledger import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader.cli.profile import described
+from nca_trader.config import CheckpointConfig, PolicyConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.presets import CheckpointConfig, PolicyConfig
 from nca_trader.scale import profile as profiling
 from nca_trader.scale import rates
 from nca_trader.scale.profile import bound, profile

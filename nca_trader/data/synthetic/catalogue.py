@@ -6,12 +6,12 @@ import inspect
 import re
 from typing import Any
 
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import nearest
+from nca_trader.config.records import SHOWN, read_toml
 from nca_trader.data.synthetic import growth, linear, memory, stress
 from nca_trader.data.synthetic.market import Market, Task, draw
 from nca_trader.errors import ConfigError
-from nca_trader.presets import EnvConfig
-from nca_trader.ranges import nearest
-from nca_trader.records import SHOWN, read_toml
 
 MARKETS = {
     build.__name__: build

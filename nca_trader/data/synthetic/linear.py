@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.config.ranges import one_of, refuse
 from nca_trader.data.synthetic import solver
 from nca_trader.data.synthetic.market import (
     Market,
@@ -25,7 +26,6 @@ from nca_trader.data.synthetic.market import (
 )
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import arrays
-from nca_trader.ranges import one_of, refuse
 from nca_trader.types import Costs, Tensor
 
 REACH = 8.0  # standard deviations beyond which a state is not looked for

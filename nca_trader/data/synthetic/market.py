@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from jax import Array
 
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import between, refuse, whole
 from nca_trader.errors import ConfigError
 from nca_trader.machine import memory
 from nca_trader.numerics import arrays
-from nca_trader.presets import EnvConfig
-from nca_trader.ranges import between, refuse, whole
 from nca_trader.types import Bars, Costs, Tensor
 
 SOURCE, SEED = "synthetic ", ", seed "  # of bars: which draw they are

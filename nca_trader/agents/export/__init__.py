@@ -1,0 +1,1 @@
+"""Exported agents: arrays, and what quantising does to them."""

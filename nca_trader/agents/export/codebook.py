@@ -1,0 +1,199 @@
+"""Vector quantisation: groups of weights that share the entries of a codebook.
+
+A group is D consecutive inputs of one output. "euclidean": a group, in units of its output's
+largest weight, is the nearest entry, `w ~ scale c_k`. "cosine" (gain-shape): entries are
+directions of length 1, and a group is the direction nearest in angle, times a gain of 8 bits,
+`w ~ scale gain c_k`. One codebook serves all matrices of a policy.
+
+Source: Lloyd 1982, "Least squares quantization in PCM"; Arthur & Vassilvitskii 2007, "k-means++";
+Dhillon & Modha 2001, "Concept decompositions", for directions.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from nca_trader.agents.export.quantise import Leaves, pack, unpack
+from nca_trader.agents.export.tensors import Layout, read_tensors, write_tensors
+from nca_trader.errors import ConfigError, StateError, argument
+
+KINDS = ("euclidean", "cosine")
+FILE, VERSION = "nca_trader codebook", 1
+MOST_GAIN = 255
+TRAINED_ON = 2**16  # groups at most: more of them move no entry by much
+ROUNDS = 50  # of Lloyd's at most; it ends when no group changes its entry
+CHUNK = 2**14  # groups whose distances are computed at once
+
+
+class Codebook(NamedTuple):
+    """kind: "euclidean" or "cosine". entries: `[K, D]` float32, of length 1 where cosine."""
+
+    kind: str
+    entries: np.ndarray
+
+    def nearest(self, groups: np.ndarray) -> np.ndarray:
+        """`[G]` the entry of each of `groups` `[G, D]`; the first of those that are as near."""
+        # Entries may be closer than what float32 leaves of a difference of products.
+        entries, found = self.entries.astype(np.float64), []
+        for first in range(0, len(groups), CHUNK):
+            near = groups[first : first + CHUNK] @ entries.T
+            if self.kind == "euclidean":  # |g - c|^2 less what is the same for all entries
+                near -= 0.5 * (entries**2).sum(1)[None]
+            found.append(near.argmax(axis=1))
+        return np.concatenate(found)
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes the codebook to a file of its own; StateError where that fails."""
+        write_tensors(path, {"entries": self.entries}, {"codebook": self.kind}, FILE, VERSION)
+
+
+def load_codebook(path: pathlib.Path) -> Codebook:
+    """The codebook that `Codebook.save` wrote; raises as `read_tensors`."""
+    tensors, about = read_tensors(path, FILE, VERSION)
+    kind, entries = about.get("codebook"), tensors.get("entries", np.zeros(0))
+    if kind not in KINDS or entries.ndim != 2 or entries.dtype != np.float32:
+        raise StateError(f"{path}: is not a codebook of {' or '.join(KINDS)}; train it again.")
+    if not entries.size or not np.isfinite(entries).all():
+        raise StateError(f"{path}: its entries are empty or not finite; train it again.")
+    return Codebook(kind, entries)
+
+
+def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> Codebook:
+    """K-means over `groups` `[G, D]`, begun by k-means++.
+
+    Args:
+      groups: what is to be coded. kind: "euclidean", or "cosine": the directions of `groups`.
+      size: K, entries. seed: of the beginning, and of which groups where there are too many.
+
+    Raises:
+      ConfigError: fewer different groups than entries, or directions of single numbers.
+    """
+    rng = np.random.default_rng(seed)
+    groups = np.asarray(groups, np.float32)
+    if kind == "cosine":
+        if groups.shape[1] < 2:
+            raise ConfigError(
+                f"{argument('group', 1)}: a single weight has no direction; give 2 or more."
+            )
+        length = np.linalg.norm(groups, axis=1, keepdims=True)
+        groups = (groups / np.maximum(length, 1e-30))[length[:, 0] > 0]
+    if len(groups) > TRAINED_ON:
+        groups = groups[rng.choice(len(groups), TRAINED_ON, replace=False)]
+    if len(np.unique(groups, axis=0)) < size:
+        raise ConfigError(
+            f"a codebook of {size} entries for {len(np.unique(groups, axis=0))} different groups "
+            f"of weights saves nothing; give fewer {argument('bits')} or a smaller "
+            f"{argument('group')}."
+        )
+    book, entry = Codebook(kind, _begin(groups, size, rng)), None
+    for _ in range(ROUNDS):
+        before, entry = entry, book.nearest(groups)
+        if before is not None and (entry == before).all():
+            break
+        book = Codebook(kind, _centres(groups, entry, book))
+    return book
+
+
+def _begin(groups: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """K-means++: each entry is a group, drawn by the square of its distance to those so far."""
+    chosen = [int(rng.integers(len(groups)))]
+    distance = np.full(len(groups), np.inf)
+    for _ in range(size - 1):
+        last = ((groups - groups[chosen[-1]]) ** 2).sum(1, dtype=np.float64)
+        distance = np.minimum(distance, last)
+        distance[chosen] = 0.0  # by rounding it may not be
+        chosen.append(int(rng.choice(len(groups), p=distance / distance.sum())))
+    return groups[chosen]
+
+
+def _centres(groups: np.ndarray, entry: np.ndarray, book: Codebook) -> np.ndarray:
+    """The mean of each entry's groups, of length 1 where cosine; where it has none, itself."""
+    total = np.zeros(book.entries.shape, np.float64)
+    np.add.at(total, entry, groups)
+    count = np.bincount(entry, minlength=len(total))[:, None]
+    if book.kind == "cosine":
+        count = np.linalg.norm(total, axis=1, keepdims=True)
+    moved = total / np.maximum(count, 1e-30)
+    return np.where(count > 0, moved, book.entries).astype(np.float32)
+
+
+def groups_of(w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """`[O ceil(I / D), D]` groups of `w` `[I, O]` in units of the scales `[O]`; rest is zeros."""
+    scale = np.abs(w).max(axis=0)
+    scale = np.where(scale > 0, scale, np.float32(1.0)).astype(np.float32)
+    padded = np.pad((w / scale).T, ((0, 0), (0, -len(w) % size)))
+    return padded.reshape(-1, size).astype(np.float32), scale
+
+
+def matrix_of(groups: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The matrix `[I, O]` of `shape` that `groups_of` made groups and scales of."""
+    return groups.reshape(shape[1], -1)[:, : shape[0]].T * scale
+
+
+def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves:
+    """The tensors of a file: leaves that are no matrix, and for matrices indices and scales.
+
+    Args:
+      leaves: of the policy, by name. kind: of the codebook, which has 2^bits entries for groups
+        of `group` weights. seed: of its training.
+
+    Raises:
+      ConfigError: too few weights for so many entries.
+    """
+    if bits > 8:
+        raise ConfigError(
+            f"{argument('bits', bits)} with {argument('codebook')}: an index has 4 or 8 bits; "
+            "give one."
+        )
+    cut = {name: groups_of(leaf, group) for name, leaf in leaves.items() if leaf.ndim == 2}
+    every = np.concatenate([groups for groups, _ in cut.values()])
+    book = train_codebook(every, kind, 2**bits, seed)
+    tensors = {name: leaf for name, leaf in leaves.items() if leaf.ndim != 2}
+    tensors["codebook"] = book.entries
+    for name, (groups, scale) in cut.items():
+        index = book.nearest(groups)
+        tensors[name] = pack(index) if bits == 4 else index.astype(np.uint8)
+        if kind == "cosine":
+            gain = np.maximum((groups * book.entries[index]).sum(1), 0.0)
+            gain = gain.reshape(len(scale), -1)
+            most = np.maximum(gain.max(axis=1), 1e-30)[:, None]
+            whole = np.rint(gain / most * MOST_GAIN)
+            tensors[f"{name}:gain"] = whole.astype(np.uint8).ravel()
+            scale = (scale * most[:, 0] / MOST_GAIN).astype(np.float32)
+        tensors[f"{name}:step"] = scale
+    return tensors
+
+
+def layout(shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int, group: int) -> Layout:
+    """The types and shapes of the tensors that `coded` makes of leaves of these shapes."""
+    found: dict[str, tuple[type, tuple[int, ...]]] = {"codebook": (np.float32, (2**bits, group))}
+    for name, shape in shapes.items():
+        found[name] = (np.float32, shape)
+        if len(shape) == 2:
+            count = shape[1] * -(-shape[0] // group)
+            found[name] = (np.uint8, (-(-count // 2) if bits == 4 else count,))
+            found[f"{name}:step"] = (np.float32, shape[1:])
+            if kind == "cosine":
+                found[f"{name}:gain"] = (np.uint8, (count,))
+    return found
+
+
+def decoded(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int) -> Leaves:
+    """The leaves, of these shapes, that `coded` made tensors of; each a float32 array."""
+    entries = tensors["codebook"]
+    leaves: Leaves = {}
+    for name, shape in shapes.items():
+        leaf = tensors[name]
+        if len(shape) == 2:
+            count = shape[1] * -(-shape[0] // entries.shape[1])
+            index = unpack(leaf, (count,)).astype(np.uint8) & 0xF if bits == 4 else leaf
+            groups = entries[index]
+            if kind == "cosine":
+                groups = groups * tensors[f"{name}:gain"][:, None].astype(np.float32)
+            leaf = matrix_of(groups, tensors[f"{name}:step"], shape)
+        leaves[name] = leaf
+    return leaves

@@ -1,0 +1,37 @@
+"""Experiments as data: TOML files to frozen dataclasses, and back.
+
+An experiment is env x agent x data. `EnvConfig` and `AgentConfig` hold the first two; every
+field has its default and its range in its own class. `nca_trader.config.toml` reads and writes
+them. `nca_trader.envs.presets.load_env` and `nca_trader.agents.presets.load_agent` load them by
+name.
+"""
+
+from nca_trader.config.agent import AgentConfig
+from nca_trader.config.env import (
+    DEFAULT_FEATURES,
+    EnvConfig,
+    capital_problems,
+    limit_problems,
+)
+from nca_trader.config.learner import CurriculumConfig, LearnerConfig, OptimizerConfig
+from nca_trader.config.policy import MAX_NEIGHBOURS, PolicyConfig
+from nca_trader.config.population import PopulationConfig
+from nca_trader.config.precision import PrecisionConfig
+from nca_trader.config.run import CheckpointConfig, MeshConfig
+
+__all__ = [
+    "DEFAULT_FEATURES",
+    "MAX_NEIGHBOURS",
+    "AgentConfig",
+    "CheckpointConfig",
+    "CurriculumConfig",
+    "EnvConfig",
+    "LearnerConfig",
+    "MeshConfig",
+    "OptimizerConfig",
+    "PolicyConfig",
+    "PopulationConfig",
+    "PrecisionConfig",
+    "capital_problems",
+    "limit_problems",
+]

@@ -1,0 +1,208 @@
+"""What an environment may be: what is seen, what may be done, what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from nca_trader.config.costs import Costs
+from nca_trader.config.ranges import between, one_of, refuse, strict, whole, without_effect
+
+DEFAULT_FEATURES = (
+    "return_1",
+    "return_5",
+    "return_20",
+    "return_60",
+    "volatility_ratio",
+    "rsi",
+    "macd",
+    "atr",
+    "bollinger",
+    "volume",
+    "range",
+    "drawdown",
+    "day_of_week_sin",
+    "day_of_week_cos",
+    "day_of_year_sin",
+    "day_of_year_cos",
+)
+REWARDS = ("log_return", "pnl", "differential_sharpe", "drawdown", "mean_variance", "crra")
+# The fields that not every reward has.
+REWARDS_WITH = {
+    "pnl_returns": ("pnl",),
+    "risk_aversion": ("pnl", "mean_variance", "crra"),
+    "quadratic_cost": ("pnl",),
+    "drawdown_penalty": ("drawdown",),
+    "sharpe_decay": ("differential_sharpe",),
+}
+
+
+def limit_problems(rules: Any) -> Iterator[str]:
+    """What is wrong with the trading limits of an `EnvConfig`, or of an account's rules."""
+    for name in ("max_gross", "max_net", "capital", "maintenance_margin", "max_participation"):
+        if getattr(rules, name) is not None:
+            high = "1]" if name in ("maintenance_margin", "max_participation") else "inf)"
+            yield from between(rules, f"(0, {high}", name)
+    yield from between(rules, "[0, inf)", "lot", "tick", "min_notional")
+    yield from between(rules, "[0, 1]", "delist_haircut")
+    if rules.delist_after is not None:
+        yield from whole(rules, 1, "delist_after")
+
+
+def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
+    """Names what needs to know how much money is traded, where `capital` is not given."""
+    if rules.capital is not None:
+        return
+    names = [name for name in ("lot", "tick", "min_notional") if getattr(rules, name)]
+    names += ["max_participation"] * (rules.max_participation is not None)
+    names += [f"costs.{name}" for name in ("fixed_fee", "impact") if getattr(costs, name)]
+    if names:
+        yield f"capital=None, but {', '.join(names)} need money; give capital, e.g. 100000."
+
+
+def unpaid_problems(config: Any) -> Iterator[str]:
+    """Names what moves an account and is not in the reward "pnl"."""
+    if config.reward != "pnl":
+        return
+    paid = ("commission", "slippage", "half_spread")
+    names = [f.name for f in dataclasses.fields(Costs) if f.name not in paid]
+    given = [f"costs.{name}" for name in names if getattr(config.costs, name)]
+    limits = ("maintenance_margin", "lot", "tick", "min_notional", "max_participation")
+    given += [name for name in limits if getattr(config, name)]
+    given += ["delist_after"] * (config.delist_after is not None)
+    if given:
+        yield (
+            f"reward='pnl' does not pay for {', '.join(given)}; leave them out, or choose "
+            "reward='log_return'."
+        )
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """One trading environment: what is seen, what may be done, what it costs.
+
+    Attributes:
+      features: names from `nca_trader.data.indicators.FEATURES`, in order.
+      fill: "next_open" fills at the open of the bar after the decision; "close" at the close
+        that was seen, which no one can trade in life, so reports say so.
+      order: "on_change" trades when the ordered target changes; "rebalance" every bar.
+      short: True gives the actions short, flat, long; False gives flat, long.
+      size: the weight that long means in each asset; None is 1 / number of assets.
+      actions: "direction" orders short, flat or long; "orders" sells, holds or buys, which moves
+        the last ordered target one step; "weights" orders any weight up to `size`.
+      reward: of a step: "log_return" of equity; "pnl", `a r - c |da| - q/2 da^2 - k/2 a^2` of
+        positions a of constant size, where c is commission + slippage + half_spread; it refuses
+        what else moves an account; "differential_sharpe";
+        "drawdown"; "mean_variance"; "crra". See `nca_trader.envs.rewards` for each.
+      pnl_returns: r of "pnl", "log" or "simple".
+      risk_aversion: k of "pnl" and "mean_variance", the relative risk aversion of "crra".
+      quadratic_cost: q of "pnl".
+      drawdown_penalty: of "drawdown", a bar, times how far the log of equity is below its peak.
+      sharpe_decay: of "differential_sharpe", the weight of a new bar in its moving moments.
+      max_gross, max_net: caps on the sum of absolute target weights and on the absolute sum of
+        them; the whole target is scaled to them; None is no cap.
+      borrow: True lets buys exceed cash; False cuts them.
+      maintenance_margin: equity below this fraction of the gross position closes all positions;
+        None is no margin call.
+      costs: what trading and holding cost.
+      capital: money at the start; None where no size in money matters.
+      lot, tick, min_notional: units and prices are multiples, orders are worth at least; 0 is off.
+      max_participation: share of a bar's volume that a fill may take; None is no limit.
+      delist_after: bars missing in a row after which an asset is gone, and its position closed
+        at the last price less `delist_haircut`; None is never.
+      episode_bars: bars of an episode, a multiple of the learner's segment; None is one segment.
+      random_start: draw the account's first weight from the actions; False starts flat.
+      random_costs: (low, high) factor by which an episode's costs are drawn, evenly in its log;
+        None trades at `costs`.
+      feature_dropout: chance that an episode hides an asset's features of a bar from the policy.
+        Orders fill in that bar, and the features of later bars are computed with it.
+      ruin_floor: equity, as a fraction of the start's, at or below which an account is ruined.
+      market: a synthetic market that is drawn where no bars are given, by name and parameters,
+        e.g. "ou(phi=0.95, cost=0.005)"; "" for real bars. Its state is observed beside the
+        features unless `market_state` is False. market_bars: how many bars are drawn.
+    """
+
+    RENAMED: ClassVar = {"drop_bars": "feature_dropout"}
+
+    features: tuple[str, ...] = DEFAULT_FEATURES
+    fill: str = "next_open"
+    order: str = "on_change"
+    short: bool = True
+    size: float | None = None
+    actions: str = "direction"
+    reward: str = "log_return"
+    pnl_returns: str = "log"
+    risk_aversion: float = 0.0
+    quadratic_cost: float = 0.0
+    drawdown_penalty: float = 0.01
+    sharpe_decay: float = 0.01
+    max_gross: float | None = 1.0
+    max_net: float | None = None
+    borrow: bool = False
+    maintenance_margin: float | None = None
+    costs: Costs = Costs()
+    capital: float | None = None
+    lot: float = 0.0
+    tick: float = 0.0
+    min_notional: float = 0.0
+    max_participation: float | None = None
+    delist_after: int | None = None
+    delist_haircut: float = 0.0
+    episode_bars: int | None = None
+    random_start: bool = True
+    random_costs: tuple[float, float] | None = None
+    feature_dropout: float = 0.0
+    ruin_floor: float = 1e-3
+    market: str = ""
+    market_state: bool = True
+    market_bars: int = 100_000
+
+    def __post_init__(self):
+        problems = [
+            *one_of(self, "fill", ("next_open", "close")),
+            *one_of(self, "order", ("on_change", "rebalance")),
+            *one_of(self, "actions", ("direction", "orders", "weights")),
+            *one_of(self, "reward", REWARDS),
+            *one_of(self, "pnl_returns", ("log", "simple")),
+            *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),
+            *between(self, "[0, 1)", "feature_dropout"),
+            *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),
+            *limit_problems(self),
+            *capital_problems(self, self.costs),
+            *unpaid_problems(self),
+        ]
+        if self.random_costs is not None:
+            low, high = self.random_costs
+            if not 0.0 < low <= high < float("inf"):
+                problems.append(
+                    f"random_costs={self.random_costs} is not a range of factors above 0; give "
+                    "(low, high), e.g. (0.5, 2.0)."
+                )
+        problems += whole(self, 2, "market_bars")
+        if isinstance(self.features, str):
+            problems.append(f"features={self.features!r} is a text; give a tuple of names.")
+        repeated = sorted({name for name in self.features if self.features.count(name) > 1})
+        if repeated and not isinstance(self.features, str):
+            problems.append(f"features={repeated} are named twice; name each feature once.")
+        if not self.features and not (self.market and self.market_state):
+            problems.append('features=() is empty; name at least one, e.g. "return_1".')
+        if self.size is not None:
+            problems += between(self, "(0, inf)", "size")
+        if self.episode_bars is not None:
+            problems += whole(self, 2, "episode_bars")
+        refuse(problems, without_effect(self))
+        if self.size is not None and self.max_gross is not None and self.size > self.max_gross:
+            refuse([f"size={self.size} is above max_gross={self.max_gross}; raise max_gross."])
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields that have no effect beside the values `given`, and what they need."""
+        for name, rewards in REWARDS_WITH.items():
+            if given.reward in REWARDS and given.reward not in rewards:
+                yield name, f"reward={' or '.join(map(repr, rewards))}"
+        if given.delist_after is None:
+            yield "delist_haircut", "delist_after"
+        if not given.market:
+            yield "market_bars", "a market"

@@ -1,0 +1,104 @@
+"""What `read_bars` may be told: names of repairs, roles of columns, zones, the length of a bar.
+
+Here and not in `data`, so that a command refuses a wrong one before it imports jax.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import zoneinfo
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from nca_trader.config.ranges import expect
+from nca_trader.errors import BarError
+
+REPAIRS = {
+    "sort": "put rows in order of time",
+    "keep-first": "of rows with the same time and symbol, keep the first",
+    "keep-last": "of rows with the same time and symbol, keep the last",
+    "drop-nan": "drop rows in which a value is missing",
+    "drop-bad": "drop rows whose time or values are impossible",
+    "widen": "widen high and low until they take in open and close",
+    "close-only": "take a missing open, high or low column from the close",
+    "no-volume": "take missing volume as 0",
+    "swap-volume": "put volume back where price shows that it stands in the other column",
+    "part-reuse": "of a symbol with half a year without bars, make each span an asset of its own",
+    "keep-gaps": "take half a year without bars as a gap of one asset",
+    "keep-jumps": "take jumps of the price, and gaps as of swapped columns, as real",
+    "unadjusted": "take prices as they stand where the file holds an adjustment as well",
+}
+EXCLUSIVE = (("keep-first", "keep-last"), ("part-reuse", "keep-gaps"))
+FIELDS = ("open", "high", "low", "close", "volume")
+SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
+INCOME = ("cash_dividend", "funding")
+ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
+DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
+
+
+def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
+    """The repairs asked for, from "sort,drop-nan" or a sequence; refuses what is not known."""
+    expect("repair", repair, str | Iterable | None, 'a text, e.g. "sort,drop-nan"')
+    given = repair.split(",") if isinstance(repair, str) else repair or ()
+    names = frozenset(name.strip() for name in given) - {""}
+    for name in sorted(names - REPAIRS.keys()):
+        near = difflib.get_close_matches(name, REPAIRS, n=1, cutoff=0.0)[0]
+        raise BarError(f"unknown repair {name!r}; did you mean {near!r}?")
+    for one, other in EXCLUSIVE:
+        if names >= {one, other}:
+            raise BarError(f"repairs {one} and {other} exclude each other; give one.")
+    return names
+
+
+def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, str]:
+    """Column by role, from "time=Date,close=Last" or a mapping; refuses an unknown role."""
+    expect("columns", columns, str | Mapping | None, 'a text or a dict, e.g. "close=Last"')
+    if isinstance(columns, str):
+        pairs = [part.partition("=") for part in columns.split(",") if part.strip()]
+        bad = next((role for role, sign, name in pairs if not sign or not name.strip()), None)
+        if bad is not None:
+            raise BarError(f"columns {bad.strip()!r} has no column; write e.g. time=Date,close=5.")
+        given = {role.strip(): name.strip() for role, _, name in pairs}
+        if len(given) < len(pairs):
+            raise BarError(f"columns {columns!r} names a role twice; name it once.")
+    else:
+        given = {role: str(name) for role, name in (columns or {}).items()}
+    for role in given:
+        if role not in ROLES:
+            near = difflib.get_close_matches(role, ROLES, n=1, cutoff=0.0)[0]
+            raise BarError(f"unknown column role {role!r}; did you mean {near!r}?")
+    return given
+
+
+def parse_step(every: str | None) -> np.timedelta64 | None:
+    """A bar's length, e.g. of "1min", "4h", "1d".
+
+    Raises:
+      BarError: it is none, or doesn't divide a day.
+    """
+    expect("every", every, str | None, 'a text, e.g. "1h"')
+    if every is None:
+        return None
+    import pandas as pd  # slow to import, and not needed where nothing is given
+
+    try:
+        step = pd.Timedelta(re.sub(r"d$", "D", every))  # pandas gives up the small one
+    except ValueError:
+        step = pd.NaT
+    day = pd.Timedelta(1, "D")
+    if not isinstance(step, pd.Timedelta) or not pd.Timedelta(0) < step <= day or day % step:
+        raise BarError(f"every {every!r} is no part of a day; give a bar's length, e.g. 1min, 1h.")
+    return step.to_timedelta64().astype("timedelta64[ns]")
+
+
+def refuse_times(timezone: str | None, dates: str | None) -> None:
+    """Refuses a zone, or an order of day and month, that there is not."""
+    expect("timezone", timezone, str | None, 'a text, e.g. "America/New_York"')
+    if timezone is not None and timezone not in zoneinfo.available_timezones():
+        near = difflib.get_close_matches(timezone, zoneinfo.available_timezones(), 1, 0.0)[0]
+        raise BarError(f"unknown time zone {timezone!r}; did you mean {near!r}?")
+    if dates is not None and dates not in DATES:
+        known = " or ".join(f"{name} ({example})" for name, example in DATES.items())
+        raise BarError(f"unknown order of dates {dates!r}; give {known}.")

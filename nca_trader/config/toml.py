@@ -1,0 +1,257 @@
+"""TOML to frozen dataclasses and back.
+
+Reading refuses what it does not know, and says all that is wrong in one error, a line a problem:
+file, key, what, remedy. Writing and reading back gives an equal config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import typing
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from nca_trader.config.ranges import a, at_rest, expect, nearest
+from nca_trader.config.records import SHOWN, Mismatch, converted, read_toml, shown
+from nca_trader.errors import ConfigError, argument
+
+T = TypeVar("T")
+PACKAGE = pathlib.Path(__file__).resolve().parent
+# TOML has no null; a field that may be None is written and read as this word.
+NONE = "none"
+
+
+def preset_folder(folder: str) -> pathlib.Path:
+    """Where the presets of `folder` ("envs" or "agents") are: in the wheel, or in the checkout."""
+    shipped = PACKAGE / folder / "shipped"
+    return shipped if shipped.is_dir() else PACKAGE.parent / folder
+
+
+def preset_names(folder: str) -> tuple[str, ...]:
+    """The presets of `folder`, sorted by name."""
+    return tuple(sorted(path.stem for path in preset_folder(folder).glob("*.toml")))
+
+
+def read_preset(
+    cls: type[T],
+    name_or_path: T | str | os.PathLike[str],
+    folder: str,
+    overrides: Sequence[str] = (),
+    name: str = "",
+) -> T:
+    """Reads a config from a preset's name or the path of a TOML file; takes a config as it is.
+
+    Args:
+      cls: a frozen dataclass, nested for tables; see `from_toml_text`.
+      name_or_path: "nano", or a path: whatever ends in .toml or holds a folder separator.
+      folder: "envs" or "agents", where names are looked up.
+      overrides: "table.key=value" strings, which replace the file's values in turn.
+      name: of the caller's argument, for messages; "" is "env" or "agent".
+
+    Raises:
+      ConfigError: there is no such preset or file, or something in it is wrong.
+    """
+    accepted = 'a list of texts, e.g. ["learner.num_epochs=2"]'
+    expect("overrides", overrides, list | tuple, accepted)
+    if isinstance(name_or_path, cls):
+        if not overrides:
+            return name_or_path
+        return from_toml_text(cls, to_toml(name_or_path), cls.__name__, overrides)
+    expect(
+        name or folder.removesuffix("s"),
+        name_or_path,
+        str | os.PathLike,
+        f"{a(cls.__name__)}, a preset's name ({', '.join(preset_names(folder))}), or the path of a "
+        ".toml file",
+    )
+    text = os.fspath(typing.cast("str | os.PathLike[str]", name_or_path))
+    if not isinstance(name_or_path, str) or text.endswith(".toml") or "/" in text:
+        path, source = pathlib.Path(text), text
+    else:
+        known = preset_names(folder)
+        if text not in known:
+            raise ConfigError(
+                f"{text!r} is no preset in {folder}/; {nearest(text, known)}"
+                f"Known: {', '.join(known)}; or give the path of a .toml file."
+            )
+        path, source = preset_folder(folder) / f"{text}.toml", f"{folder}/{text}.toml"
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: not UTF-8 text ({error}); save it as UTF-8.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{source}: cannot be read ({error.strerror}); give the path of a .toml file "
+            f"or a preset: {', '.join(preset_names(folder))}."
+        ) from None
+    return from_toml_text(cls, content, source, overrides)
+
+
+def from_toml_text(
+    cls: type[T], text: str, source: str, overrides: Sequence[str] = (), *, recorded: bool = False
+) -> T:
+    """Reads a config from the text of a TOML file.
+
+    Keys are the dataclass's fields and nested dataclasses are tables; what is left out has its
+    default. Whole numbers do for floats, lists for tuples, "none" for None.
+
+    Args:
+      cls: the dataclass to build.
+      text: the file's text.
+      source: the file's name, for messages.
+      overrides: "table.key=value" strings; value as in TOML, or a bare word.
+      recorded: whether a run wrote it. A value without effect is then left out and not refused:
+        versions before took it, and the file cannot be changed any more.
+
+    Raises:
+      ConfigError: with one line for each thing that is wrong.
+    """
+    table = read_toml(text, source)
+    reader = _Reader(source, cls, recorded)
+    for override in overrides:
+        reader.override(table, override)
+    config = reader.build(cls, table, ())
+    if reader.problems:
+        raise ConfigError(*reader.problems)
+    return typing.cast(T, config)
+
+
+def to_toml(config: Any) -> str:
+    """The config as the text of a TOML file, every field written out; reads back equal."""
+    return "\n".join(_lines(config, ())) + "\n"
+
+
+def _lines(config: Any, path: tuple[str, ...]) -> list[str]:
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    tables = {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
+    lines = [f"{name} = {_value(v)}" for name, v in values.items() if name not in tables]
+    for name, value in tables.items():
+        below = (*path, name)
+        lines += ["", f"[{'.'.join(below)}]", *_lines(value, below)]
+    return lines
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return f'"{NONE}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which TOML does not take raw.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return repr(value)
+
+
+class _Reader:
+    """Builds one config, and gathers what is wrong instead of stopping at the first fault."""
+
+    def __init__(self, source: str, cls: type, recorded: bool):
+        self.source, self.recorded = source, recorded
+        self.tables = {
+            name: [field.name for field in dataclasses.fields(kind)]
+            for name, kind in typing.get_type_hints(cls).items()
+            if dataclasses.is_dataclass(kind)
+        }
+        self.problems: list[str] = []
+        self.overridden: set[tuple[str, ...]] = set()
+
+    def report(self, path: tuple[str, ...], what: str) -> None:
+        """Notes a problem with the key at `path`, under the file or the option it came from."""
+        given = any(option[: len(path)] == path for option in self.overridden)
+        source = argument("overrides") if given else self.source
+        table = f"[{'.'.join(path[:-1])}] " if len(path) > 1 else ""
+        self.problems.append(f"{source}: {table}{what}")
+
+    def renamed(self, old: str, new: str) -> str:
+        """The name `new` of a key; warns of its old one, but not of a run's own record."""
+        if not self.recorded:
+            warnings.warn(
+                f"{self.source}: {old} is now called {new}; rename the key.",
+                FutureWarning,
+                stacklevel=2,
+            )
+        return new
+
+    def override(self, table: dict[str, Any], text: str) -> None:
+        """Puts one "table.key=value" into the nested `table`."""
+        dotted, equals, value = text.partition("=")
+        text = text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "..."
+        path = tuple(part.strip() for part in dotted.split("."))
+        if not equals or not all(path):
+            self.problems.append(
+                f"{argument('overrides')}: {text!r} is not of the form table.key=value."
+            )
+            return
+        for depth, part in enumerate(path[:-1], start=1):
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                self.problems.append(
+                    f"{argument('overrides')}: {text!r}: {'.'.join(path[:depth])} is a value, "
+                    "not a table."
+                )
+                return
+        try:
+            parsed, bare = read_toml(f"value = {value}", "--set"), False
+        except ConfigError:
+            parsed, bare = {"value": value.strip()}, True
+        if len(parsed) != 1 or (bare and set(value) & set("[]{}\"'\n")):
+            self.problems.append(
+                f"{argument('overrides')}: {text!r}: not a value as TOML writes it."
+            )
+            return
+        table[path[-1]] = parsed["value"]
+        self.overridden.add(path)
+
+    def build(self, cls: type, table: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+        """The dataclass `cls` from `table`, or None if that cannot be built."""
+        types_of = typing.get_type_hints(cls)
+        known = [field.name for field in dataclasses.fields(cls) if field.init]
+        before = len(self.problems)
+        values: dict[str, Any] = {}
+        doubtful: list[str] = []
+        for key, value in table.items():
+            now = getattr(cls, "RENAMED", {}).get(key)
+            if now is not None and now not in table:
+                key = self.renamed(key, now)
+            here = (*path, key)
+            if key not in known:
+                homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]
+                hint = f"did you mean {' or '.join(homes)}? " if homes else nearest(key, known)
+                doubtful += [name for name in known if f"'{name}'" in hint]
+                named = key if key.isprintable() else repr(key)
+                self.report(here, f"{named} is not a known key; {hint}Known: {', '.join(known)}.")
+            elif dataclasses.is_dataclass(types_of[key]):
+                if isinstance(value, Mapping):
+                    values[key] = self.build(types_of[key], value, here)
+                else:
+                    self.report(here, f"{key} = {shown(value)} is not a table; write [{key}].")
+            else:
+                try:
+                    values[key] = converted(value, types_of[key], NONE)
+                except Mismatch as mismatch:
+                    doubtful.append(key)
+                    self.report(
+                        here, f"{key} = {shown(value)} where {mismatch.expected} is expected."
+                    )
+        if any(
+            value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()
+        ):
+            return None
+        if self.recorded and hasattr(cls, "idle"):
+            values |= at_rest(cls, values)
+        try:
+            config = cls(**values)
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                # A faulty key was left at its default, so what is said of it means nothing.
+                if not any(re.search(rf"\b{name}\b", line) for name in doubtful):
+                    self.report((*path, line.partition("=")[0]), line)
+            return None
+        return None if len(self.problems) > before else config

@@ -1,0 +1,1 @@
+"""Reading bars from files: parse, detect faults, refuse or repair, assemble."""

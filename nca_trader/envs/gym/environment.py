@@ -1,0 +1,330 @@
+"""Gymnasium's outside face of the environment: `gymnasium.make("nca_trader/Trading-v0", ...)`.
+
+Gymnasium 1 knows no plugins that register themselves by being installed. The name is there once
+`nca_trader` is imported beside gymnasium, or this module; the id
+`"nca_trader.envs.gym.environment:nca_trader/Trading-v0"` imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from numbers import Integral
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from jax import Array
+
+from nca_trader.cloud import CloudPath, place
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import expect
+from nca_trader.data.bars import read_bars
+from nca_trader.data.samples import SAMPLES, sample_bars
+from nca_trader.data.synthetic import Task
+from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
+from nca_trader.envs.presets import load_env
+from nca_trader.envs.registration import ID as ID
+from nca_trader.envs.registration import register
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError
+from nca_trader.types import Bars, EnvSpec
+
+DEFAULT_CONFIG, DEFAULT_BARS = "index_daily", "sp500"
+LARGEST = float(np.finfo(np.float32).max)
+
+Path = str | os.PathLike[str]
+Source = Bars | Task | Path | None
+
+# Copies of an environment share bars, features and compiled steps, and free them with the last.
+_ENVS: weakref.WeakValueDictionary[tuple, TradingEnv] = weakref.WeakValueDictionary()
+_KERNELS: weakref.WeakValueDictionary[tuple, Kernel] = weakref.WeakValueDictionary()
+
+
+def kernel_of(
+    bars: Source, config: EnvConfig | Path, env: TradingEnv | None, window: int,
+    on_device: bool,
+) -> Kernel:  # fmt: skip
+    """The compiled steps that these arguments mean, shared with whoever asked for the same.
+
+    Raises:
+      ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
+    """
+    expect("window", window, Integral, "a whole number of bars")
+    expect("env", env, TradingEnv | None, "a TradingEnv or None", bars=bars, config=config)
+    sources = Bars | Task | str | os.PathLike | CloudPath | None
+    accepted = "Bars, a synthetic Task, a path, a sample's name or None"
+    expect("bars", bars, sources, accepted)
+    if window < 1:
+        raise ConfigError(f"window={window} is below 1 bar; give at least 1.")
+    if env is None:
+        config = load_env(config, name="config")
+        name = (_name_of(bars, config), config)
+        env = _ENVS.get(name)
+        if env is None:
+            env = _ENVS[name] = TradingEnv(_bars_of(bars, config), config)
+    # Windows of episodes that drop bars are known on the device alone.
+    on_device = on_device or env.config.feature_dropout > 0.0
+    key = (id(env), window, on_device)  # the kernel keeps `env`, so that its id stays its own
+    kernel = _KERNELS.get(key)
+    if kernel is None:
+        kernel = _KERNELS[key] = Kernel(env, window, on_device)
+    return kernel
+
+
+def _name_of(bars: Source, config: EnvConfig) -> tuple:
+    if isinstance(bars, Task):
+        return ("task", id(bars))
+    if isinstance(bars, Bars):
+        return ("bars", bars.digest())
+    if bars is None:
+        return ("market",) if config.market else ("sample", DEFAULT_BARS)
+    if bars in SAMPLES:
+        return ("sample", bars)
+    path = place(bars).resolve()
+    if isinstance(path, CloudPath):
+        return ("url", path, path.version() if path.is_file() else None)
+    stat = path.stat() if path.exists() else None
+    return ("file", path, stat and (stat.st_mtime_ns, stat.st_size))
+
+
+def _bars_of(bars: Source, config: EnvConfig) -> Bars | Task | None:
+    if bars is None:
+        return None if config.market else sample_bars(DEFAULT_BARS)
+    if isinstance(bars, Bars | Task):
+        return bars
+    return sample_bars(str(bars)) if bars in SAMPLES else read_bars(bars)
+
+
+def action_space(spec: EnvSpec) -> spaces.Space:
+    """`Discrete` for one asset, `MultiDiscrete` for several, `Box` of weights."""
+    if spec.actions == "weights":
+        low, high = spec.bounds
+        return spaces.Box(low, high, (spec.num_assets,), np.float32)
+    if spec.num_assets == 1:
+        return spaces.Discrete(spec.num_actions)
+    return spaces.MultiDiscrete([spec.num_actions] * spec.num_assets)
+
+
+def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space:
+    """A flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1 + M]`.
+
+    M is what `nca_trader.envs.reward_memory` shows of the reward's memory, mostly 0.
+    Features have no bounds of their own, so the bounds are float32's.
+    """
+    shapes = {
+        "window": (window, spec.num_assets, spec.num_features),
+        "account": (account_size(spec),),
+    }
+    if flatten:
+        size = sum(int(np.prod(shape)) for shape in shapes.values())
+        return spaces.Box(-LARGEST, LARGEST, (size,), np.float32)
+    boxes = ((name, spaces.Box(-LARGEST, LARGEST, shape)) for name, shape in shapes.items())
+    return spaces.Dict(dict(boxes))
+
+
+def split_observation(flat: np.ndarray, spec: EnvSpec, window: int) -> dict[str, np.ndarray]:
+    """The "window" `[..., T, A, F]` and "account" `[..., 2 A + 1 + M]` of flat ones `[..., D]`."""
+    account = account_size(spec)
+    shape = (*flat.shape[:-1], window, spec.num_assets, spec.num_features)
+    return {
+        "window": flat[..., :-account].reshape(shape),
+        "account": flat[..., -account:].copy(),
+    }
+
+
+def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.ndarray:
+    """`action` as an array of `shape` that the environment takes.
+
+    Raises:
+      ConfigError: another shape, an action that does not exist, or a weight that is NaN.
+    """
+    if spec.actions == "weights":
+        weights = np.asarray(action, np.float32)
+        if weights.shape != shape or np.isnan(weights).any():
+            raise ConfigError(f"action {action!r} is not an array {list(shape)} of weights.")
+        return weights
+    actions = np.asarray(action)
+    if actions.shape != shape or actions.dtype.kind not in "iu":
+        raise ConfigError(f"action {action!r} is not an array {list(shape)} of whole numbers.")
+    if actions.min() < 0 or actions.max() >= spec.num_actions:
+        raise ConfigError(
+            f"action {action!r} is not in 0 to {spec.num_actions - 1}; see `action_space`."
+        )
+    return actions.astype(np.int32)
+
+
+def start_row(env: TradingEnv, options: dict[str, Any] | None) -> int:
+    """The row of `options["start"]`, a row or a date; `DRAWN` where there is none.
+
+    Raises:
+      ConfigError: an unknown option, or a start that leaves no warm-up or no bar to trade.
+    """
+    expect("options", options, dict | None, "a dict, e.g. {'start': 100}")
+    options = options or {}
+    if unknown := options.keys() - {"start"}:
+        raise ConfigError(f"reset has no option {sorted(unknown)}; there is 'start'.")
+    start = options.get("start")
+    if start is None:
+        return DRAWN
+    row = int(start) if isinstance(start, int | np.integer) else env.bars.row(start, "start")
+    first, last = env.spec.warmup, len(env) - 2
+    if not first <= row <= last:
+        time = env.bars.time.astype("datetime64[m]")
+        raise ConfigError(
+            f"start={start!r} is row {row}, outside rows {first} ({time[first]}, when the "
+            f"features are warm) to {last} ({time[last]}); give a row or date between them."
+        )
+    return row
+
+
+class GymEnv(gymnasium.Env):
+    """One account in a market, as Gymnasium has it.
+
+    The observation is the features of the last `window` bars `[T, A, F]`, flattened, then the
+    account: weight held `[A]`, weight ordered `[A]`, cash `[1]`, fractions of equity, and what a
+    reward with a memory keeps of the account. `terminated` is ruin, `truncated` the end of the data
+    or of the episode: bootstrap there. The reward is that of `EnvConfig.reward`. `info` has
+    "equity" (float, 1.0 at the episode's start), "time" (of the bar whose close was just seen),
+    "row" of it, and "weights" `[A]`.
+
+    `reset(seed=s)` is reproducible, `reset()` goes on in the same stream of episodes, and
+    `reset(options={"start": row or date})` starts there.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(
+        self,
+        bars: Source = None,
+        config: EnvConfig | Path = DEFAULT_CONFIG,
+        window: int = 1,
+        flatten: bool = True,
+        render_mode: str | None = None,
+        env: TradingEnv | None = None,
+    ):
+        """Makes the environment, or shares it with others of the same arguments.
+
+        Args:
+          bars: bars, a path of a bar file, a sample's name ("sp500"), or a synthetic task; None is
+            the market that `config` names, and the sample where it names none.
+          config: an `EnvConfig`, a preset's name, or the path of a .toml file.
+          window: T, bars of features in an observation.
+          flatten: False gives a dict of "window" and "account" in place of one vector.
+          render_mode: "rgb_array" keeps the episode's history, for `render`.
+          env: a `TradingEnv` to step in place of one made from `bars` and `config`.
+
+        Raises:
+          ConfigError, BarError: something of it is wrong.
+        """
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode={render_mode!r} is not offered; take 'rgb_array'.")
+        self.kernel: Kernel | None = kernel_of(bars, config, env, window, on_device=False)
+        self.trading, self.window, self.flatten = self.kernel.env, window, flatten
+        self.render_mode = render_mode
+        spec = self.trading.spec
+        self.action_space = action_space(spec)
+        self.observation_space = observation_space(spec, window, flatten)
+        self._shape = () if isinstance(self.action_space, spaces.Discrete) else (spec.num_assets,)
+        self._windows = None if self.kernel.on_device else _padded(self.trading, window)
+        self._row_size = spec.num_assets * spec.num_features
+        self._seed, self._count = None, 0
+        self._words = None
+        self._over = False
+        self._orders = None  # for one asset: an array on the device for each action
+        if isinstance(self.action_space, spaces.Discrete):
+            self._orders = list(jnp.arange(spec.num_actions, dtype=jnp.int32)[:, None])
+        self._history: list[tuple[int, float, np.ndarray]] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode; see the class."""
+        super().reset(seed=seed)
+        kernel, start = self._open(), start_row(self.trading, options)
+        if seed is not None or self._seed is None:
+            self._seed, self._count = seed_words(self.np_random), 0
+        else:
+            self._count += 1
+        self._words = kernel.reset(self._seed, self._count, start)
+        self._history = []
+        observation, _, _, _, info = self._read()
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Orders what `action` means, and moves one bar on."""
+        if self._over or self._words is None:
+            raise ResetNeeded("the episode is over; call reset() before the next step().")
+        self._words = self._open().step(self._words, self._action(action))
+        return self._read()
+
+    def render(self) -> np.ndarray | None:
+        """`[H, W, 3]` uint8: prices, weights held, and equity beside buy and hold."""
+        if self.render_mode is None:
+            gymnasium.logger.warn("render() without render_mode; make it with 'rgb_array'.")
+            return None
+        from nca_trader.envs.gym.render import picture  # here, because matplotlib takes a second
+
+        if not self._history:
+            raise ResetNeeded("call reset() before render().")
+        rows, equity, weights = zip(*self._history, strict=True)
+        return picture(self.trading.bars, np.array(rows), np.array(equity), np.array(weights))
+
+    def close(self) -> None:
+        """Frees the environment, unless others share it; it cannot be stepped any more."""
+        self.kernel = self._words = self._windows = None
+        self._history = []
+
+    def _open(self) -> Kernel:
+        if self.kernel is None:
+            raise ClosedEnvironmentError("the environment was closed; make another.")
+        return self.kernel
+
+    def _action(self, action: Any) -> Array | np.ndarray:
+        if self._orders is not None and isinstance(action, int | np.integer):
+            if 0 <= action < len(self._orders):  # what a check of arrays would take 5 us for
+                return self._orders[action]
+        actions = checked_actions(action, self.trading.spec, self._shape)
+        return actions.reshape(self.trading.spec.num_assets)
+
+    def _read(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """The newest row's words, as Gymnasium wants them."""
+        assert self.kernel is not None
+        words = np.asarray(self._words)
+        row, terminated, truncated = words[:3].tolist()
+        floats = words[: self.kernel.seen].view(np.float32)
+        reward, equity = floats[3:5].tolist()
+        seen = floats[self.kernel.observation]
+        if self._windows is not None:
+            size = self._row_size
+            window = self._windows[row * size : (row + self.window) * size]
+            flat = np.concatenate((window, seen))
+        else:
+            flat = seen.copy()
+        num = self.trading.spec.num_assets
+        weights = flat[-2 * num - 1 : -num - 1].copy()
+        info = {
+            "equity": equity, "time": self.trading.bars.time[row], "row": row, "weights": weights
+        }  # fmt: skip
+        self._over = bool(terminated or truncated)
+        if self.render_mode is not None:
+            self._history.append((row, equity, weights))
+        seen = flat if self.flatten else split_observation(flat, self.trading.spec, self.window)
+        return seen, reward, bool(terminated), bool(truncated), info
+
+
+def seed_words(generator: np.random.Generator) -> np.ndarray:
+    """`[2]` uint32 from which a stream of episodes is drawn."""
+    return generator.integers(0, 2**32, 2, dtype=np.uint32)
+
+
+def _padded(env: TradingEnv, window: int) -> np.ndarray:
+    """`[(T - 1 + N) A F]` float32: the features of all bars, zeros before the first."""
+    rows = np.zeros((window - 1, *env.features.shape[1:]), np.float32)
+    return np.concatenate([rows, env.features]).ravel() if window > 1 else env.features.ravel()
+
+
+register()

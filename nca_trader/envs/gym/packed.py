@@ -1,0 +1,247 @@
+"""An environment's step as one array in and one array out, for callers that step from Python.
+
+A jitted call from Python costs by the number of its arrays, and a read back by the number of its
+reads. So all that a step returns, and the state that the next one needs, are the 32-bit words of
+one row: what the caller sees first, what it carries after. `jax.vmap` makes rows of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.envs.account.state import equity
+from nca_trader.envs.reward_memory import num_shown, shown
+from nca_trader.envs.trading import EnvState, Observation, TimeStep, TradingEnv
+from nca_trader.types import EnvSpec
+
+DRAWN = -1  # a start that is drawn
+
+
+class Carry(NamedTuple):
+    """What an episode needs to go on, and what the next one begins from.
+
+    seed: `[2]` uint32, raw key of this stream of episodes. count: `[]` uint32, the episode's
+    number in it. over: `[]` bool, this episode has ended.
+    """
+
+    state: EnvState
+    seed: Array
+    count: Array
+    over: Array
+
+
+class Seen(NamedTuple):
+    """What the caller sees, `[]` each but the last.
+
+    index: int32 row. terminated, truncated: bool. reward, equity: float32. observation: `[D]`
+    float32, the window's features `[T, A, F]` if gathered on the device, then the account's:
+    weight held `[A]`, weight ordered `[A]`, cash `[1]`, as fractions of equity, and `[M]` what the
+    reward remembers.
+    """
+
+    index: Array
+    terminated: Array
+    truncated: Array
+    reward: Array
+    equity: Array
+    observation: Array
+
+
+class Packing:
+    """Any pytree of arrays as one vector of 32-bit words, and back, bit for bit.
+
+    Attributes:
+      size: number of words.
+    """
+
+    def __init__(self, shapes: Any):
+        self._leaves, self._tree = jax.tree.flatten(shapes)
+        self._sizes = [_num_words(leaf) for leaf in self._leaves]
+        self.size = sum(self._sizes)
+
+    def unpack(self, words: Array) -> Any:
+        """The pytree of which `words` `[size]` are the words."""
+        ends = np.cumsum(self._sizes)
+        parts = [words[end - n : end] for n, end in zip(self._sizes, ends, strict=True)]
+        leaves = [_of_words(part, leaf) for part, leaf in zip(parts, self._leaves, strict=True)]
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def pack(tree: Any) -> Array:
+    """`[size]` uint32, the words of a pytree's arrays; typed keys are their data."""
+    return jnp.concatenate([_words(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+class Rows:
+    """Two rows of a market's array, at `first` `[]` and after it, that are indexed as all of it."""
+
+    def __init__(self, first: Array, values: Array):
+        self._first, self._values = first, values
+        self.shape, self.dtype = (None, *values.shape[1:]), values.dtype
+
+    def __getitem__(self, row: Array) -> Array:
+        return self._values[row - self._first.astype(row.dtype)]
+
+
+class Kernel:
+    """The jitted steps of one environment with one window, shared by all who step it.
+
+    A row is `[W]` words: what the caller sees, `seen` of them, then what it carries.
+
+    Attributes:
+      env, window: as given.
+      market: the arrays that the traced functions for batches take first.
+      on_device: whether windows are gathered on the device.
+      seen: words that the caller sees. observation: slice of those that is the observation.
+    """
+
+    def __init__(self, env: TradingEnv, window: int, on_device: bool):
+        self.env, self.window, self.on_device = env, window, on_device
+        market = env.market._replace(volatility=None)
+        market = market if on_device else market._replace(features=None)
+        self.market, self._market_tree = jax.tree.flatten(market)
+        legs, self._legs_tree = jax.tree.flatten(env.market.legs)
+        self._leg = Packing([jax.ShapeDtypeStruct(leg.shape[1:], leg.dtype) for leg in legs])
+        self._legs = jax.jit(jax.vmap(pack))(legs)
+        key = jax.random.key_data(jax.random.key(0))
+        scalar = jax.ShapeDtypeStruct((), jnp.int32)
+        seen, carry = jax.eval_shape(self._begin, self.market, key, scalar, scalar)
+        self._carry, self.seen = Packing(carry), Packing(seen).size
+        self.observation = slice(self.seen - seen.observation.size, self.seen)
+        self._reset = jax.jit(self.begin_row)
+        self._step = jax.jit(self._step_pair)
+
+    def reset(self, seed: np.ndarray, count: int, start: int = DRAWN) -> Array:
+        """`[W]` the row of episode `count` of `seed` `[2]`, at row `start` of the bars if given."""
+        market = self.market if self.on_device else []
+        return self._reset(market, seed, np.uint32(count), np.int32(start))
+
+    def step(self, words: Array, action: Array | np.ndarray) -> Array:
+        """`[W]` the row after `words` and `action` `[A]`; from the device it is 10 us faster."""
+        market = self.market if self.on_device else []
+        return self._step(market, self._legs, words, action)
+
+    def _env(self, market: list[Array]) -> TradingEnv:
+        """The environment over traced arrays: millions of bars must not become constants."""
+        env = copy.copy(self.env)
+        if market:
+            env.market = jax.tree.unflatten(self._market_tree, market)
+        return env
+
+    def _begin(
+        self, market: list[Array], seed: Array, count: Array, start: Array
+    ) -> tuple[Seen, Carry]:
+        env = self._env(market)
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed), count)
+        state, timestep = env.reset(key)
+        given = start >= 0
+        end = jnp.minimum(start + episode_length(env), len(env) - 1)
+        first, last = jnp.where(given, start, state.index), jnp.where(given, end, state.last)
+        state = state._replace(index=first, last=last)
+        timestep = timestep._replace(observation=timestep.observation._replace(index=first))
+        seen = self._see(env, timestep)
+        return seen, Carry(state, seed, jnp.asarray(count, jnp.uint32), jnp.zeros((), bool))
+
+    def begin_row(self, market: list[Array], seed: Array, count: Array, start: Array) -> Array:
+        """`[W]` as `reset`, traced."""
+        return pack(self._begin(market, seed, count, start))
+
+    def step_row(self, market: list[Array], carried: Array, action: Array) -> Array:
+        """`[W]` the row after `action` `[A]`, from the words that the row before carried."""
+        return self._advance(self._env(market), self.unpack(carried), action)
+
+    def _advance(self, env: TradingEnv, carry: Carry, action: Array) -> Array:
+        state, timestep = env.step(carry.state, action)
+        seen = self._see(env, timestep)
+        over = seen.terminated | seen.truncated
+        return pack((seen, carry._replace(state=state, over=over)))
+
+    def _step_pair(self, market: list[Array], legs: Array, row: Array, action: Array) -> Array:
+        """One account's step, over the two rows of `legs` `[N, K]`, packed, that it lives through.
+
+        Every array is an argument, and costs a call more than what is computed with it: so the
+        market comes as one array of words, from which two rows are sliced.
+        """
+        env, carry = self._env(market), self.unpack(row[self.seen :])
+        first = carry.state.index
+        pair = jax.lax.dynamic_slice_in_dim(legs, first, 2)
+        rows = [Rows(first, leg) for leg in jax.vmap(self._leg.unpack)(pair)]
+        env.market = env.market._replace(legs=jax.tree.unflatten(self._legs_tree, rows))
+        return self._advance(env, carry, action)
+
+    def unpack(self, carried: Array) -> Carry:
+        """What the carried words of a row mean."""
+        return self._carry.unpack(carried)
+
+    def _see(self, env: TradingEnv, timestep: TimeStep) -> Seen:
+        observation = timestep.observation
+        parts = [account_row(self.env.spec, observation)]
+        if self.on_device:
+            # Not the jitted method: its cache would keep this environment of traced arrays.
+            window = inspect.unwrap(type(env).window)(env, observation, self.window)
+            parts.insert(0, window.ravel())
+        return Seen(
+            observation.index,
+            timestep.discount == 0.0,
+            timestep.truncated,
+            timestep.reward.astype(jnp.float32),
+            equity(observation.account).astype(jnp.float32),
+            jnp.concatenate(parts).astype(jnp.float32),
+        )
+
+
+def account_size(spec: EnvSpec) -> int:
+    """2 A + 1 + M, the length of `account_row`."""
+    return 2 * spec.num_assets + 1 + num_shown(spec)
+
+
+def account_row(spec: EnvSpec, observation: Observation) -> Array:
+    """`[2 A + 1 + M]` weights held, weights ordered, cash: fractions of equity; then `shown`."""
+    account = observation.account
+    held = account.held
+    kept = (number[None] for number in shown(spec, account))
+    return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None], *kept])
+
+
+def episode_length(env: TradingEnv) -> int:
+    """Bars of an episode, at most what the data has."""
+    available = len(env) - 1 - env.spec.warmup
+    return min(env.config.episode_bars or available, available)
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _num_words(leaf: Any) -> int:
+    if _is_key(leaf.dtype):
+        return jax.eval_shape(jax.random.key_data, leaf).size
+    return leaf.size * max(leaf.dtype.itemsize // 4, 1)
+
+
+def _words(leaf: Array) -> Array:
+    """`[n]` uint32; types of fewer than 32 bits (bool, int8) take a whole word each."""
+    if _is_key(leaf.dtype):
+        leaf = jax.random.key_data(leaf)
+    if leaf.dtype.itemsize < 4:
+        leaf = leaf.astype(jnp.int32)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel()
+
+
+def _of_words(words: Array, like: Any) -> Array:
+    if _is_key(like.dtype):
+        data = jax.eval_shape(jax.random.key_data, like)
+        return jax.random.wrap_key_data(words.reshape(data.shape))
+    if like.dtype.itemsize < 4:
+        return jax.lax.bitcast_convert_type(words, jnp.int32).reshape(like.shape).astype(like.dtype)
+    if like.dtype.itemsize == 8:
+        words = words.reshape(*like.shape, 2)
+        return jax.lax.bitcast_convert_type(words, like.dtype)
+    return jax.lax.bitcast_convert_type(words, like.dtype).reshape(like.shape)

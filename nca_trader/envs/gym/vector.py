@@ -1,0 +1,249 @@
+"""Many accounts as one Gymnasium vector environment, stepped by one compiled call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from jax import Array
+
+from nca_trader.config.ranges import expect
+from nca_trader.envs.gym.environment import (
+    DEFAULT_CONFIG,
+    Source,
+    action_space,
+    checked_actions,
+    kernel_of,
+    observation_space,
+    seed_words,
+    split_observation,
+    start_row,
+)
+from nca_trader.envs.gym.packed import DRAWN, Carry, Kernel, account_size
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError
+
+
+class Batch:
+    """A kernel's steps for `n` rows at once; each is one compiled call with one array to read.
+
+    What callers see `[n, S]` and what is carried `[n, C]` are kept apart, so that only the first
+    leaves the device.
+    """
+
+    def __init__(self, kernel: Kernel, mode: AutoresetMode):
+        self.kernel, self.mode = kernel, mode
+        self._reset, self._step = jax.jit(self._reset_rows), jax.jit(self._step_rows)
+
+    def reset(self, *given: Any) -> tuple[Array, Array]:
+        """Seen and carried of episodes: `seed` `[n, 2]`, `count` `[n]`, `start` `[n]`."""
+        return self._reset(self.kernel.market, *given)
+
+    def step(self, carried: Array, actions: np.ndarray) -> tuple[Array, Array, Array]:
+        """After `actions` `[n, A]`: what the step saw, what comes next, and what is carried.
+
+        The first two differ where an episode ends and begins in the same step.
+        """
+        return self._step(self.kernel.market, carried, actions)
+
+    def _begin(self, market: list[Array], seed: Array, count: Array, start: Array) -> Array:
+        return jax.vmap(functools.partial(self.kernel.begin_row, market))(seed, count, start)
+
+    def _reset_rows(self, market: list[Array], *given: Array) -> tuple[Array, Array]:
+        rows = self._begin(market, *given)
+        return rows[:, : self.kernel.seen], rows[:, self.kernel.seen :]
+
+    def _step_rows(
+        self, market: list[Array], carried: Array, actions: Array
+    ) -> tuple[Array, Array, Array]:
+        size, unpack = self.kernel.seen, jax.vmap(self.kernel.unpack)
+        stepped = jax.vmap(functools.partial(self.kernel.step_row, market))(carried, actions)
+        rows = stepped
+        if self.mode is not AutoresetMode.DISABLED:
+            before = unpack(carried)
+            at_once = self.mode is AutoresetMode.SAME_STEP
+            ended = unpack(stepped[:, size:]).over if at_once else before.over
+            # A branch, not a selection: most steps end no episode, and a reset costs ten steps.
+            rows = jax.lax.cond(
+                ended.any(), lambda: self._renew(market, before, ended, stepped), lambda: stepped
+            )
+        saw = rows if self.mode is AutoresetMode.NEXT_STEP else stepped
+        return saw[:, :size], rows[:, :size], rows[:, size:]
+
+    def _renew(self, market: list[Array], before: Carry, ended: Array, rows: Array) -> Array:
+        start = jnp.full(ended.shape, DRAWN, jnp.int32)
+        fresh = self._begin(market, before.seed, before.count + 1, start)
+        return jnp.where(ended[:, None], fresh, rows)
+
+
+class GymVectorEnv(VectorEnv):
+    """`num_envs` accounts in one market; each is what `GymEnv` of its seed is, to rounding.
+
+    An episode that ended begins anew in the next step, whose action is ignored and whose reward
+    is 0 ("NextStep", Gymnasium's default); or in the same step, with the final observation in
+    `info["final_obs"]` ("SameStep", what Stable-Baselines3 and CleanRL's older code expect); or
+    when `reset(options={"reset_mask": [n] bool})` says so ("Disabled"). `metadata` names the mode.
+    Seed s gives environment i the seed s + i. Features are gathered on the device.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        bars: Source = None,
+        config: Any = DEFAULT_CONFIG,
+        window: int = 1,
+        flatten: bool = True,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+        env: TradingEnv | None = None,
+    ):
+        """Makes the environments; arguments as those of `GymEnv`.
+
+        Raises:
+          ConfigError, BarError: as `GymEnv`; also for a render mode, which batches do not have.
+        """
+        if render_mode is not None:
+            raise ConfigError(
+                f"render_mode={render_mode!r}: a batch is not drawn; draw one environment made "
+                "with gymnasium.make."
+            )
+        expect("num_envs", num_envs, Integral, "a whole number", bars=bars, config=config)
+        if num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs} is below 1.")
+        kernel = kernel_of(bars, config, env, window, on_device=True)
+        self.trading, self.window, self.flatten = kernel.env, window, flatten
+        self.num_envs, self.mode = num_envs, AutoresetMode(autoreset_mode)
+        self.metadata = {"render_modes": [], "autoreset_mode": self.mode}
+        spec = self.trading.spec
+        self.single_action_space = action_space(spec)
+        self.single_observation_space = observation_space(spec, window, flatten)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._batch: Batch | None = Batch(kernel, self.mode)
+        self._shape = (num_envs, *(self.single_action_space.shape or ()))
+        self._seeds: np.ndarray | None = None  # [n, 2], and the episodes' numbers in each [n]
+        self._counts = np.zeros(num_envs, np.uint32)
+        self._carried: Array | None = None
+        self._words = np.zeros((num_envs, kernel.seen), np.uint32)
+        self._over = np.zeros(num_envs, bool)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts all episodes, or those of `options["reset_mask"]` `[n]` bool."""
+        batch, options = self._open(), dict(options or {})
+        which = self._which(options.pop("reset_mask", None))
+        start = np.full(self.num_envs, start_row(self.trading, options), np.int32)
+        self._draw(seed, which)
+        seen, carried = batch.reset(self._seeds, self._counts, start)
+        if self._carried is not None and not which.all():
+            carried = jnp.where(which[:, None], carried, self._carried)
+        self._carried = carried
+        self._words = np.where(which[:, None], np.asarray(seen), self._words)
+        self._over = self._over & ~which
+        return self._observed(self._words), self._info(self._words, which)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One bar on in every environment, by one compiled call."""
+        batch = self._open()
+        if self._carried is None:
+            raise ResetNeeded("call reset() before the first step().")
+        if self.mode is AutoresetMode.DISABLED and self._over.any():
+            raise ResetNeeded(
+                f"episodes of environments {np.flatnonzero(self._over).tolist()} are over; call "
+                "reset(options={'reset_mask': ...})."
+            )
+        given = checked_actions(actions, self.trading.spec, self._shape)
+        saw, next_, self._carried = batch.step(self._carried, given.reshape(self.num_envs, -1))
+        saw, before = np.asarray(saw), self._over
+        terminated, truncated = saw[:, 1] != 0, saw[:, 2] != 0
+        self._over, self._words = terminated | truncated, saw
+        info = {}
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self._counts += before
+        if self.mode is AutoresetMode.SAME_STEP and self._over.any():
+            info = self._final(saw, self._over)
+            self._counts += self._over
+            self._words = np.asarray(next_)
+        info |= self._info(self._words, np.ones(self.num_envs, bool))
+        reward = saw[:, 3].view(np.float32).astype(np.float64)
+        return self._observed(self._words), reward, terminated, truncated, info
+
+    def close_extras(self, **_: Any) -> None:
+        """Frees the environments, unless others share them; they cannot be stepped any more."""
+        self._batch = self._carried = None
+
+    def _open(self) -> Batch:
+        if self._batch is None:
+            raise ClosedEnvironmentError("the environment was closed; make another.")
+        return self._batch
+
+    def _which(self, mask: np.ndarray | None) -> np.ndarray:
+        if mask is None:
+            return np.ones(self.num_envs, bool)
+        mask = np.asarray(mask)
+        if mask.shape != (self.num_envs,) or mask.dtype != bool or not mask.any():
+            raise ConfigError(
+                f"reset_mask={mask!r} is not an array [{self.num_envs}] of bool with one True."
+            )
+        if self._carried is None and not mask.all():
+            raise ResetNeeded("reset all environments before some of them.")
+        return mask
+
+    def _draw(self, seed: int | Sequence[int | None] | None, which: np.ndarray) -> None:
+        """Moves the environments that begin anew to their next episode, or to new seeds."""
+        super().reset(seed=seed if isinstance(seed, int) else None)
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        if seeds is not None and len(seeds) != self.num_envs:
+            raise ConfigError(f"{len(seeds)} seeds for {self.num_envs} environments.")
+        first = self._seeds is None
+        if self._seeds is None:
+            draws = [seed_words(self.np_random) for _ in range(self.num_envs)]
+            self._seeds = np.stack(draws)
+        # On the CPU a device array may be the host's own memory: never write into what was given.
+        self._seeds, self._counts = self._seeds.copy(), self._counts + (which & (not first))
+        for i, one in enumerate(seeds or []):
+            if which[i] and one is not None:
+                self._seeds[i], self._counts[i] = seed_words(seeding.np_random(one)[0]), 0
+
+    def _observed(self, words: np.ndarray) -> Any:
+        assert self._batch is not None
+        flat = words[:, self._batch.kernel.observation].view(np.float32).copy()
+        return flat if self.flatten else split_observation(flat, self.trading.spec, self.window)
+
+    def _info(self, words: np.ndarray, which: np.ndarray) -> dict[str, Any]:
+        """As `GymEnv`'s, each with a mask of the environments that it is of."""
+        rows, num = words[:, 0].astype(np.int64), self.trading.spec.num_assets
+        account = words[:, -account_size(self.trading.spec) :].view(np.float32)
+        values = {
+            "equity": words[:, 4].view(np.float32).astype(np.float64),
+            "time": self.trading.bars.time[rows],
+            "row": rows,
+            "weights": account[:, :num].copy(),
+        }
+        info = {}
+        for name, value in values.items():
+            value[~which] = np.array("NaT", value.dtype) if value.dtype.kind == "M" else 0
+            info |= {name: value, f"_{name}": which.copy()}
+        return info
+
+    def _final(self, words: np.ndarray, ended: np.ndarray) -> dict[str, Any]:
+        """The last observations and infos of the episodes that `ended` `[n]` in this step."""
+        observations = self._observed(words)
+        final = np.full(self.num_envs, None, dtype=object)
+        for i in np.flatnonzero(ended):
+            final[i] = jax.tree.map(lambda x, i=i: x[i].copy(), observations)
+        masks = {"_final_obs": ended.copy(), "_final_info": ended.copy()}
+        return {"final_obs": final, "final_info": self._info(words, ended), **masks}

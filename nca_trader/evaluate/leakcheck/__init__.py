@@ -1,0 +1,1 @@
+"""Searches a strategy for look-ahead."""

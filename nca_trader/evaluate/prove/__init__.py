@@ -1,0 +1,1 @@
+"""Agents on markets whose optimum is known."""

@@ -1,0 +1,294 @@
+"""The runs of `nca-trader prove`: each trains in memory on one draw and is judged on another."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nca_trader.agents.policy import make_policy
+from nca_trader.agents.presets import load_agent
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.ranges import switched
+from nca_trader.data.synthetic import Market, market_of, task_of
+from nca_trader.data.synthetic.market import PriceOutOfRange
+from nca_trader.envs.presets import load_env
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate.prove.judge import Reached, evaluation_bars, reached_by
+from nca_trader.learner.exact import check_finite
+from nca_trader.learner.pathwise import check_smooth
+from nca_trader.learner.update import make_learner
+
+# What an agent sees of every market: the last return, and how high price and volume stand. All
+# of it comes from the bars up to the decision; the market's own state is not among it.
+FEATURES = ("return_1", "price_level", "volume_level")
+TRAINING_CELLS = 2**22  # bars times assets of the path that is trained on
+LOOKS = 12  # evaluations along a run, for the curve; the clock stands still in them
+MOST_TURNOVER = 0.01  # a step, where nothing can be earned
+CONTROLS = ("no_history", "no_neighbours")  # what a control lacks
+CONTROL_PART = 4  # a control's run has 1 / 4 of the agent's steps: two take half of its time
+# Fields of an environment that leave alone what a position is paid.
+FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "random_start",
+        "random_costs", "feature_dropout")  # fmt: skip
+
+
+class Point(NamedTuple):
+    """A point of a curve: seconds of training, steps done, what was reached by then."""
+
+    seconds: float
+    steps: int
+    reached: Reached
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One market, the agent to prove there, and its controls.
+
+    Attributes:
+      market: name. config: of the environment. agent: the one to prove. controls: agents that
+        lack something, by what they lack: `CONTROLS`.
+    """
+
+    market: str
+    config: EnvConfig
+    agent: AgentConfig
+    controls: dict[str, AgentConfig]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proof:
+    """One seed of the agent on one market.
+
+    Attributes:
+      market, seed, bar: what was tried. curve: from the untrained agent on; the last point counts.
+      controls: curves of the market's controls, trained once, with the first seed; by `CONTROLS`.
+    """
+
+    market: str
+    seed: int
+    bar: float
+    curve: list[Point]
+    controls: dict[str, list[Point]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def reached(self) -> Reached:
+        """What the trained agent reached."""
+        return self.curve[-1].reached
+
+    @property
+    def without(self) -> dict[str, float | None]:
+        """Fractions of the untrained agent and of the controls; None where not applicable."""
+        found: dict[str, float | None] = dict.fromkeys(("untrained", *CONTROLS))
+        for name, curve in {"untrained": self.curve[:1], **self.controls}.items():
+            fraction = curve[-1].reached.fraction
+            found[name] = None if math.isnan(fraction) else float(fraction)
+        return found
+
+    @property
+    def complaint(self) -> str:
+        """Why the bar is missed; "" where it is reached."""
+        reached, untrained = self.reached, self.without["untrained"]
+        if untrained is not None and untrained >= self.bar:
+            return "void: the untrained agent reaches the bar"
+        if reached.looks_ahead:
+            return "earns more than can be: it looks ahead"
+        if np.isnan(reached.fraction):
+            too_much = reached.turnover >= MOST_TURNOVER
+            return f"trades {reached.turnover:.3f} a step" if too_much else ""
+        return "" if reached.fraction >= self.bar else "below the bar"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the bar is reached, and nothing is earned that cannot be."""
+        return not self.complaint
+
+    @property
+    def seconds_to_bar(self) -> float | None:
+        """Seconds of training after which the bar was first seen to be reached."""
+        over = (p.seconds for p in self.curve if p.reached.fraction >= self.bar)
+        return next(over, None)
+
+    def row(self) -> dict[str, Any]:
+        """For `--json`; fraction is None where there is nothing to earn."""
+        last, reached = self.curve[-1], self.reached
+        nothing = np.isnan(reached.fraction)
+        return {
+            "market": self.market,
+            "fraction": None if nothing else float(reached.fraction),
+            **self.without,
+            "bar": self.bar,
+            "passed": self.passed,
+            "steps": last.steps,
+            "seconds": last.seconds,
+            "seed": self.seed,
+            "error": None if nothing else float(reached.error),
+            "seconds_to_bar": self.seconds_to_bar,
+            "turnover": reached.turnover,
+        }
+
+
+def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
+    """The trial of `agent` in the environment called `name`, for `steps` or the agent's own.
+
+    The agent's own are of one asset. A step of A assets teaches as much as some A / 2 of one: a
+    position is learnt from each, yet what comes from the third neighbour is no likelier seen.
+
+    Raises:
+      ConfigError: no such environment; one whose bars are real; one that does not pay what its
+        market pays.
+    """
+    config = load_env(name)
+    if not config.market:
+        raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
+    solved = market_of(config)
+    check_account(name, config, solved)
+    config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
+    kind = _env_of(config, 0)
+    config = dataclasses.replace(config, market_bars=TRAINING_CELLS // kind.spec.num_assets)
+    steps = steps or min(agent.learner.steps, -(-2 * agent.learner.steps // kind.spec.num_assets))
+    agent = dataclasses.replace(_for_steps(suited(agent, kind), steps), num_seeds=1)
+    controls = controls_of(agent, kind.spec.num_assets) if solved.optimum else {}
+    return Trial(market=name, config=config, agent=agent, controls=controls)
+
+
+def check_account(name: str, config: EnvConfig, solved: Market) -> None:
+    """Refuses an environment whose account is not the market's: what it pays has another optimum.
+
+    Raises:
+      ConfigError: one line, every field that differs, and what the market has there.
+    """
+    given, paid = (
+        {name: x for name, x in vars(c).items() if name not in (*FREE, "costs")}
+        | {f"costs.{name}": x for name, x in vars(c.costs).items()}
+        for c in (config, solved.config)
+    )
+    differ = [
+        f"{field} = {was!r} where the market has {paid[field]!r}"
+        for field, was in given.items()
+        if was != paid[field]
+    ]
+    if differ:
+        raise ConfigError(
+            f"{name}: contradicts its market, {config.market}: {'; '.join(differ)}; set these "
+            "fields to the market's, or change the market's parameters."
+        )
+
+
+def _for_steps(agent: AgentConfig, steps: int) -> AgentConfig:
+    return dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
+
+
+def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
+    """The agent with the estimator of least noise that the environment allows.
+
+    "exact" where an account has finitely many states, "pathwise" where what it earns is a smooth
+    function of the weights that it orders; else the agent's own.
+    """
+    for name, check in (("exact", check_finite), ("pathwise", check_smooth)):
+        try:
+            check(env)
+        except ConfigError:
+            continue
+        learner = switched(agent.learner, advantages=name)
+        return dataclasses.replace(agent, learner=learner)
+    return agent
+
+
+def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
+    """Agents that lack history or neighbours, where `agent` has them; each trains a short run."""
+    found = {}
+    if agent.policy.kind != "mlp" or agent.policy.window > 1:
+        one_bar = dataclasses.replace(load_agent("mlp").policy, window=1)
+        found["no_history"] = dataclasses.replace(agent, policy=one_bar)
+    if agent.policy.neighbours != "none" and num_assets > 1:
+        alone = switched(agent.policy, neighbours="none")
+        found["no_neighbours"] = dataclasses.replace(agent, policy=alone)
+    short = max(agent.learner.steps // CONTROL_PART, 1)
+    return {name: _for_steps(control, short) for name, control in found.items()}
+
+
+def prove(trial: Trial, bar: float, seeds: Sequence[int], *, controls: bool) -> list[Proof]:
+    """Trains and judges every seed, prints a line of each; trains the controls with the first."""
+    wanted = trial.controls if controls else {}
+    curves = {
+        name: train_and_judge(trial.config, agent, seeds[0]) for name, agent in wanted.items()
+    }
+    proofs = []
+    for seed in seeds:
+        curve = train_and_judge(trial.config, trial.agent, seed)
+        proof = Proof(market=trial.market, seed=seed, bar=bar, curve=curve, controls=curves)
+        proofs.append(proof)
+        print(line_of(proof), flush=True)
+    return proofs
+
+
+def line_of(proof: Proof) -> str:
+    """One line of the table."""
+    last, reached = proof.curve[-1], proof.reached
+    if np.isnan(reached.fraction):
+        figure = f"trades {reached.turnover:.4f} a step, bar {MOST_TURNOVER:g}"
+    else:
+        figure = f"{reached.fraction:z7.1%} +-{reached.error:.1%}, bar {proof.bar:.0%}"
+    when = proof.seconds_to_bar
+    soon = "" if when is None else f", bar after {when:.1f} s"
+    verdict = "ok" if proof.passed else proof.complaint
+    parts = [
+        f"{proof.market:<18} seed {proof.seed:<7} {figure:<30}",
+        f"{last.steps / 1e6:5.2f} M steps {last.seconds:6.1f} s{soon:<20} {verdict}",
+    ]
+    known = {name: fraction for name, fraction in proof.without.items() if fraction is not None}
+    parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
+    return " ".join(parts)
+
+
+def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
+    """Trains on one draw of the market; looks at another before, now and then, and at the end.
+
+    Compilation is not in the seconds, nor are the looks.
+    """
+    trained_on, judged_on, key = np.random.SeedSequence(seed).generate_state(3)
+    env = _env_of(config, int(trained_on))
+    judged = dataclasses.replace(config, market_bars=evaluation_bars(env.spec.num_assets))
+    fresh = _env_of(judged, int(judged_on))
+    policy = make_policy(agent, env.spec)
+    learner = make_learner(env, policy, agent)
+    jax.block_until_ready(learner.step(learner.init(jax.random.key(0))))  # compiles
+    updates = -(-agent.learner.steps // learner.steps_per_update)
+    every = -(-updates // LOOKS)
+    state = learner.init(jax.random.key(int(key) >> 1))
+    seconds, curve = 0.0, [Point(0.0, 0, reached_by(fresh, policy, state.params))]
+    for update in range(1, updates + 1):
+        began = time.perf_counter()
+        state = jax.block_until_ready(learner.step(state)[0])
+        seconds += time.perf_counter() - began
+        if update % every == 0 or update == updates:
+            steps = update * learner.steps_per_update
+            curve.append(Point(seconds, steps, reached_by(fresh, policy, state.params)))
+    return curve
+
+
+@functools.lru_cache(maxsize=4)
+def _env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
+    """An environment of the draw; kept, for the agents that are tried one after the other.
+
+    Of half as many bars where the price would leave what a float holds: a coin's that is thrown two
+    million times does, for one seed in ten. A price that drifts does so soon, and what is left of
+    the path would be learnt by heart.
+
+    Raises:
+      PriceOutOfRange: a quarter of the bars is too long as well.
+    """
+    try:
+        return TradingEnv(task_of(config, seed), config)
+    except PriceOutOfRange:
+        if not halvings:
+            raise
+        shorter = dataclasses.replace(config, market_bars=config.market_bars // 2)
+        return _env_of(shorter, seed, halvings - 1)

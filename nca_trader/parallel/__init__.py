@@ -1,0 +1,1 @@
+"""Where programs run: devices, processes, hosts."""

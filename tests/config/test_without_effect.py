@@ -1,0 +1,242 @@
+"""What changes nothing is refused, and what is refused changes nothing: by the traced programs.
+
+A config holds the value past its own check; what a field changes is read from the program that is
+traced with it, or from the schedule that it makes.
+"""
+
+import copy
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from ledger import random_bars
+
+from nca_trader import AgentConfig, EnvConfig, TradingEnv, load_agent, load_env, make_policy, train
+from nca_trader.agents.nca import Fire
+from nca_trader.config import (
+    CurriculumConfig,
+    LearnerConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    PopulationConfig,
+)
+from nca_trader.config.env import REWARDS
+from nca_trader.config.ranges import switched
+from nca_trader.config.toml import from_toml_text, preset_names, to_toml
+from nca_trader.envs.trading import spec_of, transition
+from nca_trader.errors import ConfigError
+from nca_trader.learner.curriculum import cost_scale, volatility_scale
+from nca_trader.learner.optimizer import learning_rate
+from nca_trader.learner.update import make_learner
+from nca_trader.runs.manifest import Run
+
+BARS = random_bars(np.random.default_rng(0), 120, 3)
+
+
+def unchecked(config, **changes):
+    """A copy of `config` with values that it may refuse."""
+    config = copy.copy(config)
+    for name, value in changes.items():
+        object.__setattr__(config, name, value)
+    return config
+
+
+def refused(config, name, value):
+    """Whether the config says that this value of a field has no effect."""
+    try:
+        dataclasses.replace(config, **{name: value})
+    except ConfigError as error:
+        (line,) = str(error).splitlines()
+        assert line.startswith(f"{name}={value!r} has no effect without ")
+        assert "; leave it out (its default is " in line and ", or give " in line
+        return True
+    return False
+
+
+@functools.cache
+def env_of(reward="log_return", actions="direction"):
+    return TradingEnv(BARS, dataclasses.replace(tiny.ENV, reward=reward, actions=actions))
+
+
+def policy_program(config):
+    policy = make_policy(unchecked(AgentConfig(), policy=config), env_of().spec)
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    x, present = jnp.zeros((1, 9, 3, 2)), jnp.ones((1, 9, 3), bool)
+    words = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32)
+    fire = None if policy.fire_rate == 1.0 else Fire(*words)
+    program = jax.make_jaxpr(lambda p: policy.encode(p, x, present, fire))(params)
+    return f"{policy.receptive_field} {params} {program}"
+
+
+POLICIES = {
+    "nca": PolicyConfig(channels=4, hidden=6),
+    "nearest": PolicyConfig(channels=4, hidden=6, neighbours="nearest"),
+    "mlp": PolicyConfig(kind="mlp", channels=4, hidden=6, window=4),
+    "gru": PolicyConfig(kind="gru", channels=4, window=4),
+}
+OTHER = {
+    "channels": 5, "hidden": 7, "window": 5, "steps": 4, "dilations": (1, 3),
+    "neighbours": "ring", "num_neighbours": 1, "leak": 0.3, "fire_rate": 0.5, "remat": "step",
+    "feature_clip": 2.0, "head_hidden": 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_policy_refuses_what_does_not_change_its_program_and_nothing_else(kind):
+    config = POLICIES[kind]
+    assert {*OTHER, "kind"} == {field.name for field in dataclasses.fields(config)}
+    plain = policy_program(config)
+    for name, value in OTHER.items():
+        same = policy_program(unchecked(config, **{name: value})) == plain
+        assert refused(config, name, value) == same, name
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
+    env = env_of(reward)
+    episode = env.begin(jax.random.key(0))
+    action, row = jnp.ones(3, jnp.int32), jnp.uint32(50)
+
+    def program(config):
+        spec = dataclasses.replace(env.spec, decay=spec_of(config, env.spec.symbols).decay)
+        step = functools.partial(transition, config, spec, env.rules)
+        legs = env.legs_at(row), env.legs_at(row + 1)
+        return str(jax.make_jaxpr(lambda e: step(e, action, *legs))(episode))
+
+    plain = program(env.config)
+    others = dict(
+        pnl_returns="simple", risk_aversion=0.7, quadratic_cost=0.3, drawdown_penalty=0.2,
+        sharpe_decay=0.3,
+    )  # fmt: skip
+    for name, value in others.items():
+        same = program(unchecked(env.config, **{name: value})) == plain
+        assert refused(env.config, name, value) == same, name
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    ["gae", "pathwise", *(pytest.param(x, marks=pytest.mark.slow) for x in ("group", "exact"))],
+)
+def test_an_estimator_refuses_what_does_not_change_its_update(estimator):
+    learn = dataclasses.replace(tiny.AGENT.learner, envs_per_segment=2, advantages=estimator)
+    agent = dataclasses.replace(tiny.AGENT, learner=learn)
+    env = env_of("pnl", actions="weights" if estimator == "pathwise" else "direction")
+    policy = make_policy(agent, env.spec)
+
+    def program(config):
+        learner = make_learner(env, policy, unchecked(agent, learner=config))
+        state = jax.eval_shape(learner.init, jax.random.key(0))
+        return str(jax.make_jaxpr(next(iter(learner.programs.values())))(state, learner.market))
+
+    plain = program(learn)
+    others = dict.fromkeys(("value_coef", "clip_epsilon", "entropy_coef"), 0.1)
+    for name, value in (others | {"gae_lambda": 0.5, "discount": 0.9}).items():
+        same = program(unchecked(learn, **{name: value})) == plain
+        assert refused(learn, name, value) == same, name
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "sgdr"])
+def test_a_schedule_refuses_the_period_that_it_does_not_have(schedule):
+    config = OptimizerConfig(schedule=schedule)
+    rates = [
+        [float(learning_rate(c, 100)(step)) for step in range(0, 100, 7)]
+        for c in (config, unchecked(config, first_period=3))
+    ]
+    assert refused(config, "first_period", 3) == (rates[0] == rates[1])
+
+
+@pytest.mark.parametrize(("name", "of"), [("costs", cost_scale), ("volatility", volatility_scale)])
+@pytest.mark.parametrize("start", [0.5, 1.0])
+def test_a_curriculum_that_is_off_takes_no_share(name, of, start):
+    config = CurriculumConfig(**{f"{name}_from": start})
+    course = [
+        [of(c, jnp.int32(update), 8) for update in range(8)]
+        for c in (config, unchecked(config, **{f"{name}_share": 0.9}))
+    ]
+    assert refused(config, f"{name}_share", 0.9) == (course[0] == course[1]) == (start == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [
+        (PopulationConfig(), "share", 0.1),
+        (PopulationConfig(), "perturb", 1.5),
+        (EnvConfig(), "delist_haircut", 0.1),
+        (EnvConfig(), "market_bars", 500),
+    ],
+)
+def test_a_part_that_is_off_takes_no_settings(config, name, value):
+    assert refused(config, name, value)
+
+
+def test_all_that_has_no_effect_in_a_file_is_said_at_once():
+    text = (
+        "[policy]\nkind = 'gru'\nhidden = 8\nsteps = 9\nwindow = 0\n[optimizer]\nfirst_period = 9"
+    )
+    with pytest.raises(ConfigError) as caught:
+        from_toml_text(AgentConfig, text, "my.toml")
+    lines = str(caught.value).splitlines()
+    assert [line.split("=")[0] for line in lines] == [
+        "my.toml: [policy] window",
+        "my.toml: [policy] hidden",
+        "my.toml: [policy] steps",
+        "my.toml: [optimizer] first_period",
+    ]
+    assert "steps=9 has no effect without kind='nca'; leave it out (its default is 5)" in lines[2]
+    # A kind that is not known says nothing of what it has.
+    with pytest.raises(ConfigError, match=r"\Akind='lstm' is not known[^\n]*\Z"):
+        PolicyConfig(kind="lstm", window=7)
+
+
+def test_a_range_that_groups_do_not_learn_with_is_refused():
+    learn = dataclasses.replace(tiny.AGENT.learner, envs_per_segment=2, advantages="group")
+    drawn = PopulationConfig(gae_lambda=(0.5, 0.9))
+    agent = dataclasses.replace(tiny.AGENT, num_seeds=2, learner=learn, population=drawn)
+    with pytest.raises(ConfigError, match=r"population\.gae_lambda = \(0\.5, 0\.9\) has no effect"):
+        make_learner(env_of(), make_policy(agent, env_of().spec), agent)
+
+
+@pytest.mark.parametrize(("folder", "load"), [("agents", load_agent), ("envs", load_env)])
+def test_every_preset_has_nothing_without_effect(folder, load):
+    for name in preset_names(folder):
+        config = load(name)
+        assert from_toml_text(type(config), to_toml(config), name) == config
+
+
+def test_a_copy_of_another_mode_leaves_out_what_it_does_not_have():
+    nano = dataclasses.replace(load_agent("nano").policy, steps=3, leak=0.2)
+    with pytest.raises(ConfigError, match="steps=3"):
+        dataclasses.replace(nano, kind="mlp")
+    expected = PolicyConfig(kind="mlp", channels=16, hidden=64, window=9)
+    assert switched(nano, kind="mlp", window=9) == expected
+    learn = LearnerConfig(value_coef=0.1, gae_lambda=0.9)
+    assert switched(learn, advantages="exact") == LearnerConfig(advantages="exact", gae_lambda=0.9)
+
+
+def test_what_a_run_recorded_before_it_was_refused_is_read_as_its_default():
+    old = unchecked(
+        tiny.AGENT,
+        policy=unchecked(tiny.AGENT.policy, window=9),
+        optimizer=unchecked(tiny.AGENT.optimizer, first_period=7),
+    )
+    text = to_toml(old)
+    assert "\nwindow = 9\n" in text and "\nfirst_period = 7\n" in text
+    assert from_toml_text(AgentConfig, text, "agent.toml", recorded=True) == tiny.AGENT
+    with pytest.raises(ConfigError, match="window=9"):
+        from_toml_text(AgentConfig, text, "agent.toml")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_begun_with_what_has_no_effect_is_read_and_goes_on(tmp_path):
+    """Versions before took it, and the file of a run cannot be changed."""
+    env = TradingEnv(BARS, tiny.ENV)
+    old = unchecked(tiny.AGENT, policy=unchecked(tiny.AGENT.policy, window=9))
+    run = train(env, old, tmp_path / "run", steps=tiny.STEPS_PER_UPDATE)
+    assert "\nwindow = 9\n" in (run.path / "agent.toml").read_text()
+    assert Run(run.path).agent_config.policy == tiny.AGENT.policy
+    train(env, tiny.AGENT, run.path, steps=2 * tiny.STEPS_PER_UPDATE)
+    assert [row["update"] for row in Run(run.path).metrics()] == [1, 2]

@@ -1,0 +1,59 @@
+"""Alone, a process agrees with itself at once; several are tested in scale/test_distributed.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from nca_trader.errors import BarError, NcaTraderError, RunError, StateError, StoreError
+from nca_trader.parallel import hosts
+from nca_trader.parallel.mesh import make_mesh
+
+
+def test_one_process_is_the_first_and_hears_itself():
+    assert hosts.count() == 1 and hosts.own() == 0 and hosts.first()
+    assert hosts.of_each([1, 2]).tolist() == [[1, 2]]
+    first, second = hosts.of_first((np.float32(0.5), np.arange(3)))
+    assert first == 0.5 and second.tolist() == [0, 1, 2]
+    hosts.meet()
+
+
+def test_what_the_first_does_is_done_or_its_own_mistake_is_raised():
+    assert hosts.on_first(lambda: 7) == 7
+
+    def mistaken():
+        raise StateError("mine")
+
+    with pytest.raises(StateError, match="mine"):
+        hosts.on_first(mistaken)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [RunError("no"), BarError("no"), StateError("no"), StoreError("later"), KeyError("a fault")],
+)
+def test_another_process_ends_as_the_first_that_gave_up(mistake, monkeypatch):
+    """With its exit code, so that on every host a supervisor starts again, or none does."""
+    told = []
+
+    def fails():
+        raise mistake
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts, "of_first", lambda code: told.append(code) or code)
+        with pytest.raises(type(mistake)):
+            hosts.on_first(fails)
+    monkeypatch.setattr(hosts, "first", lambda: False)
+    monkeypatch.setattr(hosts, "of_first", lambda code: told[0])
+    with pytest.raises(NcaTraderError, match="process 0 gave up") as error:
+        hosts.on_first(lambda: pytest.fail("not mine to do"))
+    assert error.value.exit_code == getattr(mistake, "exit_code", 1)
+
+
+def test_a_copy_is_whole_and_no_view_of_the_device():
+    split = jax.device_put(jnp.arange(8.0), NamedSharding(make_mesh(8), P("data")))
+    copy = hosts.copied(split)
+    copy[0] = 5.0
+    assert copy.tolist()[1:] == list(range(1, 8)) and split[0] == 0.0
