@@ -21,7 +21,7 @@ from nca_trader.config.records import SHOWN, Mismatch, converted, read_toml, sho
 from nca_trader.errors import ConfigError, argument
 
 T = TypeVar("T")
-PACKAGE = pathlib.Path(__file__).resolve().parent
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # TOML has no null; a field that may be None is written and read as this word.
 NONE = "none"
 

@@ -106,7 +106,9 @@ def page(proofs: Sequence[Proof], agent: str) -> str:
         section("Curves", svg(figure, "prove", told), tag("p", notes)),
         section("Table", table("Reached on a fresh path", headers + without, rows)),
     )
-    style = importlib.resources.files("nca_trader.evaluate").joinpath("report.css").read_text()
+    style = (
+        importlib.resources.files("nca_trader.evaluate.report").joinpath("report.css").read_text()
+    )
     head = [Html('<meta charset="utf-8">'), tag("title", "prove"), tag("style", Html(style))]
     document = tag("html", tag("head", join(head)), tag("body", body), lang="en")
     return f"<!DOCTYPE html>\n{document}\n"

@@ -188,7 +188,9 @@ class Report:
 
 def page(report: Report) -> Html:
     """The whole document."""
-    style = importlib.resources.files("nca_trader.evaluate").joinpath("report.css").read_text()
+    style = (
+        importlib.resources.files("nca_trader.evaluate.report").joinpath("report.css").read_text()
+    )
     head = join(
         [
             Html('<meta charset="utf-8">'),
