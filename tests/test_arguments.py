@@ -13,7 +13,6 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.envs.gym.vector import GymVectorEnv
-from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.errors import options_named
 from nca_trader.evaluate.targets import LARGEST
 from nca_trader.paper.launch import paper_trade
@@ -147,7 +146,6 @@ def test_an_argument_of_another_kind_is_named_by_every_entry_point(bars, env, tm
     refusal(lambda: make(bars=bars).reset(options="start"), "options is the text 'start'")
     refusal(lambda: GymVectorEnv(bars, 64), "num_envs is a Bars; num_envs and bars look swapped")
     refusal(lambda: GymVectorEnv(2, env=ENV), "env is an EnvConfig")
-    refusal(lambda: ShardedEnv(ENV, "x"), "shards is an EnvConfig")
     refusal(lambda: nca.train(env, "nano", None), "run_dir is a NoneType; give a path")
     refusal(lambda: nca.train(env, "nano", run, steps="5"), "steps is the text '5'")
     refusal(lambda: nca.train(env, "nano", run, steps=1e5), "steps is the number 100000.0")

@@ -7,7 +7,6 @@ bytes.
 """
 
 import collections
-import copy
 import dataclasses
 import functools
 import inspect
@@ -31,7 +30,7 @@ from nca_trader.data.indicators import FEATURES
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import trading
 from nca_trader.envs.account.orders import rules_of
-from nca_trader.envs.trading import TradingEnv, kept
+from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
 from nca_trader.evaluate import backtest as backtest_module
 from nca_trader.evaluate.backtest import encode, strategy_targets
 from nca_trader.types import Costs
@@ -273,43 +272,44 @@ class Witness:
         self.params = [random_params(policy) for policy in self.policies]
         self.programs = {}
 
-    def live(self, env, policy, params, arrays):
+    def live(self, market, policy, params):
         """What an agent sees, decides and earns at every row, in a traced function."""
-        shell = copy.copy(env)
-        vars(shell).update(arrays)  # what the bars hold is an argument, not a constant
-        spec, length = env.spec, policy.receptive_field
+        spec, length = market.dynamics.spec, policy.receptive_field
         start = spec.warmup
         shape = (LONG, spec.num_assets, distribution(spec).outputs(spec))
         noise = distribution(spec).noise(jax.random.key(7), shape)
 
-        def step(state, noise_t):
+        def advance(state, noise_t):
             seen = state.observation
-            window = TradingEnv.window.__wrapped__(shell, seen, length)
+            shown = window(market, seen, length)
             rows = seen.index - length + 1 + jnp.arange(length)
-            legs = shell.legs_at(jnp.maximum(rows, 0))
+            legs = market.legs_at(jnp.maximum(rows, 0))
             present = legs.present & (rows >= 0)[:, None]
             if seen.drop is not None:
                 rate = self.config.feature_dropout
                 present &= kept(rate, seen.drop, rows, spec.num_assets)
-            logits = decide(policy, params, window, present, seen.account)
+            logits = decide(policy, params, shown, present, seen.account)
             action = policy.distribution.sample(logits, noise_t)
             order = policy.distribution.order(spec, action)
-            after, result = shell.step(state, order)
-            return after, ((seen, window, logits, order), result)
+            after, result = step(market, state, order)
+            return after, ((seen, shown, logits, order), result)
 
-        state, _ = shell.reset(jax.random.key(3))
-        return jax.lax.scan(step, state, noise[start : len(env) - 1])[1]
+        state, _ = reset(market, jax.random.key(3))
+        return jax.lax.scan(advance, state, noise[start : market.num_bars - 1])[1]
 
     def rollouts(self, env):
-        held = {k: v for k, v in vars(env).items() if k != "task" and _is_arrays(v)}
         if len(env) not in self.programs:
 
-            def run(arrays):
+            def run(market):
                 pairs = zip(self.policies, self.params, strict=True)
-                return [self.live(env, policy, params, arrays) for policy, params in pairs]
+                return [self.live(market, policy, params) for policy, params in pairs]
 
-            self.programs[len(env)] = jax.jit(run, compiler_options=FAST)
-        return jax.tree.map(np.asarray, self.programs[len(env)](held))
+            program = jax.jit(run, compiler_options=FAST)
+            self.programs[len(env)] = program, env.dynamics
+        # What an agent was trained with stays: other bars do not compile another program.
+        program, dynamics = self.programs[len(env)]
+        market = dataclasses.replace(env.market, dynamics=dynamics)
+        return jax.tree.map(np.asarray, program(market))
 
     def see(self, source, traded=(*TRIED, "drawn")):
         """`{name: [rows, ...]}` by the row of the bars at which each fact is known.
@@ -336,11 +336,6 @@ class Witness:
             for part in ("equity", "log_equity", "weights", "turnover", "cost", "flows"):
                 facts[f"{part} {name}"] = np.asarray(getattr(result, part))
         return facts
-
-
-def _is_arrays(value):
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
 
 
 def _by_row(name, tree, start):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -141,11 +142,7 @@ def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
     env = _setting(FEATURES)
     first, last = env.spec.warmup, len(env) - 2 - EPISODE
-    move = jax.vmap(
-        lambda episode, action, now, after: transition(
-            env.config, env.spec, env.rules, episode, action, now, after
-        )
-    )
+    move = jax.vmap(functools.partial(transition, env.dynamics))
 
     def begin(lane: Any) -> Any:
         start = (first + lane % jnp.uint32(last - first)).astype(jnp.int32)
@@ -160,7 +157,7 @@ def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
         h = h ^ (h >> 13)
         action = _below(len(env.spec.targets), h).astype(jnp.int32)[:, None]
-        now, after = env.legs_at(index), env.legs_at(index + 1)
+        now, after = env.market.legs_at(index), env.market.legs_at(index + 1)
         episode, reward = move(episode, action, now, after)
         total = total + reward
         if window:

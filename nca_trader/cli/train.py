@@ -153,11 +153,10 @@ def load_training_env(args: argparse.Namespace, config: Any, seed: int = 0) -> A
     """The environment over the bars, the shards or the synthetic market's path of `seed`.
 
     Raises:
-      BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `ShardedEnv`.
+      BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `TradingEnv`.
     """
     from nca_trader.data.shards import folder_of_shards, open_shards
     from nca_trader.data.synthetic import task_of
-    from nca_trader.envs.sharded import ShardedEnv
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import BarError, ConfigError
 
@@ -168,7 +167,7 @@ def load_training_env(args: argparse.Namespace, config: Any, seed: int = 0) -> A
                 f"--{given[0]} is about a bar file, and {args.data} is shards; choose what is in "
                 "them when they are written."
             )
-        return ShardedEnv(open_shards(folder), config)
+        return TradingEnv(open_shards(folder), config)
     if config.market and args.data is None:  # a path of the run's own seed
         return TradingEnv(task_of(config, seed), config)
     bars = load_bars(args)

@@ -16,9 +16,8 @@ from jax import Array
 
 from nca_trader.config import EnvConfig
 from nca_trader.data.samples import sample_bars
-from nca_trader.envs.gym.packed import episode_length
 from nca_trader.envs.presets import load_env
-from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv
+from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv, episode_length
 from nca_trader.errors import CheckFailed
 from nca_trader.types import Bars
 
@@ -111,7 +110,7 @@ class _Run:
     """An environment and its episodes, computed once and shared by the checks."""
 
     def __init__(self, env: TradingEnv, seed: int):
-        self.env, self.length = env, episode_length(env)
+        self.env, self.length = env, episode_length(env.market)
         self.keys = jax.random.split(jax.random.key(seed), 3)
         self.reset, self.step = jax.jit(env.reset), jax.jit(env.step)
 
@@ -246,7 +245,7 @@ def _a_key_decides_the_episode(run: _Run) -> str:
     if fault := difference(run.reset(run.keys[0]), run.reset(run.keys[0])):
         return f"the same key gives two episodes: {fault}"
     config, env = run.env.config, run.env
-    draws = episode_length(env) < len(env) - 1 - env.spec.warmup or config.random_start
+    draws = episode_length(env.market) < len(env) - 1 - env.spec.warmup or config.random_start
     if not (draws or config.feature_dropout or config.random_costs):
         return ""
     keys = jax.random.split(run.keys[1], 16)

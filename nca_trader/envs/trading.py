@@ -1,13 +1,13 @@
-"""The trading environment: real bars, one account, pure functions of an index.
+"""The trading environment: `reset(market, key)` and `step(market, state, action)`, pure functions.
 
-What an agent does never changes the bars, so an observation is the bar's index and the account;
-`TradingEnv.window` gathers the features of the bars behind it for those who need the array.
+What an agent does never changes the bars. So an observation is the index of a bar and the account;
+`window` gathers the features of the bars up to it, for callers that need the array. `TradingEnv`
+binds these functions to one market.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from jax import Array
 from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import expect
 from nca_trader.data.features import feature_set
+from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import rewards
 from nca_trader.envs.account.legs import Legs, legs_of
@@ -30,24 +31,53 @@ from nca_trader.envs.actions import targets_of, to_target
 from nca_trader.envs.nearest import nearest_assets
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.reward_memory import begun, remembered
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.machine import memory
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import Bars, Costs, EnvSpec, Tensor
 
 
-class Market(NamedTuple):
-    """The bars as the device holds them, float32; an argument of every jitted function.
+class Dynamics(NamedTuple):
+    """What an account may do and what it is paid: the static part of an environment.
 
-    features: `[N, A, F]`. legs: what an account lives through, each `[N, A]` or None.
-    volatility: `[]` of equal weights in every asset, per bar; see `volatility_of`.
-    rows: `[]` int32 bars, where more rows are there (see `ShardedEnv`); None: all of them.
+    config: as given. spec: what a policy needs to know. rules: how orders fill.
+    """
+
+    config: EnvConfig
+    spec: EnvSpec
+    rules: Rules
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Market:
+    """Bars as the device holds them, float32, and the dynamics of an account on them.
+
+    It is an argument of every jitted function: millions of bars must not become constants of a
+    program. Whole files, shards and synthetic markets all become one of these.
+
+    Attributes:
+      features: `[N, A, F]`. legs: price moves that an account goes through, each `[N, A]` or None.
+      volatility: `[]` of equal weights in every asset, per bar; see `volatility_of`.
+      rows: `[]` int32 number of bars where the arrays are padded; None: all N are bars.
+      dynamics: static.
     """
 
     features: Tensor
     legs: Legs
     volatility: Tensor
-    rows: Tensor | None = None
+    rows: Tensor | None
+    dynamics: Dynamics = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_bars(self) -> Any:
+        """The number of bars without padding, an int or `[]` int32."""
+        return len(self.legs.present) if self.rows is None else self.rows
+
+    def legs_at(self, index: Array) -> Legs:
+        """Returns the legs of the bars at `index` `[...]`."""
+        row = jnp.asarray(index, jnp.uint32)  # unsigned: jax adds no check for negative indices
+        return jax.tree.map(lambda leg: leg[row], self.legs)
 
 
 COPIES = 3  # of the features at once: as computed, beside the market's state, on the device
@@ -133,24 +163,21 @@ def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
 
 
 def transition(
-    config: EnvConfig,
-    spec: EnvSpec,
-    rules: Rules,
-    episode: Episode,
-    action: Array,
-    now: Legs,
-    following: Legs,
+    dynamics: Dynamics, episode: Episode, action: Array, now: Legs, following: Legs
 ) -> tuple[Episode, Array]:
-    """One step of one account: order what `action` `[A]` means, then live through a bar.
+    """Orders what `action` `[A]` means at the close of bar t, then moves the account to t + 1.
+
+    This is the one step of every caller: `step`, training, and the judge of `prove`.
 
     Args:
-      config, spec, rules: of the environment, static. episode: at the close of bar t.
-      now: legs of bar t; it matters only where orders fill at the close.
+      dynamics: static. episode: at the close of bar t.
+      now: legs of bar t; they matter only where orders fill at the close.
       following: legs of bar t + 1.
 
     Returns:
       The episode at the close of bar t + 1, and the step's reward `[]`.
     """
+    config, spec, rules = dynamics
     before, costs, scale = episode.account, config.costs, 1.0
     if episode.cost_scale is not None:
         scale = episode.cost_scale
@@ -171,143 +198,243 @@ def transition(
     return episode._replace(account=remembered(spec, after)), reward
 
 
+def begin(dynamics: Dynamics, key: Array) -> Episode:
+    """Opens an account, flat or at a random position that an order could have reached.
+
+    The opening order is filled by the account's own rules, free of charge: assets that are long
+    together may exceed `max_gross` or the cash there is. Costs are drawn where the config says so.
+    """
+    config, spec, _ = dynamics
+    scale, account = None, open_account(jnp.zeros(spec.num_assets))
+    if config.random_costs is not None:
+        low, high = np.log(config.random_costs)
+        cost_key, key = jax.random.split(key)
+        scale = jnp.exp(jax.random.uniform(cost_key, (), minval=low, maxval=high))
+    if config.random_start:
+        shape = account.weight.shape
+        if config.actions == "weights":
+            low, high = spec.bounds
+            target = jax.random.uniform(key, shape, minval=low, maxval=high)
+        else:
+            target = jnp.asarray(spec.targets, jnp.float32)[
+                jax.random.randint(key, shape, 0, len(spec.targets))
+            ]
+        free = Rules(fill="close", max_gross=config.max_gross, max_net=config.max_net)
+        free = free._replace(borrow=config.borrow)
+        there = Legs(target, target, jnp.ones(shape, bool)).at_close
+        account = place_order(account, target, there, Costs(), free)[0]
+    return Episode(begun(spec, account), scale)
+
+
+def begin_dropout(dynamics: Dynamics, key: Array) -> Array | None:
+    """`[]` uint32 seed of an episode's feature dropout; None where the config has none."""
+    return jax.random.bits(key, (), jnp.uint32) if dynamics.config.feature_dropout else None
+
+
+def episode_length(market: Market) -> Any:
+    """Bars of an episode: as the config says, and at most what the data has."""
+    config, spec, _ = market.dynamics
+    longest = market.num_bars - 1 - spec.warmup
+    if config.episode_bars is None:
+        return longest
+    minimum = min if isinstance(longest, int) else jnp.minimum
+    return minimum(config.episode_bars, longest)
+
+
+def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
+    """Starts an episode at a random bar after the features' warm-up."""
+    spec = market.dynamics.spec
+    key, start_key, account_key = jax.random.split(key, 3)
+    length = episode_length(market)
+    first = jax.random.randint(start_key, (), spec.warmup, market.num_bars - length)
+    drop = begin_dropout(market.dynamics, jax.random.fold_in(start_key, 1))
+    state = EnvState(key, first, drop, begin(market.dynamics, account_key), first + length)
+    zero = jnp.zeros(())
+    return state, TimeStep(state.observation, zero, zero + 1.0, jnp.zeros((), bool))
+
+
+def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, TimeStep]:
+    """Orders what `action` `[A]` means (see `EnvSpec.actions`), and moves one bar on.
+
+    The episode has ended where the time step's discount is 0 or `truncated` is True; call `reset`
+    then. Its observation is the final one, which a bootstrap needs.
+    """
+    index = state.index
+    now, following = market.legs_at(index), market.legs_at(index + 1)
+    episode, reward = transition(market.dynamics, state.episode, action, now, following)
+    ruined = episode.account.ruined
+    truncated = ~ruined & (index + 1 >= state.last)
+    state = state._replace(index=index + 1, episode=episode)
+    discount = 1.0 - ruined.astype(jnp.float32)
+    return state, TimeStep(state.observation, reward, discount, truncated)
+
+
+def window(market: Market, observation: Observation, length: int) -> Array:
+    """`[T, A, F]` features of the `length` bars up to the observation's; 0 before the first."""
+    rows = observation.index - length + 1 + jnp.arange(length)
+    seen = market.features[jnp.maximum(rows, 0)]
+    there = (rows >= 0)[:, None]
+    if observation.drop is not None:
+        config, spec, _ = market.dynamics
+        there = there & kept(config.feature_dropout, observation.drop, rows, spec.num_assets)
+    return jnp.where(there[..., None], seen, 0.0)
+
+
+_window = jax.jit(window, static_argnums=2)
+
+
 class TradingEnv:
-    """An environment over `bars`, as `config` describes it; every method is pure and jittable.
+    """An environment over bars, as `config` describes it; every method is pure and jittable.
 
     Attributes:
-      bars: host bars. spec: what a policy needs to know. market: device arrays.
-      features: `[N, A, F]` float32 on the host. costs, rules: static.
+      bars: host bars; of shards, those of the first. shards: in the order in which agents train on
+        them, or None. task: the synthetic market, or None. config: as given.
+      spec: what a policy needs to know. market: device arrays; of shards, those of the first, on
+        the host. features: `[N, A, F]` float32 on the host. costs, rules: static.
     """
 
     def __init__(
         self,
-        bars: Bars | Task | None = None,
+        bars: Bars | Task | Shards | None = None,
         config: EnvConfig | str | os.PathLike[str] | None = None,
     ):
         """Computes the features of all bars once, by scanning their online updates.
 
         Args:
-          bars: real bars; or a synthetic task, whose state is observed beside the features; or
-            None, which draws the market that `config` names.
+          bars: real bars; or a synthetic task, whose state is observed in addition to the
+            features; or shards of bars that do not fit into memory, of which the first is read;
+            or None, which draws the market that `config` names.
           config: an `EnvConfig`, a preset's name, or the path of a TOML file; None is the
             default, or the task's own.
 
         Raises:
-          BarError: too few bars. ConfigError: neither bars nor a market; an unknown feature.
+          BarError: too few bars; shards of different numbers of symbols.
+          ConfigError: neither bars nor a market; an unknown feature.
         """
         if bars is not None:
-            accepted = "Bars, e.g. of nca.read_bars, a synthetic Task, or None"
-            expect("bars", bars, Bars | Task, accepted, config=config)
+            accepted = "Bars, e.g. of nca.read_bars, a synthetic Task, Shards, or None"
+            expect("bars", bars, Bars | Task | Shards, accepted, config=config)
         if config is None:
             config = bars.config if isinstance(bars, Task) else EnvConfig()
         config = load_env(config, name="config")
-        if bars is None:
+        self.shards, self.task, self.config = None, None, config
+        if isinstance(bars, Shards):
+            self.shards, bars = bars, _first_of(bars, config)
+        elif bars is None:
             bars = task_of(config)
         states = observed_states(bars, config)
-        self.bars = bars.bars if isinstance(bars, Task) else bars
-        self.task = bars if isinstance(bars, Task) else None
-        self.config = config
+        if isinstance(bars, Task):
+            self.task, bars = bars, bars.bars
+        self.bars = bars
         names = tuple(f"state:{name}" for name in states[0])
-        spec = spec_of(config, self.bars.symbols, names)
-        self.spec = dataclasses.replace(spec, nearest=nearest_assets(self.bars))
+        spec = spec_of(config, bars.symbols, names)
+        self.spec = dataclasses.replace(spec, nearest=nearest_assets(bars))
         if spec.memory:
-            variance = rewards.variance_in(self.bars, spec.size)
+            variance = rewards.variance_in(bars, spec.size)
             self.spec = dataclasses.replace(self.spec, variance=variance)
         self.costs, self.rules = config.costs, rules_of(config)
-        if len(self.bars) < self.spec.warmup + 2:
+        if len(bars) < self.spec.warmup + 2:
             raise BarError(
-                f"{self.bars.source or 'bars'}: {len(self.bars)} bars, but the features need "
+                f"{bars.source or 'bars'}: {len(bars)} bars, but the features need "
                 f"{self.spec.warmup} bars to warm up and 2 to trade; give more bars or choose "
                 "features with a shorter memory."
             )
-        rewards.check_paid(config, self.bars, self.spec.size)
-        self.features = features_of(self.bars, config, states[1])
-        market = host_market(self.bars, self.features, self.costs, self.rules)
-        self.market = jax.tree.map(jnp.asarray, market)
+        rewards.check_paid(config, bars, self.spec.size)
+        self.features = features_of(bars, config, states[1])
+        self.market = self._market_of(bars, self.features)
+        if self.shards is None:
+            self.market = jax.tree.map(jnp.asarray, self.market)
 
     def __len__(self) -> int:
         return len(self.bars)
 
-    def begin(self, key: Array) -> Episode:
-        """A new account, flat or at a random position that an order could have reached.
+    def _market_of(self, bars: Bars, features: np.ndarray) -> Market:
+        """The market of `bars` as numpy arrays; of a shard, padded with zeros to the longest."""
 
-        The order is filled by the account's own rules, free of charge: assets that are long
-        together may want more than `max_gross` or than cash pays for. Costs are drawn as well,
-        where the config says so.
+        def narrow(leg: np.ndarray) -> np.ndarray:
+            return leg if leg.dtype == bool else leg.astype(np.float32)
+
+        legs = jax.tree.map(narrow, legs_of(bars, self.costs, self.rules))
+        dynamics = Dynamics(self.config, self.spec, self.rules)
+        market = Market(features, legs, volatility_of(legs), None, dynamics)
+        if self.shards is None:
+            return market
+        longest = max(shard.rows for shard in self.shards)
+
+        def pad(leaf: np.ndarray) -> np.ndarray:
+            return np.pad(leaf, [(0, longest - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
+
+        return dataclasses.replace(
+            market,
+            features=pad(features),
+            legs=jax.tree.map(pad, legs),
+            rows=np.asarray(len(bars), np.int32),
+        )
+
+    def prepare(self, bars: Bars) -> Market:
+        """Returns the market of another shard on the host, of the first one's shape.
+
+        All shards share one compiled program, so rows after a shard's last are 0.
+
+        Raises:
+          StateError: the shard has other columns than the first one.
         """
-        config, scale = self.config, None
-        account = open_account(jnp.zeros(self.spec.num_assets))
-        if config.random_costs is not None:
-            low, high = np.log(config.random_costs)
-            cost_key, key = jax.random.split(key)
-            scale = jnp.exp(jax.random.uniform(cost_key, (), minval=low, maxval=high))
-        if config.random_start:
-            shape = account.weight.shape
-            if config.actions == "weights":
-                low, high = self.spec.bounds
-                target = jax.random.uniform(key, shape, minval=low, maxval=high)
-            else:
-                target = jnp.asarray(self.spec.targets, jnp.float32)[
-                    jax.random.randint(key, shape, 0, len(self.spec.targets))
-                ]
-            free = Rules(fill="close", max_gross=config.max_gross, max_net=config.max_net)
-            free = free._replace(borrow=config.borrow)
-            there = Legs(target, target, jnp.ones(shape, bool)).at_close
-            account = place_order(account, target, there, Costs(), free)[0]
-        return Episode(begun(self.spec, account), scale)
+        rewards.check_paid(self.config, bars, self.spec.size)
+        features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
+        market = self._market_of(bars, features)
+        if jax.tree.structure(market) != jax.tree.structure(self.market):
+            raise StateError(
+                f"{bars.source or 'a shard'}: the shard from {bars.time[0]} on has other columns "
+                f"than the first one ({', '.join(sorted(self.bars.fields))}); write all shards "
+                "from bars with the same columns."
+            )
+        # Values learnt on one shard hold on the next: all rewards are scaled by the first.
+        return dataclasses.replace(market, volatility=self.market.volatility)
 
-    def begin_drops(self, key: Array) -> Array | None:
-        """`[]` uint32, which features an episode hides; None where the config hides none."""
-        return jax.random.bits(key, (), jnp.uint32) if self.config.feature_dropout else None
+    @property
+    def dynamics(self) -> Dynamics:
+        """The static part: config, spec and rules."""
+        return self.market.dynamics
+
+    def begin(self, key: Array) -> Episode:
+        """`begin` with this environment's dynamics."""
+        return begin(self.dynamics, key)
 
     def reset(self, key: Array) -> tuple[EnvState, TimeStep]:
-        """Starts an episode at a random bar after the features' warm-up."""
-        key, start_key, account_key = jax.random.split(key, 3)
-        length = self.config.episode_bars or len(self) - 1 - self.spec.warmup
-        length = min(length, len(self) - 1 - self.spec.warmup)
-        first = jax.random.randint(start_key, (), self.spec.warmup, len(self) - length)
-        drop = self.begin_drops(jax.random.fold_in(start_key, 1))
-        state = EnvState(key, first, drop, self.begin(account_key), first + length)
-        zero = jnp.zeros(())
-        return state, TimeStep(state.observation, zero, zero + 1.0, jnp.zeros((), bool))
+        """`reset` with this environment's market."""
+        return reset(self.market, key)
 
     def step(self, state: EnvState, action: Array) -> tuple[EnvState, TimeStep]:
-        """Orders what `action` `[A]` means (see `EnvSpec.actions`), and moves one bar on.
+        """`step` with this environment's market."""
+        return step(self.market, state, action)
 
-        The episode has ended where the time step's discount is 0 or `truncated` is True; call
-        `reset` then. Its observation is the final one, which a bootstrap needs.
-        """
-        index = state.index
-        now, following = self.legs_at(index), self.legs_at(index + 1)
-        episode, reward = transition(
-            self.config, self.spec, self.rules, state.episode, action, now, following
-        )
-        ruined = episode.account.ruined
-        truncated = ~ruined & (index + 1 >= state.last)
-        state = state._replace(index=index + 1, episode=episode)
-        discount = 1.0 - ruined.astype(jnp.float32)
-        return state, TimeStep(state.observation, reward, discount, truncated)
-
-    def legs_at(self, index: Array) -> Legs:
-        """The legs of the bars at `index` `[...]`."""
-        return take_legs(self.market, index)
-
-    @functools.partial(jax.jit, static_argnums=(0, 2))
     def window(self, observation: Observation, length: int) -> Array:
-        """`[T, A, F]` features of the `length` bars up to the observation's; 0 before the first."""
-        rows = observation.index - length + 1 + jnp.arange(length)
-        seen = self.market.features[jnp.maximum(rows, 0)]
-        there = (rows >= 0)[:, None]
-        if observation.drop is not None:
-            rate, assets = self.config.feature_dropout, self.spec.num_assets
-            there = there & kept(rate, observation.drop, rows, assets)
-        return jnp.where(there[..., None], seen, 0.0)
+        """`window` with this environment's market, jitted."""
+        return _window(self.market, observation, length)
 
 
-def take_legs(market: Market, index: Array) -> Legs:
-    """The legs of the bars at `index` `[...]`."""
-    row = jnp.asarray(index, jnp.uint32)  # never counted from the end: no check for that
-    return jax.tree.map(lambda leg: leg[row], market.legs)
+def _first_of(shards: Shards, config: EnvConfig) -> Bars:
+    """Reads the first shard.
+
+    Raises:
+      BarError: there is none, or shards differ in their number of symbols. ConfigError: the config
+        observes the state of a synthetic market.
+    """
+    if not len(shards):
+        raise BarError(f"{shards.folder}: there are no shards in it; write some first.")
+    for shard in shards:
+        if len(shard.symbols) != len(shards[0].symbols):
+            raise BarError(
+                f"{shards.folder / shard.path}: has {len(shard.symbols)} symbols, and "
+                f"{shards[0].path} has {len(shards[0].symbols)}; an agent trains on one number "
+                "of assets, so write shards of as many symbols each."
+            )
+    if config.market and config.market_state:
+        raise ConfigError(
+            f"{shards.folder}: shards do not hold the state of the market "
+            f"{config.market}; set market_state = false."
+        )
+    return shards.read(shards[0])
 
 
 def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:
@@ -344,16 +471,6 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray
             "give fewer bars or features, or train on shards (docs/streaming.md)."
         )
     return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
-
-
-def host_market(bars: Bars, features: np.ndarray, costs: Costs, rules: Rules) -> Market:
-    """The market as numpy arrays, which a device takes as they are."""
-
-    def narrow(leg: Any) -> np.ndarray:
-        return leg if leg.dtype == bool else leg.astype(np.float32)
-
-    legs = jax.tree.map(narrow, legs_of(bars, costs, rules))
-    return Market(features, legs, volatility_of(legs))
 
 
 def volatility_of(legs: Legs) -> np.ndarray:

@@ -34,7 +34,7 @@ from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, open_account
 from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.actions import to_target
-from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
+from nca_trader.envs.trading import Episode, Market, TradingEnv, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import horizon, reward_scale
 from nca_trader.learner.curriculum import moved
@@ -134,9 +134,9 @@ def enumerate_segments(
     Returns:
       Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`.
     """
-    config, spec, rules = env.config, env.spec, env.rules
+    _, spec, rules = market.dynamics
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
-    legs = moved(take_legs(market, rows), draw.volatility_scale)
+    legs = moved(market.legs_at(rows), draw.volatility_scale)
     years = legs.years
     if years is not None:  # the one leg without an axis of assets
         years = jnp.broadcast_to(years[..., None], legs.present.shape)
@@ -154,7 +154,7 @@ def enumerate_segments(
 
     def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
         episode = Episode(account, draw.cost_scale)
-        return transition(config, spec, rules, episode, action[None], now, following)[1]
+        return transition(market.dynamics, episode, action[None], now, following)[1]
 
     if not spec.constant_size:
         each = jax.vmap(jax.vmap(jax.vmap(jax.vmap(held, (0, None)))))

@@ -20,19 +20,19 @@ from nca_trader.agents.policy import Policy
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.data.shards import Shards
 from nca_trader.data.stream import Piece, stream
-from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import Market, TradingEnv
-from nca_trader.errors import ConfigError
+from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.rollout import Segments
 from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import replicated
 
 
-def shard_updates(env: ShardedEnv, config: LearnerConfig) -> int:
+def shard_updates(shards: Shards, config: LearnerConfig) -> int:
     """Updates on a shard before the next: as the config says, or until its bars are met once."""
     if config.shard_updates is not None:
         return config.shard_updates
-    return -(-env.rows // (config.num_segments * config.segment_length))
+    longest = max(shard.rows for shard in shards)
+    return -(-longest // (config.num_segments * config.segment_length))
 
 
 def begun_anew(turn: int, update: Array, segments: Segments) -> Segments:
@@ -40,18 +40,28 @@ def begun_anew(turn: int, update: Array, segments: Segments) -> Segments:
     return segments._replace(left=jnp.where(update % turn == 0, 0, segments.left))
 
 
-def check_shards(env: ShardedEnv, policy: Policy, config: AgentConfig) -> None:
+def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
     """Refuses what cannot be learnt from shards.
 
     Raises:
       BarError: a shard that is too short. ConfigError: settings that are about one market.
     """
     learner = config.learner
-    env.check_lengths(policy.first_decision + learner.segment_length + 1)
-    empty = [p for p in range(hosts.count()) if not len(own_part(env, p))]
+    shards = env.shards
+    if shards is None:
+        return
+    need = policy.first_decision + learner.segment_length + 1
+    for shard in shards:
+        if shard.rows < need:
+            raise BarError(
+                f"{shards.folder / shard.path}: {shard.rows} bars, but training needs {need} of "
+                "each shard; write the shards anew with rows that leave no short last one, or "
+                "lower learner.segment_length or policy.dilations."
+            )
+    empty = [p for p in range(hosts.count()) if not len(own_part(shards, p))]
     if empty:
         raise ConfigError(
-            f"{env.shards.folder}: its {len(env.shards)} shards, drawn by their names' hashes, "
+            f"{shards.folder}: its {len(shards)} shards, drawn by their names' hashes, "
             f"leave process {empty[0]} of {hosts.count()} without one; write more and shorter "
             "shards, or start fewer processes."
         )
@@ -65,16 +75,16 @@ def check_shards(env: ShardedEnv, policy: Policy, config: AgentConfig) -> None:
             "learner.advantages = 'exact' with reward = 'log_return' asks of all bars whether any "
             "is missing, and shards are not all read; take reward = 'pnl', or 'gae'."
         )
-    if config.policy.neighbours == "nearest" and not env.one_universe:
+    if config.policy.neighbours == "nearest" and len({s.symbols for s in shards}) > 1:
         raise ConfigError(
             "policy.neighbours = 'nearest' ranks the assets of one universe, but the shards have "
             "several; take 'ring' or 'all', or shards of the same symbols."
         )
 
 
-def own_part(env: ShardedEnv, process: int) -> Shards:
+def own_part(shards: Shards, process: int) -> Shards:
     """The shards that a process of the run reads; all, where it is the only one."""
-    return env.shards.part(process, hosts.count(), by="file") if hosts.count() > 1 else env.shards
+    return shards.part(process, hosts.count(), by="file") if hosts.count() > 1 else shards
 
 
 class Markets:
@@ -85,7 +95,7 @@ class Markets:
         self._env, self._config, self._mesh = env, config, mesh
         self._stream: Generator[Piece, None, None] | None = None
         self._turn, self._market = -1, None
-        self._own = own_part(env, hosts.own()) if isinstance(env, ShardedEnv) else None
+        self._own = None if env.shards is None else own_part(env.shards, hosts.own())
 
     def __enter__(self) -> Markets:
         return self
@@ -100,9 +110,9 @@ class Markets:
     def shard(self, update: int) -> int | None:
         """Index of the shard that `update` (from 0) learns from here; None where there are none."""
         env = self._env
-        if not isinstance(env, ShardedEnv) or self._own is None:
+        if env.shards is None or self._own is None:
             return None
-        shard = self._own[update // shard_updates(env, self._config) % len(self._own)]
+        shard = self._own[update // shard_updates(env.shards, self._config) % len(self._own)]
         return [other.path for other in env.shards].index(shard.path)
 
     def of(self, update: int) -> Market | None:
@@ -112,9 +122,9 @@ class Markets:
           BarError: its shard is missing. StateError: it is not the one that was written.
         """
         env = self._env
-        if not isinstance(env, ShardedEnv) or self._own is None:
+        if env.shards is None or self._own is None:
             return None
-        turn = update // shard_updates(env, self._config)
+        turn = update // shard_updates(env.shards, self._config)
         if turn == self._turn:
             return self._market
         self._market = None  # so that the device need not hold it beside the next

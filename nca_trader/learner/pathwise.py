@@ -26,7 +26,7 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.config import LearnerConfig
-from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
+from nca_trader.envs.trading import Episode, Market, TradingEnv, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.curriculum import moved
@@ -107,7 +107,7 @@ def simulate(
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
     cells = encode_span(policy, params, market, starts.span, length, env.config.feature_dropout)
     rows = starts.span.index[:, None] + jnp.arange(length + 1)[None]
-    legs = take_legs(market, rows)
+    legs = market.legs_at(rows)
     if starts.volatility_scale is not None:
         legs = moved(legs, starts.volatility_scale[:, None, None])
     cells, legs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (cells, legs))
@@ -116,7 +116,7 @@ def simulate(
     def move(episode, action, now, following, scale):
         drawn = episode.cost_scale
         priced = episode._replace(cost_scale=times(drawn, scale))
-        after, reward = transition(env.config, spec, env.rules, priced, action, now, following)
+        after, reward = transition(market.dynamics, priced, action, now, following)
         return after._replace(cost_scale=drawn), reward
 
     move = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None, None)))

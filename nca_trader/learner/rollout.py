@@ -4,6 +4,7 @@ A segment is encoded once on the causal lattice; then its accounts are scanned b
 the readout and the environment's own transition.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from nca_trader.envs.trading import (
     Episode,
     Market,
     TradingEnv,
+    begin,
+    begin_dropout,
     kept,
-    take_legs,
     transition,
 )
 from nca_trader.learner.curriculum import moved
@@ -171,7 +173,9 @@ def begin_segments(
         start_key, account_key = jax.random.split(key)
         start = jax.random.randint(start_key, (), first, last + 1, dtype=jnp.int32)
         each = jax.random.split(account_key, config.envs_per_segment)
-        return start, env.begin_drops(jax.random.fold_in(start_key, 1)), jax.vmap(env.begin)(each)
+        fresh = jax.vmap(functools.partial(begin, env.dynamics))(each)
+        drop = begin_dropout(env.dynamics, jax.random.fold_in(start_key, 1))
+        return start, drop, fresh
 
     start, drop, fresh = jax.vmap(draw)(keys)
     over = (segments.left < length) | (segments.index > last)
@@ -239,7 +243,7 @@ def accounts_on(
       episodes, in which a fresh episode takes the place of a ruined one.
     """
     rows = span.index[None] + jnp.arange(length + 1)[:, None]
-    legs = moved(take_legs(market, rows), draw.volatility_scale)
+    legs = moved(market.legs_at(rows), draw.volatility_scale)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
     see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
@@ -247,7 +251,7 @@ def accounts_on(
     def move(episode: Episode, order: Array, now: Legs, following: Legs) -> tuple[Episode, Array]:
         drawn = episode.cost_scale
         priced = episode._replace(cost_scale=times(drawn, draw.cost_scale))
-        after, reward = transition(env.config, spec, env.rules, priced, order, now, following)
+        after, reward = transition(market.dynamics, priced, order, now, following)
         return after._replace(cost_scale=drawn), reward
 
     each = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None)))

@@ -63,7 +63,7 @@ def train(
     Args:
       agent: a config, a preset's name, or the path of a TOML file.
       run_dir: a folder, or a `gs://` or `s3://` URL of one.
-      env: a `ShardedEnv` trains on shard after shard, read ahead, see `learner.shard_updates`.
+      env: of shards, it trains on shard after shard, read ahead, see `learner.shard_updates`.
       steps: a total, rounded up to whole updates; what a resumed run has done counts.
         None is the preset's `learner.steps`. A curriculum's course stays that of the steps that
         the run began with.
@@ -83,7 +83,7 @@ def train(
         back to one checkpoint `max_rollbacks` times and failed again.
       StoreError: the object store of `run_dir` or of the shards cannot be reached.
     """
-    expect("env", env, TradingEnv, "a TradingEnv or a ShardedEnv", agent=agent, run_dir=run_dir)
+    expect("env", env, TradingEnv, "a TradingEnv", agent=agent, run_dir=run_dir)
     agent = load_agent(agent)
     if steps is not None:
         expect("steps", steps, Integral, "a whole number")

@@ -18,8 +18,7 @@ from nca_trader.agents.policy import Policy
 from nca_trader.agents.presets import load_agent
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.config.ranges import divides, expect, refuse
-from nca_trader.envs.sharded import ShardedEnv
-from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.envs.trading import Market, TradingEnv, begin_dropout
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.iteration import LearnerState, Metrics, Parts, collect_and_learn, make_parts
 from nca_trader.learner.layout import Layout, make_layout
@@ -92,7 +91,7 @@ def make_learner(
     shape = config.learner
     layout = make_layout(policy, mesh, config.mesh.deterministic)
     _check(env, policy, config, mesh, layout)
-    streamed = isinstance(env, ShardedEnv)
+    streamed = env.shards is not None
     if streamed:
         check_shards(env, policy, config)
     steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
@@ -145,7 +144,8 @@ def _fresh(parts: Parts, key: Array) -> LearnerState:
     each = (shape.num_segments, shape.envs_per_segment)
     # Placeholders: `left` is 0, so the first update draws every segment anew.
     episode = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
-    drop = jax.vmap(env.begin_drops)(jnp.broadcast_to(run_key, each[:1]))
+    drop = functools.partial(begin_dropout, env.dynamics)
+    drop = jax.vmap(drop)(jnp.broadcast_to(run_key, each[:1]))
     segments = Segments(none, none, drop, episode)
     update = jnp.zeros((), jnp.int32)
     ring = begin_ring(env, policy, shape, params, segments) if shape.replay_slots else None
@@ -184,8 +184,8 @@ def iterate(
 ) -> tuple[LearnerState, Metrics]:
     """An iteration of one agent; what it learns with may be its own and not the config's."""
     env = parts.env
-    if isinstance(env, ShardedEnv):
-        turn = shard_updates(env, parts.config.learner)
+    if env.shards is not None:
+        turn = shard_updates(env.shards, parts.config.learner)
         state = state._replace(segments=begun_anew(turn, state.update, state.segments))
     hyper = state.hyper
     if hyper is None:

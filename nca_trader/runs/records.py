@@ -13,7 +13,7 @@ import numpy as np
 from nca_trader.config import EnvConfig
 from nca_trader.config.records import RESTORE, record
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
-from nca_trader.envs.sharded import ShardedEnv
+from nca_trader.data.shards import Shards
 from nca_trader.envs.trading import TradingEnv, spec_of
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.types import Bars, EnvSpec
@@ -164,9 +164,8 @@ def data_record(bars: Bars) -> DataRecord:
     }
 
 
-def _shards_record(env: ShardedEnv) -> DataRecord:
+def _shards_record(shards: Shards) -> DataRecord:
     """The same of shards, and `universes`: the symbols of each, every combination once."""
-    shards = env.shards
     known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
     return {
         "source": str(shards.folder / SHARDS_MANIFEST),
@@ -182,4 +181,4 @@ def _shards_record(env: ShardedEnv) -> DataRecord:
 
 def record_of_env(env: TradingEnv) -> DataRecord:
     """What a manifest says of the bars of an environment."""
-    return _shards_record(env) if isinstance(env, ShardedEnv) else data_record(env.bars)
+    return data_record(env.bars) if env.shards is None else _shards_record(env.shards)

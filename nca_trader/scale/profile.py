@@ -15,7 +15,6 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, CheckpointConfig
 from nca_trader.data.synthetic import task_of
 from nca_trader.disk import scratch
-from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate.backtest import backtest
@@ -225,7 +224,7 @@ def between_checkpoints(config: CheckpointConfig, update: float) -> int:
 
 def _evaluation(env: TradingEnv, run: Run, seed: int) -> float | None:
     """Seconds of a backtest over the bars that are trained on; None where they are shards."""
-    if isinstance(env, ShardedEnv):
+    if env.shards is not None:
         return None
     source: Any = task_of(env.config, seed=seed) if env.config.market else env.bars
     # The first one compiles.

@@ -27,7 +27,7 @@ from nca_trader.config import (
 from nca_trader.config.env import REWARDS
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import from_toml_text, preset_names, to_toml
-from nca_trader.envs.trading import spec_of, transition
+from nca_trader.envs.trading import Dynamics, spec_of, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.optimizer import learning_rate
@@ -103,8 +103,8 @@ def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
 
     def program(config):
         spec = dataclasses.replace(env.spec, decay=spec_of(config, env.spec.symbols).decay)
-        step = functools.partial(transition, config, spec, env.rules)
-        legs = env.legs_at(row), env.legs_at(row + 1)
+        step = functools.partial(transition, Dynamics(config, spec, env.rules))
+        legs = env.market.legs_at(row), env.market.legs_at(row + 1)
         return str(jax.make_jaxpr(lambda e: step(e, action, *legs))(episode))
 
     plain = program(env.config)

@@ -14,7 +14,6 @@ from nca_trader import Run, TradingEnv, machine, make_learner, make_mesh, make_p
 from nca_trader.cli import main
 from nca_trader.config.toml import to_toml
 from nca_trader.data.shards import open_shards, write_shards
-from nca_trader.envs.sharded import ShardedEnv
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
 from nca_trader.evaluate.backtest import check_symbols
 from nca_trader.learner.markets import Markets, begun_anew, check_shards, shard_updates
@@ -66,7 +65,7 @@ def test_training_over_shards_goes_on_at_its_shard_to_the_same_parameters(place)
     run = Run(place / "straight")
     assert [row["shard"] for row in run.metrics()] == [0, 0, 1, 1, 2, 2]
     seen = []
-    env = ShardedEnv(open_shards(place / "shards"), ENV)
+    env = TradingEnv(open_shards(place / "shards"), ENV)
     for stop in (3, 99):  # in the midst of the second shard
         stopped = lambda stop=stop: len(seen) == stop  # noqa: E731
         train(env, TURN, place / "stopped", report=seen.append, stop=stopped)
@@ -81,7 +80,7 @@ def test_training_over_shards_goes_on_at_its_shard_to_the_same_parameters(place)
 
 @pytest.fixture(scope="module")
 def sharded(place):
-    env = ShardedEnv(open_shards(place / "shards"), ENV)
+    env = TradingEnv(open_shards(place / "shards"), ENV)
     return env, make_learner(env, make_policy(TURN, env.spec), TURN)
 
 
@@ -146,8 +145,8 @@ def test_segments_begin_anew_on_another_shard_and_go_on_on_the_same():
 def test_a_shard_stays_until_its_bars_were_drawn_once(sharded):
     env, _ = sharded
     auto = dataclasses.replace(TURN.learner, shard_updates=None, num_segments=8, segment_length=4)
-    assert shard_updates(env, auto) == 4  # 4 x 32 bars of 120
-    assert shard_updates(env, dataclasses.replace(auto, segment_length=16)) == 1
+    assert shard_updates(env.shards, auto) == 4  # 4 x 32 bars of 120
+    assert shard_updates(env.shards, dataclasses.replace(auto, segment_length=16)) == 1
     with pytest.raises(ConfigError, match="shard_updates"):
         dataclasses.replace(auto, shard_updates=0)
 
@@ -176,7 +175,7 @@ def test_a_missing_or_changed_shard_is_named_when_its_turn_comes(bars, tmp_path,
         )
         run = tmp_path / f"run-{name}"
         with pytest.raises(how, match=r"000001\.parquet"):
-            train(ShardedEnv(shards, ENV), TURN, run)
+            train(TradingEnv(shards, ENV), TURN, run)
         assert [row["shard"] for row in Run(run).metrics()] == [0, 0]
     (tmp_path / "env.toml").write_text(to_toml(ENV))
     (tmp_path / "agent.toml").write_text(to_toml(TURN))
@@ -188,7 +187,7 @@ def test_a_missing_or_changed_shard_is_named_when_its_turn_comes(bars, tmp_path,
 
 def test_a_run_of_several_universes_trades_each_of_them(bars, tmp_path):
     each = write_shards((bars.select(symbol) for symbol in bars.symbols), tmp_path / "each")
-    run = open_run(ShardedEnv(each, ENV), TURN, tmp_path / "run", seed=0)
+    run = open_run(TradingEnv(each, ENV), TURN, tmp_path / "run", seed=0)
     for symbol in bars.symbols:
         check_symbols(run, bars.select(symbol))
     with pytest.raises(BarError, match=r"run run trades S0 \(or 1 other choices\), in this order"):
@@ -201,7 +200,7 @@ def test_a_run_of_other_shards_is_refused(place, bars):
     manifest["shards"].reverse()
     (place / "others" / "shards.json").write_text(json.dumps(manifest))
     with pytest.raises(RunError, match="data sha256 was"):
-        train(ShardedEnv(open_shards(place / "others"), ENV), TURN, place / "straight")
+        train(TradingEnv(open_shards(place / "others"), ENV), TURN, place / "straight")
     assert len(shards) == 3
 
 
@@ -226,10 +225,10 @@ def test_what_cannot_be_learnt_from_shards_is_refused_in_one_line(place, bars, s
         TURN, policy=dataclasses.replace(TURN.policy, neighbours="nearest")
     )
     with pytest.raises(ConfigError, match="ranks the assets of one universe"):
-        check_shards(ShardedEnv(each, ENV), policy, nearest)
+        check_shards(TradingEnv(each, ENV), policy, nearest)
     uneven = write_shards([bars, bars.select(bars.symbols[0])], tmp_path / "uneven")
     with pytest.raises(
         BarError, match=r"000001\.parquet: has 1 symbols, and 000000\.parquet has 2"
     ):
-        ShardedEnv(uneven, ENV)
+        TradingEnv(uneven, ENV)
     assert main([*command(place, "cut"), "--until=2020-02-01"]) == 2

@@ -23,7 +23,7 @@ from nca_trader.config import PopulationConfig
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
-from nca_trader.envs.sharded import ShardedEnv
+from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.markets import shard_updates
 from nca_trader.learner.update import make_learner
@@ -376,9 +376,9 @@ def test_each_process_learns_from_its_own_shards(place, root):
     # The same with one process, each half of whose devices is handed a process's shards.
     config, agent = tiny_experiment.ENV, load_agent(place.folder / "agent.toml")
     agent = dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=STEPS))
-    env, mesh = ShardedEnv(shards, config), make_mesh(8)
+    env, mesh = TradingEnv(shards, config), make_mesh(8)
     learner = make_learner(env, make_policy(agent, env.spec), agent, mesh)
-    state, turn = learner.init(jax.random.key(0)), shard_updates(env, agent.learner)
+    state, turn = learner.init(jax.random.key(0)), shard_updates(env.shards, agent.learner)
     for update in range(UPDATES):
         own = [part[update // turn % len(part)] for part in parts]
         markets = [env.prepare(shards.read(shard)) for shard in own]

@@ -7,8 +7,7 @@ one row: what the caller sees first, what it carries after. `jax.vmap` makes row
 
 from __future__ import annotations
 
-import copy
-import inspect
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,17 @@ from jax import Array
 
 from nca_trader.envs.account.state import equity
 from nca_trader.envs.reward_memory import num_shown, shown
-from nca_trader.envs.trading import EnvState, Observation, TimeStep, TradingEnv
+from nca_trader.envs.trading import (
+    EnvState,
+    Market,
+    Observation,
+    TimeStep,
+    TradingEnv,
+    episode_length,
+    reset,
+    step,
+    window,
+)
 from nca_trader.types import EnvSpec
 
 DRAWN = -1  # a start that is drawn
@@ -104,8 +113,9 @@ class Kernel:
 
     def __init__(self, env: TradingEnv, window: int, on_device: bool):
         self.env, self.window, self.on_device = env, window, on_device
-        market = env.market._replace(volatility=None)
-        market = market if on_device else market._replace(features=None)
+        # Of a batch's market no step reads more; each array more would cost a call time.
+        market = dataclasses.replace(env.market, volatility=None)
+        market = market if on_device else dataclasses.replace(market, features=None)
         self.market, self._market_tree = jax.tree.flatten(market)
         legs, self._legs_tree = jax.tree.flatten(env.market.legs)
         self._leg = Packing([jax.ShapeDtypeStruct(leg.shape[1:], leg.dtype) for leg in legs])
@@ -128,25 +138,22 @@ class Kernel:
         market = self.market if self.on_device else []
         return self._step(market, self._legs, words, action)
 
-    def _env(self, market: list[Array]) -> TradingEnv:
-        """The environment over traced arrays: millions of bars must not become constants."""
-        env = copy.copy(self.env)
-        if market:
-            env.market = jax.tree.unflatten(self._market_tree, market)
-        return env
+    def _whole(self, leaves: list[Array]) -> Market:
+        """The market of traced `leaves`; without them, one of which only the sizes are read."""
+        return jax.tree.unflatten(self._market_tree, leaves) if leaves else self.env.market
 
     def _begin(
         self, market: list[Array], seed: Array, count: Array, start: Array
     ) -> tuple[Seen, Carry]:
-        env = self._env(market)
+        whole = self._whole(market)
         key = jax.random.fold_in(jax.random.wrap_key_data(seed), count)
-        state, timestep = env.reset(key)
+        state, timestep = reset(whole, key)
         given = start >= 0
-        end = jnp.minimum(start + episode_length(env), len(env) - 1)
+        end = jnp.minimum(start + episode_length(whole), whole.num_bars - 1)
         first, last = jnp.where(given, start, state.index), jnp.where(given, end, state.last)
         state = state._replace(index=first, last=last)
         timestep = timestep._replace(observation=timestep.observation._replace(index=first))
-        seen = self._see(env, timestep)
+        seen = self._see(whole, timestep)
         return seen, Carry(state, seed, jnp.asarray(count, jnp.uint32), jnp.zeros((), bool))
 
     def begin_row(self, market: list[Array], seed: Array, count: Array, start: Array) -> Array:
@@ -155,11 +162,11 @@ class Kernel:
 
     def step_row(self, market: list[Array], carried: Array, action: Array) -> Array:
         """`[W]` the row after `action` `[A]`, from the words that the row before carried."""
-        return self._advance(self._env(market), self.unpack(carried), action)
+        return self._advance(self._whole(market), self.unpack(carried), action)
 
-    def _advance(self, env: TradingEnv, carry: Carry, action: Array) -> Array:
-        state, timestep = env.step(carry.state, action)
-        seen = self._see(env, timestep)
+    def _advance(self, market: Market, carry: Carry, action: Array) -> Array:
+        state, timestep = step(market, carry.state, action)
+        seen = self._see(market, timestep)
         over = seen.terminated | seen.truncated
         return pack((seen, carry._replace(state=state, over=over)))
 
@@ -169,24 +176,22 @@ class Kernel:
         Every array is an argument, and costs a call more than what is computed with it: so the
         market comes as one array of words, from which two rows are sliced.
         """
-        env, carry = self._env(market), self.unpack(row[self.seen :])
+        carry = self.unpack(row[self.seen :])
         first = carry.state.index
         pair = jax.lax.dynamic_slice_in_dim(legs, first, 2)
         rows = [Rows(first, leg) for leg in jax.vmap(self._leg.unpack)(pair)]
-        env.market = env.market._replace(legs=jax.tree.unflatten(self._legs_tree, rows))
-        return self._advance(env, carry, action)
+        pair = jax.tree.unflatten(self._legs_tree, rows)
+        return self._advance(dataclasses.replace(self._whole(market), legs=pair), carry, action)
 
     def unpack(self, carried: Array) -> Carry:
         """What the carried words of a row mean."""
         return self._carry.unpack(carried)
 
-    def _see(self, env: TradingEnv, timestep: TimeStep) -> Seen:
+    def _see(self, market: Market, timestep: TimeStep) -> Seen:
         observation = timestep.observation
         parts = [account_row(self.env.spec, observation)]
         if self.on_device:
-            # Not the jitted method: its cache would keep this environment of traced arrays.
-            window = inspect.unwrap(type(env).window)(env, observation, self.window)
-            parts.insert(0, window.ravel())
+            parts.insert(0, window(market, observation, self.window).ravel())
         return Seen(
             observation.index,
             timestep.discount == 0.0,
@@ -208,12 +213,6 @@ def account_row(spec: EnvSpec, observation: Observation) -> Array:
     held = account.held
     kept = (number[None] for number in shown(spec, account))
     return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None], *kept])
-
-
-def episode_length(env: TradingEnv) -> int:
-    """Bars of an episode, at most what the data has."""
-    available = len(env) - 1 - env.spec.warmup
-    return min(env.config.episode_bars or available, available)
 
 
 def _is_key(dtype: Any) -> bool:

@@ -18,12 +18,10 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.config import EnvConfig
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.account.orders import Rules
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.reward_memory import begun
-from nca_trader.envs.trading import Episode, Market, TradingEnv, take_legs, transition
+from nca_trader.envs.trading import Episode, Market, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import encode
 
@@ -108,31 +106,24 @@ def greedy_positions(
     """
     if cells is None:
         cells = encode(policy, params, env.features, env.bars.present)
-    ordered = _scan_pieces(
-        env.config, env.rules, policy, params, env.market, jnp.asarray(cells), jnp.asarray(rows)
-    )
+    ordered = _scan_pieces(policy, params, env.market, jnp.asarray(cells), jnp.asarray(rows))
     return np.asarray(ordered, np.float64)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=0)
 def _scan_pieces(
-    config: EnvConfig,
-    rules: Rules,
-    policy: Policy,
-    params: Params,
-    market: Market,
-    cells: Array,
-    rows: Array,
+    policy: Policy, params: Params, market: Market, cells: Array, rows: Array
 ) -> Array:
     """The environment's own transitions along every piece at once; `cells` `[N, A, C]`."""
     spec, decide = policy.spec, policy.distribution
+    dynamics = market.dynamics._replace(spec=spec)
 
     def one(episode: Episode, row: Array) -> Episode:
         seen = account_features(policy.spec, episode.account)
         logits, _ = policy.act(params, cells[row], seen)
         action = decide.order(spec, decide.mode(logits))
-        now, following = (take_legs(market, at) for at in (row, row + 1))
-        return transition(config, spec, rules, episode, action, now, following)[0]
+        now, following = (market.legs_at(at) for at in (row, row + 1))
+        return transition(dynamics, episode, action, now, following)[0]
 
     def step(episodes: Episode, row: Array) -> tuple[Episode, Array]:
         episodes = jax.vmap(one)(episodes, row)
