@@ -16,7 +16,7 @@ import jax
 
 from nca_trader import TradingEnv, load_agent, load_env, make_policy, sample_bars
 from nca_trader.config import CheckpointConfig
-from nca_trader.learner.update import make_learner
+from nca_trader.learner.learner import make_learner
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 
 

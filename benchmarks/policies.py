@@ -30,7 +30,7 @@ from nca_trader.envs.trading import TradingEnv, kept
 from nca_trader.evaluate.backtest import encode
 from nca_trader.evaluate.prove.judge import greedy_positions, judge, pieces
 from nca_trader.evaluate.prove.trials import prepare
-from nca_trader.learner.update import make_learner
+from nca_trader.learner.learner import make_learner
 
 KINDS = ("nca", "gru", "mlp", "tcn")
 DROPPED = (0.0, 0.1, 0.3, 0.5)

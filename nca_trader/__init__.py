@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.leakcheck.check import leakcheck
     from nca_trader.evaluate.result import Result
+    from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
-    from nca_trader.learner.update import make_learner
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Bar, Bars, Costs, EnvSpec
@@ -111,7 +111,7 @@ _HOME = {
     "leakcheck": "evaluate.leakcheck.check",
     "load_agent": "agents.presets",
     "load_env": "envs.presets",
-    "make_learner": "learner.update",
+    "make_learner": "learner.learner",
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
     "new_york": "data.holidays",

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.config import LearnerConfig, OptimizerConfig
+from nca_trader.config import AgentConfig, LearnerConfig, OptimizerConfig
 from nca_trader.learner.advantages import gae
-from nca_trader.learner.epochs import learn
 from nca_trader.learner.optimizer import make_optimizer
 from nca_trader.learner.ppo import Old, ppo_loss
+from nca_trader.learner.setup import hyper_of
+from nca_trader.learner.update import learn
 from nca_trader.parallel.mesh import make_mesh
 
 GRAVITY, CART, POLE, HALF_LENGTH, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
@@ -30,6 +31,7 @@ LEARNER = LearnerConfig(
     gae_lambda=0.95,
     entropy_coef=0.0,
 )
+HYPER = hyper_of(AgentConfig(learner=LEARNER))
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_updates=0, weight_decay=0.0)
 
 
@@ -38,6 +40,9 @@ class Pole(NamedTuple):
 
     state: jax.Array
     steps: jax.Array
+
+
+HYPER = hyper_of(AgentConfig(learner=LEARNER))
 
 
 def begin(key):
@@ -94,7 +99,7 @@ def lose(params, items):
     seen, action, old = items
     log_probs, value = act(params, seen)
     log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
-    return ppo_loss(LEARNER, old, log_prob, -(jnp.exp(log_probs) * log_probs).sum(-1), value)
+    return ppo_loss(LEARNER, HYPER, old, log_prob, -(jnp.exp(log_probs) * log_probs).sum(-1), value)
 
 
 def iterate(optimizer, params, opt_state, pole, key):

@@ -137,7 +137,7 @@ def _our_seconds(agent: Any, seed: int = 0) -> dict[str, Any]:
     from nca_trader.agents.policy import make_policy
     from nca_trader.evaluate.prove.judge import reached_by
     from nca_trader.evaluate.prove.trials import prepare
-    from nca_trader.learner.update import make_learner
+    from nca_trader.learner.learner import make_learner
 
     agent = prepare(MARKET, agent, PROOF_STEPS).agent
     trained, judged = market_draws(MARKET, seed)
@@ -179,7 +179,7 @@ class _Timed:
         import jax
 
         from nca_trader.agents.policy import make_policy
-        from nca_trader.learner.update import make_learner
+        from nca_trader.learner.learner import make_learner
 
         learn = dataclasses.replace(
             agent.learner, num_segments=SEGMENTS, segment_length=length, envs_per_segment=each,

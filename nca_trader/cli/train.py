@@ -193,8 +193,8 @@ def replay_line(env: Any, agent: Any) -> str:
     import jax
 
     from nca_trader.agents.policy import make_policy
+    from nca_trader.learner.learner import make_learner
     from nca_trader.learner.replay import described
-    from nca_trader.learner.update import make_learner
 
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     return described(jax.eval_shape(learner.init, jax.random.key(0)).replay)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.config import LearnerConfig
-from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.envs.trading import Market
+from nca_trader.learner.setup import Setup
 from nca_trader.numerics import arrays, wide
 
 
@@ -23,7 +23,7 @@ def horizon(decay: Any, length: int) -> Any:
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
 
 
-def reward_scale(env: TradingEnv, market: Market, config: LearnerConfig) -> Any:
+def reward_scale(setup: Setup, market: Market) -> Any:
     """Scales rewards so that the values' targets spread by about one, whatever the market.
 
     Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
@@ -33,12 +33,14 @@ def reward_scale(env: TradingEnv, market: Market, config: LearnerConfig) -> Any:
     It is computed from the market that is given and not from the environment's own: as a constant
     of the program it would have another draw of the same market compile it anew.
     """
-    if env.config.reward == "differential_sharpe":
+    config, spec, _ = market.dynamics
+    if config.reward == "differential_sharpe":
         size: Any = 1.0  # a differential Sharpe ratio is of order one
     else:
         # A full position in every asset.
-        size = market.volatility * (env.spec.num_assets * env.spec.bounds[1])
-    scale = 1.0 / (size * horizon(config.discount, config.segment_length) ** 0.5)
+        size = market.volatility * (spec.num_assets * spec.bounds[1])
+    length = setup.config.segment_length
+    scale = 1.0 / (size * horizon(setup.hyper.discount, length) ** 0.5)
     # Where prices never move, costs are all that there is.
     return jnp.where(market.volatility > 0.0, scale, 1.0)
 

@@ -21,7 +21,7 @@ trading on ou_mid. Accounts are solvent here: ruin ends no episode.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.config import LearnerConfig
 from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, open_account
 from nca_trader.envs.account.step import on_bar
@@ -40,15 +39,18 @@ from nca_trader.learner.advantages import horizon, reward_scale
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.rollout import (
+    Algorithm,
     Draw,
-    Method,
     Segments,
     Span,
     advanced,
     encode_span,
+    mean_statistics,
     span_of,
 )
+from nca_trader.learner.setup import Setup
 from nca_trader.numerics import einsum32, logprob32
+from nca_trader.types import EnvSpec
 
 
 class Enumeration(NamedTuple):
@@ -65,67 +67,56 @@ class Enumeration(NamedTuple):
     advantage: Array
 
 
-def exact(env: TradingEnv, policy: Policy, config: LearnerConfig) -> Method:
-    """The method of `learner.advantages` "exact".
-
-    Raises:
-      ConfigError: the account has not finitely many states in this environment.
-    """
-    check_finite(env)
-    drop_rate, length = env.config.feature_dropout, config.segment_length
-
-    def gather(
-        params: Params, market: Market, segments: Segments, draw: Draw
-    ) -> tuple[Segments, Enumeration, dict[str, Array]]:
-        span = span_of(policy, segments, draw)
-        seen, reward = enumerate_segments(env, market, span, length, draw)
-        cells = encode_span(policy, params, market, span, length, drop_rate)
-        log_prob, leads = read_states(policy, params, cells, seen), leads_to(env)
-        pi = jnp.exp(log_prob)
-        q = action_values(reward, pi, leads, config.discount)
-        scale = reward_scale(env, market, config) * advantage_scale(config)
-        advantage = scale * (q - (pi * q).sum(-1, keepdims=True))
-        occupancy, last = occupancies(start_of(env, segments.episode), pi, leads)
-        batch = Enumeration(span, seen, occupancy, log_prob, advantage)
-        episode = reopened(env, segments.episode, last, draw.keys)
-        return advanced(segments, length, episode), batch, expected_metrics(batch, reward, leads)
-
-    def lose(params: Params, market: Market, items: Enumeration) -> Loss:
-        cells = encode_span(policy, params, market, items.span, length, drop_rate)
-        log_prob = read_states(policy, params, cells, items.seen)
-        weight = items.occupancy[..., None] * jnp.exp(items.log_prob)
-        # Sums over assets, as the log-probability and the entropy of a joint action are.
-        return ppo_loss(
-            config,
-            Old(items.log_prob, items.advantage),
-            log_prob,
-            entropy=-(jnp.exp(log_prob) * log_prob).sum(-1),
-            over_actions=lambda x: (weight * x).sum((2, 3, 4)).mean(),
-            over_states=lambda x: (items.occupancy * x).sum((2, 3)).mean(),
-        )
-
-    def settle(
-        batch: Enumeration, figures: dict[str, Array]
-    ) -> tuple[Enumeration, dict[str, Array]]:
-        return batch, {name: figure.mean() for name, figure in figures.items()}
-
-    return Method(gather, settle, lose)
+def collect(
+    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
+) -> tuple[Segments, Enumeration, dict[str, Array]]:
+    """Enumerates what every action earns in every state; see `Algorithm`."""
+    policy, config, hyper = setup
+    length, dynamics = config.segment_length, market.dynamics
+    span = span_of(policy, segments, draw)
+    seen, reward = enumerate_segments(market, span, length, draw)
+    cells = encode_span(policy, params, market, span, length)
+    log_prob, leads = read_states(policy, params, cells, seen), leads_to(dynamics.spec)
+    pi = jnp.exp(log_prob)
+    q = action_values(reward, pi, leads, hyper.discount)
+    scale = reward_scale(setup, market) * advantage_scale(setup)
+    advantage = scale * (q - (pi * q).sum(-1, keepdims=True))
+    occupancy, last = occupancies(start_of(dynamics.spec, segments.episode), pi, leads)
+    batch = Enumeration(span, seen, occupancy, log_prob, advantage)
+    episode = reopened(dynamics.spec, segments.episode, last, draw.keys)
+    return advanced(segments, length, episode), batch, expected_metrics(batch, reward, leads)
 
 
-def advantage_scale(config: LearnerConfig) -> float:
+def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Loss:
+    """The clipped surrogate as an expectation over all states and actions; see `Algorithm`."""
+    policy, config, hyper = setup
+    cells = encode_span(policy, params, market, items.span, config.segment_length)
+    log_prob = read_states(policy, params, cells, items.seen)
+    weight = items.occupancy[..., None] * jnp.exp(items.log_prob)
+    # Sums over assets, as the log-probability and the entropy of a joint action are.
+    return ppo_loss(
+        config,
+        hyper,
+        Old(items.log_prob, items.advantage),
+        log_prob,
+        entropy=-(jnp.exp(log_prob) * log_prob).sum(-1),
+        over_actions=lambda x: (weight * x).sum((2, 3, 4)).mean(),
+        over_states=lambda x: (items.occupancy * x).sum((2, 3)).mean(),
+    )
+
+
+def advantage_scale(setup: Setup) -> Any:
     """What generalised advantages would be multiplied by in a market of noise alone.
 
     So a bonus for entropy weighs the same in both. The deviation of exact advantages themselves
     is no measure: it falls as the policy gets good, and what is divided by it drowns the bonus,
     which freezes the policy early.
     """
-    noise = horizon(config.discount * config.gae_lambda, config.segment_length)
-    return (horizon(config.discount, config.segment_length) / noise) ** 0.5
+    length, (_, _, _, gae_lambda, discount) = setup.config.segment_length, setup.hyper
+    return (horizon(discount, length) / horizon(discount * gae_lambda, length)) ** 0.5
 
 
-def enumerate_segments(
-    env: TradingEnv, market: Market, span: Span, length: int, draw: Draw
-) -> tuple[Array, Array]:
+def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> tuple[Array, Array]:
     """What is seen in each state, and what each action earns there, by the environment's own step.
 
     Each asset is an account of its own. Every segment begins in accounts that hold exactly one
@@ -134,7 +125,7 @@ def enumerate_segments(
     Returns:
       Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`.
     """
-    _, spec, rules = market.dynamics
+    config, spec, rules = market.dynamics
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
     legs = moved(market.legs_at(rows), draw.volatility_scale)
     years = legs.years
@@ -150,7 +141,7 @@ def enumerate_segments(
     def held(account: Account, legs: Legs) -> Account:
         """The account at the close of the bar before which it ordered its position."""
         pending = jnp.full_like(account.pending, WHOLE if rules.fill == "next_open" else FILLED)
-        return on_bar(account._replace(pending=pending), legs, env.costs, rules)[0]
+        return on_bar(account._replace(pending=pending), legs, config.costs, rules)[0]
 
     def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
         episode = Episode(account, draw.cost_scale)
@@ -182,17 +173,17 @@ def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Ar
     return logprob32(logits[..., 0, :])
 
 
-def leads_to(env: TradingEnv) -> Array:
+def leads_to(spec: EnvSpec) -> Array:
     """`[P, n, P]` 1 where an action at a position orders the last axis' position, else 0."""
-    positions = jnp.asarray(env.spec.targets, jnp.float32)
-    actions = jnp.arange(env.spec.num_actions)
-    ordered = to_target(env.spec, actions[None], positions[:, None])
+    positions = jnp.asarray(spec.targets, jnp.float32)
+    actions = jnp.arange(spec.num_actions)
+    ordered = to_target(spec, actions[None], positions[:, None])
     shape = (len(positions), len(actions), len(positions))
     ordered = jnp.broadcast_to(ordered, shape[:2])[..., None]
     return (ordered == positions[None, None]).astype(jnp.float32)
 
 
-def action_values(reward: Array, pi: Array, leads: Array, discount: float) -> Array:
+def action_values(reward: Array, pi: Array, leads: Array, discount: float | Array) -> Array:
     """`Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
 
     Args:
@@ -224,14 +215,14 @@ def occupancies(start: Array, pi: Array, leads: Array) -> tuple[Array, Array]:
     return jnp.moveaxis(occupancy, 0, 1), last
 
 
-def start_of(env: TradingEnv, episode: Episode) -> Array:
+def start_of(spec: EnvSpec, episode: Episode) -> Array:
     """`[S, A, P]` how many of a segment's accounts, `[S, E]`, are at each position."""
-    positions = jnp.asarray(env.spec.targets, jnp.float32)
+    positions = jnp.asarray(spec.targets, jnp.float32)
     nearest = jnp.abs(jnp.subtract.outer(episode.account.ordered, positions)).argmin(-1)
     return jax.nn.one_hot(nearest, len(positions)).mean(1)
 
 
-def reopened(env: TradingEnv, episode: Episode, last: Array, keys: Array) -> Episode:
+def reopened(spec: EnvSpec, episode: Episode, last: Array, keys: Array) -> Episode:
     """Accounts `[S, E]` that go on from positions drawn from `last` `[S, A, P]`."""
     count = episode.account.ordered.shape[1]
 
@@ -239,7 +230,7 @@ def reopened(env: TradingEnv, episode: Episode, last: Array, keys: Array) -> Epi
         shape = (count, *probability.shape[:1])
         return jax.random.categorical(key, jnp.log(probability), shape=shape)
 
-    weight = jnp.asarray(env.spec.targets, jnp.float32)[jax.vmap(draw)(keys, last)]
+    weight = jnp.asarray(spec.targets, jnp.float32)[jax.vmap(draw)(keys, last)]
     return episode._replace(account=jax.vmap(jax.vmap(open_account))(weight))
 
 
@@ -308,3 +299,6 @@ def _drifts(env: TradingEnv) -> Iterator[str]:
     caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
     if spec.size > min(caps, default=spec.size) or (spec.size > 1.0 and not config.borrow):
         yield f"a weight of {spec.size:g} is cut (set borrow, max_gross, max_net or size)"
+
+
+EXACT = Algorithm(check_finite, collect, mean_statistics, loss)

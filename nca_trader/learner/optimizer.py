@@ -29,7 +29,9 @@ class AverageState(NamedTuple):
     params: Any
 
 
-def learning_rate(config: OptimizerConfig, total: int) -> optax.Schedule:
+def learning_rate(
+    config: OptimizerConfig, total: int, peak: float | Array | None = None
+) -> optax.Schedule:
     """Learning rate by gradient step, from 0: linear warm-up, then the schedule.
 
     Warm-up of W steps: `peak (step + 1) / W`; the first step moves already. Then, with n steps
@@ -48,17 +50,14 @@ def learning_rate(config: OptimizerConfig, total: int) -> optax.Schedule:
         raise ConfigError(
             f"optimizer.schedule = {config.schedule!r}; there are {', '.join(schedules)}."
         )
-    return _warmed_up(config, schedules[config.schedule])
-
-
-def _warmed_up(config: OptimizerConfig, shape: Callable[[Array], Array]) -> optax.Schedule:
-    warmup = config.warmup_updates
+    shape, warmup = schedules[config.schedule], config.warmup_updates
+    peak = config.learning_rate if peak is None else peak
 
     def rate(step: Any) -> Array:
         step = jnp.asarray(step)
         rising = (step + 1) / _at_least_one(warmup)
         falling = jnp.maximum(shape(jnp.maximum(step - warmup, 0)), 0.0)
-        return config.learning_rate * jnp.where(step < warmup, rising, falling)
+        return peak * jnp.where(step < warmup, rising, falling)
 
     return rate
 
@@ -190,17 +189,21 @@ def averaged(state: GuardState) -> Any:
 
 
 def make_optimizer(
-    config: OptimizerConfig, total: int, layout: Layout = EVERYWHERE
+    config: OptimizerConfig,
+    total: int,
+    layout: Layout = EVERYWHERE,
+    peak: float | Array | None = None,
 ) -> optax.GradientTransformation:
     """The optimiser of a run of `total` gradient steps; decay is off for vectors and scalars.
 
     Args:
-      config: rates and decays; a learning rate may be traced.
+      config: rates and decays.
       total: gradient steps of the whole run.
       layout: of the parameters on a mesh.
+      peak: learning rate after the warm-up; None is the config's.
     """
     adamw = optax.adamw(
-        learning_rate(config, total),
+        learning_rate(config, total, peak),
         b1=config.b1,
         b2=config.b2,
         eps=config.eps,

@@ -24,25 +24,26 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.heads import account_features
-from nca_trader.agents.policy import Params, Policy
-from nca_trader.config import LearnerConfig
+from nca_trader.agents.policy import Params
 from nca_trader.envs.trading import Episode, Market, TradingEnv, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
 from nca_trader.learner.rollout import (
+    Algorithm,
     Draw,
-    Method,
     Segments,
     Span,
     advanced,
     encode_span,
+    mean_statistics,
     select,
     span_of,
     times,
 )
 from nca_trader.learner.sampled import deepest_fall
+from nca_trader.learner.setup import Setup
 
 
 class Starts(NamedTuple):
@@ -59,53 +60,37 @@ class Starts(NamedTuple):
     volatility_scale: Array | None
 
 
-def pathwise(env: TradingEnv, policy: Policy, config: LearnerConfig) -> Method:
-    """The method of `learner.advantages` "pathwise".
-
-    Raises:
-      ConfigError: what an account earns is not a smooth function of its orders.
-    """
-    check_smooth(env)
-
-    def gather(
-        params: Params, market: Market, segments: Segments, draw: Draw
-    ) -> tuple[Segments, Starts, dict[str, Array]]:
-        count = segments.index.shape[:1]
-        scales = (
-            None if scale is None else jnp.broadcast_to(scale, count)
-            for scale in (draw.cost_scale, draw.volatility_scale)
-        )
-        starts = Starts(span_of(policy, segments, draw), segments.episode, draw.fresh, *scales)
-        episode, reward = simulate(env, policy, config, params, market, starts)
-        figures = {"reward": reward.mean(), "drawdown": deepest_fall(reward).mean()}
-        return advanced(segments, config.segment_length, episode), starts, figures
-
-    def settle(batch: Starts, figures: dict[str, Array]) -> tuple[Starts, dict[str, Array]]:
-        return batch, {name: figure.mean() for name, figure in figures.items()}
-
-    def lose(params: Params, market: Market, items: Starts) -> Loss:
-        _, reward = simulate(env, policy, config, params, market, items)
-        loss = -reward_scale(env, market, config) * reward.mean()
-        none = jnp.zeros_like(loss)
-        return Loss(loss, loss, none, none, none, none)
-
-    return Method(gather, settle, lose)
+def collect(
+    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
+) -> tuple[Segments, Starts, dict[str, Array]]:
+    """Simulates the most probable actions and keeps where accounts began; see `Algorithm`."""
+    count = segments.index.shape[:1]
+    scales = (
+        None if scale is None else jnp.broadcast_to(scale, count)
+        for scale in (draw.cost_scale, draw.volatility_scale)
+    )
+    starts = Starts(span_of(setup.policy, segments, draw), segments.episode, draw.fresh, *scales)
+    episode, reward = simulate(setup, params, market, starts)
+    statistics = {"reward": reward.mean(), "drawdown": deepest_fall(reward).mean()}
+    return advanced(segments, setup.config.segment_length, episode), starts, statistics
 
 
-def simulate(
-    env: TradingEnv,
-    policy: Policy,
-    config: LearnerConfig,
-    params: Params,
-    market: Market,
-    starts: Starts,
-) -> tuple[Episode, Array]:
+def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
+    """Minus the mean reward, through which derivatives pass; see `Algorithm`."""
+    _, reward = simulate(setup, params, market, items)
+    value = -reward_scale(setup, market) * reward.mean()
+    none = jnp.zeros_like(value)
+    return Loss(value, value, none, none, none, none)
+
+
+def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tuple[Episode, Array]:
     """Follows the most probable actions; the episodes `[S, E]` at the end and rewards `[S, L, E]`.
 
-    Derivatives of later rewards reach an action discounted by `config.discount` per bar.
+    Derivatives of later rewards reach an action discounted by `discount` per bar.
     """
+    policy, config, hyper = setup
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
-    cells = encode_span(policy, params, market, starts.span, length, env.config.feature_dropout)
+    cells = encode_span(policy, params, market, starts.span, length)
     rows = starts.span.index[:, None] + jnp.arange(length + 1)[None]
     legs = market.legs_at(rows)
     if starts.volatility_scale is not None:
@@ -128,13 +113,13 @@ def simulate(
         action = decide.order(spec, decide.mode(logits))
         episode, reward = move(episode, action, now_t, following_t, starts.cost_scale)
         episode = select(episode.account.ruined, starts.fresh, episode)
-        return discounted(episode, config.discount), reward
+        return discounted(episode, hyper.discount), reward
 
     episode, reward = jax.lax.scan(step, starts.episode, (cells, now, following))
     return episode, jnp.moveaxis(reward, 0, 1)
 
 
-def discounted(episode: Episode, discount: float) -> Episode:
+def discounted(episode: Episode, discount: float | Array) -> Episode:
     """The same episode, through which derivatives pass multiplied by `discount`."""
 
     def leaf(x: Array) -> Array:
@@ -172,3 +157,6 @@ def _jumps(env: TradingEnv) -> Iterator[str]:
         yield "costs.impact rises infinitely fast from an order of nothing (leave it out)"
     if config.maintenance_margin is not None:
         yield "maintenance_margin closes positions at once (leave it out)"
+
+
+PATHWISE = Algorithm(check_smooth, collect, mean_statistics, loss)

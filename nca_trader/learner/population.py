@@ -7,9 +7,8 @@ networks", with truncation selection and perturbation (section 4.1.1).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +17,10 @@ from jax import Array
 from jax.sharding import Mesh
 
 from nca_trader.config import AgentConfig, PopulationConfig
+from nca_trader.learner.setup import Hyper, hyper_of
 from nca_trader.numerics import cov32
 
 T = TypeVar("T")
-
-
-class Hyper(NamedTuple):
-    """What an agent of a population learns with; each `[]` float32, or `[M]` of M agents."""
-
-    learning_rate: Array
-    entropy_coef: Array
-    clip_epsilon: Array
-    gae_lambda: Array
-    discount: Array
 
 
 # Near 1 it is the distance from 1 that counts: 0.99 is to 0.999 as 0.01 to 0.001.
@@ -42,13 +32,6 @@ def _inverted(name: str, value: Any) -> Any:
     return 1.0 - value if name in NEAR_ONE else value
 
 
-def _given(config: AgentConfig) -> dict[str, float]:
-    return {
-        name: getattr(config.optimizer if name == "learning_rate" else config.learner, name)
-        for name in Hyper._fields
-    }
-
-
 def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
     """One agent's hyper-parameters: evenly in the log of each range, the config's elsewhere.
 
@@ -58,28 +41,13 @@ def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
         return None
     ranges = {name: getattr(config.population, name) for name in Hyper._fields}
     drawn = []
-    for number, (name, value) in enumerate(_given(config).items()):
+    for number, (name, value) in enumerate(hyper_of(config)._asdict().items()):
         if ranges[name] is not None:
             low, high = sorted(np.log(_inverted(name, end)) for end in ranges[name])
             own = jax.random.fold_in(key, number)
             value = _inverted(name, jnp.exp(jax.random.uniform(own, (), minval=low, maxval=high)))
         drawn.append(jnp.asarray(value, jnp.float32))
     return Hyper._make(drawn)
-
-
-def with_hyper(config: AgentConfig, hyper: Hyper) -> AgentConfig:
-    """The config with the (traced) values of one agent of the population."""
-    values = hyper._asdict()
-    optimizer = _holding(config.optimizer, learning_rate=values.pop("learning_rate"))
-    return _holding(config, optimizer=optimizer, learner=_holding(config.learner, **values))
-
-
-def _holding(config: T, **values: Any) -> T:
-    """A copy with `values`; `dataclasses.replace` would compare traced ones with their ranges."""
-    config = copy.copy(config)
-    for name, value in values.items():
-        object.__setattr__(config, name, value)
-    return config
 
 
 def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) -> tuple[Any, Array]:

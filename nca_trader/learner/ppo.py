@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.config import LearnerConfig
+from nca_trader.learner.setup import Hyper
 from nca_trader.numerics import exp32
 
 
@@ -36,6 +37,7 @@ class Old(NamedTuple):
 
 def ppo_loss(
     config: LearnerConfig,
+    hyper: Hyper,
     old: Old,
     log_prob: Array,
     entropy: Array,
@@ -58,7 +60,7 @@ def ppo_loss(
     """
     log_ratio = log_prob - old.log_prob
     ratio = exp32(log_ratio)
-    eps = config.clip_epsilon
+    eps = hyper.clip_epsilon
     clipped = jnp.clip(ratio, 1.0 - eps, 1.0 + eps)
     policy_loss = -over_actions(jnp.minimum(ratio * old.advantage, clipped * old.advantage))
     loss, value_loss = policy_loss, jnp.zeros_like(policy_loss)
@@ -69,7 +71,7 @@ def ppo_loss(
         loss = loss + config.value_coef * value_loss
     entropy = over_states(entropy)
     return Loss(
-        loss=loss - config.entropy_coef * entropy,
+        loss=loss - hyper.entropy_coef * entropy,
         policy_loss=policy_loss,
         value_loss=value_loss,
         entropy=entropy,

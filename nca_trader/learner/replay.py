@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from nca_trader.agents.policy import Params, Policy
-from nca_trader.config import LearnerConfig
-from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.agents.policy import Params
+from nca_trader.envs.trading import Market
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.rollout import (
@@ -29,10 +28,11 @@ from nca_trader.learner.rollout import (
     Rollout,
     Segments,
     Span,
-    collect,
     encode_span,
-    relive,
+    repeat,
+    roll_out,
 )
+from nca_trader.learner.setup import Setup
 from nca_trader.numerics import exp32, wide
 from nca_trader.parallel.mesh import BATCH
 
@@ -116,18 +116,16 @@ def stored(rollout: Rollout, begun: Begun) -> Stored:
     return Stored(rollout.span, begun, rollout.action, rollout.log_prob)
 
 
-def begin_ring(
-    env: TradingEnv, policy: Policy, config: LearnerConfig, params: Params, segments: Segments
-) -> Ring:
-    """An empty ring of `replay_slots` rollouts such as `collect` makes on `segments`."""
+def begin_ring(setup: Setup, market: Market, params: Params, segments: Segments) -> Ring:
+    """An empty ring of `replay_slots` rollouts such as `roll_out` makes on `segments`."""
 
     def one(params: Params, segments: Segments) -> Stored:
         keys = jnp.broadcast_to(jax.random.key(0), segments.index.shape)
         draw = Draw(keys, segments.episode)
-        rollout = collect(env, policy, config, params, env.market, segments, draw)[1]
+        rollout = roll_out(setup, params, market, segments, draw)[1]
         return stored(rollout, Begun(segments.episode, segments.episode))
 
-    return init(jax.eval_shape(one, params, segments), config.replay_slots)
+    return init(jax.eval_shape(one, params, segments), setup.config.replay_slots)
 
 
 def transitions_per_gb(item: Stored) -> int:
@@ -188,9 +186,7 @@ def vtrace(
 
 
 def revalued(
-    env: TradingEnv,
-    policy: Policy,
-    config: LearnerConfig,
+    setup: Setup,
     params: Params,
     target: Params,
     market: Market,
@@ -209,26 +205,26 @@ def revalued(
       target: an average of parameters; bootstraps the value after the last step and no more.
       scales: of the curriculum now, factors on costs and on log-returns.
     """
-    length, drop_rate = config.segment_length, env.config.feature_dropout
+    policy, config, hyper = setup
+    length = config.segment_length
     draw = Draw(item.span.index, item.begun.fresh, *scales)  # the keys draw nothing here
-    seen, reward, ruined, last = relive(
-        env, policy, market, item.span, item.begun.episode, item.action, draw
-    )
-    discount = config.discount * (1.0 - ruined)
-    cells = encode_span(policy, params, market, item.span, length, drop_rate)
+    begun, action = item.begun.episode, item.action
+    seen, reward, ruined, last = repeat(policy, market, item.span, begun, action, draw)
+    discount = hyper.discount * (1.0 - ruined)
+    cells = encode_span(policy, params, market, item.span, length)
     logits, value = policy.act(params, cells[:, :, None], seen)
-    log_prob = policy.distribution.log_prob(logits, item.action)
+    log_prob = policy.distribution.log_prob(logits, action)
     after = item.span._replace(index=item.span.index + length)
-    cells = encode_span(policy, target, market, after, 1, drop_rate)
+    cells = encode_span(policy, target, market, after, 1)
     _, bootstrap = policy.act(target, cells, last)
     next_value = jnp.concatenate([value[:, 1:], bootstrap[:, None]], axis=1)
     advantage, value_target = jax.vmap(jax.vmap(vtrace, in_axes=1, out_axes=1))(
-        reward_scale(env, market, config) * reward,
+        reward_scale(setup, market) * reward,
         discount,
         value,
         next_value,
-        jnp.full_like(reward, config.gae_lambda),
+        jnp.full_like(reward, hyper.gae_lambda),
         log_prob - item.log_prob,
     )
-    rollout = Rollout(item.span, seen, item.action, log_prob, value, reward, discount, bootstrap)
+    rollout = Rollout(item.span, seen, action, log_prob, value, reward, discount, bootstrap)
     return rollout, advantage, value_target

@@ -15,7 +15,6 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.config import LearnerConfig
 from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.trading import (
     Episode,
@@ -28,7 +27,7 @@ from nca_trader.envs.trading import (
 )
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
-from nca_trader.types import EnvSpec, Tensor
+from nca_trader.learner.setup import Setup
 
 
 class Segments(NamedTuple):
@@ -79,21 +78,32 @@ class Begun(NamedTuple):
     fresh: Episode
 
 
-class Method(NamedTuple):
-    """How experience is made and what is learnt from it; see `sampled` and `exact`.
+class Algorithm(NamedTuple):
+    """The parts in which estimators of advantages differ; `update` calls them in this order.
 
-    gather: `(params, market, segments, draw) -> (segments after, batch, figures)`, the batch a
-      pytree of `[S, ...]`, the figures one of `[]`, means over these segments alone.
-    settle: `(batch, figures) -> (batch, metrics)`, what is learnt from by figures `[P]` of all the
-      equal parts of the whole batch. lose: `(params, market, items of the batch) -> Loss`.
-    again: `(params, their average, market, item of the replay ring, factors on costs and on
-      log-returns now) -> (batch, figures)`, or None where nothing old can be learnt from.
+    check: `(env) -> None`, raises ConfigError where the algorithm does not apply.
+    collect: `(setup, params, market, segments, draw) -> (segments after, batch, statistics)`. The
+      batch is a pytree of `[S, ...]`; statistics are `[]`, means over these segments alone.
+    normalize: `(setup, batch, statistics) -> (batch, metrics)`, from the statistics `[P]` of all
+      P equal parts of the whole batch.
+    loss: `(setup, params, market, items of the batch) -> Loss`.
+    replay: `(setup, params, their average, market, item of the ring, factors on costs and on
+      log-returns now) -> (batch, statistics)`; None where an algorithm cannot learn from the past.
     """
 
-    gather: Callable[[Params, Market, Segments, Draw], tuple[Segments, Any, Any]]
-    settle: Callable[[Any, Any], tuple[Any, dict[str, Array]]]
-    lose: Callable[[Params, Market, Any], Loss]
-    again: Callable[[Params, Params, Market, Any, Any], tuple[Any, Any]] | None = None
+    check: Callable[[TradingEnv], None]
+    collect: Callable[[Setup, Params, Market, Segments, Draw], tuple[Segments, Any, Any]]
+    normalize: Callable[[Setup, Any, Any], tuple[Any, dict[str, Array]]]
+    loss: Callable[[Setup, Params, Market, Any], Loss]
+    replay: Callable[[Setup, Params, Params, Market, Any, Any], tuple[Any, Any]] | None = None
+
+
+def mean_statistics(
+    setup: Setup, batch: Any, statistics: dict[str, Array]
+) -> tuple[Any, dict[str, Array]]:
+    """The `normalize` of algorithms whose advantages need none."""
+    del setup
+    return batch, {name: value.mean() for name, value in statistics.items()}
 
 
 class Rollout(NamedTuple):
@@ -114,9 +124,7 @@ class Rollout(NamedTuple):
     bootstrap: Array
 
 
-def gather_segment(
-    market: Market, span: Span, halo: int, length: int, drop_rate: float = 0.0
-) -> tuple[Array, Array]:
+def gather_segment(market: Market, span: Span, halo: int, length: int) -> tuple[Array, Array]:
     """Features `[S, halo + length, A, F]` and presence of the bars from `span.index - halo` on.
 
     Features and presence of bars that the span drops are 0.
@@ -125,16 +133,15 @@ def gather_segment(
     x, present = market.features[rows], market.legs.present[rows]
     if span.drop is None:
         return x, present
-    there = kept(drop_rate, span.drop[:, None], rows, present.shape[-1])
+    rate = market.dynamics.config.feature_dropout
+    there = kept(rate, span.drop[:, None], rows, present.shape[-1])
     return jnp.where(there[..., None], x, 0.0), present & there
 
 
-def encode_span(
-    policy: Policy, params: Params, market: Market, span: Span, length: int, drop_rate: float
-) -> Array:
+def encode_span(policy: Policy, params: Params, market: Market, span: Span, length: int) -> Array:
     """Cells `[S, length, A, C]` of the bars from `span.index` on, each with all its past."""
     halo = policy.receptive_field - 1
-    x, present = gather_segment(market, span, halo, length, drop_rate)
+    x, present = gather_segment(market, span, halo, length)
     fire = None if span.fire is None else Fire(span.fire, span.index - halo)
     return jax.named_scope("encode")(policy.encode)(params, x, present, fire, halo)
 
@@ -149,33 +156,28 @@ def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
 
 
 def begin_segments(
-    env: TradingEnv,
-    config: LearnerConfig,
-    first: int,
-    segments: Segments,
-    keys: Array,
-    rows: int | Tensor,
+    setup: Setup, market: Market, segments: Segments, keys: Array
 ) -> tuple[Segments, Episode]:
     """Draws a new start and new accounts where an episode is over.
 
     Args:
-      first: the earliest bar at which a decision may be taken.
-      keys: `[S]` one key a segment. rows: `[]` bars of the market.
+      keys: `[S]`, one per segment.
 
     Returns:
-      The segments, and fresh episodes `[S, E]` that take the place of ruined ones.
+      The segments, and fresh episodes `[S, E]` that replace bankrupt ones.
     """
+    config, dynamics = setup.config, market.dynamics
     length = config.segment_length
-    episode = env.config.episode_bars or length
-    last = rows - 1 - length
+    episode = dynamics.config.episode_bars or length
+    last = market.num_bars - 1 - length
 
     def draw(key: Array) -> tuple[Array, Array | None, Episode]:
         start_key, account_key = jax.random.split(key)
+        first = setup.policy.first_decision
         start = jax.random.randint(start_key, (), first, last + 1, dtype=jnp.int32)
         each = jax.random.split(account_key, config.envs_per_segment)
-        fresh = jax.vmap(functools.partial(begin, env.dynamics))(each)
-        drop = begin_dropout(env.dynamics, jax.random.fold_in(start_key, 1))
-        return start, drop, fresh
+        fresh = jax.vmap(functools.partial(begin, dynamics))(each)
+        return start, begin_dropout(dynamics, jax.random.fold_in(start_key, 1)), fresh
 
     start, drop, fresh = jax.vmap(draw)(keys)
     over = (segments.left < length) | (segments.index > last)
@@ -196,24 +198,17 @@ def select(condition: Array, yes: Episode, no: Episode) -> Episode:
     return jax.tree.map(leaf, yes, no)
 
 
-def collect(
-    env: TradingEnv,
-    policy: Policy,
-    config: LearnerConfig,
-    params: Params,
-    market: Market,
-    segments: Segments,
-    draw: Draw,
+def roll_out(
+    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Rollout]:
-    """Lives through `segment_length` bars on every segment."""
-    length, spec = config.segment_length, policy.spec
+    """Simulates every account over `segment_length` bars, with actions drawn from the policy."""
+    policy, config, hyper = setup
+    length, spec, decide = config.segment_length, policy.spec, policy.distribution
     span = span_of(policy, segments, draw)
-    cells = encode_span(policy, params, market, span, length + 1, env.config.feature_dropout)
-    cells = jnp.moveaxis(cells, 1, 0)
-    decide = policy.distribution
+    cells = jnp.moveaxis(encode_span(policy, params, market, span, length + 1), 1, 0)
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
     noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)
-    now, following, see, live = accounts_on(env, spec, market, span, length, draw)
+    now, following, see, move = accounts_on(market, span, length, draw)
 
     def step(episode: Episode, xs):
         cells_t, noise_t, now_t, following_t = xs
@@ -221,8 +216,8 @@ def collect(
         logits, value = policy.act(params, cells_t[:, None], seen)
         action = decide.sample(logits, noise_t)
         order = decide.order(spec, action)
-        episode, reward, ruined = live(episode, order, now_t, following_t)
-        discount = config.discount * (1.0 - ruined)
+        episode, reward, ruined = move(episode, order, now_t, following_t)
+        discount = hyper.discount * (1.0 - ruined)
         return episode, (seen, action, decide.log_prob(logits, action), value, reward, discount)
 
     episode, steps = jax.lax.scan(step, segments.episode, (cells[:-1], noise, now, following))
@@ -233,61 +228,56 @@ def collect(
 
 
 def accounts_on(
-    env: TradingEnv, spec: EnvSpec, market: Market, span: Span, length: int, draw: Draw
+    market: Market, span: Span, length: int, draw: Draw
 ) -> tuple[Legs, Legs, Callable[[Episode], Array], Callable[..., tuple[Episode, Array, Array]]]:
-    """What accounts meet on `length` bars of a span, and how they move there.
+    """How accounts move on `length` bars of a span.
 
     Returns:
       The legs `[L, S, ...]` of each bar and of the one after it; `see`, an episode's account
-      features; and `live(episode, order, now, following) -> (episode, reward, ruined)` for `[S, E]`
-      episodes, in which a fresh episode takes the place of a ruined one.
+      features; and `move(episode, order, now, following) -> (episode, reward, ruined)` for
+      `[S, E]` episodes, in which a fresh episode replaces a bankrupt one.
     """
+    dynamics = market.dynamics
     rows = span.index[None] + jnp.arange(length + 1)[:, None]
     legs = moved(market.legs_at(rows), draw.volatility_scale)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
-    see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
+    see = jax.vmap(jax.vmap(lambda episode: account_features(dynamics.spec, episode.account)))
 
-    def move(episode: Episode, order: Array, now: Legs, following: Legs) -> tuple[Episode, Array]:
+    def one(episode: Episode, order: Array, now: Legs, following: Legs) -> tuple[Episode, Array]:
         drawn = episode.cost_scale
         priced = episode._replace(cost_scale=times(drawn, draw.cost_scale))
-        after, reward = transition(market.dynamics, priced, order, now, following)
+        after, reward = transition(dynamics, priced, order, now, following)
         return after._replace(cost_scale=drawn), reward
 
-    each = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None)))
+    each = jax.vmap(jax.vmap(one, in_axes=(0, 0, None, None)))
 
-    def live(
+    def move(
         episode: Episode, order: Array, now: Legs, following: Legs
     ) -> tuple[Episode, Array, Array]:
         episode, reward = each(episode, order, now, following)
         ruined = episode.account.ruined
         return select(ruined, draw.fresh, episode), reward, ruined
 
-    return now, following, see, live
+    return now, following, see, move
 
 
-def relive(
-    env: TradingEnv,
-    policy: Policy,
-    market: Market,
-    span: Span,
-    begun: Episode,
-    action: Array,
-    draw: Draw,
+def repeat(
+    policy: Policy, market: Market, span: Span, begun: Episode, action: Array, draw: Draw
 ) -> tuple[Array, Array, Array, Array]:
-    """What accounts see and earn that repeat `action` `[S, L, E, A]` from where they began.
+    """What accounts see and earn that take `action` `[S, L, E, A]` again from where they began.
 
     Returns:
-      `seen`, `reward` and `ruined` as of `collect`, and the account features `[S, E, A, 3 + M]`
+      `seen`, `reward` and `ruined` as of `roll_out`, and the account features `[S, E, A, 3 + M]`
       after the last step.
     """
-    now, following, see, live = accounts_on(env, policy.spec, market, span, action.shape[1], draw)
+    now, following, see, move = accounts_on(market, span, action.shape[1], draw)
     decide = policy.distribution
 
     def step(episode: Episode, xs: Any) -> tuple[Episode, Any]:
         action, *legs = xs
         seen = see(episode)
-        episode, reward, ruined = live(episode, decide.order(policy.spec, action), *legs)
+        episode, reward, ruined = move(episode, decide.order(policy.spec, action), *legs)
         return episode, (seen, reward, ruined)
 
     actions = jnp.moveaxis(action, 1, 0)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.agents.policy import Params, Policy
-from nca_trader.config import LearnerConfig
-from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.agents.policy import Params
+from nca_trader.envs.trading import Market
 from nca_trader.learner.advantages import (
     Moments,
     gae,
@@ -22,46 +20,39 @@ from nca_trader.learner.advantages import (
 )
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
 from nca_trader.learner.replay import Stored, revalued
-from nca_trader.learner.rollout import Draw, Method, Rollout, Segments, collect, encode_span
+from nca_trader.learner.rollout import Algorithm, Draw, Rollout, Segments, encode_span, roll_out
+from nca_trader.learner.setup import Setup
 from nca_trader.numerics import cumsum32
 
 Batch = tuple[Rollout, Array, Array | None]  # and advantages, and the values' targets
-Figures = dict[str, Any]  # arrays and `Moments`
+Statistics = dict[str, Any]  # arrays and `Moments`
 
 
-def sampled(env: TradingEnv, policy: Policy, config: LearnerConfig) -> Method:
-    """The method of `learner.advantages` "gae" and "group"."""
+def collect(
+    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
+) -> tuple[Segments, Batch, Statistics]:
+    """Samples a rollout and estimates the advantage of every action; see `Algorithm`."""
+    segments, rollout = roll_out(setup, params, market, segments, draw)
+    advantage, value_target = estimate(setup, rollout, reward_scale(setup, market))
+    statistics = rollout_statistics(rollout, advantage, value_target)
+    return segments, (_learnt(rollout), advantage, value_target), statistics
 
-    def gather(
-        params: Params, market: Market, segments: Segments, draw: Draw
-    ) -> tuple[Segments, Batch, Figures]:
-        segments, rollout = collect(env, policy, config, params, market, segments, draw)
-        scale = reward_scale(env, market, config)
-        advantage, value_target = estimate(config, rollout, scale)
-        figures = rollout_figures(rollout, advantage, value_target)
-        return segments, (_learnt(rollout), advantage, value_target), figures
 
-    def again(
-        params: Params, average: Params, market: Market, item: Stored, scales: Any
-    ) -> tuple[Batch, Figures]:
-        rollout, advantage, value_target = revalue(params, average, market, item, scales)
-        advantage = against_others(advantage)
-        figures = {"advantage": moments(advantage)}
-        return (_learnt(rollout), advantage, value_target), figures
-
-    drop = env.config.feature_dropout
-    lose = functools.partial(rollout_loss, policy, config, drop)
-    revalue = functools.partial(revalued, env, policy, config)
-    settle = functools.partial(settled, config)
-    return Method(gather, settle, lambda params, market, items: lose(params, market, *items), again)
+def replay(
+    setup: Setup, params: Params, average: Params, market: Market, item: Stored, scales: Any
+) -> tuple[Batch, Statistics]:
+    """Estimates the advantages of a stored rollout's actions anew; see `Algorithm`."""
+    rollout, advantage, value_target = revalued(setup, params, average, market, item, scales)
+    advantage = against_others(advantage)
+    return (_learnt(rollout), advantage, value_target), {"advantage": moments(advantage)}
 
 
 def _learnt(rollout: Rollout) -> Rollout:
-    """Without what comes after the last step: not learnt from, it need not be gathered."""
+    """Drops what comes after the last step: it is not learnt from and need not be gathered."""
     return rollout._replace(bootstrap=rollout.span.index)
 
 
-def estimate(config: LearnerConfig, rollout: Rollout, scale: Array) -> tuple[Array, Array | None]:
+def estimate(setup: Setup, rollout: Rollout, scale: Array) -> tuple[Array, Array | None]:
     """Advantages `[S, L, E]`, and the values' targets; None where there is no critic.
 
     Those of "group" are normalised within their segment, those of "gae" not yet.
@@ -70,10 +61,10 @@ def estimate(config: LearnerConfig, rollout: Rollout, scale: Array) -> tuple[Arr
       scale: `[]` factor that makes the values' targets of order one.
     """
     reward = scale * rollout.reward
-    if config.advantages == "group":
+    if setup.config.advantages == "group":
         return jax.vmap(group_advantages)(reward, rollout.discount), None
     next_value = jnp.concatenate([rollout.value[:, 1:], rollout.bootstrap[:, None]], axis=1)
-    mixing = jnp.full_like(rollout.reward, config.gae_lambda)
+    mixing = jnp.full_like(rollout.reward, setup.hyper.gae_lambda)
     over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
     advantage = over_time(reward, rollout.discount, rollout.value, next_value, mixing)
     value_target = advantage + rollout.value
@@ -92,65 +83,49 @@ def against_others(advantage: Array) -> Array:
     return advantage - advantage.mean(axis=-1, keepdims=True)
 
 
-def settled(
-    config: LearnerConfig, batch: Batch, figures: Figures
-) -> tuple[Batch, dict[str, Array]]:
-    """The batch with advantages of mean 0 and deviation 1 over all devices, and its metrics.
+def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch, dict[str, Array]]:
+    """Gives advantages mean 0 and deviation 1 over all devices; see `Algorithm`.
 
     Those of "group" stay: they are normalised within their segment.
-
-    Args:
-      figures: of all parts of the whole batch, `[P]` each, from `rollout_figures`.
     """
     rollout, advantage, value_target = batch
-    if config.advantages != "group":
-        all_of = figures["advantage"].pooled()
+    if setup.config.advantages != "group":
+        all_of = statistics["advantage"].pooled()
         advantage = normalised(advantage - all_of.mean, all_of.variance)
-    plain = {name: x.mean() for name, x in figures.items() if not isinstance(x, Moments)}
-    if "error" in figures:
-        spread, missed = figures["target"].pooled().variance, figures["error"].pooled().variance
+    plain = {name: x.mean() for name, x in statistics.items() if not isinstance(x, Moments)}
+    if "error" in statistics:
+        spread, missed = (statistics[name].pooled().variance for name in ("target", "error"))
         plain["explained_variance"] = 1.0 - missed / jnp.maximum(spread, 1e-12)
     return (rollout, advantage, value_target), plain
 
 
-def rollout_loss(
-    policy: Policy,
-    config: LearnerConfig,
-    drop_rate: float,
-    params: Params,
-    market: Market,
-    rollout: Rollout,
-    advantage: Array,
-    value_target: Array | None,
-) -> Loss:
-    """The loss over whole segments, encoded anew.
-
-    Args:
-      drop_rate: chance that a bar is dropped, as in `EnvConfig.feature_dropout`. rollout: of M
-        segments. advantage: `[M, L, E]`, normalised. value_target: `[M, L, E]`, or None.
-    """
-    length = config.segment_length
-    cells = encode_span(policy, params, market, rollout.span, length, drop_rate)
+def loss(setup: Setup, params: Params, market: Market, items: Batch) -> Loss:
+    """The clipped surrogate over whole segments, encoded anew; see `Algorithm`."""
+    rollout, advantage, value_target = items
+    policy, config, hyper = setup
+    cells = encode_span(policy, params, market, rollout.span, config.segment_length)
     logits, value = policy.act(params, cells[:, :, None], rollout.seen)
     decide = policy.distribution
     log_prob, entropy = decide.log_prob(logits, rollout.action), decide.entropy(logits)
     old = Old(rollout.log_prob, advantage, rollout.value, value_target)
-    return ppo_loss(config, old, log_prob, entropy, value)
+    return ppo_loss(config, hyper, old, log_prob, entropy, value)
 
 
-def rollout_figures(rollout: Rollout, advantage: Array, value_target: Array | None) -> Figures:
+def rollout_statistics(
+    rollout: Rollout, advantage: Array, value_target: Array | None
+) -> Statistics:
     """What the rollout itself says: reward a step, trading, and how much the values explain."""
     changed = rollout.action[:, 1:] != rollout.action[:, :-1]
-    figures: Figures = {
+    statistics: Statistics = {
         "reward": rollout.reward.mean(),
         "drawdown": deepest_fall(rollout.reward).mean(),
         "action_changes": changed.mean(dtype=rollout.reward.dtype),
     }
     if value_target is not None:
-        figures["advantage"] = moments(advantage)
-        figures["target"] = moments(value_target)
-        figures["error"] = moments(value_target - rollout.value)
-    return figures
+        statistics["advantage"] = moments(advantage)
+        statistics["target"] = moments(value_target)
+        statistics["error"] = moments(value_target - rollout.value)
+    return statistics
 
 
 def deepest_fall(reward: Array) -> Array:
@@ -158,3 +133,6 @@ def deepest_fall(reward: Array) -> Array:
     curve = cumsum32(reward, axis=1)
     peak = jnp.maximum(jax.lax.cummax(curve, axis=1), 0.0)
     return (peak - curve).max(axis=1)
+
+
+SAMPLED = Algorithm(lambda env: None, collect, normalize, loss, replay)

@@ -34,10 +34,10 @@ from nca_trader.config.ranges import expect
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.compilations import Compilations
-from nca_trader.learner.iteration import LearnerState
+from nca_trader.learner.learner import Learner, make_learner
 from nca_trader.learner.markets import Markets
 from nca_trader.learner.population import correlations, exploit, mean_reward
-from nca_trader.learner.update import Learner, make_learner
+from nca_trader.learner.update import LearnerState
 from nca_trader.parallel import hosts
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run, training_run

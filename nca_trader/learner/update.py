@@ -1,9 +1,15 @@
-"""The learner: iterations as one jitted function over a mesh, in sizes that fit its memory."""
+"""One update: collect, estimate, learn, replay, guard. `update` reads as the algorithm does.
+
+It runs on one device's share of the segments, inside `shard_map`. Randomness belongs to the
+segment and not to the device: a key is folded with the segment's global number, and minibatches
+are drawn within a fixed number of logical shards. So a seed means the same run on any mesh, to
+rounding. On a deterministic mesh it is the same to the bit, since there each logical shard is
+computed by itself, and means over shards are taken in the order of their numbers.
+"""
 
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,244 +17,350 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from nca_trader.agents.policy import Policy
-from nca_trader.agents.presets import load_agent
+from nca_trader.agents.policy import Params, Policy
 from nca_trader.config import AgentConfig, LearnerConfig
-from nca_trader.config.ranges import divides, expect, refuse
-from nca_trader.envs.trading import Market, TradingEnv, begin_dropout
-from nca_trader.errors import BarError, ConfigError
-from nca_trader.learner.iteration import LearnerState, Metrics, Parts, collect_and_learn, make_parts
-from nca_trader.learner.layout import Layout, make_layout
-from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
-from nca_trader.learner.memory import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
-from nca_trader.learner.population import (
-    agents_at_once,
-    draw_hyper,
-    init_each,
-    step_each,
-    with_hyper,
+from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.errors import ConfigError
+from nca_trader.learner.curriculum import cost_scale, volatility_scale
+from nca_trader.learner.exact import EXACT
+from nca_trader.learner.layout import EVERYWHERE, Layout, by_runs, mean_in_order, one_by_one
+from nca_trader.learner.optimizer import (
+    averaged,
+    learning_rate,
+    make_optimizer,
+    whole_or_nothing,
 )
-from nca_trader.learner.replay import begin_ring, ring_spec
-from nca_trader.learner.rollout import Segments
-from nca_trader.parallel.mesh import (
-    BATCH,
-    FSDP,
-    MODEL,
-    batch_shards,
-    compiler_options,
-    everywhere,
-    make_mesh,
-    replicated,
-)
+from nca_trader.learner.pathwise import PATHWISE
+from nca_trader.learner.ppo import Loss
+from nca_trader.learner.replay import Ring, Stored, add, can_sample, sample, stored
+from nca_trader.learner.rollout import Algorithm, Begun, Draw, Segments, begin_segments
+from nca_trader.learner.sampled import SAMPLED
+from nca_trader.learner.setup import Hyper, Setup, setup_of
+from nca_trader.parallel.mesh import BATCH
 
-SEARCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")  # settings, see `advance`
+Metrics = dict[str, Array]
+Lose = Callable[[Params, Any], Loss]
+Scales = tuple[Array | None, Array | None]
+ALGORITHMS = {"gae": SAMPLED, "group": SAMPLED, "exact": EXACT, "pathwise": PATHWISE}
 
 
-class Learner(NamedTuple):
-    """init: `(key) -> state`. step: `(state, market=None) -> (state, metrics)`, donates the state.
+class LearnerState(NamedTuple):
+    """All that training carries: with it and the config, a run resumes exactly.
 
-    The market is a shard's where the environment is of shards, and on the mesh; None is the
-    environment's own. steps_per_update: environment steps of one call of `step`, of all seeds
-    together. mesh: where it runs. fitting: the sizes in which it does, and the memory that takes.
-    programs: what `step` runs, the first that fits: by sizes, the fastest first, jitted
-    `(state, market) -> (state, metrics)`. market: the environment's own, as the mesh has it.
+    params, opt_state: each device its part, as `learner.layout` says. key: the run's key, never
+      changed: draws fold in `update`. update: `[]` int32 updates done. segments: split as a batch.
+    replay: earlier rollouts, their segments split likewise; None where none are kept.
+    hyper: of one agent of a population, where its hyper-parameters differ from the config's.
     """
 
-    init: Callable[[Array], LearnerState]
-    step: Callable[..., tuple[LearnerState, Metrics]]
-    steps_per_update: int
-    mesh: Mesh
-    fitting: Fitting
-    programs: dict[Sizes, Any]
-    market: Market
+    params: Params
+    opt_state: Any
+    key: Array
+    update: Array
+    segments: Segments
+    replay: Ring | None = None
+    hyper: Hyper | None = None
 
 
-def make_learner(
-    env: TradingEnv,
-    policy: Policy,
-    config: AgentConfig | str | pathlib.Path,
-    mesh: Mesh | None = None,
-) -> Learner:
-    """Builds the learner; compiles nothing until `step` is called.
+class Parts(NamedTuple):
+    """What an update is made of; all static.
 
-    Args:
-      config: an agent: a config, a preset's name, or the path of a TOML file. mesh: None is the
-        config's own.
+    env: its market is an argument of the update. layout: of the parameters on the mesh.
+    num_updates: of the whole run. optimizer, setup: with the config's hyper-parameters.
+    """
+
+    env: TradingEnv
+    layout: Layout
+    num_updates: int
+    config: AgentConfig
+    optimizer: optax.GradientTransformation
+    setup: Setup
+    algorithm: Algorithm
+
+    def of(self, hyper: Hyper | None) -> tuple[Setup, optax.GradientTransformation]:
+        """The setup and the optimiser of an agent with hyper-parameters of its own."""
+        if hyper is None:
+            return self.setup, self.optimizer
+        total = gradient_steps(self.config.learner, self.num_updates)
+        rate = hyper.learning_rate
+        optimizer = make_optimizer(self.config.optimizer, total, self.layout, rate)
+        return self.setup._replace(hyper=hyper), optimizer
+
+
+def make_parts(
+    env: TradingEnv, policy: Policy, layout: Layout, num_updates: int, config: AgentConfig
+) -> Parts:
+    """Builds the parts that `config` asks for.
 
     Raises:
-      BarError: fewer bars than one segment and the receptive field behind it.
-      ConfigError: shapes that do not divide, or a mesh larger than this machine.
-
-    On a mesh of devices that are only described (see `scale.plan`) it can be lowered and compiled.
+      ConfigError: the estimator of advantages does not apply to the environment.
     """
-    expect("env", env, TradingEnv, "a TradingEnv", policy=policy, config=config)
-    expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)
-    config = load_agent(config, name="config")
-    mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
-    shape = config.learner
-    layout = make_layout(policy, mesh, config.mesh.deterministic)
-    _check(env, policy, config, mesh, layout)
-    streamed = env.shards is not None
-    if streamed:
-        check_shards(env, policy, config)
-    steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
-    parts = make_parts(env, policy, layout, -(-shape.steps // steps_per_update), config)
-    # One of many shards waits on the host: the markets of a run's updates are handed to `step`.
-    market = env.market if streamed else everywhere(env.market, mesh)
-    init, placed = _beginning(parts, mesh)
-    build = functools.partial(_program, parts, mesh, placed)
-    items = _items(shape, mesh, layout)
-    sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
-    ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(market))
-    limit = memory_limit(shape.memory_gb, mesh, held)
-    if limit is not None and streamed:  # beside the shard in use, the next and one on its way
-        limit -= 2 * held
-    programs = {cut: build(cut) for cut in sizes}
-    # Options are for who calls the step, and not for who traces it into a program of his own.
-    called = functools.cache(functools.partial(build, options=compiler_options(mesh)))
-    step = Fitting(programs.__getitem__, sizes, limit, ring, called)
-
-    def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
-        # Of a whole program jax can't name the operation that made a NaN, and ends with an error
-        # of its own; the guard drops the update, and its metrics tell. Without jit it can.
-        alone, nans, infs = (getattr(jax.config, name) for name in SEARCHES)
-        with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
-            return step(state, market if given is None else given)
-
-    return Learner(init, advance, steps_per_update * config.num_seeds, mesh, step, programs, market)
+    total = gradient_steps(config.learner, num_updates)
+    optimizer = make_optimizer(config.optimizer, total, layout)
+    algorithm = ALGORITHMS[config.learner.advantages]
+    algorithm.check(env)
+    setup = setup_of(policy, config)
+    return Parts(env, layout, num_updates, config, optimizer, setup, algorithm)
 
 
-def _beginning(parts: Parts, mesh: Mesh) -> tuple[Callable[[Array], LearnerState], LearnerState]:
-    """Jitted `key -> state`, of each agent where there are several, and where its leaves lie."""
-    seeds = parts.config.num_seeds
-    begin = functools.partial(_fresh, parts)
-    placed = _spec(parts, FSDP, MODEL)
-    if seeds > 1:
-        begin = init_each(begin, seeds)
-        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
-    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
-    return jax.jit(begin, out_shardings=placed), placed
+def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
+    """Gradient steps of a run of `num_updates`: with replay every update but the first takes twice.
+
+    The first finds the ring empty. Steps that a guard or `max_kl` leaves out are counted here, and
+    the schedule stands still in them.
+    """
+    replayed = num_updates - 1 if config.replay_slots else 0
+    return (num_updates + replayed) * config.num_epochs * config.num_minibatches
 
 
-def _fresh(parts: Parts, key: Array) -> LearnerState:
-    """One agent's state before its first update."""
-    env, policy, config = parts.env, parts.policy, parts.config
-    shape = config.learner
-    params_key, run_key, hyper_key = jax.random.split(key, 3)
-    params = policy.init(params_key)
-    none = jnp.zeros(shape.num_segments, jnp.int32)
-    each = (shape.num_segments, shape.envs_per_segment)
-    # Placeholders: `left` is 0, so the first update draws every segment anew.
-    episode = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
-    drop = functools.partial(begin_dropout, env.dynamics)
-    drop = jax.vmap(drop)(jnp.broadcast_to(run_key, each[:1]))
-    segments = Segments(none, none, drop, episode)
-    update = jnp.zeros((), jnp.int32)
-    ring = begin_ring(env, policy, shape, params, segments) if shape.replay_slots else None
-    opt_state, hyper = parts.optimizer.init(params), draw_hyper(config, hyper_key)
-    return LearnerState(params, opt_state, run_key, update, segments, ring, hyper)
-
-
-def _program(
-    parts: Parts,
-    mesh: Mesh,
-    placed: LearnerState,
-    sizes: Sizes,
-    options: dict[str, Any] | None = None,
-) -> Any:
-    """Jitted `(state, market) -> (state, metrics)` over the mesh, in pieces of these sizes."""
-    own = _spec(parts, FSDP)
-    step = jax.shard_map(
-        functools.partial(iterate, parts, sizes.micro_batches),
-        mesh=mesh,
-        in_specs=(own, P()),
-        out_specs=(own, P()),
-        axis_names=parts.layout.by_hand,
-    )
-    if parts.config.num_seeds > 1:
-        step = step_each(step, sizes.agents)
-    return jax.jit(
-        step,
-        donate_argnums=0,
-        out_shardings=(placed, replicated(mesh)),
-        compiler_options=options,
-    )
-
-
-def iterate(
+def update(
     parts: Parts, micro_batches: int, state: LearnerState, market: Market
 ) -> tuple[LearnerState, Metrics]:
-    """An iteration of one agent; what it learns with may be its own and not the config's."""
-    env = parts.env
-    if env.shards is not None:
-        turn = shard_updates(env.shards, parts.config.learner)
-        state = state._replace(segments=begun_anew(turn, state.update, state.segments))
-    hyper = state.hyper
-    if hyper is None:
-        return collect_and_learn(parts, micro_batches, state, market)
-    own = with_hyper(parts.config, hyper)
-    parts = make_parts(env, parts.policy, parts.layout, parts.num_updates, own)
-    state, metrics = collect_and_learn(parts, micro_batches, state, market)
-    return state, metrics | hyper._asdict()
+    """Makes one update of one agent on this device's share of the segments.
 
+    Args:
+      micro_batches: pieces in which a minibatch's gradient is summed.
 
-def _ring_held(init: Callable[[Array], LearnerState], slots: int, mesh: Mesh) -> Held:
-    """What the ring of a state that `init` makes takes of each device."""
-    ring = jax.eval_shape(init, jax.random.key(0)).replay
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ring.data))
-    return Held(slots, held / batch_shards(mesh) / slots)
-
-
-def _spec(parts: Parts, *names: str) -> LearnerState:
-    """How the state lies over these axes of the mesh; what is not said is whole on each device."""
-    optimizer = parts.optimizer
-    shapes = jax.eval_shape(parts.policy.init, jax.random.key(0))
-    params, states = parts.layout.specs(shapes, *names), jax.eval_shape(optimizer.init, shapes)
-    # Moments and averages lie as the parameters that they are of.
-    moments = optax.tree_map_params(
-        optimizer, lambda _, spec: spec, states, params, transform_non_params=lambda _: P()
+    Returns:
+      The state after it, and its metrics, `[]` each.
+    """
+    layout, config = parts.layout, parts.config
+    setup, optimizer = parts.of(state.hyper)
+    key = jax.random.fold_in(state.key, state.update)
+    start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
+    course = (config.curriculum, state.update, parts.num_updates)
+    scales = (cost_scale(*course), volatility_scale(*course))
+    loss = functools.partial(parts.algorithm.loss, setup)
+    learn_from = functools.partial(
+        learn, lambda params, items: loss(params, market, items), config.learner, optimizer
     )
-    ring = ring_spec(parts.config.learner.replay_slots)
-    return LearnerState._make([params, moments, P(), P(), P(BATCH), ring, P()])
+
+    # Named scopes say in profiles and plans what an instruction is part of.
+    with jax.named_scope("collect"):
+        keys = (start_key, action_key)
+        segments, batch, begun, metrics = collect(parts, setup, state, market, keys, scales)
+
+    before = (state.params, state.opt_state)
+    with jax.named_scope("learn"):
+        found = learn_from(*before, batch, shuffle_key, micro_batches, layout)
+    params, opt_state, losses = found
+    old, ring = state.replay, None
+    if old is not None and begun is not None:
+        sample_key, shuffle_key = jax.random.split(replay_key)
+
+        def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
+            item = sample(old, sample_key)
+            batch = replay(parts, setup, learnt, market, item, scales)
+            return learn_from(*learnt, batch, shuffle_key, micro_batches, layout)[:2]
+
+        with jax.named_scope("replay"):
+            learnt = (params, opt_state)
+            params, opt_state = jax.lax.cond(can_sample(old), again, lambda same: same, learnt)
+        ring = add(old, stored(batch[0], begun))
+
+    # A batch of which one gradient was dropped is taken back whole; the count of drops stays.
+    params, opt_state = whole_or_nothing(before, (params, opt_state))
+    skipped = opt_state.skipped - state.opt_state.skipped
+    metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
+    metrics |= _settings(parts, setup, scales, opt_state, micro_batches)
+    metrics |= {} if state.hyper is None else state.hyper._asdict()
+    state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
+    return state._replace(update=state.update + 1), metrics
 
 
-def _items(config: LearnerConfig, mesh: Mesh, layout: Layout) -> int:
-    """Segments of a minibatch that a device learns from at once."""
-    parts = config.logical_shards if layout.deterministic else batch_shards(mesh)
-    return config.num_segments // config.num_minibatches // parts
+def collect(
+    parts: Parts,
+    setup: Setup,
+    state: LearnerState,
+    market: Market,
+    keys: tuple[Array, Array],
+    scales: Scales,
+) -> tuple[Segments, Any, Begun | None, Metrics]:
+    """Collects a batch with the current policy and normalizes its advantages over all devices.
+
+    Args:
+      keys: of new starts, and of actions. scales: of the curriculum, on costs and log-returns.
+
+    Returns:
+      The segments after it, the batch, how its accounts began (None without replay), metrics.
+    """
+    algorithm, layout = parts.algorithm, parts.layout
+    params = layout.gathered(state.params)
+    count = state.segments.index.shape[0]
+    number = jax.lax.axis_index(BATCH) * count + jnp.arange(count)
+    start_keys, action_keys = (jax.vmap(jax.random.fold_in, (None, 0))(k, number) for k in keys)
+
+    def some(segments: Segments, start_keys: Array, keys: Array) -> Any:
+        begun, fresh = begin_segments(setup, market, segments, start_keys)
+        draw = Draw(keys, fresh, *scales)
+        after, batch, statistics = algorithm.collect(setup, params, market, begun, draw)
+        # What replay needs is carried no further where there is none.
+        kept = None if state.replay is None else Begun(begun.episode, fresh)
+        return (after, batch, kept), statistics
+
+    runs = layout.runs(parts.config.learner.logical_shards)
+    rows, statistics = by_runs(some, runs, state.segments, start_keys, action_keys)
+    segments, batch, begun = rows
+    batch, metrics = algorithm.normalize(setup, batch, layout.of_all(statistics))
+    return segments, batch, begun, metrics
 
 
-def _check(env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, layout: Layout) -> None:
-    config = agent.learner
-    if config.advantages == "group" and agent.population.gae_lambda is not None:
-        raise ConfigError(
-            f"population.gae_lambda = {agent.population.gae_lambda} has no effect without "
-            "learner.advantages = 'gae' or 'exact'; leave it out, or give one of them."
-        )
-    need = policy.first_decision + config.segment_length + 1
-    if len(env) < need:
-        raise BarError(
-            f"{env.bars.source or 'bars'}: {len(env)} bars, but training needs {need}: "
-            f"{env.spec.warmup} of feature warm-up, {policy.receptive_field} of receptive field "
-            f"and segments of {config.segment_length}; give more bars or lower "
-            "learner.segment_length or policy.dilations."
-        )
-    if config.logical_shards % (parts := batch_shards(mesh)):
-        raise ConfigError(
-            f"learner.logical_shards = {config.logical_shards} is not a multiple of the mesh's "
-            f"{parts} devices that share a batch; the nearest that is, is "
-            f"{max(1, round(config.logical_shards / parts)) * parts}."
-        )
-    items = _items(config, mesh, layout)
-    refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
-    episode = env.config.episode_bars or config.segment_length
-    if episode % config.segment_length:
-        raise ConfigError(
-            f"episode_bars = {episode} is not a multiple of learner.segment_length = "
-            f"{config.segment_length}; take "
-            f"{max(1, round(episode / config.segment_length)) * config.segment_length}."
-        )
+def replay(
+    parts: Parts,
+    setup: Setup,
+    learnt: tuple[Params, Any],
+    market: Market,
+    item: Stored,
+    scales: Scales,
+) -> Any:
+    """Returns the batch that a stored rollout makes today, with normalized advantages.
+
+    Args:
+      learnt: parameters and the optimiser's state.
+
+    Raises:
+      ConfigError: the algorithm cannot learn from old rollouts.
+    """
+    again, layout = parts.algorithm.replay, parts.layout
+    if again is None:
+        raise ConfigError("learner.replay_slots: this method cannot learn from old rollouts.")
+    both = layout.gathered(learnt[0]), layout.gathered(averaged(learnt[1]))
+    runs = layout.runs(parts.config.learner.logical_shards)
+    once = functools.partial(again, setup, *both, market)
+    batch, statistics = by_runs(lambda item: once(item, scales), runs, item)
+    return parts.algorithm.normalize(setup, batch, layout.of_all(statistics))[0]
+
+
+def _settings(
+    parts: Parts, setup: Setup, scales: Scales, opt_state: Any, micro_batches: int
+) -> Metrics:
+    """What the schedule and the curriculum are at, as metrics."""
+    config = parts.config
+    total = gradient_steps(config.learner, parts.num_updates)
+    schedule = learning_rate(config.optimizer, total, setup.hyper.learning_rate)
+    names = ("cost_scale", "volatility_scale")
+    known = {name: scale for name, scale in zip(names, scales, strict=True) if scale is not None}
+    lr = jnp.asarray(schedule(_steps(opt_state)))
+    return known | {"lr": lr, "micro_batches": jnp.int32(micro_batches)}
+
+
+def learn(
+    lose: Lose,
+    config: LearnerConfig,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    opt_state: Any,
+    batch: Any,
+    key: Array,
+    micro_batches: int = 1,
+    layout: Layout = EVERYWHERE,
+) -> tuple[Params, Any, dict[str, Array]]:
+    """Takes `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
+
+    With `max_kl`, the first minibatch on which the policy is further than that from the one that
+    acted, and all after it, move nothing: `kl_stopped` counts them.
+
+    Args:
+      lose: `(params, items) -> Loss`, a mean over the items. batch: pytree of `[N, ...]`, this
+        device's N items, of `logical_shards` over all devices. key: of the shuffling, the same
+        on every device. micro_batches: pieces in which a minibatch's gradient is summed.
+      layout: of the parameters on the mesh.
+
+    Returns:
+      Parameters, optimiser state and the losses' mean over the minibatches that were computed.
+    """
+    local = config.logical_shards // jax.lax.axis_size(BATCH)
+    shard = jax.lax.axis_index(BATCH) * local + jnp.arange(local)
+    each = jax.tree.leaves(batch)[0].shape[0] // local
+    data = jax.tree.map(lambda a: a.reshape(local, each, *a.shape[1:]), batch)
+
+    def compute(params: Params, opt_state: Any, piece: Array) -> Any:
+        items = jax.tree.map(lambda a: jax.vmap(lambda rows, at: rows[at])(a, piece), data)
+        gradient, loss = gradient_of(lose, params, items, micro_batches, layout)
+        metrics = loss._asdict() | {"grad_norm": layout.norm(gradient)}
+
+        def move() -> Any:
+            updates, moved = optimizer.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), moved
+
+        if config.max_kl is None:
+            return (*move(), jnp.bool_(True)), metrics
+        near = ~(loss.approx_kl > config.max_kl)  # one that is no number is the guard's affair
+        return (*jax.lax.cond(near, move, lambda: (params, opt_state)), near), metrics
+
+    def minibatch(carry: Any, piece: Array) -> Any:
+        params, opt_state, going = carry
+        if config.max_kl is None:
+            carry, metrics = compute(params, opt_state, piece)
+        else:
+            shapes = jax.eval_shape(lambda: compute(params, opt_state, piece)[1])
+            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            carry, metrics = jax.lax.cond(
+                going, lambda: compute(params, opt_state, piece), lambda: (carry, nothing)
+            )
+        return carry, (metrics, going, carry[-1])
+
+    def epoch(carry: Any, epoch_key: Array) -> Any:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(epoch_key, shard)
+        # Not vmap: a TPU's compiler takes four times as long over a sort of several rows.
+        order = jax.lax.map(lambda k: jax.random.permutation(k, each), keys)
+        pieces = order.reshape(local, config.num_minibatches, -1)
+        return jax.lax.scan(minibatch, carry, jnp.moveaxis(pieces, 1, 0))
+
+    carry = (params, opt_state, jnp.bool_(True))
+    (params, opt_state, _), (metrics, computed, moved) = jax.lax.scan(
+        epoch, carry, jax.random.split(key, config.num_epochs)
+    )
+    metrics = jax.tree.map(lambda m: m.sum() / computed.sum(), metrics)
+    return params, opt_state, metrics | {"kl_stopped": (~moved).sum()}
+
+
+def gradient_of(
+    lose: Lose, params: Params, items: Any, micro_batches: int = 1, layout: Layout = EVERYWHERE
+) -> tuple[Params, Loss]:
+    """The gradient of the mean loss over all devices' items, and the loss's terms.
+
+    Each device sums its own pieces' gradients, in float32, before they are averaged over devices:
+    of parameters marked as varying, the gradient is the device's own.
+
+    Args:
+      items: pytree of `[G, M, ...]`, this device's G logical shards of M items. Of a deterministic
+        layout the gradient of each shard is computed by itself.
+    """
+    own = layout.own(params)
+
+    def one(items: Any) -> tuple[Params, Loss]:
+        def objective(params: Params) -> tuple[Array, Loss]:
+            loss = lose(params, items)
+            return loss.loss, loss
+
+        return jax.grad(objective, has_aux=True)(own)
+
+    def add(total: Params, piece: Any) -> tuple[Params, Loss]:
+        gradient, loss = one(piece)
+        return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradient), loss
+
+    def in_pieces(items: Any) -> tuple[Params, Loss]:
+        if micro_batches == 1:
+            return one(items)
+        pieces = jax.tree.map(lambda a: a.reshape(micro_batches, -1, *a.shape[1:]), items)
+        zero = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p, jnp.float32)), own)
+        total, losses = jax.lax.scan(add, zero, pieces)
+        gradient = jax.tree.map(lambda t, p: (t / micro_batches).astype(p.dtype), total, own)
+        return gradient, jax.tree.map(jnp.mean, losses)
+
+    if layout.deterministic:
+        return mean_in_order(one_by_one(in_pieces, items))
+    items = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), items)
+    return layout.mean(*in_pieces(items))
+
+
+def _steps(opt_state: Any) -> Array:
+    """`[]` gradient steps behind the learning-rate schedule; a skipped one does not count."""
+
+    def of_schedule(path: Any, value: Any) -> bool:
+        del value
+        return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"
+
+    return optax.tree.get(opt_state, "count", filtering=of_schedule)

@@ -151,7 +151,7 @@ def answer(question: Question) -> Answer:
 
     from nca_trader.agents.policy import make_policy, num_parameters
     from nca_trader.envs.trading import TradingEnv
-    from nca_trader.learner.update import make_learner
+    from nca_trader.learner.learner import make_learner
     from nca_trader.parallel.mesh import arrange, batch_shards, mesh_of
 
     agent, there = question.agent, question.there
@@ -253,14 +253,17 @@ def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state
     """Of what all devices collect in an iteration, before they learn from it."""
     import jax
 
-    from nca_trader.learner.iteration import METHODS
     from nca_trader.learner.rollout import Draw
+    from nca_trader.learner.setup import setup_of
+    from nca_trader.learner.update import ALGORITHMS
 
-    method = METHODS[agent.learner.advantages](env, policy, agent.learner)
+    algorithm = ALGORITHMS[agent.learner.advantages]
+    setup = setup_of(policy, agent)
 
     def gather(params: Any, market: Any, segments: Any, key: Any) -> Any:
         keys = jax.random.split(key, segments.index.shape[0])
-        return method.gather(params, market, segments, Draw(keys, segments.episode))[1]
+        draw = Draw(keys, segments.episode)
+        return algorithm.collect(setup, params, market, segments, draw)[1]
 
     params, segments, key = state.params, state.segments, state.key
     if agent.num_seeds > 1:  # one agent's, times their number

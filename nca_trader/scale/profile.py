@@ -19,9 +19,9 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.compilations import Compilations
+from nca_trader.learner.learner import Learner, make_learner
 from nca_trader.learner.markets import Markets
 from nca_trader.learner.memory import bytes_needed
-from nca_trader.learner.update import Learner, make_learner
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
 from nca_trader.scale.cost import cost_of

@@ -12,7 +12,9 @@ from recording import recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig
-from nca_trader.learner import iteration, rollout, update
+from nca_trader.learner import learner as learners
+from nca_trader.learner import rollout, update
+from nca_trader.learner.setup import setup_of
 
 ENV = EnvConfig(
     features=("bollinger", "rsi"),  # 19 bars of warm-up
@@ -68,28 +70,30 @@ class Stage:
     def recorded(self, env, agent, devices):
         """A learner in another environment, or of another agent, that records gradients too."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(iteration, "make_optimizer", recording_optimizer)
+            patch.setattr(update, "make_optimizer", recording_optimizer)
             policy = make_policy(agent, env.spec)
-            return update.make_learner(env, policy, agent, make_mesh(devices))
+            return learners.make_learner(env, policy, agent, make_mesh(devices))
 
     @functools.cached_property
     def begin(self):
         """`(segments, keys) -> (segments, fresh)`, compiled."""
-        env, policy, config = self.env, self.policy, self.agent.learner
-        return jax.jit(
-            lambda segments, keys: rollout.begin_segments(
-                env, config, policy.first_decision, segments, keys, len(env)
-            )
-        )
+        setup, market = self.setup, self.env.market
+        return jax.jit(lambda segments, keys: rollout.begin_segments(setup, market, segments, keys))
+
+    @property
+    def setup(self):
+        """Of the agent's own hyper-parameters."""
+        return setup_of(self.policy, self.agent)
 
     @functools.cached_property
     def collect(self):
         """`(market, segments, fresh, keys, cost_scale=None) -> (segments, rollout)`, compiled."""
-        args = (self.env, self.policy, self.agent.learner, self.params)
+
+        setup, params = self.setup, self.params
 
         def collect(market, segments, fresh, keys, cost_scale=None):
             draw = rollout.Draw(keys, fresh, cost_scale)
-            return rollout.collect(*args, market, segments, draw)
+            return rollout.roll_out(setup, params, market, segments, draw)
 
         return jax.jit(collect)
 

@@ -11,6 +11,7 @@ import pytest
 from nca_trader.config import LearnerConfig
 from nca_trader.learner import sampled
 from nca_trader.learner.advantages import Moments, gae, group_advantages, moments
+from nca_trader.learner.setup import Setup
 
 GAMMA, LAMBDA, T = 0.97, 0.9, 300
 
@@ -167,7 +168,7 @@ def test_generalised_advantages_that_are_rounding_are_not_blown_up_either():
     for size, low, high in ((3e-7, 0.0, 0.02), (0.02, 0.99, 1.01)):
         advantage = jnp.asarray(size * rng.normal(size=(4, 16, 3)), jnp.float32)
         parts = Moments(*(x[None] for x in moments(advantage)))
-        (_, settled, _), _ = sampled.settled(
-            LearnerConfig(), (None, advantage, None), {"advantage": parts}
-        )
-        assert low <= float(settled.std()) <= high
+        setup = Setup(None, LearnerConfig(), None)
+        batch = (None, advantage, None)
+        (_, normalised, _), _ = sampled.normalize(setup, batch, {"advantage": parts})
+        assert low <= float(normalised.std()) <= high

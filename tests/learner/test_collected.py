@@ -17,11 +17,12 @@ from ledger import random_bars
 
 from nca_trader import TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.config import LearnerConfig, MeshConfig, PolicyConfig
-from nca_trader.learner import iteration
+from nca_trader.learner import update
 from nca_trader.learner.advantages import moments
 from nca_trader.learner.layout import EVERYWHERE, Layout
-from nca_trader.learner.rollout import Method
-from nca_trader.learner.sampled import settled
+from nca_trader.learner.rollout import Algorithm
+from nca_trader.learner.sampled import normalize
+from nca_trader.learner.setup import Setup
 from nca_trader.parallel.mesh import BATCH
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -51,7 +52,7 @@ def collected(devices, updates=1, deterministic=False):
     config = MeshConfig(devices=devices, deterministic=deterministic)
     agent, env = dataclasses.replace(AGENT, mesh=config), environment()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iteration, "learn", everything)
+        patch.setattr(update, "learn", everything)
         mesh = make_mesh(devices)
         learner = make_learner(env, make_policy(agent, env.spec), agent, mesh)
         shapes = jax.eval_shape(learner.init, jax.random.key(0))._replace(key=None)
@@ -80,12 +81,14 @@ def test_a_deterministic_mesh_collects_the_same_bits_as_one_device(devices):
 def drawn(devices, monkeypatch):
     """`[S]` where each segment starts, and a number that its key draws."""
 
-    def gather(params, market, segments, draw):
+    def collect(setup, params, market, segments, draw):
         batch = segments.index, jax.vmap(jax.random.bits)(draw.keys)
         return segments, batch, {"none": jnp.float32(0.0) * segments.index.sum()}
 
-    method = Method(gather, lambda batch, figures: (batch, {}), lambda *args: None)
-    monkeypatch.setattr(iteration, "sampled", lambda *args: method)
+    algorithm = Algorithm(
+        lambda env: None, collect, lambda setup, batch, found: (batch, {}), lambda *args: None
+    )
+    monkeypatch.setitem(update.ALGORITHMS, "gae", algorithm)
     _, metrics = collected(devices)
     return metrics["0"], metrics["1"]
 
@@ -109,7 +112,8 @@ def normalised(devices):
         figures = EVERYWHERE.of_all(
             jax.tree.map(lambda x: x[None], {"advantage": moments(advantage)})
         )
-        return settled(LearnerConfig(), (None, advantage, None), figures)[0][1]
+        setup = Setup(None, LearnerConfig(), None)
+        return normalize(setup, (None, advantage, None), figures)[0][1]
 
     mapped = jax.shard_map(one, mesh=make_mesh(devices), in_specs=P(BATCH), out_specs=P(BATCH))
     return np.asarray(jax.jit(mapped)(ADVANTAGES.astype("f4")))

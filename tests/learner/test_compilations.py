@@ -10,7 +10,7 @@ from tiny import AGENT
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.learner.compilations import Compilations
-from nca_trader.learner.update import make_learner
+from nca_trader.learner.learner import make_learner
 
 SAID = "compiled again after its first update"
 

@@ -14,6 +14,7 @@ from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.legs import legs_of
 from nca_trader.learner import curriculum, replay, rollout, sampled
 from nca_trader.learner.exact import enumerate_segments
+from nca_trader.learner.setup import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -62,6 +63,7 @@ def part():
     """`(cost_scale, volatility_scale) -> rollout`, of one program; and what it was made of."""
     env = TradingEnv(random_bars(np.random.default_rng(1), 90, 2), PNL)
     policy = make_policy(AGENT, env.spec)
+    setup = setup_of(policy, dataclasses.replace(AGENT, learner=LEARNER))
     params = jax.jit(policy.init)(jax.random.key(0))
     none = jnp.array([70, 81], jnp.int32)
     keys = jax.random.split(jax.random.key(1), (2, 2))
@@ -70,15 +72,14 @@ def part():
     @jax.jit
     def live(cost, moves):
         draw = rollout.Draw(jax.random.split(jax.random.key(2), 2), segments.episode, cost, moves)
-        args = (env, policy, LEARNER, params, env.market, segments, draw)
-        return rollout.collect(*args)[1], enumerate_segments(
-            env, env.market, rollout.Span(none, None), 4, draw
-        )[1]
+        span = rollout.Span(none, None)
+        collected = rollout.roll_out(setup, params, env.market, segments, draw)[1]
+        return collected, enumerate_segments(env.market, span, 4, draw)[1]
 
     def again(old, cost, moves):
         """The rollout `old` as replay learns from it under these factors."""
         kept = replay.stored(old, rollout.Begun(segments.episode, segments.episode))
-        args = (env, policy, LEARNER, 1.0, params, params, env.market, kept, (cost, moves))
+        args = (setup, params, params, env.market, kept, (cost, moves))
         return replay.revalued(*args)[0]
 
     return env, none, live, jax.jit(again)
@@ -121,8 +122,8 @@ def test_an_update_lives_through_what_its_curriculum_says(name, monkeypatch):
     agent = dataclasses.replace(AGENT, curriculum=CurriculumConfig(**{f"{name}_from": 0.5}))
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     draws = []
-    real = sampled.collect
-    monkeypatch.setattr(sampled, "collect", lambda *args: draws.append(args[-1]) or real(*args))
+    real = sampled.roll_out
+    monkeypatch.setattr(sampled, "roll_out", lambda *args: draws.append(args[-1]) or real(*args))
     jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
     (draw,) = draws
     assert (draw.cost_scale is not None) == (name == "costs")

@@ -10,9 +10,10 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from nca_trader.config import LearnerConfig
-from nca_trader.learner.epochs import gradient_of, learn
+from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.learner.ppo import Loss, Old, ppo_loss
+from nca_trader.learner.setup import hyper_of
+from nca_trader.learner.update import gradient_of, learn
 from nca_trader.parallel.mesh import DATA, make_mesh
 
 CONFIG = LearnerConfig(
@@ -87,6 +88,7 @@ def test_beyond_max_kl_the_rest_of_an_update_moves_nothing(devices):
 def test_the_loss_has_the_slope_of_its_differences_in_float64():
     rng = np.random.default_rng(1)
     config = LearnerConfig(clip_epsilon=0.1, entropy_coef=0.05)
+    hyper = hyper_of(AgentConfig(learner=config))
     with jax.enable_x64(True):
         logits, value = rng.normal(size=(40, 3)), rng.normal(size=40)
         action = rng.integers(0, 3, 40)
@@ -98,7 +100,7 @@ def test_the_loss_has_the_slope_of_its_differences_in_float64():
             log_probs = jax.nn.log_softmax(params["logits"])
             chosen = log_probs[np.arange(40), action]
             entropy = -(jnp.exp(log_probs) * log_probs).sum(-1)
-            return ppo_loss(config, old, chosen, entropy, params["value"]).loss
+            return ppo_loss(config, hyper, old, chosen, entropy, params["value"]).loss
 
         params = {"logits": jnp.asarray(logits), "value": jnp.asarray(value)}
         gradient, total = jax.grad(total)(params), jax.jit(total)

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ledger import random_bars
+from scaled import scaled
 from tiny import AGENT, ENV
 
 from nca_trader import ConfigError, Costs, TradingEnv, make_policy
 from nca_trader.agents.heads import account_features
 from nca_trader.envs.trading import EnvState, Episode
-from nca_trader.learner import rollout
-from nca_trader.learner.exact import enumerate_segments, exact, read_states, reopened
-from nca_trader.learner.sampled import rollout_loss
+from nca_trader.learner import exact, rollout, sampled
+from nca_trader.learner.exact import enumerate_segments, read_states, reopened
+from nca_trader.learner.setup import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -57,7 +58,13 @@ def parts(config, assets, learner=LEARNER):
     left = jnp.full(SEGMENTS, LENGTH, jnp.int32)
     segments = rollout.Segments(index, left, None, jax.jit(jax.vmap(jax.vmap(env.begin)))(keys))
     draw = rollout.Draw(jax.random.split(jax.random.key(1), SEGMENTS), segments.episode)
+    setup = agent_setup(policy, learner)
+    env.market = scaled(env.market, setup, SCALE)
     return types.SimpleNamespace(**locals())
+
+
+def agent_setup(policy, learner):
+    return setup_of(policy, dataclasses.replace(AGENT, learner=learner))
 
 
 def on_one_device(function):
@@ -72,16 +79,22 @@ def on_one_device(function):
 
 
 def gathered(part, learner=LEARNER):
-    method = exact(part.env, part.policy, learner, SCALE)
-    run = on_one_device(lambda *args: method.gather(args[0], part.env.market, *args[1:]))
-    return method, run(part.params, part.segments, part.draw)
+    """The loss `(params, batch) -> Loss`, and what is collected."""
+    setup = agent_setup(part.policy, learner)
+    market = scaled(part.env.market, setup, SCALE)
+    run = on_one_device(lambda *args: exact.collect(setup, args[0], market, *args[1:]))
+
+    def loss(params, batch):
+        return exact.loss(setup, params, market, batch)
+
+    return loss, run(part.params, part.segments, part.draw)
 
 
 def states(part):
     """Log-probabilities and rewards `[S, L, A, P, n]` of all states."""
     span = rollout.Span(part.segments.index, None)
-    seen, reward = enumerate_segments(part.env, part.env.market, span, LENGTH, part.draw)
-    cells = rollout.encode_span(part.policy, part.params, part.env.market, span, LENGTH, 0.0)
+    seen, reward = enumerate_segments(part.env.market, span, LENGTH, part.draw)
+    cells = rollout.encode_span(part.policy, part.params, part.env.market, span, LENGTH)
     return read_states(part.policy, part.params, cells, seen), reward
 
 
@@ -89,7 +102,7 @@ def states(part):
 def two():
     """Two assets, actions that move the position a step."""
     part = parts(dataclasses.replace(PNL, actions="orders"), 2)
-    part.method, (part.after, part.batch, part.metrics) = gathered(part)
+    part.loss, (part.after, part.batch, part.metrics) = gathered(part)
     part.log_prob, part.reward = jax.jit(lambda: states(part))()
     return part
 
@@ -156,22 +169,20 @@ def test_expected_loss_is_the_mean_of_sampled_ones(one):
     """The environment's own accounts visit states and take actions as the recursion says."""
     many = dataclasses.replace(LEARNER, envs_per_segment=4000)
     part = parts(PNL, 1, many)
-    _, sampled = jax.jit(
-        lambda draw: rollout.collect(
-            part.env, part.policy, many, part.params, part.env.market, part.segments, draw
-        )
+    _, drawn = jax.jit(
+        lambda draw: rollout.roll_out(part.setup, part.params, part.env.market, part.segments, draw)
     )(part.draw)
-    method, (_, batch, metrics) = gathered(part, many)
+    loss, (_, batch, metrics) = gathered(part, many)
     rng = np.random.default_rng(5)
     moved = jax.tree.map(lambda p: p + 0.15 * rng.normal(size=p.shape).astype("f4"), part.params)
-    expected = jax.jit(method.lose)(moved, part.env.market, batch)
+    expected = jax.jit(loss)(moved, batch)
     assert 0.05 < expected.clip_fraction < 0.95
     # The sampled loss, account by account, with the exact advantage of its state and action.
-    position = np.abs(
-        np.asarray(sampled.seen)[..., 0, 1, None] - np.array([-1.0, 0.0, 1.0])
-    ).argmin(-1)
+    position = np.abs(np.asarray(drawn.seen)[..., 0, 1, None] - np.array([-1.0, 0.0, 1.0])).argmin(
+        -1
+    )
     s, t, _ = np.indices(position.shape)
-    action = np.asarray(sampled.action)[..., 0]
+    action = np.asarray(drawn.action)[..., 0]
     advantage = np.asarray(batch.advantage)[s, t, 0, position, action]
 
     @jax.jit
@@ -181,24 +192,24 @@ def test_expected_loss_is_the_mean_of_sampled_ones(one):
                 seen=seen[:, :, None], action=action[:, :, None], log_prob=log_prob[:, :, None],
                 value=value[:, :, None],
             )  # fmt: skip
-            args = (part.env.market, alone, advantage[:, :, None], None)
-            return rollout_loss(part.policy, many, 0.0, moved, *args)
+            items = (alone, advantage[:, :, None], None)
+            return sampled.loss(part.setup, moved, part.env.market, items)
 
         fields = (rollout_.seen, rollout_.action, rollout_.log_prob, rollout_.value)
         return jax.vmap(of_account, in_axes=2)(*fields, advantage)
 
-    losses = each(sampled, advantage)
+    losses = each(drawn, advantage)
     for name, values in losses._asdict().items():
         values = np.asarray(values, np.float64)
         error = values.std() / np.sqrt(len(values))
         assert abs(values.mean() - float(getattr(expected, name))) <= 4 * error, name
-    rewards = np.asarray(sampled.reward, np.float64).mean((0, 1))
+    rewards = np.asarray(drawn.reward, np.float64).mean((0, 1))
     error = rewards.std() / np.sqrt(len(rewards))
     assert abs(rewards.mean() - float(metrics["reward"])) < 4 * error
     # And an action's advantage is what accounts earned more from there on, on the mean.
     to_go = np.zeros(many.envs_per_segment)
     for back in reversed(range(LENGTH)):
-        to_go = UNIT * np.asarray(sampled.reward, np.float64)[0, back] + 0.9 * to_go
+        to_go = UNIT * np.asarray(drawn.reward, np.float64)[0, back] + 0.9 * to_go
         for p in range(3):
             here = position[0, back] == p
             took = [to_go[here & (action[0, back] == a)] for a in range(3)]
@@ -209,8 +220,8 @@ def test_expected_loss_is_the_mean_of_sampled_ones(one):
 
 def test_the_gradient_is_that_of_the_expected_return(one):
     undiscounted = dataclasses.replace(LEARNER, discount=1.0, entropy_coef=0.0)
-    method, (_, batch, _) = gathered(one, undiscounted)
-    got = jax.jit(jax.grad(lambda p: method.lose(p, one.env.market, batch).loss))(one.params)
+    loss, (_, batch, _) = gathered(one, undiscounted)
+    got = jax.jit(jax.grad(lambda p: loss(p, batch).loss))(one.params)
     actions = np.array(list(itertools.product(range(3), repeat=LENGTH)))  # [81, L]
     before = [np.hstack([np.full((81, 1), p), actions[:, :-1]]) for p in range(3)]
     at = (np.arange(LENGTH)[None], 0, np.stack(before), actions[None])  # [3, 81, L]
@@ -244,7 +255,7 @@ def test_rebalancing_without_costs_is_finite_too():
     part = parts(config, 1)
     seen, reward = jax.jit(
         lambda: enumerate_segments(
-            part.env, part.env.market, rollout.Span(part.segments.index, None), LENGTH, part.draw
+            part.env.market, rollout.Span(part.segments.index, None), LENGTH, part.draw
         )
     )()
     step = jax.jit(part.env.step)
@@ -270,7 +281,7 @@ def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
         lambda a: jnp.broadcast_to(a[:, :1], (a.shape[0], 4000, *a.shape[2:])),
         two.segments.episode,
     )
-    episode = reopened(two.env, wide, chances, two.draw.keys)
+    episode = reopened(two.env.spec, wide, chances, two.draw.keys)
     ordered = np.asarray(episode.account.ordered)
     np.testing.assert_array_equal(ordered, episode.account.weight)
     for i, p in itertools.product(range(2), range(3)):
@@ -303,7 +314,7 @@ def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, say
         random_bars(np.random.default_rng(1), 80, 2), dataclasses.replace(PNL, **changes)
     )
     with pytest.raises(ConfigError, match=says) as error:
-        exact(env, make_policy(AGENT, env.spec), LEARNER, 1.0)
+        exact.check_finite(env)
     assert "\n" not in str(error.value) and "take 'gae'" in str(error.value)
 
 
@@ -318,7 +329,7 @@ def test_hidden_features_are_not_seen_and_their_bars_earn_what_they_earned():
 
     def rewards(part, drop):
         span = rollout.Span(part.segments.index, drop)
-        return enumerate_segments(part.env, part.env.market, span, LENGTH, part.draw)[1]
+        return enumerate_segments(part.env.market, span, LENGTH, part.draw)[1]
 
     dropping = jax.jit(lambda: rewards(part, part.segments.drop))()
     np.testing.assert_array_equal(dropping, jax.jit(lambda: rewards(whole, None))())

@@ -10,10 +10,11 @@ import pytest
 import tiny as tiny_experiment
 
 from nca_trader import Run, StateError, make_mesh
-from nca_trader.learner import iteration, sampled, update
+from nca_trader.learner import learner as learners
+from nca_trader.learner import sampled, update
 from nca_trader.learner import train as training
 from nca_trader.learner.optimizer import GuardState, make_optimizer, whole_or_nothing
-from nca_trader.learner.rollout import collect as rollout_of
+from nca_trader.learner.rollout import roll_out
 from nca_trader.parallel.mesh import DATA
 from nca_trader.runs.checkpoint import Checkpoints
 
@@ -35,8 +36,8 @@ def poisoning_optimizer(*args):
 
 def collect_with_nan(*args):
     """A rollout whose first reward on the first device is NaN where the market's feature is."""
-    segments, rollout = rollout_of(*args)
-    poison = args[4].features[0, 0, 0] * (jax.lax.axis_index(DATA) == 0)  # a bar never seen
+    segments, rollout = roll_out(*args)
+    poison = args[2].features[0, 0, 0] * (jax.lax.axis_index(DATA) == 0)  # a bar never seen
     reward = rollout.reward.at[0, 0, 0].add(0.0 * poison)
     return segments, rollout._replace(reward=reward)
 
@@ -44,7 +45,7 @@ def collect_with_nan(*args):
 def planted(market, where):
     """`market` with NaN in the first bar, or at every 24th: a third of the segments meet one."""
     rows = slice(0, 1) if where == "rewards" else slice(24, None, 24)
-    return market._replace(features=market.features.at[rows].set(jnp.nan))
+    return dataclasses.replace(market, features=market.features.at[rows].set(jnp.nan))
 
 
 def step_in(learner, state, where=""):
@@ -74,9 +75,9 @@ def on_device(state, like):
 def poisoned(stage):
     """A learner on two devices whose second update meets a NaN in one gradient step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iteration, "make_optimizer", poisoning_optimizer)
-        patch.setattr(sampled, "collect", collect_with_nan)
-        learner = update.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
+        patch.setattr(update, "make_optimizer", poisoning_optimizer)
+        patch.setattr(sampled, "roll_out", collect_with_nan)
+        learner = learners.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
         step_in(learner, learner.init(jax.random.key(1)))  # compiles
     return learner
 
@@ -101,8 +102,8 @@ def idle(stage):
         return params, opt_state, {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iteration, "learn", left_out)
-        learner = update.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
+        patch.setattr(update, "learn", left_out)
+        learner = learners.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
         step_in(learner, learner.init(jax.random.key(1)))  # compiles
     return learner
 
@@ -204,7 +205,7 @@ class Failing:
 @pytest.fixture
 def failing(tiny, tmp_path, monkeypatch):
     """`(fails, updates, stop, **checkpoint) -> (run, failing learner, reported rows)`."""
-    learner = update.make_learner(
+    learner = learners.make_learner(
         tiny.env, training.make_policy(tiny_experiment.AGENT, tiny.env.spec), tiny_experiment.AGENT
     )
 

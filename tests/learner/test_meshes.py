@@ -23,7 +23,8 @@ from nca_trader.config import (
     PrecisionConfig,
 )
 from nca_trader.config.ranges import switched
-from nca_trader.learner import exact, iteration, rollout, update
+from nca_trader.learner import exact, rollout, update
+from nca_trader.learner import learner as learners
 from nca_trader.runs.checkpoint import flatten, unflatten
 from nca_trader.scale.hlo import read_module, runs
 
@@ -99,11 +100,11 @@ def learner_on(axes, kind="nca", estimator="gae", extra="", **mesh):
     with pytest.MonkeyPatch.context() as patch:
         # Replay looks for the average, and several agents for a rate, where the real one has it.
         if extra not in ("replay", "several"):
-            patch.setattr(iteration, "make_optimizer", recording_optimizer)
+            patch.setattr(update, "make_optimizer", recording_optimizer)
         # In float64 products are of float64 as well: a rounding of operands, no two meshes share.
         precision = Products("float64") if jax.config.jax_enable_x64 else agent.precision
         policy = _make_policy(agent.policy, precision, env.spec)
-        return update.make_learner(env, policy, agent, make_mesh(*axes))
+        return learners.make_learner(env, policy, agent, make_mesh(*axes))
 
 
 def on_host(state):

@@ -17,8 +17,8 @@ from tiny import AGENT, ENV
 from nca_trader import TradingEnv, make_policy
 from nca_trader.agents import heads
 from nca_trader.learner import sampled
-from nca_trader.learner.rollout import Draw, Segments, collect
-from nca_trader.learner.sampled import rollout_loss
+from nca_trader.learner.rollout import Draw, Segments, roll_out
+from nca_trader.learner.setup import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -58,6 +58,7 @@ def lived():
     """A rollout of three assets, and of moved parameters logits, loss and gradient on it."""
     env = TradingEnv(random_bars(np.random.default_rng(1), 90, ASSETS), ENV)
     policy = make_policy(AGENT, env.spec)
+    setup = setup_of(policy, dataclasses.replace(AGENT, learner=LEARNER))
     params = jax.jit(policy.init)(jax.random.key(0))
     rng = np.random.default_rng(2)
     moved = jax.tree.map(lambda p: p + 0.08 * rng.normal(size=p.shape).astype("f4"), params)
@@ -69,18 +70,17 @@ def lived():
     def live():
         segments = Segments(index, index, None, jax.vmap(jax.vmap(env.begin))(keys))
         draw = Draw(jax.random.split(jax.random.key(2), 2), segments.episode)
-        return collect(env, policy, LEARNER, params, env.market, segments, draw)[1]
+        return roll_out(setup, params, env.market, segments, draw)[1]
 
     rollout = live()
 
     @jax.jit
     def learn(at):
         def objective(at):
-            args = (policy, LEARNER, 0.0, at, env.market, rollout, advantage, None)
-            loss = rollout_loss(*args)
+            loss = sampled.loss(setup, at, env.market, (rollout, advantage, None))
             return loss.loss, loss
 
-        cells = sampled.encode_span(policy, at, env.market, rollout.span, 4, 0.0)
+        cells = sampled.encode_span(policy, at, env.market, rollout.span, 4)
         logits, _ = policy.act(at, cells[:, :, None], rollout.seen)
         return logits, *jax.grad(objective, has_aux=True)(at)
 

@@ -1,6 +1,7 @@
 """Derivatives of what an account earns, against an adjoint and finite differences in numpy."""
 
 import dataclasses
+import functools
 import types
 
 import jax
@@ -8,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ledger import random_bars
+from scaled import scaled
 from tiny import AGENT
 
 from nca_trader import ConfigError, Costs, EnvConfig, TradingEnv, make_policy
-from nca_trader.learner import rollout
-from nca_trader.learner.pathwise import check_smooth, pathwise
+from nca_trader.learner import pathwise, rollout
+from nca_trader.learner.pathwise import check_smooth
+from nca_trader.learner.setup import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -46,9 +49,11 @@ def parts(config=PNL, discount=0.8, seed=0, **bars):
     segments = rollout.Segments(index, jnp.full(SEGMENTS, LENGTH, jnp.int32), None, episode)
     draw = rollout.Draw(jax.random.split(jax.random.key(1), SEGMENTS), episode)
     learner = dataclasses.replace(LEARNER, discount=discount)
-    method = pathwise(env, policy, learner, SCALE)
-    after, batch, figures = jax.jit(method.gather)(params, env.market, segments, draw)
-    loss = jax.jit(lambda p: method.lose(p, env.market, batch).loss)
+    setup = setup_of(policy, dataclasses.replace(AGENT, learner=learner))
+    market = scaled(env.market, setup, SCALE)
+    collect = jax.jit(functools.partial(pathwise.collect, setup))
+    after, batch, figures = collect(params, market, segments, draw)
+    loss = jax.jit(lambda p: pathwise.loss(setup, p, market, batch).loss)
     return types.SimpleNamespace(**locals())
 
 
@@ -58,7 +63,7 @@ class Hand:
     def __init__(self, part):
         span = rollout.Span(part.index, None)
         encode = rollout.encode_span
-        cells = encode(part.policy, part.params, part.env.market, span, LENGTH, 0.0)
+        cells = encode(part.policy, part.params, part.env.market, span, LENGTH)
         self.cells = np.asarray(cells, np.float64)[:, :, 0]
         self.start = np.asarray(part.episode.account.ordered, np.float64)[..., 0]
         close = part.env.bars.close[:, 0]
@@ -150,7 +155,7 @@ def test_the_curriculum_scales_what_the_gradient_is_of():
     part = parts(discount=1.0)
     scales = (jnp.float32(0.0), jnp.float32(1.0))
     draw = part.draw._replace(cost_scale=scales[0], volatility_scale=scales[1])
-    _, free, _ = part.method.gather(part.params, part.env.market, part.segments, draw)
+    _, free, _ = part.collect(part.params, part.market, part.segments, draw)
     hand, head = Hand(part), head_of(part)
     traded = costs = 0.0
     for s, e in np.ndindex(SEGMENTS, ENVS):
@@ -160,7 +165,7 @@ def test_the_curriculum_scales_what_the_gradient_is_of():
             traded = abs(held - before)
             costs += COST * traded + 0.5 * QUADRATIC * traded**2
     saved = SCALE * costs / (SEGMENTS * LENGTH * ENVS)
-    got = float(part.method.lose(part.params, part.env.market, free).loss)
+    got = float(pathwise.loss(part.setup, part.params, part.market, free).loss)
     assert got == pytest.approx(float(part.loss(part.params)) - saved, rel=1e-4)
 
 

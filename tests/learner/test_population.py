@@ -12,9 +12,9 @@ import tiny as tiny_experiment
 from nca_trader import AgentConfig, ConfigError, make_learner, make_mesh
 from nca_trader.config import PopulationConfig
 from nca_trader.learner import population
-from nca_trader.learner.iteration import LearnerState
 from nca_trader.learner.population import Hyper
 from nca_trader.learner.train import train
+from nca_trader.learner.update import LearnerState
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 
@@ -82,17 +82,6 @@ def test_agents_draw_their_hyper_parameters_evenly_in_the_log_of_their_range():
     np.testing.assert_array_equal(drawn.clip_epsilon, np.float32(0.2))  # the agent's own
     assert abs(np.corrcoef(rate, far)[0, 1]) < 0.1
     assert population.draw_hyper(AgentConfig(), keys[0]) is None
-
-
-def test_what_the_config_holds_is_replaced_and_nothing_else():
-    hyper = Hyper(0.5, 0.25, 0.125, 0.75, 0.875)
-    config = AgentConfig()
-    own = population.with_hyper(config, hyper)
-    assert own.optimizer == dataclasses.replace(config.optimizer, learning_rate=0.5)
-    assert own.learner == dataclasses.replace(
-        config.learner, entropy_coef=0.25, clip_epsilon=0.125, gae_lambda=0.75, discount=0.875
-    )
-    assert own.policy is config.policy and config == AgentConfig()
 
 
 @pytest.fixture(scope="module")

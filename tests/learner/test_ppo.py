@@ -9,8 +9,10 @@ import pytest
 from scipy.special import log_softmax
 
 from nca_trader.agents import heads
+from nca_trader.learner import sampled
 from nca_trader.learner.rollout import encode_span
-from nca_trader.learner.sampled import estimate, rollout_figures, rollout_loss, settled
+from nca_trader.learner.sampled import estimate, normalize, rollout_statistics
+from nca_trader.learner.setup import setup_of
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,8 @@ def data(stage):
 @pytest.fixture(scope="module")
 def loss(stage):
     """`(params, rollout, advantage, value_target) -> Loss`, compiled."""
-    policy, config, market = stage.policy, stage.agent.learner, stage.env.market
-    return jax.jit(lambda params, *rest: rollout_loss(policy, config, 0.0, params, market, *rest))
+    setup, market = stage.setup, stage.env.market
+    return jax.jit(lambda params, *batch: sampled.loss(setup, params, market, batch))
 
 
 def logits_and_values(stage, params, rollout):
@@ -50,7 +52,7 @@ def test_at_the_first_minibatch_the_policy_is_the_one_that_acted(stage, loss, da
     np.testing.assert_allclose(
         first.value_loss, 0.5 * ((rollout.value - target) ** 2).mean(), rtol=1e-4
     )
-    cells = encode_span(stage.policy, stage.params, stage.env.market, rollout.span, 8, 0.0)
+    cells = encode_span(stage.policy, stage.params, stage.env.market, rollout.span, 8)
     logits, value = stage.policy.act(stage.params, cells[:, :, None], rollout.seen)
     ratio = np.exp(heads.log_prob(logits, rollout.action) - rollout.log_prob)
     np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
@@ -96,14 +98,14 @@ def test_loss_by_hand_from_logits(stage, loss, data):
 def test_first_gradient_is_the_policy_gradient(stage, data):
     rollout, advantage, target = data
     config = dataclasses.replace(stage.agent.learner, value_coef=0.0, entropy_coef=0.0)
+    setup = setup_of(stage.policy, dataclasses.replace(stage.agent, learner=config))
     policy, market = stage.policy, stage.env.market
 
     def surrogate(params):
-        args = (market, rollout, advantage, target)
-        return rollout_loss(policy, config, 0.0, params, *args).loss
+        return sampled.loss(setup, params, market, (rollout, advantage, target)).loss
 
     def log_likelihood(params):
-        cells = encode_span(policy, params, market, rollout.span, 8, 0.0)
+        cells = encode_span(policy, params, market, rollout.span, 8)
         logits, _ = policy.act(params, cells[:, :, None], rollout.seen)
         return -(advantage * heads.log_prob(logits, rollout.action)).mean()
 
@@ -132,12 +134,13 @@ def test_gradient_equals_differences_of_the_loss(stage, loss, data):
 def test_gains_beyond_the_clip_have_no_gradient(stage, data):
     rollout, advantage, target = data
     config = dataclasses.replace(stage.agent.learner, value_coef=0.0, entropy_coef=0.0)
+    setup = setup_of(stage.policy, dataclasses.replace(stage.agent, learner=config))
     # As if every action had been half as likely when it was taken: ratio 2.
     rare = rollout._replace(log_prob=rollout.log_prob - np.log(2.0))
 
     def surrogate(params, advantage):
-        args = (stage.env.market, rare, advantage, target)
-        return rollout_loss(stage.policy, config, 0.0, params, *args).loss
+        batch = (rare, advantage, target)
+        return sampled.loss(setup, params, stage.env.market, batch).loss
 
     gradient = jax.jit(jax.grad(surrogate))
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient(stage.params, abs(advantage))))
@@ -151,10 +154,9 @@ def test_estimates_are_a_double_sum_normalised_over_all_devices(stage, data):
     rollout = rollout._replace(discount=jnp.asarray(discount))
     # Two devices of eight segments each.
     halves = jax.tree.map(lambda a: a.reshape(2, 8, *a.shape[1:]), rollout)
-    config = stage.agent.learner
-    each = jax.vmap(lambda r: estimate(config, r, 70.0))(halves)
-    figures = jax.vmap(rollout_figures)(halves, *each)
-    (_, *estimated), _ = settled(config, (halves, *each), figures)
+    each = jax.vmap(lambda r: estimate(stage.setup, r, 70.0))(halves)
+    found = jax.vmap(rollout_statistics)(halves, *each)
+    (_, *estimated), _ = normalize(stage.setup, (halves, *each), found)
     advantage, target = (np.asarray(y).reshape(16, 8, 2) for y in estimated)
 
     value = np.concatenate([rollout.value, rollout.bootstrap[:, None]], 1).astype(np.float64)

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nca_trader.config import LearnerConfig, OptimizerConfig
+from nca_trader.config import AgentConfig, LearnerConfig, OptimizerConfig
 from nca_trader.learner.advantages import gae
-from nca_trader.learner.epochs import learn
 from nca_trader.learner.optimizer import make_optimizer
 from nca_trader.learner.ppo import Old, ppo_loss
+from nca_trader.learner.setup import hyper_of
+from nca_trader.learner.update import learn
 from nca_trader.parallel.mesh import make_mesh
 
 ENVS, LENGTH, STATES, ACTIONS = 16, 20, 4, 2
@@ -21,6 +22,7 @@ CONFIG = LearnerConfig(
     entropy_coef=0.002,
     clip_epsilon=0.3,
 )
+HYPER = hyper_of(AgentConfig(learner=CONFIG))
 RATE = OptimizerConfig(learning_rate=0.05, schedule="linear", warmup_updates=0, weight_decay=0.0)
 
 
@@ -29,7 +31,7 @@ def lose(params, items):
     log_probs = jax.nn.log_softmax(params["logits"][state])
     log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
     entropy = -(jnp.exp(log_probs) * log_probs).sum(-1)
-    return ppo_loss(CONFIG, old, log_prob, entropy, params["value"][state])
+    return ppo_loss(CONFIG, HYPER, old, log_prob, entropy, params["value"][state])
 
 
 def train(chance, reward, limit, updates, values_of_cuts):

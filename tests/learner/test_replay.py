@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scaled import scaled
 
 from nca_trader import (
     AgentConfig,
@@ -125,22 +126,22 @@ def test_vtrace_of_the_own_policy_is_gae_and_of_one_that_never_acts_so_is_nothin
 
 @pytest.mark.slow
 def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
-    env, policy, config, params = stage.env, stage.policy, stage.agent.learner, stage.params
+    config, params, setup = stage.agent.learner, stage.params, stage.setup
+    market = scaled(stage.env.market, setup, 20.0)
 
     def both(segments, keys, average):
         segments, fresh = stage.begin(segments, keys)
         draw = Draw(keys, fresh)
-        method = sampled.sampled(env, policy, config, 20.0)
-        _, rollout = sampled.collect(env, policy, config, params, env.market, segments, draw)
+        _, rollout = sampled.roll_out(setup, params, market, segments, draw)
         kept = replay.stored(rollout, Begun(segments.episode, fresh))
         ring = replay.add(replay.init(kept, 2), kept)
         old = replay.sample(ring, jax.random.key(0))
         one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
-        settle = lambda batch, figures: method.settle(batch, one(figures))[0]  # noqa: E731
-        again = settle(*method.again(params, average, env.market, old, (None, None)))
-        args = (env, policy, config, 20.0, params, average, env.market, old)
+        settle = lambda batch, found: sampled.normalize(setup, batch, one(found))[0]  # noqa: E731
+        again = settle(*sampled.replay(setup, params, average, market, old, (None, None)))
+        args = (setup, params, average, market, old)
         bootstrap = replay.revalued(*args)[0].bootstrap
-        fresh = settle(*method.gather(params, env.market, segments, draw)[1:])
+        fresh = settle(*sampled.collect(setup, params, market, segments, draw)[1:])
         return fresh, again, rollout, bootstrap
 
     alone = jax.jit(both)
@@ -166,13 +167,13 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
 
 
 def test_an_old_rollout_at_the_costs_of_its_day_is_what_was_collected_ruin_and_all(stage):
-    env, policy, config = stage.ruinous, stage.policy, stage.agent.learner
+    env = stage.ruinous
     keys = jax.random.split(jax.random.key(1), 16)
     segments, fresh = stage.begin(stage.empty_segments(), keys)
     _, rollout = stage.collect(env.market, segments, fresh, keys)
     kept = replay.stored(rollout, Begun(segments.episode, fresh))
     args = (stage.params, stage.params, env.market, kept)
-    again = jax.jit(lambda *args: replay.revalued(env, policy, config, 20.0, *args)[0])(*args)
+    again = jax.jit(lambda *args: replay.revalued(stage.setup, *args)[0])(*args)
     for name in ("seen", "reward", "log_prob", "value", "bootstrap"):
         got, expected = getattr(again, name), getattr(rollout, name)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=5e-6, err_msg=name)

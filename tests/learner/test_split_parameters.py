@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec as P
 from nca_trader import ConfigError, make_mesh
 from nca_trader.config import LearnerConfig, OptimizerConfig
 from nca_trader.learner import layout as layouts
-from nca_trader.learner import update
-from nca_trader.learner.epochs import learn
-from nca_trader.learner.iteration import Parts
+from nca_trader.learner import learner as learners
 from nca_trader.learner.layout import Layout, Split, make_layout
 from nca_trader.learner.optimizer import averaged, make_optimizer
 from nca_trader.learner.ppo import Loss
+from nca_trader.learner.setup import Setup
+from nca_trader.learner.update import Parts, learn
 from nca_trader.parallel.mesh import BATCH, FSDP, MODEL
 
 CONFIG = LearnerConfig(num_segments=32, logical_shards=8, num_epochs=2, num_minibatches=2)
@@ -76,8 +76,9 @@ def learnt(axes, deterministic=False, dtype="f8", config=CONFIG):
         layout = make_layout(POLICY, mesh, deterministic)
         optimizer = make_optimizer(OPTIMIZER, 8, layout)
         of = types.SimpleNamespace(learner=config)
-        parts = Parts(None, POLICY, layout, 1, of, optimizer, None, None)
-        by_hand, placed = (update._spec(parts, *names)[:2] for names in ((FSDP,), (FSDP, MODEL)))
+        setup = Setup(POLICY, config, None)
+        parts = Parts(None, layout, 1, of, optimizer, setup, None)
+        by_hand, placed = (learners._spec(parts, *names)[:2] for names in ((FSDP,), (FSDP, MODEL)))
 
         def once(params, state, items, key):
             args = (config, optimizer, params, state, items, key, 1, layout)

@@ -32,9 +32,9 @@ from nca_trader import (
 from nca_trader.cli import main
 from nca_trader.config import CheckpointConfig, CurriculumConfig, PopulationConfig
 from nca_trader.errors import ConfigError, RunError
-from nca_trader.learner.iteration import LearnerState
+from nca_trader.learner.learner import make_learner
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
-from nca_trader.learner.update import make_learner
+from nca_trader.learner.update import LearnerState
 from nca_trader.runs.checkpoint import Checkpoints, flatten, unflatten
 
 BEST = 0.008  # log-return a bar of the best policy

@@ -13,9 +13,10 @@ from ledger import random_bars
 from recording import distance
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
-from nca_trader.config import CurriculumConfig, LearnerConfig
+from nca_trader.config import AgentConfig, CurriculumConfig, LearnerConfig
 from nca_trader.envs import probes
 from nca_trader.learner.advantages import reward_scale
+from nca_trader.learner.setup import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -188,9 +189,10 @@ def test_values_are_of_order_one_whatever_the_markets_spread(stage):
     spread = log_return.mean(1).std()
     learn = dataclasses.replace(stage.agent.learner, segment_length=8)
     for discount, horizon in ((0.5, 1 / 0.75), (0.9, 1 / 0.19), (0.99, 8), (1.0, 8)):
-        scale = reward_scale(
-            stage.env, stage.env.market, dataclasses.replace(learn, discount=discount)
+        agent = dataclasses.replace(
+            stage.agent, learner=dataclasses.replace(learn, discount=discount)
         )
+        scale = reward_scale(setup_of(stage.policy, agent), stage.env.market)
         assert scale == pytest.approx(1 / (spread * horizon**0.5), rel=1e-4)
 
 
@@ -257,6 +259,6 @@ def test_an_iteration_is_the_same_without_a_compiler():
 
 def test_prices_that_always_move_by_the_same_are_scaled_by_it():
     env = probes.make("rising").env()
-    learn = LearnerConfig(discount=0.9)
+    setup = setup_of(None, AgentConfig(learner=LearnerConfig(discount=0.9)))
     want = 1 / (np.log(1.01) * (1 / 0.19) ** 0.5)
-    assert reward_scale(env, env.market, learn) == pytest.approx(want, rel=1e-2)
+    assert reward_scale(setup, env.market) == pytest.approx(want, rel=1e-2)

@@ -25,8 +25,8 @@ from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
+from nca_trader.learner.learner import make_learner
 from nca_trader.learner.markets import shard_updates
-from nca_trader.learner.update import make_learner
 from nca_trader.parallel.distributed import Peers, _is_loss, check, options
 from nca_trader.parallel.mesh import make_mesh, replicated
 from nca_trader.parallel.supervisor import free_port

@@ -13,7 +13,7 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.config.env import REWARDS
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.learner.update import make_learner
+from nca_trader.learner.learner import make_learner
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 from nca_trader.runs.manifest import Run, open_run

@@ -19,7 +19,7 @@ from nca_trader.cli import main
 from nca_trader.config import MeshConfig, PrecisionConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError
-from nca_trader.learner.update import make_learner
+from nca_trader.learner.learner import make_learner
 from nca_trader.parallel.mesh import make_mesh
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import slice_of

@@ -23,8 +23,8 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.prove.judge import Reached, evaluation_bars, reached_by
 from nca_trader.learner.exact import check_finite
+from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
-from nca_trader.learner.update import make_learner
 
 # What an agent sees of every market: the last return, and how high price and volume stand. All
 # of it comes from the bars up to the decision; the market's own state is not among it.
