@@ -11,7 +11,7 @@ from tiny import AGENT, ENV
 
 from nca_trader import backtest
 from nca_trader.agents import heads
-from nca_trader.envs.trading import TradingEnv
+from nca_trader.envs.trading import TradingEnv, reset, step, window
 from nca_trader.learner.train import train
 from nca_trader.types import EnvSpec
 
@@ -33,25 +33,26 @@ def test_an_agent_trains_and_its_backtest_is_the_environments_own_walk(kind, tmp
     # Greedy decisions walked through the environment, without drops, against the backtest.
     plain = dataclasses.replace(config, feature_dropout=0.0, random_costs=None)
     env, policy, params = TradingEnv(bars, plain), run.policy, run.params()
-    env.spec = run.spec  # what the reward remembers is in units of the bars that were trained on
+    # What the reward remembers is in units of the bars that were trained on.
+    market = dataclasses.replace(env.market, dynamics=env.dynamics._replace(spec=run.spec))
     present = jnp.ones((policy.receptive_field, 2), bool)
 
-    def step(state, _):
-        window = env.window(state.observation, policy.receptive_field)
-        cells = policy.encode(params, window[None], present[None])[0, -1]
+    def walk(state, _):
+        seen = window(market, state.observation, policy.receptive_field)
+        cells = policy.encode(params, seen[None], present[None])[0, -1]
         account = state.observation.account
         seen = heads.account_features(policy.spec, account)
         logits, _ = policy.act(params, cells, seen)
         decide = policy.distribution
         action = decide.order(policy.spec, decide.mode(logits))
-        state, timestep = env.step(state, action)
+        state, timestep = step(market, state, action)
         return state, timestep.observation.account
 
-    state, _ = env.reset(jax.random.key(0))
+    state, _ = reset(market, jax.random.key(0))
     first = policy.first_decision
     state = state._replace(index=jnp.asarray(first))
     length = len(bars) - 1 - first
-    account = jax.jit(lambda s: jax.lax.scan(step, s, None, length=length)[1])(state)
+    account = jax.jit(lambda s: jax.lax.scan(walk, s, None, length=length)[1])(state)
     result = backtest(bars, run, start=str(bars.time[first]))
     ordered = np.asarray(account.ordered)
     np.testing.assert_allclose(result.targets[:-1], ordered, atol=1e-4)
