@@ -54,6 +54,16 @@ class Fill(NamedTuple):
     ts: int
 
 
+class Activity(NamedTuple):
+    """What happened at a broker. fills: in order. cash: money paid in (out, below 0) by no fill.
+
+    That is dividends, interest, borrow fees and funding.
+    """
+
+    fills: list[Fill]
+    cash: float = 0.0
+
+
 class Position(NamedTuple):
     """What the broker says we have. cash: money. units: `[A]` float64, signed."""
 
@@ -78,12 +88,12 @@ class Broker(Protocol):
         """
         ...
 
-    def open(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
-        """The executions up to a bar's open, at which the market's price `[A]` is `price`."""
+    def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
+        """What happened up to a bar's open, at which the market's price `[A]` is `price`."""
         ...
 
-    def close(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
-        """The executions up to a bar's close but for orders that were sent on seeing it."""
+    def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
+        """What happened up to a bar's close, without orders that were sent on seeing it."""
         ...
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
@@ -134,21 +144,21 @@ class SimulatedBroker:
         self._working = wanted
         return [order.client_id for order in orders if order.client_id not in known]
 
-    def open(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
+    def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
         """Dividends, holding charges, delistings, a margin call, and the orders that wait.
 
         Charges for time are taken before the positions change: here where orders fill at the
         open, else at the close.
         """
-        fills = []
+        fills, paid = [], 0.0
         if legs.dividend is not None:
-            self._cash += float((self._units * self._last * legs.dividend).sum())
+            paid += self._pay(float((self._units * self._last * legs.dividend).sum()))
         haircut = 1.0 - self._rules.delist_haircut
         if self._rules.fill == "next_open" and legs.years is not None:
             worth = np.nan_to_num(price)
             if legs.delisted is not None:
                 worth = np.where(legs.delisted, self._last * haircut, worth)
-            self._charge(worth, legs.years)
+            paid += self._pay(self._held(worth, legs.years))
         if legs.delisted is not None:
             gone = np.flatnonzero(np.asarray(legs.delisted) & (self._units != 0.0))
             fills += [self._write_off(i, haircut, ts) for i in gone.tolist()]
@@ -156,18 +166,16 @@ class SimulatedBroker:
         fills += self._margin_call(price, legs.at_open, ts, "open")
         if self._rules.fill == "next_open":
             fills += self.advance(price, legs.at_open, ts)
-        return fills
+        return Activity(fills, paid)
 
-    def close(self, price: np.ndarray, legs: Legs, ts: int) -> list[Fill]:
+    def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
         """Holding charges where orders fill at the close, funding, and a margin call."""
-        self._last = np.nan_to_num(price)
-        funding = 0.0
-        if legs.funding is not None:
-            funding = float((legs.funding * self._units * self._last).sum())
+        self._last, paid = np.nan_to_num(price), 0.0
         if self._rules.fill == "close" and legs.years is not None:
-            self._charge(self._last, legs.years)
-        self._cash -= funding
-        return self._margin_call(price, legs.at_close, ts, "close")
+            paid += self._pay(self._held(self._last, legs.years))
+        if legs.funding is not None:
+            paid += self._pay(-float((legs.funding * self._units * self._last).sum()))
+        return Activity(self._margin_call(price, legs.at_close, ts, "close"), paid)
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
         """Fills the working orders of assets that are present, at `price` `[A]`."""
@@ -188,13 +196,18 @@ class SimulatedBroker:
         """Cash and units now."""
         return Position(self._cash, self._units.copy())
 
-    def _charge(self, price: np.ndarray, years: Tensor) -> None:
-        """Takes interest, borrow fee and funding at `price` `[A]` for `years` of holding."""
+    def _pay(self, amount: float) -> float:
+        """Enters money paid in, or out below 0; returns it."""
+        self._cash += amount
+        return amount
+
+    def _held(self, price: np.ndarray, years: Tensor) -> float:
+        """Interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
         costs, cash, value = self._costs, self._cash, self._units * price
         owed = costs.interest_borrow * max(-cash, 0.0)
         owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
         earned = costs.interest_lend * max(cash, 0.0)
-        self._cash += float(years * (earned - owed))
+        return float(years * (earned - owed))
 
     def _equity(self, price: np.ndarray) -> float:
         return self._cash + float(np.where(self._units == 0.0, 0.0, self._units * price).sum())

@@ -91,12 +91,10 @@ class Session:
         opened = np.where(present, bar.open, self._state.close)
         fills, paid = [], 0.0
         if self._state.account is not None:
-            before = self._broker.position().cash
-            fills = self._broker.open(opened, legs, ts)
             closed = np.where(present, bar.close, self._state.close)
-            fills += self._broker.close(closed, legs, ts)
-            spent = sum(fill.units * fill.price + fill.commission for fill in fills)
-            paid = self._broker.position().cash - before + spent if legs.pays else 0.0
+            at_open = self._broker.open(opened, legs, ts)
+            after = self._broker.close(closed, legs, ts)
+            fills, paid = at_open.fills + after.fills, at_open.cash + after.cash
         self._state, outcome = self._core.step(self._state, bar, legs)
         settled = not (at_close or outcome.sent)
         halt = None

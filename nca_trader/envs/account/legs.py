@@ -48,11 +48,6 @@ class Legs(NamedTuple):
     years: Tensor | None = None
     delisted: Tensor | None = None
 
-    @property
-    def pays(self) -> bool:
-        """Whether cash may come or go in this bar without a trade."""
-        return any(part is not None for part in (self.dividend, self.funding, self.years))
-
     def at_cost(self, factor: Tensor | float) -> Legs:
         """The bar with `factor` times its quoted spread, as `Costs.scaled` has the other costs."""
         if self.half_spread is None:
