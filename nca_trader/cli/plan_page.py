@@ -95,11 +95,6 @@ def _compute(report: Report) -> Iterator[str]:
     yield f"  bound by {estimate['bound']}: {seconds}"
     if report["loops_counted_once"]:
         yield f"  {report['loops_counted_once']} loops of unknown length were counted once"
-    if report["kernels_not_counted"]:
-        yield (
-            f"  NOT in these figures: {report['kernels_not_counted']:,} runs of a kernel "
-            "(policy.remat = 'kernel'), of which the compiler gives no estimate"
-        )
 
 
 def _advice(report: Report) -> Iterator[str]:

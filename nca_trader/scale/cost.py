@@ -19,7 +19,6 @@ NO_TRAFFIC = {
     "parameter", "tuple", "get-tuple-element", "bitcast", "constant", "while", "conditional",
     "call", "partition-id", "replica-id", "after-all", "opt-barrier", "custom-call",
 }  # fmt: skip
-KERNEL = 'custom_call_target="tpu_custom_call"'
 READS_PART = ("dynamic-slice", "slice", "gather")
 
 
@@ -48,14 +47,12 @@ class Collective(NamedTuple):
 class Cost(NamedTuple):
     """An iteration. parts: by name, see `part_of`; collectives: by kind.
 
-    hbm_bytes: read from and written to the chip's main memory. kernels: how often one runs that
-    was written by hand, of which the compiler says nothing: it is in no other figure.
+    hbm_bytes: read from and written to the chip's main memory.
     """
 
     parts: dict[str, Part]
     collectives: dict[str, Collective]
     hbm_bytes: int
-    kernels: int = 0
 
     @property
     def cycles(self) -> int:
@@ -72,7 +69,7 @@ def cost_of(module: Module, devices: int) -> Cost:
     """The cost of a program that runs on `devices`, each figure of one of them."""
     parts: dict[str, Part] = {}
     collectives: dict[str, Collective] = {}
-    traffic = kernels = 0
+    traffic = 0
     for run in runs(module):
         instruction, times = run.instruction, run.times
         flops = flops_of(module, instruction, run.computation)
@@ -81,11 +78,10 @@ def cost_of(module: Module, devices: int) -> Cost:
             old = parts.get(name, Part(0, 0))
             parts[name] = Part(old.cycles + times * instruction.cycles, old.flops + times * flops)
         traffic += times * traffic_of(module, instruction, run.computation)
-        kernels += times * (KERNEL in instruction.attributes)
         kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
             collectives[kind] = _added(collectives.get(kind), run, devices)
-    return Cost(parts, collectives, traffic, kernels)
+    return Cost(parts, collectives, traffic)
 
 
 def part_of(path: str) -> str:

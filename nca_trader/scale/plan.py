@@ -111,7 +111,6 @@ def described(found: Answer, there: Slice) -> Report:
         "cycles_over_floor": {},
         "estimate": None,
         "loops_counted_once": found.unknown_loops,
-        "kernels_not_counted": 0 if found.cost is None else found.cost.kernels,
     }
     if found.cost is None:
         return report

@@ -85,14 +85,6 @@ def test_a_program_that_the_compiler_gave_up_on_is_reported_without_times(comman
     assert said.json["estimate"] is None
 
 
-def test_runs_of_a_kernel_are_said_to_be_in_no_figure(command, answers):
-    parts = {"learn: encoder backward": Part(1_000_000, 131_072)}
-    answers(cost=Cost(parts, {}, 10**6, kernels=1_600))
-    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
-    assert "NOT in these figures: 1,600 runs of a kernel" in said.out
-    assert said.json["kernels_not_counted"] == 1_600
-
-
 def test_a_pod_has_the_tables_mesh_and_says_what_to_set(command, answers):
     asked = answers()
     said = command("plan", "--agent", "nano", "--topology", "v5p-768", "--json")

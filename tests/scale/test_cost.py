@@ -47,18 +47,6 @@ def test_cycles_are_those_of_each_instruction_as_often_as_it_runs():
     assert cost_of(read_module(dearer), 4).parts["collect: accounts"].cycles == 6000
 
 
-def test_a_kernel_is_counted_as_often_as_it_runs():
-    """The product in the loops is put behind a call such as a kernel's: no figure has it then."""
-    text = (SAMPLES / "nested_scan.hlo").read_text()
-    called = "kind=kOutput, calls=%fused_computation.clone.1"
-    assert cost("nested_scan").kernels == 0 and text.count(called) == 1
-    (line,) = (line for line in text.splitlines() if called in line)
-    behind = line.replace(" fusion(", " custom-call(")
-    behind = behind.replace(called, 'custom_call_target="tpu_custom_call"')
-    found = cost_of(read_module(text.replace(line, behind)), 4)
-    assert found.kernels == known.OUTER * known.INNER and found.flops == 0
-
-
 @pytest.mark.parametrize(
     ("path", "part"),
     [
