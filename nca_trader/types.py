@@ -207,7 +207,7 @@ class EnvSpec:
         buys, which moves the last ordered target one step; "weights": an action is a target.
       constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
       nearest: for each asset the numbers of the others, the most correlated first, as
-        `nca_trader.envs.nearest` ranks them; () for one asset.
+        `nca_trader.envs.actions` ranks them; () for one asset.
       memory: the reward whose memory the policy is shown, "differential_sharpe" or "drawdown"; ""
         where the reward remembers nothing.
       variance: of a bar's return of full positions in all assets, were these independent; of the

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from nca_trader.envs.account.orders import Rules
+from nca_trader.envs.account.state import Rules
 from nca_trader.types import Bars
 
 

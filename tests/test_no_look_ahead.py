@@ -29,7 +29,7 @@ from nca_trader.config.toml import preset_names
 from nca_trader.data.indicators import FEATURES
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import trading
-from nca_trader.envs.account.orders import rules_of
+from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
 from nca_trader.evaluate import backtest as backtest_module
 from nca_trader.evaluate.backtest import encode, strategy_targets

@@ -16,7 +16,7 @@ from nca_trader.agents.policy import Policy
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.check import CLOSE, Check, Report, checked, difference, name_of
-from nca_trader.envs.reward_memory import begun
+from nca_trader.envs.rewards import begun
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
 BATCH = 2

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from nca_trader.envs import reward_memory
+from nca_trader.envs import rewards
 from nca_trader.envs.account.state import Account
 from nca_trader.envs.actions import to_target
 from nca_trader.numerics import dot32, exp32, logprob32, sum32, wide
@@ -18,7 +18,7 @@ from nca_trader.types import EnvSpec
 
 def num_account_features(spec: EnvSpec) -> int:
     """How many numbers the readout sees of an account for each asset."""
-    return 3 + reward_memory.num_shown(spec)
+    return 3 + rewards.num_shown(spec)
 
 
 def account_features(spec: EnvSpec, account: Account) -> Array:
@@ -28,7 +28,7 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     the account's cash as a fraction of equity. Where positions have constant size, what is held
     is what was ordered and cash is no limit (0): an asset's features are then a function of its
     own last order alone. Then come the M numbers of what the reward remembers, see
-    `nca_trader.envs.reward_memory.shown`; of most rewards M is 0.
+    `nca_trader.envs.rewards.shown`; of most rewards M is 0.
     """
     ordered = account.ordered / spec.size
     if spec.constant_size:
@@ -36,7 +36,7 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     else:
         cash = jnp.broadcast_to(1.0 - account.held.sum(), account.held.shape)
         held = account.held / spec.size
-    kept = (jnp.broadcast_to(number, held.shape) for number in reward_memory.shown(spec, account))
+    kept = (jnp.broadcast_to(number, held.shape) for number in rewards.shown(spec, account))
     return jnp.stack([held, ordered, cash, *kept], axis=-1).astype(jnp.float32)
 
 

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Backtests; returns its figures."""
     from nca_trader.agents import rules
-    from nca_trader.envs.account.orders import rules_of
+    from nca_trader.envs.account.state import rules_of
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.exported import read_run
 

@@ -155,7 +155,7 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
 
     from nca_trader.agents.policy import read_out
     from nca_trader.envs.account.state import open_account
-    from nca_trader.envs.reward_memory import begun
+    from nca_trader.envs.rewards import begun
 
     policy, params = case.policy, case.params
     account = begun(policy.spec, open_account(np.zeros(policy.spec.num_assets, np.float32)))

@@ -193,7 +193,7 @@ def latencies(policy: Any, *several: Any) -> list[dict[str, float]]:
 
     from nca_trader.agents.policy import decide, read_out
     from nca_trader.envs.account.state import open_account
-    from nca_trader.envs.reward_memory import begun
+    from nca_trader.envs.rewards import begun
 
     spec, rows = policy.spec, policy.receptive_field
     rng = np.random.default_rng(0)

@@ -23,14 +23,12 @@ from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import rewards
 from nca_trader.envs.account.legs import Legs, legs_of
-from nca_trader.envs.account.orders import Rules, rules_of
-from nca_trader.envs.account.state import Account, log_return, open_account
+from nca_trader.envs.account.state import Account, Rules, log_return, open_account, rules_of
 from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.account.step import place as place_order
-from nca_trader.envs.actions import targets_of, to_target
-from nca_trader.envs.nearest import nearest_assets
+from nca_trader.envs.actions import nearest_assets, targets_of, to_target
 from nca_trader.envs.presets import load_env
-from nca_trader.envs.reward_memory import begun, remembered
+from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.machine import memory
 from nca_trader.numerics import hash_uniform

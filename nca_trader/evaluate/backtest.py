@@ -25,10 +25,9 @@ from nca_trader.config.ranges import expect, nearest, one_of, refuse
 from nca_trader.data.samples import earlier_looks
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.legs import Legs, legs_of
-from nca_trader.envs.account.orders import Rules, rules_of
-from nca_trader.envs.account.state import Account, open_account
+from nca_trader.envs.account.state import Account, Rules, open_account, rules_of
 from nca_trader.envs.account.step import on_bar, place
-from nca_trader.envs.reward_memory import begun, remembered, up_to_first
+from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError, ConfigError, argument, in_a_command
 from nca_trader.evaluate.result import Result, Trace
@@ -81,7 +80,7 @@ def backtest(
       name: for reports.
       look: counts a run on bars that it has not seen as a look at them, in the ledger of trials
         in the folder of its run folder. False is for bars that select among agents.
-      limits: fields of `nca_trader.envs.account.orders.Rules` by name, e.g. `max_gross=1.0`, or
+      limits: fields of `nca_trader.envs.account.state.Rules` by name, e.g. `max_gross=1.0`, or
         `capital=1e5, lot=1.0, min_notional=10.0, max_participation=0.1`; what is not given is the
         run's, or no limit.
 

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.config.ranges import expect
-from nca_trader.envs.account.orders import Rules
-from nca_trader.envs.account.state import Flows
+from nca_trader.envs.account.state import Flows, Rules
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.targets import NO_CUT, Cut

@@ -14,7 +14,7 @@ import pandas as pd
 
 from nca_trader.agents.rules import Strategy
 from nca_trader.config.ranges import described
-from nca_trader.envs.account.orders import Rules
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars

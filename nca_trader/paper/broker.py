@@ -16,7 +16,7 @@ import numpy as np
 
 from nca_trader.envs.account import costs as cost_of
 from nca_trader.envs.account.legs import Legs, Quote
-from nca_trader.envs.account.orders import Rules
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs, Tensor
 

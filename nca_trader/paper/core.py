@@ -16,11 +16,10 @@ from jax import Array
 
 from nca_trader.agents.heads import best_target, distribution
 from nca_trader.envs.account import step as accounting
-from nca_trader.envs.account.fills import capped
 from nca_trader.envs.account.legs import Legs, Quote, next_legs
-from nca_trader.envs.account.orders import Rules
-from nca_trader.envs.account.state import FILLED, REST, WHOLE, Account, open_account
-from nca_trader.envs.reward_memory import begun, remembered
+from nca_trader.envs.account.state import FILLED, REST, WHOLE, Account, Rules, open_account
+from nca_trader.envs.account.step import capped
+from nca_trader.envs.rewards import begun, remembered
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import Order, client_id
 from nca_trader.types import Bar, Costs, EnvSpec

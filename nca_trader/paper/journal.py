@@ -20,21 +20,19 @@ from nca_trader.cloud import local
 from nca_trader.config.records import read_json
 from nca_trader.disk import HeldError, take_lock
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.chain import (
-    HEAD_SLOT,
-    Event,
-    Head,
-    beside,
-    canonical,
-    head_text,
-    link_of,
-)
 from nca_trader.paper.reading import (
     APPLICATION_ID,
     COLUMNS,
+    HEAD_SLOT,
+    Event,
+    Head,
     as_state_error,
+    beside,
+    canonical,
     checked_head,
     events_of,
+    head_text,
+    link_of,
     refuse_other_files,
 )
 

@@ -17,8 +17,7 @@ from nca_trader.agents.policy import Params, read_out
 from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import expect, moment
 from nca_trader.data.features import feature_set
-from nca_trader.envs.account.orders import rules_of
-from nca_trader.envs.account.state import Account
+from nca_trader.envs.account.state import Account, rules_of
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import SimulatedBroker

@@ -15,10 +15,10 @@ import numpy as np
 
 from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.broker import Broker, Fill
-from nca_trader.paper.chain import canonical
 from nca_trader.paper.core import Agent, Core, Outcome, State
 from nca_trader.paper.feed import NANOSECONDS, Feed, rejection
 from nca_trader.paper.journal import Journal
+from nca_trader.paper.reading import canonical
 from nca_trader.types import PRICES, Bar
 
 TOLERANCE = 1e-9  # relative, between the account and the broker's books

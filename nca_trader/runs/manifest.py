@@ -8,7 +8,7 @@ selection.json    which seed was selected, on what, and all the scores
 train.lock        who trains into it now, see `runs.folder`
 
 run.json and selection.json carry the SHA-256 of their own text, run.json those of the TOML files.
-In an object store it is what lies below a key; there metrics.jsonl is in parts, see `runs.lines`.
+In an object store it is what lies below a key; there metrics.jsonl is in parts, see `runs.folder`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.parallel import hosts
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.folder import check_shared, make_folder, training_in
-from nca_trader.runs.lines import Lines
+from nca_trader.runs.folder import Lines, check_shared, make_folder, training_in
 from nca_trader.runs.records import (
     FORMAT,
     UNSEALED,

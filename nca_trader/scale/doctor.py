@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nca_trader.config import LearnerConfig, MeshConfig
-from nca_trader.scale.chips import CHIPS, KINDS
+from nca_trader.scale.chips import CHIPS, KINDS, axes_of
 from nca_trader.scale.facts import Facts
-from nca_trader.scale.layout import axes_of
 
 GB = 1e9
 OLDEST = {"jax": (0, 10), "python": (3, 11)}

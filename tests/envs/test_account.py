@@ -16,7 +16,7 @@ from nca_trader import backtest
 from nca_trader.envs.account import state as accounts
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.legs import Legs, Quote
-from nca_trader.envs.account.orders import Rules
+from nca_trader.envs.account.state import Rules
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)

@@ -11,7 +11,7 @@ from ledger import random_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv
 from nca_trader.config.toml import preset_names
-from nca_trader.envs import reward_memory, rewards
+from nca_trader.envs import rewards
 from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.actions import to_target
@@ -87,14 +87,14 @@ def test_differential_sharpe_after_almost_nothing_pays_what_a_return_is_worth():
     """Returns of 0.002% and then 1% paid -1,263,911 from moments of 0."""
     config = EnvConfig(reward="differential_sharpe")
     spec = dataclasses.replace(spec_of(config, ("A",)), variance=1e-4)
-    account = reward_memory.begun(spec, open_account(jnp.zeros(1)))
+    account = rewards.begun(spec, open_account(jnp.zeros(1)))
     legs = Legs(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
     for r in (2e-5, 1e-2):
         kept = account.memory.kept
         step = rewards.Step(jnp.float32(r), legs.gap, legs.gap, legs, Costs(), 1.0, kept)
         reward = rewards.reward_of(config, spec, step)
         account = account._replace(log_equity=account.log_equity + r)
-        account = reward_memory.remembered(spec, account)
+        account = rewards.remembered(spec, account)
         assert float(reward) == pytest.approx(r / 0.01, rel=0.02)  # in deviations of 1%
 
 

@@ -12,9 +12,9 @@ from ledger import random_bars
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
 from nca_trader.data.indicators import FEATURES
 from nca_trader.data.online import Feature
-from nca_trader.evaluate.leakcheck.cases import Cases
-from nca_trader.evaluate.leakcheck.perturbations import (
+from nca_trader.evaluate.leakcheck.cases import (
     COLUMNS,
+    Cases,
     Future,
     changed,
     holed,

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.chain import GENESIS, Head, canonical
 from nca_trader.paper.journal import Journal
-from nca_trader.paper.reading import read_events, verify
+from nca_trader.paper.reading import GENESIS, Head, canonical, read_events, verify
 
 
 def clock():

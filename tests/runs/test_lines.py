@@ -7,10 +7,10 @@ import pytest
 
 from nca_trader.cloud import place
 from nca_trader.errors import StoreError
-from nca_trader.runs import lines as module
+from nca_trader.runs import folder as module
 from nca_trader.runs import trials
-from nca_trader.runs.lines import Lines
-from nca_trader.watch.follow import Rows
+from nca_trader.runs.folder import Lines
+from nca_trader.watch.metrics import Rows
 
 
 @pytest.fixture

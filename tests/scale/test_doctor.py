@@ -12,10 +12,9 @@ from ledger import random_bars
 
 from nca_trader.config import MeshConfig
 from nca_trader.scale import facts as gathering
-from nca_trader.scale.chips import slice_of
+from nca_trader.scale.chips import mesh_axes, slice_of
 from nca_trader.scale.doctor import examine, mesh_of, mesh_words
 from nca_trader.scale.facts import Facts, gather
-from nca_trader.scale.layout import mesh_axes
 
 CPU = Facts(
     versions={"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2"},

@@ -10,8 +10,7 @@ import pytest
 
 from nca_trader.errors import ConfigError
 from nca_trader.parallel.mesh import arrange, snake
-from nca_trader.scale.chips import slice_of
-from nca_trader.scale.layout import mesh_axes
+from nca_trader.scale.chips import mesh_axes, slice_of
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed"

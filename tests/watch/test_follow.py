@@ -9,7 +9,7 @@ import pytest
 
 from nca_trader.disk import write_atomically
 from nca_trader.paper.journal import Journal
-from nca_trader.watch.follow import Paper, Rows
+from nca_trader.watch.metrics import Paper, Rows
 
 NS = 1_000_000_000
 

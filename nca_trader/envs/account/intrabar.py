@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.envs.account import costs as cost_of
-from nca_trader.envs.account.orders import Rules
-from nca_trader.envs.account.state import FILLED, Account, Fill, Flows, equity
+from nca_trader.envs.account.state import FILLED, Account, Fill, Flows, Rules, equity
 from nca_trader.numerics import pair_add, two_sum
 from nca_trader.types import Costs, Tensor
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nca_trader.envs.account.orders import Rules
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
 

@@ -112,7 +112,7 @@ def action_space(spec: EnvSpec) -> spaces.Space:
 def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space:
     """A flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1 + M]`.
 
-    M is what `nca_trader.envs.reward_memory` shows of the reward's memory, mostly 0.
+    M is what `nca_trader.envs.rewards` shows of the reward's memory, mostly 0.
     Features have no bounds of their own, so the bounds are float32's.
     """
     shapes = {

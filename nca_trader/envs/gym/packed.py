@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.envs.account.state import equity
-from nca_trader.envs.reward_memory import num_shown, shown
+from nca_trader.envs.rewards import num_shown, shown
 from nca_trader.envs.trading import (
     EnvState,
     Market,

@@ -22,8 +22,7 @@ from nca_trader.config.ranges import expect
 from nca_trader.data.features import feature_set
 from nca_trader.data.online import Feature
 from nca_trader.errors import BarError, ConfigError, user_line
-from nca_trader.evaluate.leakcheck.cases import Case, Cases, differing, equal
-from nca_trader.evaluate.leakcheck.perturbations import arrays_of, holed
+from nca_trader.evaluate.leakcheck.cases import Case, Cases, arrays_of, differing, equal, holed
 from nca_trader.evaluate.leakcheck.report import LENGTH, Example, Found, Report, example, size
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar, Bars
