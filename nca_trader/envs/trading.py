@@ -286,9 +286,9 @@ class TradingEnv:
 
     Attributes:
       bars: host bars; of shards, those of the first. shards: in the order in which agents train on
-        them, or None. task: the synthetic market, or None. config: as given.
-      spec: what a policy needs to know. market: device arrays; of shards, those of the first, on
-        the host. features: `[N, A, F]` float32 on the host. costs, rules: static.
+        them, or None. task: the synthetic market, or None.
+      features: `[N, A, F]` float32 on the host. market: device arrays; of shards, those of the
+        first, on the host.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class TradingEnv:
         if config is None:
             config = bars.config if isinstance(bars, Task) else EnvConfig()
         config = load_env(config, name="config")
-        self.shards, self.task, self.config = None, None, config
+        self.shards, self.task = None, None
         if isinstance(bars, Shards):
             self.shards, bars = bars, _first_of(bars, config)
         elif bars is None:
@@ -326,34 +326,32 @@ class TradingEnv:
         self.bars = bars
         names = tuple(f"state:{name}" for name in states[0])
         spec = spec_of(config, bars.symbols, names)
-        self.spec = dataclasses.replace(spec, nearest=nearest_assets(bars))
+        spec = dataclasses.replace(spec, nearest=nearest_assets(bars))
         if spec.memory:
-            variance = rewards.variance_in(bars, spec.size)
-            self.spec = dataclasses.replace(self.spec, variance=variance)
-        self.costs, self.rules = config.costs, rules_of(config)
-        if len(bars) < self.spec.warmup + 2:
+            spec = dataclasses.replace(spec, variance=rewards.variance_in(bars, spec.size))
+        if len(bars) < spec.warmup + 2:
             raise BarError(
                 f"{bars.source or 'bars'}: {len(bars)} bars, but the features need "
-                f"{self.spec.warmup} bars to warm up and 2 to trade; give more bars or choose "
+                f"{spec.warmup} bars to warm up and 2 to trade; give more bars or choose "
                 "features with a shorter memory."
             )
-        rewards.check_paid(config, bars, self.spec.size)
+        rewards.check_paid(config, bars, spec.size)
         self.features = features_of(bars, config, states[1])
-        self.market = self._market_of(bars, self.features)
+        dynamics = Dynamics(config, spec, rules_of(config))
+        self.market = self._market_of(bars, self.features, dynamics)
         if self.shards is None:
             self.market = jax.tree.map(jnp.asarray, self.market)
 
     def __len__(self) -> int:
         return len(self.bars)
 
-    def _market_of(self, bars: Bars, features: np.ndarray) -> Market:
+    def _market_of(self, bars: Bars, features: np.ndarray, dynamics: Dynamics) -> Market:
         """The market of `bars` as numpy arrays; of a shard, padded with zeros to the longest."""
 
         def narrow(leg: np.ndarray) -> np.ndarray:
             return leg if leg.dtype == bool else leg.astype(np.float32)
 
-        legs = jax.tree.map(narrow, legs_of(bars, self.costs, self.rules))
-        dynamics = Dynamics(self.config, self.spec, self.rules)
+        legs = jax.tree.map(narrow, legs_of(bars, dynamics.config.costs, dynamics.rules))
         market = Market(features, legs, volatility_of(legs), None, dynamics)
         if self.shards is None:
             return market
@@ -379,7 +377,7 @@ class TradingEnv:
         """
         rewards.check_paid(self.config, bars, self.spec.size)
         features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
-        market = self._market_of(bars, features)
+        market = self._market_of(bars, features, self.dynamics)
         if jax.tree.structure(market) != jax.tree.structure(self.market):
             raise StateError(
                 f"{bars.source or 'a shard'}: the shard from {bars.time[0]} on has other columns "
@@ -391,8 +389,28 @@ class TradingEnv:
 
     @property
     def dynamics(self) -> Dynamics:
-        """The static part: config, spec and rules."""
+        """The static part of the market: config, spec and rules."""
         return self.market.dynamics
+
+    @property
+    def config(self) -> EnvConfig:
+        """The configuration, as given."""
+        return self.dynamics.config
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What a policy needs to know of the environment."""
+        return self.dynamics.spec
+
+    @property
+    def costs(self) -> Costs:
+        """What trading and holding cost."""
+        return self.dynamics.config.costs
+
+    @property
+    def rules(self) -> Rules:
+        """How orders fill."""
+        return self.dynamics.rules
 
     def begin(self, key: Array) -> Episode:
         """`begin` with this environment's dynamics."""

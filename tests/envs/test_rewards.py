@@ -12,7 +12,6 @@ from ledger import random_bars
 from nca_trader import Costs, EnvConfig, TradingEnv
 from nca_trader.config.toml import preset_names
 from nca_trader.envs import rewards
-from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.presets import load_env
@@ -366,7 +365,8 @@ def test_a_reward_never_sees_the_future():
         close[env.spec.warmup + cut + 1 :] *= 1.5
         changed = dataclasses.replace(env.bars, close=close, high=close * 2, low=close / 2)
         other = TradingEnv(changed, env.config)
-        other.spec = env.spec  # the variance of the training span is given, as when a run is served
+        # The variance of the training span is given, as when a run is served.
+        other.market = dataclasses.replace(other.market, dynamics=env.dynamics)
         ours, theirs = (np.asarray(live(e, actions).reward) for e in (env, other))
         np.testing.assert_array_equal(ours[:cut], theirs[:cut])
         assert (ours[cut:] != theirs[cut:]).any()

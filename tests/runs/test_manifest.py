@@ -383,6 +383,7 @@ def test_every_field_of_a_spec_comes_back(tmp_path, env, field):
     other = others[type(value)] if type(value) in others else (*value[::-1], value[0])
     assert other != value
     env = TradingEnv(env.bars, ENV)
-    env.spec = dataclasses.replace(env.spec, **{field.name: other})
+    spec = dataclasses.replace(env.spec, **{field.name: other})
+    env.market = dataclasses.replace(env.market, dynamics=env.dynamics._replace(spec=spec))
     run = open_run(env, AGENT, tmp_path / "r", seed=0)
     assert Run(run.path).spec == env.spec
