@@ -12,6 +12,7 @@ from ledger import random_bars
 from nca_trader import Costs, EnvConfig, TradingEnv
 from nca_trader.config.toml import preset_names
 from nca_trader.envs import rewards
+from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.presets import load_env
