@@ -30,7 +30,7 @@ def test_the_makefile_has_every_command_named_in_the_documents(root, readme):
 
 
 def test_every_file_the_documents_link_to_is_there(root):
-    for page in (*root.glob("*.md"), *root.glob("docs/*.md")):
+    for page in (*root.glob("*.md"), *root.glob("docs/**/*.md")):
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
 
