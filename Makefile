@@ -33,7 +33,7 @@ DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
-	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  mend style"
+	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  fix style"
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"

@@ -11,7 +11,9 @@ def test_no_page_uses_a_listed_phrase():
 def test_the_pages_of_the_documentation_are_checked(root):
     checked = wordlist.files(wordlist.LIST["files"])
     pages = {*root.glob("docs/**/*.md")} - {root / "docs" / "reference.md"}
-    assert {*checked} == pages | {root / f"{n}.md" for n in ("README", "CONTRIBUTING", "SECURITY")}
+    pages |= {root / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")}
+    pages |= {root / folder / "README.md" for folder in ("agents", "data", "envs")}
+    assert {*checked} == pages
 
 
 @pytest.mark.parametrize(
