@@ -29,15 +29,16 @@ DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/
 DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FORCE)
 DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test test-slow test-fresh test-oracles lint format bench bench-peers lock wheel clean FORCE
+.PHONY: help setup demo test test-slow test-fresh test-oracles lint format docs bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
-	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  mend style"
+	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  fix style"
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
 	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments and learners"
+	@echo "make docs       write docs/reference.md from the code"
 	@echo "make clean      remove the environments and caches (runs/ stays)"
 
 setup: .venv/.installed
@@ -126,6 +127,9 @@ lint: .venv/.installed
 format: .venv/.installed
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+docs: .venv/.installed
+	@$(PY) tools/reference.py
 
 bench: .venv/.installed
 	@$(PY) -m nca_trader bench $(BENCH_ARGS)

@@ -1,6 +1,6 @@
 """Learning curves of one agent in each precision preset, on one market whose optimum is known.
 
-    python -m benchmarks.precision --out docs/precision.png
+    python -m benchmarks.precision --out docs/lab-notes/precision.png
 
 Every preset trains from the same seed on the same bars, and is judged on the same others, as
 `nca-trader prove` judges.

@@ -57,7 +57,7 @@ def run(file, markets, count, agent="nano"):
 
 
 def table(file):
-    """The rows of docs/prove.md: of each market the bar, and what its seeds reached."""
+    """The rows of docs/lab-notes/proofs.md: of each market the bar, and what its seeds reached."""
     _, rows = begun(file, 0)
     lines = ["| market | bar | seeds | lowest, median, highest | untrained | bar after |"]
     lines.append("|-|-|-|-|-|-|")

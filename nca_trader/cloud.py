@@ -206,7 +206,7 @@ class CloudPath:
         if denied or any(word in text for word in REFUSED):
             raise ConfigError(
                 f"{self}: no credentials, or no right to do this ({line}); "
-                f"{CREDENTIALS[self.scheme]} of an account that may, see docs/cloud.md."
+                f"{CREDENTIALS[self.scheme]} of an account that may, see docs/guides/cloud.md."
             ) from error
         raise StoreError(
             f"{self}: the store failed or cannot be reached, at the first try and {RETRIES} more "

@@ -3,7 +3,8 @@
 `tests/oracles` holds each mirror equal to its engine (`make test-oracles`, and CI);
 `tests/evaluate/test_parity_with_mirrors.py` holds `nca.backtest` equal to the mirrors in every run.
 They are written from what the engines document and from their results, with money and units, and
-share no line with the package or with `ledger.py`. docs/parity.md says which settings and why.
+share no line with the package or with `ledger.py`. docs/concepts/parity.md says which settings and
+why.
 """
 
 import itertools

@@ -80,7 +80,7 @@ def written(arrays: Any) -> Any:
     """The arrays, for the compiler to write as they are: not computed anew by each who reads.
 
     In a gradient's program nothing is asked of it: it has more to keep there, and by itself takes
-    fewer cycles (see benchmarks/NOTES.md).
+    fewer cycles (see docs/lab-notes/tpu-cycles.md).
     """
     return jax.lax.optimization_barrier(arrays)
 

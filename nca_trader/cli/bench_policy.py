@@ -133,7 +133,8 @@ class _Timed:
     def row(self) -> dict[str, Any]:
         """What was measured; `temp_mb` is what the program needs beside what goes in and out.
 
-        On the CPU, XLA merges what remat computes again with what was there; see docs/policies.md.
+        On the CPU, XLA merges what remat computes again with what was there; see
+        docs/concepts/policy.md.
         """
         case = self._case
         needed = self._call.lower(case.params).compile().memory_analysis()

@@ -60,7 +60,7 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
 def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a run on several hosts."""
     peers = parser.add_argument_group(
-        "several hosts", "the same command on each; see docs/multihost.md"
+        "several hosts", "the same command on each; see docs/guides/multihost.md"
     )
     peers.add_argument(
         "--distributed",

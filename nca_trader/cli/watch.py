@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("--run", dest="run_dir", metavar="DIR", help="the run folder to follow")
     parser.add_argument("--journal", metavar="FILE", help="a paper session's journal to follow")
-    parser.add_argument("--rules", metavar="FILE.toml", help="alert rules, see docs/watch.md")
+    parser.add_argument(
+        "--rules", metavar="FILE.toml", help="alert rules, see docs/guides/watch.md"
+    )
     parser.add_argument(
         "--prometheus",
         metavar="[HOST:]PORT",

@@ -13,7 +13,7 @@ class PrecisionConfig:
     """What of the encoder may be of bfloat16; parameters, sums, readout and losses are float32.
 
     The usual presets: f32 is all "float32"; bf16 has `matmul = "bfloat16"`; float32 parameters
-    with bfloat16 compute has `compute = "bfloat16"` as well. See docs/precision.md.
+    with bfloat16 compute has `compute = "bfloat16"` as well. See docs/concepts/precision.md.
 
     Attributes:
       matmul: "float32" or "bfloat16", of the operands of matrix products; they sum in float32.

@@ -16,7 +16,7 @@ from nca_trader.data.shards import Shard, Shards
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bars
 
-# Measured on two cores (benchmarks/NOTES.md): a second reader takes from the computation.
+# Measured on two cores (docs/lab-notes/streaming.md): a second reader takes from the computation.
 READERS = 1
 PREFETCH = 2
 

@@ -484,7 +484,7 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray
         raise BarError(
             f"{bars.source or 'bars'}: {width} features of {len(bars):,} bars of "
             f"{bars.num_assets} assets need {need / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
-            "give fewer bars or features, or train on shards (docs/streaming.md)."
+            "give fewer bars or features, or train on shards (docs/guides/streaming.md)."
         )
     return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
 

@@ -96,8 +96,8 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
     """How the learner's program is compiled on a mesh; {} is the compiler's own choice.
 
     On the CPU LLVM's first level: the program is there in two thirds of the time and runs 1 to 4%
-    slower than at the third, see benchmarks/NOTES.md. (At level 0 it runs 7 times slower; whoever
-    asks jax for that, by `jax_disable_most_optimizations`, has it.)
+    slower than at the third, see docs/lab-notes/learners.md. (At level 0 it runs 7 times slower;
+    whoever asks jax for that, by `jax_disable_most_optimizations`, has it.)
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if not on_cpu or jax.config.read("jax_disable_most_optimizations"):

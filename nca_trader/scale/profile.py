@@ -64,7 +64,7 @@ class _Training:
 def profile(
     env: TradingEnv, agent: AgentConfig, folder: pathlib.Path, steps: int = 3, seed: int = 0
 ) -> dict[str, Any]:
-    """Times updates, then traces `steps` of them into `folder`; the keys are in docs/profile.md.
+    """Times updates, then traces `steps` of them into `folder`; the keys: docs/guides/profile.md.
 
     Raises:
       ConfigError: `steps` below 1; or the agent's or the environment's own, see `make_learner`.

@@ -237,7 +237,8 @@ class Collector:
             name = PREFIX + re.sub(r"\W", "_", match[1] if match else key)
             labels = ["run", "seed"] if match else ["run"]
             if name not in families:
-                families[name] = GaugeMetricFamily(name, f"{name}, see docs/watch.md", None, labels)
+                about = f"{name}, see docs/guides/watch.md"
+                families[name] = GaugeMetricFamily(name, about, None, labels)
             families[name].add_metric([self._run, match[2]] if match else [self._run], value)
         return families.values()
 

@@ -1,6 +1,6 @@
 """The package and its mirror against vectorbt itself: `make test-oracles`.
 
-Which settings make vectorbt an oracle, and why, is in docs/parity.md.
+Which settings make vectorbt an oracle, and why, is in docs/concepts/parity.md.
 """
 
 import importlib.util

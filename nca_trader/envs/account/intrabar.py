@@ -7,7 +7,8 @@ trade makes an asset's weight anew, it is the new base that they are small again
 
 Formulas divide where they could multiply by a reciprocal that is known. That is deliberate:
 several results share each quotient, and XLA's CPU backend computes a division once for all who
-read it, while it repeats sums and products for each (six times the operations; NOTES.md).
+read it, while it repeats sums and products for each (six times the
+operations; docs/lab-notes/environments.md).
 """
 
 from __future__ import annotations

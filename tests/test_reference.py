@@ -1,0 +1,72 @@
+"""docs/reference.md is what the code says, and says all of it."""
+
+import argparse
+import dataclasses
+
+import pytest
+import reference
+
+from nca_trader import cli
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.toml import preset_names
+from nca_trader.data.indicators import FEATURES
+from nca_trader.envs.rewards import SCHEMES
+
+
+@pytest.fixture(scope="module")
+def page():
+    return reference.page()
+
+
+def first_cells(text):
+    return {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+
+
+def test_the_page_is_up_to_date():
+    assert reference.main(["--check"]) == 0, "run `make docs`"
+
+
+def test_a_page_that_is_out_of_date_is_found(page, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "reference.md"
+    monkeypatch.setattr(reference, "PAGE", path)
+    assert reference.main(["--check"]) == 1
+    assert reference.main([]) == 0 and path.read_text() == page
+    assert reference.main(["--check"]) == 0
+    path.write_text(page.replace("commission", "provision"))
+    assert reference.main(["--check"]) == 1
+    assert "make docs" in capsys.readouterr().err
+
+
+def test_every_feature_reward_key_and_preset_is_there(page):
+    tables = [type(f.default) for f in dataclasses.fields(AgentConfig)]
+    configs = [EnvConfig, AgentConfig, *filter(dataclasses.is_dataclass, tables)]
+    keys = {f.name for config in configs for f in dataclasses.fields(config)}
+    keys -= {f.name for f in dataclasses.fields(AgentConfig)} - {"num_seeds"}
+    keys -= {"costs"}
+    names = {*FEATURES, *SCHEMES, *preset_names("envs"), *preset_names("agents")}
+    assert first_cells(page) >= names | keys
+
+
+def test_every_option_of_every_command_is_there(page):
+    parser = cli.build_parser()
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    shared = page.partition("### Options of bar files")[2].partition("### ")[0]
+    for name, command in commands.choices.items():
+        own = page.partition(f"### nca-trader {name}\n")[2].partition("\n### ")[0]
+        found = {word for cell in first_cells(own + shared) for word in cell.split()}
+        wanted = {option for action in command._actions for option in action.option_strings}
+        assert wanted - {"-h", "--help", "--json", "--"} <= found, name
+
+
+def test_every_code_is_there(page):
+    assert {f"D{number:03}" for number in range(1, 34)} <= first_cells(page)
+    codes = first_cells(page.partition("## Exit codes")[2])
+    assert codes == {"0", "1", "2", "3", "4", "130"}
+
+
+def test_ranges_are_those_that_the_configs_check(page):
+    (row,) = (line for line in page.splitlines() if line.startswith("| `clip_epsilon` | float |"))
+    assert "`(0, 1)`" in row and "`0.2`" in row
+    for value in (0.0, 1.0):
+        with pytest.raises(ValueError, match="clip_epsilon"):
+            AgentConfig(learner=dataclasses.replace(AgentConfig().learner, clip_epsilon=value))

@@ -1,0 +1,114 @@
+"""Writes docs/reference.md from the code; `--check` exits with 1 if the page is out of date."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from configs import described, ranges_of, sentence
+
+from nca_trader import cli
+from nca_trader.config import AgentConfig, EnvConfig, costs, toml
+from nca_trader.config.reading import REPAIRS
+from nca_trader.data import indicators
+from nca_trader.data.reading import faults
+from nca_trader.envs import rewards
+
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "reference.md"
+HEAD = "# Reference\n\n`make docs` writes this page from the code: edit the docstrings instead.\n"
+
+
+def table(columns: str, rows: Iterable[Iterable[object]]) -> str:
+    """Returns a Markdown table whose first column is code; vertical bars are escaped."""
+    texts = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in rows)
+    cells = ((f"`{first}`", *others) for first, *others in texts)
+    head, *lines = (f"| {' | '.join(row)} |" for row in (columns.split(", "), *cells))
+    return "\n".join([head, "|" + "-|" * len(columns.split(", ")), *lines]) + "\n"
+
+
+def keys(cls: Any) -> str:
+    """Returns the table of a config's keys."""
+    about, limits, rows = described(cls), ranges_of(cls), []
+    for f in dataclasses.fields(cls):
+        if not dataclasses.is_dataclass(f.default):
+            kind, limit = f.type.replace(" | ", " or "), limits.get(f.name, "")
+            default = f"`{toml._value(f.default)}`"
+            rows.append((f.name, kind, default, limit and f"`{limit}`", about[f.name]))
+    return table("key, type, default, range, description", rows)
+
+
+def feature(name: str) -> tuple[object, ...]:
+    """Returns the row of a feature; the docstring of its factory has the formula."""
+    made = indicators.FEATURES[name]
+    inner = inspect.getclosurevars(made.update).nonlocals["update"]
+    factory = getattr(indicators, inner.__qualname__.partition(".")[0])
+    return name, made.warmup, sentence(factory.__doc__)
+
+
+def presets(folder: str) -> Iterator[tuple[str, str]]:
+    """Yields the name of each preset and the first sentence of its comment."""
+    for name in toml.preset_names(folder):
+        comment = re.match(r"(?:#.*\n)*", (toml.preset_folder(folder) / f"{name}.toml").read_text())
+        yield name, sentence(comment[0].replace("#", "") if comment else "")
+
+
+def options(parser: Any, shared: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields each option of a command and its help, but for those whose help is in `shared`."""
+    for action in parser._actions:
+        value = action.metavar or (action.choices and f"{{{','.join(map(str, action.choices))}}}")
+        value = "" if action.nargs == 0 else value or action.dest.upper()
+        text = parser._get_formatter()._expand_help(action) if action.help else ""
+        if action.dest not in ("help", "json") and text not in shared:
+            yield " ".join([*action.option_strings, value]).strip(), text
+
+
+def page() -> str:
+    """Returns the text of the whole page."""
+    actions = re.findall(r'"(\w+)" ([^"]*?)(?:;|$)', described(EnvConfig)["actions"])
+    paid = ((name, sentence(f.__doc__) or "log-return") for name, f in rewards.SCHEMES.items())
+    codes = [(code.name, code.text) for code in getattr(faults, "Code", ())]
+    codes = codes or re.findall(r"^\| (D\d+) \| (.*) \|$", faults.__doc__ or "", re.M)
+    tables = {f.name: type(f.default) for f in dataclasses.fields(AgentConfig)}
+    actions_of = cli.build_parser()._actions
+    commands: Any = next(a.choices for a in actions_of if a.dest == "command")
+    reading = list(options(commands["data"], ()))[2:]
+    exits = re.findall(r"(\d+) ([^;]+?)[;.]", (cli.__doc__ or "").partition("Exit codes:")[2])
+    parts = {"# Features": table("name, warm-up bars, value", map(feature, indicators.FEATURES))}
+    parts |= {"# Actions": table("kind, what an action does", actions)}
+    parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(costs.Costs)}
+    parts |= {"# Keys of an environment": keys(EnvConfig), "# Keys of an agent": keys(AgentConfig)}
+    parts |= {f"## [{name}]": keys(cls) for name, cls in tables.items() if name != "num_seeds"}
+    for of in ("envs", "agents"):
+        parts[f"# Presets in {of}/"] = table("name, description", presets(of))
+    parts["# Repairs of bar files"] = table("name, what it does", REPAIRS.items())
+    parts["# Fault codes of bar files"] = table("code, fault", codes)
+    parts["# Commands"] = "Every command has `--json`: one JSON object as the last line.\n"
+    parts["## Options of bar files"] = table("option, description", reading)
+    for name, parser in commands.items():
+        rows = options(parser, [text for _, text in reading])
+        about = f"Purpose: {parser.description}.\n\n{table('option, description', rows)}"
+        parts[f"## nca-trader {name}"] = about
+    parts["# Exit codes"] = table("code, meaning", exits)
+    return "\n".join([HEAD, *(f"#{title}\n\n{text}" for title, text in parts.items())])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the page, or checks it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only compare")
+    if not parser.parse_args(argv).check:
+        PAGE.write_text(page())
+    elif not PAGE.exists() or PAGE.read_text() != page():
+        print(f"{PAGE.name} is out of date; run `make docs`.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
