@@ -18,8 +18,7 @@ import secrets
 import numpy as np
 
 from nca_trader.agents.presets import load_agent
-from nca_trader.cli.prove import BARS, DEFAULT_BAR
-from nca_trader.evaluate.prove.trials import prepare, prove
+from nca_trader.evaluate.prove.trials import BARS, prepare, prove_market
 from nca_trader.runs.manifest import commit, now
 from nca_trader.scale.facts import cores
 
@@ -51,7 +50,7 @@ def run(file, markets, count, agent="nano"):
         left = [seed for seed in seeds if (market, seed) not in done]
         trial = prepare(market, load_agent(agent)) if left else None
         for seed in left:
-            (proof,) = prove(trial, BARS.get(market, DEFAULT_BAR), [seed], controls=False)
+            (proof,) = prove_market(trial, [seed], controls=False, say=print)
             with file.open("a") as out:
                 out.write(json.dumps(proof.row() | about | {"date": now()}) + "\n")
 

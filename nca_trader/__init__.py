@@ -33,11 +33,16 @@ if TYPE_CHECKING:
     )
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.leakcheck.check import leakcheck
+    from nca_trader.evaluate.prove.trials import prove
+    from nca_trader.evaluate.report.compose import report
     from nca_trader.evaluate.result import Result
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
+    from nca_trader.paper.launch import paper_trade
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
+    from nca_trader.runs.trials import trials
+    from nca_trader.scale.plan import plan
     from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
 __version__ = "0.1.0"
@@ -73,13 +78,18 @@ __all__ = [
     "make_mesh",
     "make_policy",
     "new_york",
+    "paper_trade",
+    "plan",
+    "prove",
     "read_bars",
+    "report",
     "resample",
     "rules",
     "sample_bars",
     "session_ends",
     "synthetic",
     "train",
+    "trials",
     "write_bars",
 ]
 
@@ -115,13 +125,18 @@ _HOME = {
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
     "new_york": "data.holidays",
+    "paper_trade": "paper.launch",
+    "plan": "scale.plan",
+    "prove": "evaluate.prove.trials",
     "read_bars": "data.bars",
+    "report": "evaluate.report.compose",
     "resample": "data.resampling",
     "rules": "agents.rules",
     "sample_bars": "data.samples",
     "session_ends": "data.calendar",
     "synthetic": "data.synthetic",
     "train": "learner.train",
+    "trials": "runs.trials",
     "write_bars": "data.bars",
 }
 

@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         source, target, costs, fill, order, start=args.start, stop=args.stop, **limits
     )
     if out is not None and out.suffix == ".html":
-        _write_page(out, args, bars, result, run)
+        from nca_trader.evaluate.report.compose import report
+
+        report(bars, result, out, run=run, command=_command(args))
     elif out is not None:
         result.save(out)
     shown = show(result)
@@ -124,21 +126,6 @@ def show(result: Any) -> dict[str, Any]:
     went = {"costs": result.costs["amount"].to_dict()}
     told = {"in_sample": result.in_sample, "fills": result.num_fills, "cut": result.cut._asdict()}
     return figures | told | went
-
-
-def _write_page(
-    out: pathlib.Path,
-    args: argparse.Namespace,
-    bars: Any,
-    result: Any,
-    run: Any,
-) -> None:
-    """Writes the page of the result beside the baselines."""
-    from nca_trader.cli.page import backtest_baselines, report_on
-    from nca_trader.evaluate.report.page import write_report
-
-    baselines = backtest_baselines(bars, result, str(result.equity.index[0]), args.stop)
-    write_report(out, report_on(bars, result, baselines, run, _command(args)))
 
 
 def _command(args: argparse.Namespace) -> str:

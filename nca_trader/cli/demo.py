@@ -177,8 +177,8 @@ def select(demo: Demo, run: Any) -> list[float]:
 
 def backtest_all(demo: Demo, run: Any) -> tuple[list[Any], dict[str, Any]]:
     """Every seed and every baseline on the test span: the one look at it, counted first."""
-    from nca_trader.cli.page import backtest_baselines
     from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.report.compose import backtest_baselines
     from nca_trader.runs.manifest import Run
 
     results = [
@@ -224,8 +224,8 @@ def write_page(
     parity: Any,
 ) -> pathlib.Path:
     """Fills the report from the results and from what is on disk."""
-    from nca_trader.cli.page import report_on
     from nca_trader.evaluate.report import page as report
+    from nca_trader.evaluate.report.compose import report_on
 
     best = run.selected
     page = dataclasses.replace(

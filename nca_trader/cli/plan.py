@@ -45,15 +45,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli.train import load_experiment
     from nca_trader.errors import CheckFailed
     from nca_trader.scale.chips import slice_of
-    from nca_trader.scale.compiled import compiler
     from nca_trader.scale.plan import plan
 
     there = slice_of(args.topology)
     args.devices = None  # the slice says
     env, agent = load_experiment(args)
     bars = None if env.market and args.data is None else load_bars(args)
-    with compiler() as ask:
-        report = plan(ask, env, agent, bars, there, largest=args.largest, say=_say)
+    report = plan(agent, args.topology, env=env, bars=bars, largest=args.largest, say=_say)
     report = {"agent": args.agent, "env": args.env} | report
     print("\n".join(lines(report)))
     if not report["fits"]:

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import secrets
 from typing import Any
 
 from nca_trader.cli.reading import typed
 
 HELP = "train on markets whose optimum is known, and print the fraction reached"
-# What the nano preset reaches, as a fraction of the optimum, in each seed: claims and no settings.
-BARS = {
-    "ou_mid": 0.95,
-    "ou_log": 0.98,
-    "ou_expensive": 0.95,
-    "ar1_weak": 0.95,
-    "hidden": 0.95,
-    "garleanu_pedersen": 0.95,
-    "sine": 0.99,
-    "ring": 0.95,
-    "ring_hop3": 0.95,
-    "lagged_ar": 0.95,
-    "hidden_level": 0.95,
-    "kelly": 0.95,
-    "merton": 0.95,
-    "martingale": 0.0,  # there is nothing to earn: the bar is that it hardly trades
-}
-DEFAULT_BAR = 0.95
 NUM_SEEDS = 3
 
 
@@ -36,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "markets",
         nargs="*",
         metavar="MARKET",
-        help=f"environments of known optimum, preset names or TOML files (default all: "
-        f"{', '.join(BARS)})",
+        help="environments of known optimum, preset names or TOML files (default: all presets "
+        "of known optimum)",
     )
     parser.add_argument("--agent", default="nano", help="agent (default %(default)s)")
     parser.add_argument("--steps", type=int, help="environment steps of each run")
@@ -66,20 +49,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.agents.presets import load_agent
     from nca_trader.evaluate.prove.page import write
-    from nca_trader.evaluate.prove.trials import prepare, prove
+    from nca_trader.evaluate.prove.trials import prove
 
     agent = load_agent(args.agent, args.set)
-    names = args.markets or list(BARS)
-    trials = {name: prepare(name, agent, args.steps) for name in names}
     drawn = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
     seeds = drawn if args.seed is None else [args.seed]
     kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}
     again = typed("prove", *args.markets, seed=seeds[0], **kept)
-    print(f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them")
-    proofs = []
-    for name, trial in trials.items():
-        bar = BARS.get(name, DEFAULT_BAR)
-        proofs += prove(trial, bar, seeds, controls=not args.alone)
+    first = f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them"
+    proofs = prove(
+        args.markets or None,
+        agent,
+        steps=args.steps,
+        seeds=seeds,
+        controls=not args.alone,
+        say=functools.partial(print, flush=True),
+        begin=lambda: print(first),
+    )
     if args.out:
         write(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+import pandas as pd
 
-from nca_trader.cloud import CloudPath, Place, together
+from nca_trader.cloud import CloudPath, Place, place, together
 from nca_trader.config.records import read_json
 from nca_trader.config.records import record as record_of
 from nca_trader.disk import write_atomically
@@ -75,6 +76,24 @@ def record(root: Place, entry: dict[str, Any]) -> None:
             f"{root / FILE}: the ledger of trials cannot be written ({error.strerror}); mend "
             "that, then try again."
         ) from None
+
+
+def trials(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:
+    """Returns the trial log of a project folder, oldest entry first.
+
+    Agents that were trained (`kind` "train") and evaluations on test spans ("test") are counted
+    there, from Python and from the command.
+
+    Args:
+      folder: the folder of the run folders, e.g. "runs".
+
+    Returns:
+      One row per entry: `kind`, `run`, `seed`, `time`, the data's symbols, first and last bar.
+
+    Raises:
+      StateError: a line is damaged; the message names it.
+    """
+    return pd.DataFrame(entries(place(folder, "folder")))
 
 
 def entries(root: Place) -> list[Entry]:

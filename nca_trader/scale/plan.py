@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nca_trader.agents.presets import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.data.samples import sample_bars
+from nca_trader.envs.presets import load_env
 from nca_trader.parallel.mesh import AXES
-from nca_trader.scale.chips import Chip, Slice, mesh_axes
+from nca_trader.scale import compiled
+from nca_trader.scale.chips import Chip, Slice, mesh_axes, slice_of
 from nca_trader.scale.compiled import Answer, Ask, Question
 from nca_trader.scale.cost import wire_seconds
 from nca_trader.types import Bars
@@ -150,6 +155,38 @@ REMAT_FROM = 0.25  # of the memory: temporaries of which it is worth knowing wha
 
 
 def plan(
+    agent: AgentConfig | str | os.PathLike[str],
+    topology: str,
+    *,
+    env: EnvConfig | str | os.PathLike[str] = "index_daily",
+    bars: Bars | None = None,
+    largest: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Compiles an agent's update for a TPU slice that is not here: what fits, and what bounds it.
+
+    Args:
+      agent, env: a config, a preset's name, or the path of a TOML file.
+      topology: a slice, e.g. "v5e-8" (N counts cores) or chips by axis, "v5e:2x4".
+      bars: None is some of the sample bars, or the market that `env` draws.
+      largest: also search for the largest batch; some seven compilations.
+      say: called with what is being compiled.
+
+    Returns:
+      What `nca-trader plan --json` prints: `fits`, `hbm_bytes_per_chip`, `hbm_limit` and others.
+
+    Raises:
+      ConfigError: shapes that do not divide, an unknown slice, or no TPU compiler here (install
+        the extra `tpu-plan`).
+    """
+    there, config, loaded = slice_of(topology), load_env(env), load_agent(agent)
+    if bars is None and not config.market:
+        bars = sample_bars("sp500")
+    with compiled.compiler() as ask:
+        return plan_on(ask, config, loaded, bars, there, largest=largest, say=say)
+
+
+def plan_on(
     ask: Ask,
     env: EnvConfig,
     agent: AgentConfig,

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
+import nca_trader as nca
 from nca_trader.agents import rules
 from nca_trader.config.reading import REPAIRS
 from nca_trader.evaluate.backtest import backtest, seen_rows
@@ -199,3 +200,14 @@ def test_a_file_that_needs_repair_is_read_where_that_is_asked_for(tiny, tmp_path
 def test_help_names_every_repair(command, name):
     said = command(name, "--help").out
     assert all(repair in said for repair in REPAIRS)
+
+
+def test_python_writes_the_same_page(tiny, tmp_path, command):
+    page, own = tmp_path / "command.html", tmp_path / "python.html"
+    given = ("--strategy=momentum", f"--data={tiny.data}", "--stop", UNTIL, f"--out={page}")
+    assert command("backtest", *given).code == 0
+    result = backtest(tiny.bars, rules.momentum(), stop=UNTIL)
+    assert nca.report(tiny.bars, result, own) == own
+    # But for the command that makes it again, and the time at which it was made.
+    again, here = (words(p).split() for p in (page, own))
+    assert len(here) > 300 and len(set(again) ^ set(here)) < 25

@@ -5,6 +5,7 @@ import importlib.util
 
 import pytest
 
+import nca_trader as nca
 from nca_trader.scale import compiled
 from nca_trader.scale.compiled import Answer
 from nca_trader.scale.cost import Collective, Cost, Part
@@ -153,3 +154,10 @@ def test_without_the_compiler_it_ends_in_one_line_that_names_the_extra(command, 
     said = command("plan", "--agent", "nano", "--topology", "v5e-8")
     assert said.code == 2 and len(said.err.splitlines()) == 1
     assert "pip install 'nca-trader[tpu-plan]'" in said.err
+
+
+def test_python_gets_the_same_report(command, answers):
+    answers()
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json").json
+    report = nca.plan("nano", "v5e-8")
+    assert report == {name: said[name] for name in report}

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
+import nca_trader as nca
 from benchmarks import proofs
 from nca_trader import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.cli import prove
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_folder
 from nca_trader.data.synthetic import task_of
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_one_line_before_anything_trains(command, args, says):
 
 
 def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
-    for name, bar in prove.BARS.items():
+    for name, bar in prove_runs.BARS.items():
         trial = trial_of(name)
         assert 0.0 <= bar < 1.0 and trial.config.market
         # What is seen is the same for all, and none of it is the market's own state.
@@ -102,7 +102,7 @@ def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
 
 
 def test_the_estimator_follows_the_kind_of_actions():
-    for name in prove.BARS:
+    for name in prove_runs.BARS:
         trial = trial_of(name)
         expected = "exact" if trial.config.actions == "direction" else "pathwise"
         agents = (trial.agent, *trial.controls.values())
@@ -142,7 +142,7 @@ def test_an_environment_that_contradicts_its_market_is_refused(
     assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", [name for name, bar in prove.BARS.items() if bar])
+@pytest.mark.parametrize("name", [name for name, bar in prove_runs.BARS.items() if bar])
 def test_an_untrained_agent_passes_no_bar(name):
     trial = trial_of(name)
     config = dataclasses.replace(trial.config, market_bars=12_000)
@@ -150,7 +150,7 @@ def test_an_untrained_agent_passes_no_bar(name):
     policy = make_policy(trial.agent, env.spec)
     for seed in range(3):
         untrained = reached_by(env, policy, policy.init(jax.random.key(seed)))
-        assert untrained.fraction < prove.BARS[name] - 3 * untrained.error
+        assert untrained.fraction < prove_runs.BARS[name] - 3 * untrained.error
 
 
 @pytest.mark.parametrize(("market", "steps"), [("ou_mid", 24_000_000), ("ring", 3_000_000)])
@@ -224,6 +224,15 @@ def test_a_seed_that_is_given_is_the_only_one(command, trained):
     assert trained == [("ou", "nca", 63, 5), ("markov_drift", "nca", 63, 5)]
 
 
+def test_python_proves_what_the_command_proves(command, trained):
+    said = command("prove", "ou_mid", "hidden", "--seed=5", "--json")
+    lines = []
+    proofs = nca.prove(["ou_mid", "hidden"], seeds=[5], say=lines.append)
+    assert [proof.row() for proof in proofs] == said.json["results"]
+    assert len(lines) == 2 and all(line in said.out for line in lines)
+    assert len({proof.seed for proof in nca.prove(["ou_mid"], controls=False)}) == 3
+
+
 def test_seeds_of_a_report_are_drawn_once_and_it_resumes(trained, tmp_path):
     file = tmp_path / "results" / "proofs.jsonl"
     proofs.run(file, ["ou_mid", "kelly"], 3)
@@ -269,7 +278,7 @@ def test_nano_learns_a_market_in_seconds(command, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("market", prove.BARS)
+@pytest.mark.parametrize("market", prove_runs.BARS)
 def test_every_claim_holds_for_a_seed_drawn_now(command, market, tmp_path):
     seed = secrets.randbelow(1_000_000)
     said = command("prove", market, f"--seed={seed}", "--json", f"--out={tmp_path / 'claim.html'}")

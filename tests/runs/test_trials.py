@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import nca_trader as nca
 from nca_trader.data.samples import earlier_looks, sample_bars
 from nca_trader.errors import StateError
 from nca_trader.runs import trials
@@ -119,3 +120,11 @@ def test_a_ledger_that_cannot_be_written_is_said_in_one_line(tmp_path):
     (tmp_path / trials.FILE).mkdir()
     with pytest.raises(StateError, match=r"trials.jsonl: .* cannot be written .*Is a directory"):
         trials.record(tmp_path, entry())
+
+
+def test_the_log_is_a_table_for_python(tmp_path):
+    assert nca.trials(tmp_path).empty
+    for run in ("a", "b"):
+        trials.record(tmp_path, entry(run=run))
+    table = nca.trials(tmp_path)
+    assert list(table["run"]) == ["a", "b"] and list(table["trials"]) == [3, 3]

@@ -14,7 +14,7 @@ from nca_trader.scale.plan import (
     described,
     estimate,
     on_slice,
-    plan,
+    plan_on,
     width_audit,
 )
 
@@ -135,18 +135,18 @@ def test_widths_are_held_against_the_matrix_units_of_the_chip():
 def test_remat_is_tried_where_memory_is_short_and_only_there():
     say = []
     ask, asked = model(limit=1e6, per_segment=100)
-    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
     assert report["fits"] and "not needed" in report["remat"]["advice"] and len(asked) == 1
     ask, asked = model(limit=3_000, per_segment=500)
-    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
     assert not report["fits"] and report["remat"]["advice"].endswith("makes it fit")
     assert [q.agent.policy.remat for q in asked] == ["none", "step"]
     assert report["remat"]["with_step"]["temporaries"] == 1_000
     ask, _ = model(limit=1_500, per_segment=500)
-    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
     assert report["remat"]["advice"].endswith("does not make it fit either")
     ask, _ = model(limit=8_000, per_segment=500)
-    report = plan(ask, ENV, AGENT, None, V5E, say=say.append)
+    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
     assert report["remat"]["advice"].startswith("policy.remat = 'step' saves 75% of the temp")
 
 

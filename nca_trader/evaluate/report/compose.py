@@ -1,11 +1,13 @@
-"""A backtest's page: the baselines beside it, and what the bars and the run say of themselves.
+"""Composes a backtest's page from the result, its baselines, the bars and the run.
 
-The demo and `backtest --out FILE.html` share it.
+The demo, `backtest --out FILE.html` and `nca.report` share it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,39 @@ import numpy as np
 from nca_trader.agents import rules
 from nca_trader.config.toml import to_toml
 from nca_trader.evaluate.backtest import backtest, looks_at
-from nca_trader.evaluate.report.page import Report, Span, Trials, weigh
+from nca_trader.evaluate.report.page import Report, Span, Trials, weigh, write_report
 from nca_trader.evaluate.result import Result
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.types import Bars
+
+
+def report(
+    bars: Bars,
+    result: Result,
+    path: str | os.PathLike[str],
+    *,
+    run: Run | None = None,
+    command: str = "",
+) -> Path:
+    """Writes a backtest as one self-contained HTML page, compared with baselines.
+
+    Args:
+      bars: all bars that the backtest was given. result: of `nca.backtest`.
+      path: of the page, e.g. "page.html". run: the run that acted; None for a strategy.
+      command: shown on the page as what makes it again.
+
+    Returns:
+      The path.
+
+    Raises:
+      StateError: the page cannot be written.
+    """
+    index = result.equity.index
+    after = bars.index.searchsorted(index[-1]) + 1
+    stop = str(bars.index[after]) if after < len(bars) else None
+    baselines = backtest_baselines(bars, result, str(index[0]), stop)
+    return write_report(path, report_on(bars, result, baselines, run, command))
 
 
 def backtest_baselines(
