@@ -7,7 +7,7 @@ from nca_trader.data.features import FeatureSet, feature_set
 from nca_trader.data.holidays import new_york
 from nca_trader.data.indicators import FEATURES
 from nca_trader.data.online import Feature
-from nca_trader.data.reading.checks import validate
+from nca_trader.data.reading.detect import validate
 from nca_trader.data.resampling import align, resample
 from nca_trader.data.samples import sample_bars
 from nca_trader.data.shards import Shards, open_shards, write_shards

@@ -12,37 +12,16 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import expect
 from nca_trader.config.reading import parse_columns, parse_repair, parse_step
 from nca_trader.data.calendar import expected_times
-from nca_trader.data.reading.adjust import FACTORS, adjust
-from nca_trader.data.reading.checks import order_faults
-from nca_trader.data.reading.crossed import column_faults, part_reused, series_faults
-from nca_trader.data.reading.faults import Fault, refuse
-from nca_trader.data.reading.files import load
-from nca_trader.data.reading.gather import gather
-from nca_trader.data.reading.records import Records
-from nca_trader.data.reading.times import TimeReader
+from nca_trader.data.reading.detect import detect
+from nca_trader.data.reading.faults import refuse
+from nca_trader.data.reading.parse import Request, Table, parse
+from nca_trader.data.reading.repair import note_of
+from nca_trader.data.reading.repair import repair as repaired
 from nca_trader.errors import BarError
-from nca_trader.types import PRICES, Bars
+from nca_trader.types import EXTRAS, PRICES, Bars
 
-DROPS = ("drop-nan", "drop-bad")
-ROW_FAULTS = {
-    "D006",
-    "D007",
-    "D008",
-    "D009",
-    "D010",
-    "D011",
-    "D012",
-    "D022",
-    "D030",
-    "D031",
-    "D033",
-}
-EXTRA_COLUMNS = (  # of the bars, and of the records
-    ("half_spread", "half_spread"), ("dividend", "cash_dividend"), ("funding", "funding")
-)  # fmt: skip
 # With these a cell begins that a spreadsheet runs; the last four are wide forms.
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
-FLAT = 0.1  # of the bars: more than that without a range is worth a word
 
 
 def read_bars(
@@ -100,26 +79,17 @@ def read_bars(
       BarError: every problem at once, each with its code, row and remedy.
     """
     expect("source", source, str | os.PathLike | CloudPath | pd.DataFrame, "a path or a DataFrame")
-    repairs, given, step = parse_repair(repair), parse_columns(columns), parse_step(every)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
-    times = TimeReader(timezone, dates)
-    numbered = any(part.isdigit() for text in given.values() for part in text.split("+"))
-    tables = load(source, [given[r] for r in ("symbol",) if r in given], numbered, decimal)
-    rows = gather(tables, given, repairs, times, symbol)
-    faults = [*rows.faults, *column_faults(rows.records, rows.others, repairs)]
-    rows.others.clear()
-    kept, more = _mend(rows.records, faults, repairs, timezone, dates)
-    faults += more
-    unmended = [fault for fault in faults if not fault.mended_by(repairs)]
-    refuse(rows.name, unmended, rows.where)
-    if not len(kept):
-        raise BarError(f"{rows.name}: D002 no row is left after the repairs. Correct the rows.")
-    note = _note(kept, faults, repairs)
-    name, wanted = rows.name, rows.wanted
-    del rows  # its arrays are not needed beside the bars' own
-    bars = _assemble(kept, step, timezone, name, note)
-    return bars.select(*wanted) if wanted and tuple(wanted) != bars.symbols else bars
+    wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
+    repairs, step = parse_repair(repair), parse_step(every)
+    request = Request(parse_columns(columns), timezone, dates, decimal, wanted, repairs)
+    table = parse(source, request)
+    faults = detect(table, request)
+    refuse(table.name, faults, repairs, table.where)
+    table = repaired(table, faults, repairs)
+    bars = assemble(table, step, timezone, note_of(table, faults, repairs))
+    return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
 
 
 def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
@@ -163,82 +133,21 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
         raise BarError(f"{path}: can't be written ({error.strerror or error}).") from error
 
 
-def _mend(
-    records: Records,
-    faults: list[Fault],
-    repairs: frozenset[str],
-    timezone: str | None,
-    dates: str | None,
-) -> tuple[Records, list[Fault]]:
-    """The rows after the repairs asked for, and what is wrong between rows."""
-    more: list[Fault] = []
-    sound = stays = ~np.isnat(records["time"])
-    for fault in faults:
-        if fault.mask is not None:
-            if fault.mended_by(repairs) in DROPS:
-                stays = stays & ~fault.mask
-            if fault.code in ROW_FAULTS:
-                sound = sound & ~fault.mask
+def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, note: str) -> Bars:
+    """Puts rows, in any order, on one axis of time; empties the table's columns on the way.
 
-    def found(fault: Fault, rows: np.ndarray | slice) -> None:
-        mask = np.zeros(len(records), dtype=bool)
-        mask[rows] = fault.mask
-        more.append(fault._replace(mask=mask))
-
-    kept = records.take(stays)
-    if any(fault.code == "D005" and fault.about in ("time", "symbol") for fault in faults):
-        return kept, more  # which rows follow each other depends on that column
-    between = list(order_faults(kept, timezone, dates))
-    no_zone = any(fault.code in ("D014", "D015") for fault in faults)
-    for fault in between:
-        # Without its zone, a clock that is put back shows an hour twice.
-        if not (no_zone and fault.code == "D021"):
-            found(fault, stays)
-    if any(fault.code == "D021" for fault in between):
-        kept, stays = _once(kept, stays, "last" if "keep-last" in repairs else "first")
-    if "widen" in repairs:
-        prices = [kept[name] for name in PRICES]
-        kept["high"], kept["low"] = np.maximum.reduce(prices), np.minimum.reduce(prices)
-    if "no-volume" in repairs:
-        kept["volume"] = np.nan_to_num(kept["volume"], posinf=np.inf, neginf=-np.inf)
-    unparted = dict(kept.columns), kept.symbols
-    if "part-reuse" in repairs:
-        part_reused(kept)
-    adjust(kept)
-    checked = Records(kept.columns | {"symbol": unparted[0]["symbol"]}, unparted[1])
-    # What a row's own fault makes of its neighbours is not told again.
-    of_kept = sound[stays]
-    where = np.flatnonzero(stays)[of_kept] if not (stays.all() and of_kept.all()) else slice(None)
-    for fault in series_faults(checked.take(of_kept)):
-        found(fault, where)
-    return kept, more
-
-
-def _note(kept: Records, faults: list[Fault], repairs: frozenset[str]) -> str:
-    """What a report must say of the bars: what was mended, adjusted, and what is only closes."""
-    done = [
-        f"{fault.code} by {fault.mended_by(repairs)}"
-        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
-        for fault in faults
-    ]
-    notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
-    factors = [name for name in FACTORS if name in kept]
-    if factors:
-        notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
-    flat = (kept["high"] == kept["low"]) & (kept["open"] == kept["close"]) & kept["present"]
-    count = int(kept["present"].sum())
-    if flat.sum() > FLAT * count and "close-only" not in repairs:
-        notes.append(f"{flat.sum():,} of {count:,} bars have open = high = low = close.")
-    return " ".join(notes)
-
-
-def _assemble(
-    kept: Records, step: np.timedelta64 | None, timezone: str | None, source: str, note: str
-) -> Bars:
-    """Bars from rows of which no two share symbol and time, in any order; empties `kept`."""
-    columns, own = kept.columns, kept["time"]
-    del columns["time"]
-    code, symbols = _used(columns.pop("symbol"), kept.symbols)
+    Args:
+      table: rows no two of which share symbol and time.
+      step: the bars' length, to make gaps in the trading hours missing bars; or None.
+      timezone: the zone of the trading hours.
+      note: what a report must say of the bars.
+    """
+    columns = table.columns
+    used = np.flatnonzero(np.bincount(columns["symbol"], minlength=len(table.symbols)))
+    symbols = tuple(table.symbols[i] for i in used)
+    own, code = columns.pop("time"), columns.pop("symbol")
+    if len(used) < len(table.symbols):
+        code = np.searchsorted(used, code)
     if len(symbols) == 1 and (own[1:] > own[:-1]).all():
         time, at = own, slice(None)
     else:
@@ -248,7 +157,6 @@ def _assemble(
         at = np.searchsorted(grown, time)[at]
         time = grown
     shape = (len(time), len(symbols))
-    whole = len(own) == len(time) * len(symbols)
 
     def grid(values: np.ndarray, fill: float | bool) -> np.ndarray:
         if isinstance(at, slice):
@@ -259,14 +167,16 @@ def _assemble(
 
     close = grid(columns.pop("close"), np.nan)
     fields, given = {"close": close}, None
-    if not whole:
+    if len(own) < len(time) * len(symbols):  # a missing bar carries the last close
         given = grid(np.ones(len(own), dtype=bool), False)
         fields["close"] = pd.DataFrame(close).ffill().to_numpy()
     for name in PRICES[:3]:
         fields[name] = grid(columns.pop(name), np.nan)
         if given is not None:
             np.copyto(fields[name], fields["close"], where=~given)
-    for name, column in (("volume", "volume"), ("present", "present"), *EXTRA_COLUMNS):
+    columns.pop("dividend", None)  # a factor; what `Bars` calls so is cash
+    for name in ("volume", "present", *EXTRAS):
+        column = "cash_dividend" if name == "dividend" else name
         if column in columns:
             values = columns.pop(column)
             fields[name] = grid(values, values.dtype.type(0))
@@ -274,22 +184,4 @@ def _assemble(
         for part in (array, array.base):
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
-    return Bars(time=time, symbols=tuple(symbols), source=source, note=note, **fields)
-
-
-def _used(code: np.ndarray, symbols: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Codes of those symbols alone that have a row."""
-    used = np.bincount(code, minlength=len(symbols)) > 0
-    if used.all():
-        return code, symbols
-    place = np.cumsum(used) - 1
-    return place[code], [name for name, has in zip(symbols, used, strict=True) if has]
-
-
-def _once(kept: Records, stays: np.ndarray, keep: str) -> tuple[Records, np.ndarray]:
-    """One row of each symbol and time, the first or the last; and which of all rows these are."""
-    keys = pd.DataFrame({name: kept[name] for name in ("symbol", "time")}, copy=False)
-    once = ~keys.duplicated(keep=keep).to_numpy()  # pyright: ignore[reportArgumentType]
-    left = stays.copy()
-    left[stays] = once
-    return kept.take(once), left
+    return Bars(time=time, symbols=symbols, source=table.name, note=note, **fields)

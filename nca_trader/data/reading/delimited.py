@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.data.reading.tables import Table, canonical
+from nca_trader.data.reading.columns import Chunk, canonical
+from nca_trader.data.reading.faults import Code, refusal
 from nca_trader.errors import BarError, argument
 
 MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "<NA>")
@@ -86,7 +87,7 @@ class Bytes(io.RawIOBase):
         markup = begin.lstrip().lower()
         for mark, what, remedy in MARKS:
             if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
-                raise BarError(f"{path}: D001 is {what}. {remedy}.")
+                raise refusal(path, Code.D001, f"is {what}", remedy)
         self._path, self._file = path, opened(path, "rb")
         self._line, self._length, self.taken = 1, 0, 0
 
@@ -105,15 +106,15 @@ class Bytes(io.RawIOBase):
         block = bytes(memoryview(buffer)[:size])
         if (at := block.find(0)) >= 0:
             line = self._line + block.count(b"\n", 0, at)
-            say = f"D001 line {line} holds a zero byte, as UTF-16 and binary files do"
-            raise BarError(f"{self._path}: {say}. Save it as text in UTF-8.")
+            say = f"line {line} holds a zero byte, as UTF-16 and binary files do"
+            raise refusal(self._path, Code.D001, say, "Save it as text in UTF-8")
         self._line += block.count(b"\n")
         end = max(block.rfind(b"\n"), block.rfind(b"\r"))
         self._length = self._length + size if end < 0 else size - end - 1
         self.taken += size
         if self._length > LINE:
-            say = f"D022 line {self._line} has more than {LINE:,} bytes. Break it into lines."
-            raise BarError(f"{self._path}: {say}")
+            say = f"line {self._line} has more than {LINE:,} bytes"
+            raise refusal(self._path, Code.D022, say, "Break it into lines")
         if self.taken > MOST_TEXT:
             raise EndlessRow(f"rows of more than {MOST_TEXT // CHUNK_ROWS:,} bytes")
         return size
@@ -121,7 +122,7 @@ class Bytes(io.RawIOBase):
 
 def load_csv(
     path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
-) -> Iterator[Table]:
+) -> Iterator[Chunk]:
     """The rows of a delimited text, in chunks.
 
     Raises:
@@ -136,17 +137,16 @@ def load_csv(
     except pd.errors.ParserError as error:
         if layout is None or "fields in line" not in str(error):
             raise
-        wide = _too_wide(path, layout.delimiter, layout.depth, len(layout.names))
-        raise BarError(wide) from error
+        raise _too_wide(path, layout.delimiter, layout.depth, len(layout.names)) from error
     except UnicodeDecodeError as error:
-        raise BarError(_not_utf8(path)) from error
+        raise _not_utf8(path) from error
     except EndlessRow:
         if layout is not None:
             _field_counts(path, layout.delimiter)  # names the line where a quote is open
         raise
 
 
-def _chunks(path: Path, layout: Layout) -> Iterator[Table]:
+def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
     counts: np.ndarray | None = None
     blank, source = 0, Bytes(path)
     with _text(source) as file, pd.read_csv(file, **_options(layout)) as chunks:
@@ -158,8 +158,8 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Table]:
             blank = 0 if known.any() else blank + len(frame)
             if blank > BLANK:
                 line = frame.index[-1] - blank + 1
-                say = f"D022 line {line} and {blank - 1:,} more hold no value. Remove them."
-                raise BarError(f"{path}: {say}")
+                say = f"line {line} and {blank - 1:,} more hold no value"
+                raise refusal(path, Code.D022, say, "Remove them")
             frame = frame[known]  # without blank lines
             short: tuple[int, ...] = ()
             # Pandas alone fills lines up that end early, at their end or where it shifts them.
@@ -168,7 +168,7 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Table]:
                 short = _too_narrow(counts, frame)
             # An Index of objects: tuples would otherwise become levels.
             frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
-            yield Table(frame, str(path), "line", layout.decimal, short)
+            yield Chunk(frame, str(path), "line", layout.decimal, short)
 
 
 def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
@@ -178,22 +178,20 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
     delimiter = _delimiter(lines[0]) if lines else ","
     sample = [row for row in _fields(path, lines, delimiter) if row]
     if not sample:
-        raise BarError(f"{path}: D002 there are no rows. Give a file with bars.")
+        raise refusal(path, Code.D002, "there are no rows")
     depth = _header_depth(sample)
     names = _names(sample[:depth])
     width = max(map(len, sample[depth:]), default=len(names))
     if numbered:
         names = [*names, *(str(i + 1) for i in range(len(names), width))]
     elif not depth:
-        raise BarError(
-            f"{path}: D023 line 1 holds values, not the columns' names. Name the columns by "
-            f"number, e.g. {argument('columns', 'time=1,close=2')}."
-        )
+        remedy = f"Name the columns by number, e.g. {argument('columns', 'time=1,close=2')}"
+        raise refusal(path, Code.D023, "line 1 holds values, not the columns' names", remedy)
     if max(len(names), width) > WIDTH:
-        say = f"D022 line 1: {max(len(names), width):,} columns, more than {WIDTH:,}"
-        raise BarError(f"{path}: {say}. Give several files of fewer columns.")
+        say = f"line 1: {max(len(names), width):,} columns, more than {WIDTH:,}"
+        raise refusal(path, Code.D022, say, "Give several files of fewer columns")
     if len(names) < width:
-        raise BarError(_too_wide(path, delimiter, depth, len(names)))
+        raise _too_wide(path, delimiter, depth, len(names))
     text = frozenset(i for i, name in enumerate(names) if _is_text(name, i, texts))
     decimal = decimal or _decimal(path, sample[depth:], depth, delimiter)
     size = sum(map(len, lines)) // len(lines) + 1
@@ -243,8 +241,9 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
             yield row
             line = rows.line_num + 1
     except csv.Error as error:
-        say = f"D022 line {line}: a field has more than {csv.field_size_limit():,} characters"
-        raise BarError(f"{path}: {say}. Shorten it, or close the quote that is open.") from error
+        say = f"line {line}: a field has more than {csv.field_size_limit():,} characters"
+        remedy = "Shorten it, or close the quote that is open"
+        raise refusal(path, Code.D022, say, remedy) from error
 
 
 def _first(lines: Iterable[str]) -> Iterator[str]:
@@ -257,8 +256,9 @@ def _first(lines: Iterable[str]) -> Iterator[str]:
         yield line
 
 
-def _not_utf8(path: Path) -> str:
-    """Names the first line and byte that is not UTF-8."""
+def _not_utf8(path: Path) -> BarError:
+    """Returns the error that names the first line and byte that is not UTF-8."""
+    say = "is not UTF-8"
     with io.BufferedReader(Bytes(path)) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -266,9 +266,9 @@ def _not_utf8(path: Path) -> str:
             except UnicodeDecodeError as error:
                 byte = line[error.start]
                 char = bytes([byte]).decode("cp1252" if byte < 0xA0 else "latin-1", "replace")
-                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1"
-                return f"{path}: D001 {say} or Windows-1252. Save it as UTF-8."
-    return f"{path}: D001 is not UTF-8. Save it as UTF-8."
+                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1 or "
+                return refusal(path, Code.D001, f"{say}Windows-1252", "Save it as UTF-8")
+    return refusal(path, Code.D001, say, "Save it as UTF-8")
 
 
 def _delimiter(line: str) -> str:
@@ -324,10 +324,9 @@ def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> s
     if any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", field.strip()) for _, field in commas):
         return ","
     row, field = commas[0]
-    raise BarError(
-        f"{path}: D018 line {row + depth + 1}: {field!r} may have a decimal comma or one between "
-        f"thousands. Pass {argument('decimal', ',')}, or remove the commas between thousands."
-    )
+    say = f"line {row + depth + 1}: {field!r} may have a decimal comma or one between thousands"
+    remedy = f"Pass {argument('decimal', ',')}, or remove the commas between thousands"
+    raise refusal(path, Code.D018, say, remedy)
 
 
 def _field_counts(path: Path, delimiter: str) -> np.ndarray:
@@ -342,18 +341,21 @@ def _field_counts(path: Path, delimiter: str) -> np.ndarray:
         return np.fromiter(map(size, rows), dtype=np.int32)
 
 
-def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> str:
+def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
+    """Returns the error that names the first line with more fields than names."""
     counts = _field_counts(path, delimiter)
     wide = [(line, count) for line, count in enumerate(counts, 1) if count > width]
     line, count = wide[0]
     more = f" and {len(wide) - 1:,} more" if len(wide) > 1 else ""
     if len(wide) > 1 and len(wide) > (len(counts) - depth) / 2:
-        what = "so every column would shift. Name every field, or the columns by number, "
-        what += f"e.g. {argument('columns', 'time=1,close=5')} (or time=1+2 of date and clock)"
+        what = "so every column would shift"
+        remedy = "Name every field, or the columns by number, e.g. "
+        remedy += f"{argument('columns', 'time=1,close=5')} (or time=1+2 of date and clock)"
     else:
-        what = "so it can't be told which is which. Correct the line"
+        what, remedy = "so it can't be told which is which", "Correct the line"
     names = f"the header's {width} names" if depth else f"line 1's {width} fields"
-    return f"{path}: D022 line {line}{more}: {count} fields, more than {names}, {what}."
+    say = f"line {line}{more}: {count} fields, more than {names}, {what}"
+    return refusal(path, Code.D022, say, remedy)
 
 
 def _too_narrow(counts: np.ndarray, frame: pd.DataFrame) -> tuple[int, ...]:
