@@ -11,7 +11,6 @@ from nca_trader.data.reading.detect import validate
 from nca_trader.data.resampling import align, resample
 from nca_trader.data.samples import sample_bars
 from nca_trader.data.shards import Shards, open_shards, write_shards
-from nca_trader.data.splits import Span, Splits, split
 from nca_trader.data.stream import stream
 
 __all__ = [
@@ -23,8 +22,6 @@ __all__ = [
     "FeatureSet",
     "Sessions",
     "Shards",
-    "Span",
-    "Splits",
     "align",
     "feature_set",
     "flat_at_close",
@@ -34,7 +31,6 @@ __all__ = [
     "resample",
     "sample_bars",
     "session_ends",
-    "split",
     "stream",
     "validate",
     "write_bars",

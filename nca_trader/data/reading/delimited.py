@@ -1,4 +1,4 @@
-"""Delimited text as a table: its delimiter, header and decimal sign, and its broken lines."""
+"""Reads delimited text: its delimiter, header and decimal sign, and its broken lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nca_trader.data.reading.faults import Code, refusal
 from nca_trader.errors import BarError, argument
 
 MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "<NA>")
-SAMPLE = 200  # lines that tell the delimiter, the header and the decimal sign
+SAMPLE = 200  # lines that show the delimiter, the header and the decimal sign
 DELIMITERS = ",;\t|"
 VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
@@ -28,33 +28,35 @@ LINE, WIDTH = 1 << 22, 1 << 16  # bytes of a line and columns of a file, at most
 MOST_TEXT = 32 * CHUNK_TEXT  # read for one chunk: later lines may be longer than the first ones
 BLANK = 1 << 20  # lines without a value in succession, at most
 UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
-MARKS = (  # the first bytes of files that are not text
-    (b"PK\x03\x04", "a zip archive or a spreadsheet", f"{UNPACK}, or save it as CSV"),
-    (b"\x1f\x8b", "compressed by gzip twice", UNPACK),
-    (b"BZh", "compressed by bzip2", UNPACK),
-    (b"\xfd7zXZ", "compressed by xz", UNPACK),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd", UNPACK),
-    (b"PAR1", "Parquet", "Give it a name that ends in .parquet"),
-    (b"ARROW1", "Arrow or Feather", "Give it a name that ends in .feather"),
-    (b"FEA1", "Arrow or Feather", "Give it a name that ends in .feather"),
-    (b"SQLite format 3", "a SQLite database", EXPORT),
-    (b"<!", "an HTML or XML page", "Save the table in it as CSV"),
-    (b"<html", "an HTML or XML page", "Save the table in it as CSV"),
-    (b"<?xml", "an HTML or XML page", "Save the table in it as CSV"),
-    (b"{", "JSON", EXPORT),
-    (b"[", "JSON", EXPORT),
-    (b"\xff\xfe\0\0", "UTF-32 text", "Save it as UTF-8"),
-    (b"\0\0\xfe\xff", "UTF-32 text", "Save it as UTF-8"),
-    (b"\xff\xfe", "UTF-16 text", "Save it as UTF-8"),
-    (b"\xfe\xff", "UTF-16 text", "Save it as UTF-8"),
-)
+RECODE, TABLE = "Save it as UTF-8", "Save the table in it as CSV"
+NOT_TEXT = {  # what begins with these bytes, and what to do with it
+    b"PK\x03\x04": ("a zip archive or a spreadsheet", f"{UNPACK}, or save it as CSV"),
+    b"\x1f\x8b": ("compressed by gzip twice", UNPACK),
+    b"BZh": ("compressed by bzip2", UNPACK),
+    b"\xfd7zXZ": ("compressed by xz", UNPACK),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", UNPACK),
+    b"PAR1": ("Parquet", "Give it a name that ends in .parquet"),
+    b"ARROW1": ("Arrow or Feather", "Give it a name that ends in .feather"),
+    b"FEA1": ("Arrow or Feather", "Give it a name that ends in .feather"),
+    b"SQLite format 3": ("a SQLite database", EXPORT),
+    **dict.fromkeys((b"<!", b"<html", b"<?xml"), ("an HTML or XML page", TABLE)),
+    **dict.fromkeys((b"{", b"["), ("JSON", EXPORT)),
+    # Before UTF-16, with whose mark this one begins.
+    **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), ("UTF-32 text", RECODE)),
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16 text", RECODE)),
+}
 
 
 class Layout(NamedTuple):
-    """How a text is written. delimiter: one character; " " is any white space.
+    """How a text is written.
 
-    depth: lines of the header. names: of the columns. texts: columns that are text, by number.
-    decimal: the sign. chunk_rows: rows that are read at a time.
+    Attributes:
+      delimiter: one character; " " is any white space.
+      depth: lines of the header.
+      names: of the columns.
+      texts: columns that are text, by number.
+      decimal: the decimal sign.
+      chunk_rows: rows that are read at a time.
     """
 
     delimiter: str
@@ -70,7 +72,7 @@ class EndlessRow(ValueError):
 
 
 class Bytes(io.RawIOBase):
-    """The bytes of a text file, unpacked where it is a gzip file, with bounded lines.
+    """Bytes of a text file, unpacked where it is a gzip file, with bounded lines.
 
     `taken` counts the bytes since its reader last set it to 0.
 
@@ -85,14 +87,14 @@ class Bytes(io.RawIOBase):
         with opened(path, "rb") as file:
             begin = file.read(16)
         markup = begin.lstrip().lower()
-        for mark, what, remedy in MARKS:
+        for mark, (what, remedy) in NOT_TEXT.items():
             if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
                 raise refusal(path, Code.D001, f"is {what}", remedy)
         self._path, self._file = path, opened(path, "rb")
         self._line, self._length, self.taken = 1, 0, 0
 
     def readable(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class Bytes(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into `buffer`; returns the number of bytes."""
+        """Reads into `buffer` and returns the number of bytes."""
         size = self._file.readinto(buffer)
         block = bytes(memoryview(buffer)[:size])
         if (at := block.find(0)) >= 0:
@@ -123,7 +125,13 @@ class Bytes(io.RawIOBase):
 def load_csv(
     path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
 ) -> Iterator[Chunk]:
-    """The rows of a delimited text, in chunks.
+    """Reads the rows of a delimited text in chunks.
+
+    Args:
+      path: the file.
+      texts: names or numbers of columns that hold texts.
+      numbered: whether columns are asked for by number.
+      decimal: the decimal sign; None: as the file shows.
 
     Raises:
       BarError: no names, or more fields than names.
@@ -147,6 +155,7 @@ def load_csv(
 
 
 def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
+    """Reads the rows of a text whose layout is known."""
     counts: np.ndarray | None = None
     blank, source = 0, Bytes(path)
     with _text(source) as file, pd.read_csv(file, **_options(layout)) as chunks:
@@ -162,7 +171,7 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
                 raise refusal(path, Code.D022, say, "Remove them")
             frame = frame[known]  # without blank lines
             short: tuple[int, ...] = ()
-            # Pandas alone fills lines up that end early, at their end or where it shifts them.
+            # Pandas fills lines up that end early without a word, so fields are counted again.
             if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
                 counts = _field_counts(path, layout.delimiter) if counts is None else counts
                 short = _too_narrow(counts, frame)
@@ -172,7 +181,7 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
 
 
 def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
-    """The layout, told from the first lines."""
+    """Finds the layout from the first lines."""
     with _text(Bytes(path)) as file:
         lines = list(_first(file))
     delimiter = _delimiter(lines[0]) if lines else ","
@@ -200,13 +209,13 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
 
 
 def _is_text(name: Any, index: int, texts: Sequence[str]) -> bool:
-    """Whether a column holds symbols, or is named, or numbered from 1, among `texts`."""
+    """Returns whether a column holds symbols, or is among `texts` by name or number from 1."""
     known = {canonical(name), canonical(name[-1]) if isinstance(name, tuple) else ""}
     return "symbol" in known or str(name) in texts or str(index + 1) in texts
 
 
 def _options(layout: Layout) -> dict[str, Any]:
-    """What pandas is told, so that it guesses nothing."""
+    """Returns options for pandas that leave it nothing to guess."""
     columns = range(len(layout.names))
     return dict(
         sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
@@ -225,12 +234,13 @@ def _options(layout: Layout) -> dict[str, Any]:
 
 
 def _text(source: Bytes) -> io.TextIOWrapper:
+    """Decodes bytes as UTF-8."""
     buffered = io.BufferedReader(source, 1 << 18)
     return io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
 
 
 def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
-    """The fields of each line.
+    """Yields the fields of each line.
 
     Raises:
       BarError: a field is longer than Python's csv takes.
@@ -247,7 +257,7 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
 
 
 def _first(lines: Iterable[str]) -> Iterator[str]:
-    """The lines that show the layout: SAMPLE of them, or fewer where they are long."""
+    """Yields the lines that show the layout: SAMPLE of them, or fewer where they are long."""
     size = 0
     for number, line in enumerate(lines):
         if number >= SAMPLE or (number > 3 and size > LINE):
@@ -272,7 +282,7 @@ def _not_utf8(path: Path) -> BarError:
 
 
 def _delimiter(line: str) -> str:
-    """The usual delimiter that the line has most of, else its most frequent other sign."""
+    """Returns the usual delimiter that a line has most of, else its most frequent other sign."""
     best = max(DELIMITERS, key=line.count)
     if best in line:
         return best
@@ -281,16 +291,17 @@ def _delimiter(line: str) -> str:
 
 
 def _is_value(field: str) -> bool:
+    """Returns whether a field is a number or a time, and thus not a name."""
     return VALUE.fullmatch(field.strip()) is not None
 
 
 def _header_depth(rows: list[list[str]]) -> int:
-    """How many of the first rows hold names: 0, 1, or 2 and 3 where symbols have their own row."""
+    """Returns how many first rows hold names: 0 or 1, or 2 and 3 where symbols have a row."""
     if any(map(_is_value, rows[0])) and "time" not in map(canonical, rows[0]):
         return 0
     if len(rows) < 2 or any(map(_is_value, rows[1])):
         return 1
-    # Of the two rows of a two-level header one holds fields and the other doesn't.
+    # In a header of two levels one row holds fields and the other symbols.
     if ("close" in map(canonical, rows[0])) == ("close" in map(canonical, rows[1])):
         return 1
     if len(rows[1]) != len(rows[0]) or any(not field.strip() for field in rows[1][1:]):
@@ -300,7 +311,7 @@ def _header_depth(rows: list[list[str]]) -> int:
 
 
 def _names(rows: list[list[str]]) -> list[Any]:
-    """The columns' names; of a two-level header pairs, but for the first, the time."""
+    """Returns the columns' names; those of two levels are pairs, but for the first, the time."""
     if not rows:
         return []
     if len(rows) == 1:
@@ -311,13 +322,13 @@ def _names(rows: list[list[str]]) -> list[Any]:
 
 
 def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> str:
-    """The decimal sign of the sample: "," where numbers have one that parts no thousands.
+    """Returns the decimal sign: "," where a number has one that cannot separate thousands.
 
     Raises:
       BarError: every comma may be either.
     """
     if delimiter == ",":
-        return "."  # a number in quotes with a comma is told as no number
+        return "."  # a number in quotes with a comma becomes a fault of its row
     commas = [(i, f) for i, row in enumerate(rows) for f in row if COMMA.fullmatch(f.strip())]
     if not commas:
         return "."
@@ -330,7 +341,7 @@ def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> s
 
 
 def _field_counts(path: Path, delimiter: str) -> np.ndarray:
-    """The number of fields of each line; of a blank one 0."""
+    """Returns the number of fields of each line, 0 for a blank one."""
     with _text(source := Bytes(path)) as file:
 
         def size(row: list[str]) -> int:
@@ -359,7 +370,7 @@ def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
 
 
 def _too_narrow(counts: np.ndarray, frame: pd.DataFrame) -> tuple[int, ...]:
-    """Lines of the frame that end early."""
+    """Returns the lines of a frame that end early."""
     if len(counts) < frame.index.max():  # a field holds line ends, so lines can't be counted
         return ()
     return tuple(frame.index[counts[frame.index.to_numpy() - 1] < frame.shape[1]])

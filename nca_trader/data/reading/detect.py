@@ -223,7 +223,8 @@ def line_faults(table: Table) -> list[Fault]:
     faults = []
     if table.short:
         say = "fewer fields than the other lines"
-        faults.append(Fault(Code.D022, say, table.marked(table.short)))
+        remedy = "Complete or remove the line"
+        faults.append(Fault(Code.D022, say, table.marked(table.short), remedy))
     names = table.symbols
     unnamed = np.isin(table["symbol"], [i for i, name in enumerate(names) if not name])
     wild = np.isin(table["symbol"], [i for i, name in enumerate(names) if not is_name(name)])

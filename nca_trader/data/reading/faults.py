@@ -48,35 +48,18 @@ class Code(enum.Enum):
     D019 = "day and month are exchanged in some dates", "Write the dates again from the source"
     D020 = "times do not increase", "Sort the rows by time", "sort"
     D021 = "a time of a symbol is there twice", "Remove one", "keep-first", "keep-last"
-    D022 = (
-        "a line has more or fewer fields than names, or a text has no end",
-        "Complete or remove the line",
-        "drop-bad",
-    )
+    D022 = "a line is too long or too short, or has no end", "Complete or remove it", "drop-bad"
     D023 = "there is no header", "Name the columns"
     D024 = "a symbol is missing, unknown or does not print", "Correct it", "drop-bad"
-    D025 = (
-        "half a year or more is between two spans of a symbol",
-        "Give each its own symbol",
-        "part-reuse",
-        "keep-gaps",
-    )
+    D025 = "half a year without bars", "Give each its own symbol", "part-reuse", "keep-gaps"
     D026 = "the price jumps between two bars", "Correct the prices, or adjust splits", "keep-jumps"
     D027 = "the file holds an adjustment that is not applied", "Apply it", "unadjusted"
     D028 = "volume and another column are swapped", "Swap them there", "keep-jumps"
-    D029 = (
-        "open and close, or the columns of two assets, are swapped",
-        "Swap them there",
-        "keep-jumps",
-    )
+    D029 = "open and close, or two assets, are swapped", "Swap them there", "keep-jumps"
     D030 = "an adjustment factor cannot be used", "Correct or remove the row", "drop-bad"
     D031 = "the quotes are crossed: bid above ask", "Correct or remove the row", "drop-bad"
     D032 = "dividends are given twice", "Leave the factor out, or the cash"
-    D033 = (
-        "a half spread or a funding rate is not a fraction below 1",
-        "Correct or remove the row",
-        "drop-bad",
-    )
+    D033 = "a spread or funding rate is 1 or more", "Correct or remove the row", "drop-bad"
 
 
 class Fault(NamedTuple):

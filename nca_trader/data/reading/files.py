@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 
-from nca_trader.cloud import CloudPath, fetched, place
+from nca_trader.cloud import CloudPath, Place, fetched, place
 from nca_trader.data.reading.columns import Chunk, canonical
 from nca_trader.data.reading.delimited import load_csv
 from nca_trader.data.reading.faults import Code, refusal
@@ -42,41 +42,37 @@ def load(
     Raises:
       BarError: there is no table.
     """
-    name = "DataFrame" if isinstance(source, pd.DataFrame) else source
     if isinstance(source, pd.DataFrame):
-        chunks = _titled(_slices(source), "DataFrame")
+        path, chunks = "DataFrame", _titled(_slices(source), "DataFrame")
     else:
         path = place(source)
-
-        def read(file: Path) -> Iterator[Chunk]:
-            return _guarded(file, lambda: _of_file(file, texts, numbered, decimal))
-
-        chunks = _of_url(path, read) if isinstance(path, CloudPath) else read(path)
+        try:
+            copy = fetched(path) if isinstance(path, CloudPath) else path
+        except FileNotFoundError as error:
+            raise refusal(path, Code.D001, "no such object", "Check the URL") from error
+        chunks = _named(_guarded(copy, texts, numbered, decimal), copy, path)
     empty = True
     for chunk in chunks:
         if not chunk.frame.empty:
             empty = False
             yield chunk
     if empty:
-        raise refusal(name, Code.D002, "there are no rows")
+        raise refusal(path, Code.D002, "there are no rows")
 
 
-def _of_url(path: CloudPath, read: Callable[[Path], Iterator[Chunk]]) -> Iterator[Chunk]:
-    """Reads a copy of the object under the object's own name."""
+def _named(chunks: Iterator[Chunk], copy: Path, path: Place) -> Iterator[Chunk]:
+    """Gives the chunks of a copy, and the errors that name it, the name that the user gave."""
     try:
-        copy = fetched(path)
-    except FileNotFoundError as error:
-        raise refusal(path, Code.D001, "no such object", "Check the URL") from error
-    try:
-        for chunk in read(copy):
+        for chunk in chunks:
             yield chunk._replace(name=str(path))
     except BarError as error:
-        # The error names the copy, but the user gave the URL.
         lines = (line.replace(str(copy), str(path)) for line in error.args)
         raise BarError(*lines) from error
 
 
-def _guarded(path: Path, read: Callable[[], Iterator[Chunk]]) -> Iterator[Chunk]:
+def _guarded(
+    path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
+) -> Iterator[Chunk]:
     """Reads a file; any failure becomes a `BarError` that names it."""
     try:
         mode = path.stat().st_mode
@@ -87,7 +83,13 @@ def _guarded(path: Path, read: Callable[[], Iterator[Chunk]]) -> Iterator[Chunk]
             raise refusal(path, Code.D001, say, "Save what it gives to a file")
         if path.stat().st_size == 0:
             raise refusal(path, Code.D002, "the file is empty")
-        for chunk in read():
+        if path.suffix in (".parquet", ".pq"):
+            chunks = _titled(_parquet(path), str(path))
+        elif path.suffix in (".feather", ".arrow"):
+            chunks = _titled(_feather(path), str(path))
+        else:
+            chunks = load_csv(path, texts, numbered, decimal)
+        for chunk in chunks:
             yield chunk
             # Arrow keeps what it freed, which would add up to more than the bars.
             pa.default_memory_pool().release_unused()
@@ -103,23 +105,15 @@ def _guarded(path: Path, read: Callable[[], Iterator[Chunk]]) -> Iterator[Chunk]
         raise refusal(path, Code.D001, f"can't be read ({what.rstrip('.')})") from error
 
 
-def _of_file(
-    path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
-) -> Iterator[Chunk]:
-    if path.suffix in (".parquet", ".pq"):
-        return _titled(_parquet(path), str(path))
-    if path.suffix in (".feather", ".arrow"):
-        return _titled(_feather(path), str(path))
-    return load_csv(path, texts, numbered, decimal)
-
-
 def _slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yields a frame in pieces."""
     rows = _rows(frame.shape[1])
     for begin in range(0, len(frame), rows):
         yield frame.iloc[begin : begin + rows]
 
 
 def _parquet(path: Path) -> Iterator[pd.DataFrame]:
+    """Reads a file, or a folder of files, in pieces."""
     if path.is_dir():  # a data set of several files, whose folders may name columns
         files = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
         for fragment in files.get_fragments():
@@ -136,6 +130,7 @@ def _parquet(path: Path) -> Iterator[pd.DataFrame]:
 
 
 def _feather(path: Path) -> Iterator[pd.DataFrame]:
+    """Reads a file in pieces."""
     # No memory map: the pages read of it would stay beside the bars.
     with pa.OSFile(str(path)) as file:
         if file.read(6) != b"ARROW1":  # a feather file of the first version

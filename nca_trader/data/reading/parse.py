@@ -124,8 +124,9 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     times = TimeReader(request.timezone, request.dates)
     texts = [given["symbol"]] if "symbol" in given else []
     numbered = any(part.isdigit() for text in given.values() for part in text.split("+"))
-    symbols, rest = _Symbols(request), _Others()
+    symbols = _Symbols(request)
     columns: dict[str, Growing] = {}
+    others: dict[tuple[int, str], Growing] = {}
     unread: dict[str, Unread] = {}
     short, faults = [], {}
     name, unit, wide, begin = "", "row", False, 0
@@ -144,7 +145,11 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         arrays = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
         for key, array in (arrays | _bar_columns(raw, numbers)).items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
-        rest.add(arranged.others if taken.all() else arranged.others[taken])
+        rest = arranged.others if taken.all() else arranged.others[taken]
+        for i, (label, column) in enumerate(rest.items()):
+            if pd.api.types.is_numeric_dtype(column.dtype):
+                values = column.to_numpy(np.float64, na_value=np.nan)
+                others.setdefault((i, str(label).strip()), Growing(float)).add(values)
         times.add(raw["time"])
         if raw.index.isin(chunk.short).any():
             short.append(np.flatnonzero(raw.index.isin(chunk.short)) + begin)
@@ -159,7 +164,8 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         place=arrays.pop("place"),
         columns=arrays,
         symbols=list(symbols.codes),
-        others=rest.finish(),
+        # A shorter one was text in some chunk.
+        others=[(key[1], c.whole) for key, c in others.items() if len(c.whole) == begin],
         unit=unit,
         wide=wide,
         unread=unread,
@@ -235,28 +241,6 @@ def _bar_columns(raw: pd.DataFrame, numbers: dict[str, np.ndarray]) -> dict[str,
         elif "spread" in arrays:
             arrays["half_spread"] = arrays["spread"] / (2.0 * arrays["close"])
     return arrays
-
-
-class _Others:
-    """The further columns that hold numbers in every chunk."""
-
-    def __init__(self):
-        self._columns: dict[int, Growing] | None = None
-        self._names: list[str] = []
-
-    def add(self, others: pd.DataFrame) -> None:
-        if self._columns is None:
-            self._columns = {i: Growing(float) for i in range(others.shape[1])}
-            self._names = [str(column).strip() for column in others.columns]
-        for i in list(self._columns):
-            column = others.iloc[:, i]
-            if pd.api.types.is_numeric_dtype(column.dtype):
-                self._columns[i].add(column.to_numpy(np.float64, na_value=np.nan))
-            else:
-                del self._columns[i]
-
-    def finish(self) -> list[tuple[str, np.ndarray]]:
-        return [(self._names[i], column.whole) for i, column in (self._columns or {}).items()]
 
 
 def is_name(symbol: str) -> bool:
