@@ -1,4 +1,4 @@
-"""Bars in, features out: reading and checking, samples, calendars, spans, online features."""
+"""Bars and features: reading and checking, samples, calendars, shards, online features."""
 
 from nca_trader.config.reading import REPAIRS
 from nca_trader.data.bars import read_bars, write_bars

@@ -1,4 +1,4 @@
-"""Bars in and out of files and frames: strict by default, repaired only where told to be."""
+"""Reads and writes bars: strict by default, repaired only as asked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nca_trader.data.reading.repair import repair as repaired
 from nca_trader.errors import BarError
 from nca_trader.types import EXTRAS, PRICES, Bars
 
-# With these a cell begins that a spreadsheet runs; the last four are wide forms.
+# A spreadsheet runs a cell that begins with one of these; the last four are wide forms.
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
@@ -35,48 +35,56 @@ def read_bars(
     decimal: str | None = None,
     every: str | None = None,
 ) -> Bars:
-    """Bars from a CSV (any delimiter, .gz), Parquet or Feather file, or from a DataFrame.
+    """Reads bars from a CSV (any delimiter, .gz), Parquet or Feather file, or from a DataFrame.
 
-    Columns, in any case and order: time (or date, datetime, timestamp; or a DatetimeIndex), open,
-    high, low, close, volume (or vol), and for several assets symbol (or ticker), one row an asset
-    and time. Several assets may also stand side by side, in columns such as AAPL_close or
-    close_AAPL, or under a header of two levels; an asset whose cells are all empty has no bar.
-    Others are ignored. Where an asset has no row at a time that another has, its bar is
-    missing. `present`, which `write_bars` adds where it must, is False for a missing bar's row.
+    Columns may have any case and order: time (or date, datetime, timestamp; or a DatetimeIndex),
+    open, high, low, close, volume (or vol). Several assets need a column symbol (or ticker) and one
+    row per asset and time, or columns side by side such as AAPL_close or close_AAPL, or a header of
+    two levels. Other columns are ignored. Where an asset has no row at a time that another has, or
+    only empty cells, its bar is missing. `present`, which `write_bars` adds where it must, is False
+    in the row of a missing bar.
 
-    A file may also say how wide the market is, by bid and ask (or half_spread), what a unit pays
-    in cash, by dividend (or dividends) on the day from which it is traded without, and what a long
-    position pays, by funding (or funding_rate): see `Bars`.
+    Columns bid and ask (or half_spread), dividend (or dividends; cash per unit, on the ex-date) and
+    funding (or funding_rate; paid by a long position) are read as well: see `Bars`.
 
-    A file is read in chunks: beside the bars themselves memory is bounded, but for 8 bytes a row
-    of each further column of numbers.
+    A file is read in chunks. In addition to the bars, memory is bounded, but for 8 bytes per row of
+    each further column of numbers.
 
     Prices are taken as they stand, unless `columns` names factors: a split factor multiplies open,
-    high, low and close and divides volume, a dividend factor multiplies the four prices alone.
-    Both are taken relative to the symbol's first bar, so that a bar depends on no later event:
-    the first bar has the prices of its day, and returns are those of the adjusted prices.
+    high, low and close and divides volume; a dividend factor multiplies the four prices alone.
+    Both are taken relative to the symbol's first bar, so that a bar depends on no later event.
 
     Args:
       source: the file or the frame; or a `gs://` or `s3://` URL of a file.
-      symbol: the symbol or symbols to take, in that order; without a symbol column, what to call
+      symbol: the symbol or symbols to take, in that order; without a symbol column, the name of
         the asset (default: the file's name without its suffix).
       timezone: IANA zone of times without UTC offset, e.g. "America/New_York". Not needed for
         dates, which are read as 00:00 UTC. Times are the bars' opens.
-      repair: what may be mended, of `REPAIRS`, e.g. "sort,drop-nan"; all else is refused.
-        `Bars.note` then says what was.
-      columns: which column is what, where the names don't say it, by name or number from 1:
-        "time=datadate,close=prccd". A time may be two, "time=1+2"; "close=*" takes each column
-        but the time as an asset's close; "funding=-" takes none. "split" and "dividend" name
-        factors, which may be quotients: "split=1/ajexdi", "dividend=Adj Close/Close".
+      repair: names of `REPAIRS`, e.g. "sort,drop-nan"; all other faults are refused. `Bars.note`
+        then says what was repaired.
+      columns: column by role, by name or number from 1, where the names do not say it:
+        "time=datadate,close=prccd". A time may be two columns, "time=1+2"; "close=*" takes each
+        column but the time as an asset's close; "funding=-" takes none. "split" and "dividend"
+        name factors, which may be quotients: "split=1/ajexdi", "dividend=Adj Close/Close".
         "cash_dividend" is cash, "spread" a spread in the price's unit.
       dates: "dmy" or "mdy" for dates such as 01/02/2018, where no date of the file proves it.
-      decimal: "," or "." of a CSV, where its numbers don't show it.
-      every: the bars' length, e.g. "1min", "1h", "1d": times of the file's own trading hours (see
-        `calendar.expected_times`) at which no asset has a bar are then missing bars as well,
-        in place of no rows at all.
+      decimal: "," or "." of a CSV, where its numbers do not show it.
+      every: the bars' length, e.g. "1min", "1h", "1d". Times of the file's own trading hours (see
+        `calendar.expected_times`) at which no asset has a bar then become missing bars.
+
+    Returns:
+      Bars `[N, A]` in order of time; `note` says what was repaired or adjusted.
 
     Raises:
       BarError: every problem at once, each with its code, row and remedy.
+
+    Example:
+      >>> import pandas as pd
+      >>> days = pd.date_range("2024-01-02", periods=2, tz="UTC")
+      >>> frame = pd.DataFrame({"time": days, "close": [10.0, 10.5]})
+      >>> read_bars(frame, "A", repair="close-only,no-volume").close
+      array([[10. ],
+             [10.5]])
     """
     expect("source", source, str | os.PathLike | CloudPath | pd.DataFrame, "a path or a DataFrame")
     if decimal not in (None, ".", ","):
@@ -93,14 +101,17 @@ def read_bars(
 
 
 def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
-    """Writes bars as .parquet, .feather, .csv or .csv.gz; `read_bars` gets them back equal.
+    """Writes bars to a file from which `read_bars` reads them back equal, with the same digest.
 
-    The digest is equal too, missing bars included; `source` and `note` are not written. Bars that
-    needed keep-jumps or keep-gaps need it again.
+    `source` and `note` are not written. Bars that needed keep-jumps or keep-gaps need it again.
+
+    Args:
+      bars: any bars.
+      path: ends in .parquet, .feather, .csv or .csv.gz.
 
     Raises:
-      BarError: the suffix is another, or the file can't be written; of a CSV, a spreadsheet would
-        take a symbol for a formula.
+      BarError: the path has another suffix, or cannot be written; a spreadsheet would take a symbol
+        in a CSV for a formula.
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", path=path)
     expect("path", path, str | os.PathLike, "a path")
