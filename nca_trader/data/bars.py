@@ -159,6 +159,7 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
     own, code = columns.pop("time"), columns.pop("symbol")
     if len(used) < len(table.symbols):
         code = np.searchsorted(used, code)
+    # Most files hold one asset in order, whose columns are the bars' own arrays, not copied.
     if len(symbols) == 1 and (own[1:] > own[:-1]).all():
         time, at = own, slice(None)
     else:
@@ -169,6 +170,7 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
         time = grown
     shape = (len(time), len(symbols))
 
+    # Each column is popped when its grid is made, so that not all are in memory twice.
     def grid(values: np.ndarray, fill: float | bool) -> np.ndarray:
         if isinstance(at, slice):
             return values[:, None]
@@ -178,7 +180,7 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
 
     close = grid(columns.pop("close"), np.nan)
     fields, given = {"close": close}, None
-    if len(own) < len(time) * len(symbols):  # a missing bar carries the last close
+    if len(own) < len(time) * len(symbols):  # a missing bar carries the last close, volume 0
         given = grid(np.ones(len(own), dtype=bool), False)
         fields["close"] = pd.DataFrame(close).ffill().to_numpy()
     for name in PRICES[:3]:

@@ -140,6 +140,7 @@ class Sessions:
         monday = local.astype("datetime64[D]") - (index.day_of_week.to_numpy() * DAY)
         off = _dates(self.holidays)
         for day, opens, last, closes in self.weekly:
+            # A bar of this week may lie in a session that began in the week before.
             for week in (monday, monday - 7 * DAY):
                 begin, end = week + _local(day, opens), week + _local(last, closes)
                 end = self._early(end)
@@ -241,10 +242,11 @@ def flat_at_close(
 def _last(bars: Bars, sessions: Sessions, ahead: int) -> np.ndarray:
     """Returns `[N]` bool, whether the bar `ahead` bars later is the last of the same session."""
     length = bar_length(bars.time)
-    if len(bars) < 2 or not sessions.weekly:
+    if len(bars) < 2 or not sessions.weekly:  # no length, or a market that never closes
         return np.zeros(len(bars), dtype=bool)
     if length >= DAY:
         return np.full(len(bars), ahead == 0)
     _, closed = sessions.spans(bars.time, length)
+    # By the clock alone: the next bar in the data is not known when this one is traded.
     start = bars.time + ahead * length
     return (start < closed) & (start + length >= closed)

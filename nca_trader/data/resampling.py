@@ -62,6 +62,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
             "give a longer one."
         )
     end = _bin_ends(bars.time, length, width, sessions)
+    # A bin whose end is after the last bar's close would change as more bars come.
     inside = ~np.isnat(end) & (end <= bars.time[-1] + length)
     if not inside.any():
         raise BarError(f"{bars.source or 'bars'}: no bar of {every} is over; give more bars.")
@@ -89,6 +90,7 @@ def align(higher: Bars, bars: Bars) -> np.ndarray:
     for name, value in (("higher", higher), ("bars", bars)):
         expect(name, value, Bars, "Bars, e.g. of nca.read_bars")
     close = bars.time + bar_length(bars.time)
+    # "right": a longer bar that ends just at this close is complete.
     return np.searchsorted(higher.time, close, side="right") - 1
 
 

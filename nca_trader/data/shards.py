@@ -107,6 +107,7 @@ class Shards(Sequence[Shard]):
         if not 0 <= index < count:
             raise ConfigError(f"part {index} of {count}: give an index from 0 to the count - 1.")
 
+        # Python's own hash differs between processes, and hosts must agree.
         def here(name: str) -> bool:
             word = hashlib.sha256(f"{self._depth}:{name}".encode()).digest()
             return int.from_bytes(word[:8]) % count == index
@@ -176,7 +177,7 @@ class Shards(Sequence[Shard]):
                 f"{path}: a shard of {self.folder / MANIFEST} can't be read ({error.strerror}); "
                 f"{AGAIN}."
             ) from None
-        if self._verified.get(shard.path) != version:
+        if self._verified.get(shard.path) != version:  # later passes need not hash
             if hashlib.sha256(content).hexdigest() != shard.sha256:
                 raise StateError(
                     f"{path}: not the bytes that were written (another SHA-256 than in "
@@ -230,6 +231,7 @@ def write_shards(
         for first in range(0, len(series), rows):
             piece, name = series[first : first + rows], f"{len(entries):06d}.parquet"
             content = _parquet(piece)
+            # The manifest is written last, so that a part of a folder is never opened.
             write_atomically(folder / name, content)
             entries.append(
                 {

@@ -109,6 +109,7 @@ def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
             remedy += _wide_closes(arranged, given)
         say = f"no {name} column; the columns are {names}"
         faults.append(Fault(code, say, None, remedy, stand_in))
+    # The stand-ins are what the repairs close-only and no-volume would take.
     if not {"time", "close"} & set(lacking):
         for name in lacking:
             frame[name] = 0.0 if name == "volume" else frame["close"]
@@ -137,7 +138,7 @@ def _long(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
             remedy = f"Rename or remove one, or say which by {argument('columns')}"
             faults.append(Fault(Code.D005, say, None, remedy, about=role))
         else:
-            found[role] = raw.iloc[:, at]
+            found[role] = raw.iloc[:, at]  # by place, as names may be there twice
             used.add(at)
     frame = pd.DataFrame(found, index=raw.index, copy=False)
     others = raw.iloc[:, [i for i in range(raw.shape[1]) if i not in used]]

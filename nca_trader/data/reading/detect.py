@@ -56,6 +56,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
     faults += time_faults(table.times, request.timezone) if table.times else []
     faults += value_faults(table) + factor_faults(table) + extra_faults(table)
     faults += line_faults(table)
+    # A volume that is put back from one column must not be found swapped with a second one.
     volume = table["volume"]
     for name, value in table.others:
         if name.lower().replace(" ", "_") not in forensic.ADJUSTMENTS:
@@ -66,6 +67,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
             faults += forensic.unadjusted(name, value, table["close"], table["symbol"])
     if any(fault.code == Code.D005 and fault.about in ("time", "symbol") for fault in faults):
         return faults  # which rows follow each other depends on that column
+    # Rows that a repair drops are not compared with others, as the bars will not hold them.
     stays = rows_that_stay(table, faults, request.repairs)
     between = order_faults(table, stays, request.timezone, request.dates)
     if any(fault.code == Code.D021 for fault in between):
@@ -73,6 +75,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
     if any(fault.code in (Code.D014, Code.D015) for fault in faults):
         # Without its zone, a clock that is put back shows an hour twice.
         between = [fault for fault in between if fault.code != Code.D021]
+    # A row's own fault would show again as a jump to its neighbours.
     sound = stays
     for fault in faults:
         if fault.mask is not None and fault.code in ROW_FAULTS:
@@ -87,6 +90,7 @@ def _rank(fault: Fault) -> tuple[int, str, tuple[str, ...], str]:
 
 
 def _column_rank(fault: Fault) -> int:
+    """Orders faults of values by their column, those of no column last."""
     return NUMBERS.index(fault.about) if fault.about in NUMBERS else len(NUMBERS)
 
 
@@ -145,7 +149,7 @@ class _Checks:
             return
         row = int(np.argmax(mask))
         cells = {name: column[row] for name, column in self.table.columns.items()}
-        if code == Code.D009:
+        if code == Code.D009:  # the table holds NaN in its place
             cells[about] = self.table.unread[about].text(row)
         say = say.format(**cells)
         self.faults.append(Fault(code, say, mask, about=about, **options))
@@ -171,6 +175,7 @@ def value_faults(table: Table) -> list[Fault]:
         remedy = Code.D008.remedy + BACK_ADJUSTED
         wrong = checks.number(name) <= 0
         checks.fail(Code.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy)
+    # A volume of 0 is valid: a bar in which nothing was traded.
     checks.fail(Code.D012, checks.number("volume") < 0, "volume = {volume}", "volume")
     o, h, low, c = (table[name] for name in PRICES)
     bar = "open {open}, high {high}, low {low}, close {close}"
@@ -184,7 +189,9 @@ def value_faults(table: Table) -> list[Fault]:
 def factor_faults(table: Table) -> list[Fault]:
     """Finds present rows whose `split` or `dividend` factor is missing, infinite or not above 0."""
     faults = []
-    for name in (name for name in FACTORS if name in table):
+    for name in FACTORS:
+        if name not in table:
+            continue
         factor, present = table[name], table["present"]
         missing, usable = np.isnan(factor), np.isfinite(factor) & (factor > 0)
         for mask, repair in ((~missing & ~usable, "drop-bad"), (missing, "drop-nan")):
@@ -197,8 +204,8 @@ def factor_faults(table: Table) -> list[Fault]:
 def extra_faults(table: Table) -> list[Fault]:
     """Finds faults of quotes, spreads, dividends paid in cash and funding, row by row."""
     checks = _Checks(table)
-    spread = spread_columns(table.columns.keys() - {"half_spread"}) or ["half_spread"]
-    spread = spread if "half_spread" in table else []
+    # Where the half spread was computed, the columns that it is from are checked in its place.
+    spread = spread_columns(table.columns.keys() - {"half_spread"}) or spread_columns(table.columns)
     for name in (*spread, *(name for name in INCOME if name in table)):
         value = checks.number(name)
         if name in ("bid", "ask"):
@@ -212,7 +219,7 @@ def extra_faults(table: Table) -> list[Fault]:
     if spread:
         at = spread[0]
         checks.fail(Code.D033, table["half_spread"] >= 1.0, wide.format(at, at), at)
-    if "funding" in table:
+    if "funding" in table:  # either sign
         wrong = np.abs(table["funding"]) >= 1.0
         checks.fail(Code.D033, wrong, wide.format("funding", "funding"), "funding")
     return sorted(checks.faults, key=_column_rank)
@@ -226,6 +233,7 @@ def line_faults(table: Table) -> list[Fault]:
         remedy = "Complete or remove the line"
         faults.append(Fault(Code.D022, say, table.marked(table.short), remedy))
     names = table.symbols
+    # A symbol goes into messages, file names and reports, so it must be safe to print.
     unnamed = np.isin(table["symbol"], [i for i, name in enumerate(names) if not name])
     wild = np.isin(table["symbol"], [i for i, name in enumerate(names) if not is_name(name)])
     if unnamed.any():
@@ -262,6 +270,7 @@ def order_faults(
     if timezone is not None:
         local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone).tz_localize(None).to_numpy()
     other = _exchanged(local)
+    # Sorting such rows would hide the wrong dates, so no repair fixes this fault.
     if _explains(other[rows], local[rows], inside):
         mask = among & (other != local)
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
@@ -280,6 +289,7 @@ def order_faults(
         stamp = np.datetime_as_string(time[row], unit="s")
         say = f"duplicate time {stamp}Z with {words} ({close[first]} and {close[row]})"
         faults.append(Fault(Code.D021, say, again))
+        # A repeated time is not before the row above; without it, the others may be in order.
         rows, inside, forward = _steps(table, among & ~again)
     back = inside & ~forward
     if back.any():
@@ -354,7 +364,7 @@ def series_faults(
         say = f"{symbols[code[first]]} has bars from {days[0]} to {days[1]} and again from "
         add(Code.D025, parted, f"{say}{days[2]} to {days[3]}: a ticker used again, or a gap")
     checked = present & (columns["close"][rows] > 0)
-    if not checked.all():  # a missing bar is between no two others
+    if not checked.all():  # a missing bar carries a price that was not traded
         rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]
     bars = Series(*(columns[name][rows] for name in ("symbol", "time", *PRICES, "volume")))
     at, say = forensic.jump_fault(bars, symbols)

@@ -50,6 +50,7 @@ def load(
             copy = fetched(path) if isinstance(path, CloudPath) else path
         except FileNotFoundError as error:
             raise refusal(path, Code.D001, "no such object", "Check the URL") from error
+        # The file is a copy where the user gave a URL, and is named by that in chunks and errors.
         chunks = _named(_guarded(copy, texts, numbered, decimal), copy, path)
     empty = True
     for chunk in chunks:

@@ -133,9 +133,11 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     for chunk in load(source, texts, numbered, request.decimal):
         arranged = arrange(chunk, given)
         name, unit, wide = chunk.name, chunk.unit, arranged.symbols is not None
-        if not {"time", "close"} <= set(arranged.frame):
+        if not {"time", "close"} <= set(arranged.frame):  # nothing can stand in for these
             refuse(name, arranged.faults)
+        # Every chunk has the same header, so each fault is kept once.
         faults |= {(fault.code, fault.say): fault for fault in arranged.faults}
+        # Rows of symbols that were not asked for are dropped here, before they take memory.
         code, taken = symbols.take(arranged, name)
         if not taken.any():
             continue
@@ -158,6 +160,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     if not begin:
         raise refusal(name, Code.D002, "there are no rows")
     read = times.finish()
+    # Times come last: what form they have, later rows may decide.
     arrays = {"time": read.utc} | {key: column.whole for key, column in columns.items()}
     return Table(
         name=name,
@@ -218,6 +221,7 @@ def _note_unread(
             continue
         cells = unread.setdefault(name, Unread())
         cells.rows.append(rows + begin)
+        # A hostile file may hold nothing but long texts.
         left = UNREAD_TEXT - sum(map(len, cells.texts.values()))
         for row in rows[: max(left, 0)]:
             text = f"{raw[name].iloc[row]}"
@@ -231,7 +235,7 @@ def _bar_columns(raw: pd.DataFrame, numbers: dict[str, np.ndarray]) -> dict[str,
     present = raw["present"].to_numpy()
     arrays = {"present": present, **numbers}
     for name in INCOME:
-        if name in arrays:
+        if name in arrays:  # an empty cell is no dividend, but a text is a fault
             none = present & raw[name].isna().to_numpy()
             arrays[name] = np.where(none, 0.0, arrays[name])
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -28,6 +28,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
       BarError: no row is left.
     """
     stays = rows_that_stay(table, faults, repairs)
+    # Of the faults between rows only this one drops any; "sort" is done when rows get their places.
     if any(fault.code == Code.D021 for fault in faults) and stays.any():
         stays &= ~repeated_rows(table, stays, repairs)
     if not stays.any():
@@ -39,11 +40,12 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
         prices = [columns[name] for name in PRICES]
         columns["high"] = np.maximum.reduce(prices)
         columns["low"] = np.minimum.reduce(prices)
-    if "no-volume" in repairs:
+    if "no-volume" in repairs:  # an infinite volume stays, and is a fault
         columns["volume"] = np.nan_to_num(columns["volume"], posinf=np.inf, neginf=-np.inf)
     symbols = table.symbols
     if "part-reuse" in repairs:
         columns["symbol"], symbols = _parted(columns, symbols)
+    # After the symbols are parted: each span begins at its own first factor.
     columns = adjusted(columns, np.ones(len(columns["time"]), dtype=bool))
     # What only detection needs is not kept beside the bars.
     return Table(name=table.name, columns=columns, symbols=symbols)

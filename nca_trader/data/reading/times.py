@@ -159,6 +159,7 @@ class TimeReader:
             return
         self._flush()
         if not self._form:
+            # Of a file that begins with typed times, texts are read as ISO 8601.
             self._form, self._readings = "moment", {"": _Reading(self._timezone)}
         if moments and self._form != "day":
             aware = getattr(column.dtype, "tz", None) is not None
@@ -222,7 +223,7 @@ class TimeReader:
             marks = {name: np.append(mask, False)[code] for name, mask in masks.items()}
             self._order.add(lambda row: str(text.iloc[row]), **marks)
             for name, other in (("day_first", "mdy"), ("month_first", "dmy")):
-                if masks[name].any():
+                if masks[name].any():  # no month is above 12, so the other order is impossible
                     self._readings.pop(other, None)
         clock = text.str.replace("^[^ T]*[ T]*", "", regex=True).replace("", "00:00")
         time = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
