@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -123,11 +124,11 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
             frame[field] = getattr(bars, field).ravel()
     if not bars.present.all():
         frame["present"] = bars.present.ravel()
-    writers: dict[str, Callable[[], object]] = {
-        "parquet": lambda: frame.to_parquet(path, index=False),
-        "feather": lambda: frame.to_feather(path),
-        "csv": lambda: frame.to_csv(path, index=False),
-        "csv.gz": lambda: frame.to_csv(path, index=False),
+    writers: dict[str, Callable[..., object]] = {
+        "parquet": functools.partial(frame.to_parquet, index=False),
+        "feather": frame.to_feather,
+        "csv": functools.partial(frame.to_csv, index=False),
+        "csv.gz": functools.partial(frame.to_csv, index=False),
     }
     suffix = next((s for s in writers if path.endswith(f".{s}")), None)
     if suffix is None:
@@ -139,16 +140,16 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
             "print; write .parquet or .feather, or rename it."
         )
     try:
-        writers[suffix]()
+        writers[suffix](path)
     except OSError as error:
         raise BarError(f"{path}: can't be written ({error.strerror or error}).") from error
 
 
 def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, note: str) -> Bars:
-    """Puts rows, in any order, on one axis of time; empties the table's columns on the way.
+    """Puts rows, in any order, on one axis of time.
 
     Args:
-      table: rows no two of which share symbol and time.
+      table: rows, each of another symbol and time; its columns are taken out of it.
       step: the bars' length, to make gaps in the trading hours missing bars; or None.
       timezone: the zone of the trading hours.
       note: what a report must say of the bars.

@@ -72,10 +72,6 @@ def _local(day: int, clock: str) -> np.timedelta64:
     return np.timedelta64(day * 24 * 60 + hours * 60 + minutes, "m").astype("timedelta64[ns]")
 
 
-def _dates(dates: frozenset[str]) -> np.ndarray:
-    return np.array(sorted(dates), dtype="datetime64[D]")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sessions:
     """The hours of a market, week by week, by the clock of its own zone.
@@ -138,7 +134,7 @@ class Sessions:
         opened = np.full(len(local), np.datetime64("NaT", "ns"))
         closed = opened.copy()
         monday = local.astype("datetime64[D]") - (index.day_of_week.to_numpy() * DAY)
-        off = _dates(self.holidays)
+        off = np.array(sorted(self.holidays), dtype="datetime64[D]")
         for day, opens, last, closes in self.weekly:
             # A bar of this week may lie in a session that began in the week before.
             for week in (monday, monday - 7 * DAY):
@@ -183,7 +179,7 @@ def bar_length(time: np.ndarray) -> np.timedelta64:
 def session_ends(bars: Bars, sessions: Sessions) -> np.ndarray:
     """Returns whether each bar is the last of its session, by the calendar and its own time.
 
-    A bar of a day or more always is; one outside every session never is.
+    A bar as long as a day or longer always is; a bar outside every session never is.
 
     Args:
       bars: N bars.
@@ -222,7 +218,7 @@ def flat_at_close(
       A new array of the shape of `targets`, float64.
 
     Raises:
-      ConfigError: an unknown fill, or bars of a day, which have no time of day to be flat at.
+      ConfigError: an unknown fill, or daily bars, which have no close within them.
       BarError: targets of another length than the bars.
     """
     if fill not in FILLS:

@@ -171,7 +171,11 @@ class Shards(Sequence[Shard]):
         """Returns the file's bytes, compared with the manifest: the same bytes are then parsed."""
         path = self.folder / shard.path
         try:
-            content, version = _contents(path)
+            if isinstance(path, CloudPath):
+                content, version = path.read()
+            else:
+                found = path.stat()  # before the bytes: a change in between is then seen
+                content, version = path.read_bytes(), (found.st_size, found.st_mtime_ns)
         except OSError as error:
             raise BarError(
                 f"{path}: a shard of {self.folder / MANIFEST} can't be read ({error.strerror}); "
@@ -187,22 +191,13 @@ class Shards(Sequence[Shard]):
         return content
 
 
-def _contents(path: Place) -> tuple[bytes, object]:
-    """Returns a file's bytes and their version: size and time, or the store's own."""
-    if isinstance(path, CloudPath):
-        return path.read()
-    with open(path, "rb") as file:
-        found = path.stat()
-        return file.read(), (found.st_size, found.st_mtime_ns)
-
-
 def write_shards(
     bars: Bars | Iterable[Bars], folder: str | Path | CloudPath, *, rows: int = 100_000
 ) -> Shards:
     """Writes bars as shards of at most `rows` rows, each whole or not there, the manifest last.
 
     Args:
-      bars: of one series of assets, or an iterator of several, of which one at a time is in
+      bars: of one series of assets, or an iterator of several, e.g. one that holds one file in
         memory: `(read_bars(path) for path in paths)`. For one shard per symbol give
         `(bars.select(symbol) for symbol in bars.symbols)`.
       folder: is created if it does not exist; or a `gs://` or `s3://` URL.

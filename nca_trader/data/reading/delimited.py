@@ -174,7 +174,10 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
             # Pandas fills lines up that end early without a word, so fields are counted again.
             if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
                 counts = _field_counts(path, layout.delimiter) if counts is None else counts
-                short = _too_narrow(counts, frame)
+                if len(counts) >= frame.index.max():
+                    # With line ends in fields, lines and rows do not match.
+                    lines = frame.index.to_numpy()
+                    short = tuple(lines[counts[lines - 1] < frame.shape[1]])
             # An Index of objects: tuples would otherwise become levels.
             frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
             yield Chunk(frame, str(path), "line", layout.decimal, short)
@@ -367,10 +370,3 @@ def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
     names = f"the header's {width} names" if depth else f"line 1's {width} fields"
     say = f"line {line}{more}: {count} fields, more than {names}, {what}"
     return refusal(path, Code.D022, say, remedy)
-
-
-def _too_narrow(counts: np.ndarray, frame: pd.DataFrame) -> tuple[int, ...]:
-    """Returns the lines of a frame that end early."""
-    if len(counts) < frame.index.max():  # a field holds line ends, so lines can't be counted
-        return ()
-    return tuple(frame.index[counts[frame.index.to_numpy() - 1] < frame.shape[1]])

@@ -215,7 +215,7 @@ def extra_faults(table: Table) -> list[Fault]:
     if "bid" in table:
         say = "crossed quotes: bid {bid} above ask {ask}"
         checks.fail(Code.D031, table["ask"] < table["bid"], say, "ask")
-    wide = "{} = {{{}}} is no fraction below 1"
+    wide = "{} = {{{}}} is not a fraction below 1"
     if spread:
         at = spread[0]
         checks.fail(Code.D033, table["half_spread"] >= 1.0, wide.format(at, at), at)
@@ -226,7 +226,7 @@ def extra_faults(table: Table) -> list[Fault]:
 
 
 def line_faults(table: Table) -> list[Fault]:
-    """Finds lines that end early, symbols that are no names, and dividends given twice."""
+    """Finds lines that end early, symbols that are not names, and dividends given twice."""
     faults = []
     if table.short:
         say = "fewer fields than the other lines"

@@ -132,7 +132,7 @@ def _parquet(path: Path) -> Iterator[pd.DataFrame]:
 
 def _feather(path: Path) -> Iterator[pd.DataFrame]:
     """Reads a file in pieces."""
-    # No memory map: the pages read of it would stay beside the bars.
+    # Pages of a memory map would stay in memory together with the bars.
     with pa.OSFile(str(path)) as file:
         if file.read(6) != b"ARROW1":  # a feather file of the first version
             yield from _slices(pd.read_feather(path))
@@ -174,6 +174,7 @@ def _rows(width: int) -> int:
 
 
 def _frame(rows: pa.RecordBatch | pa.Table) -> pd.DataFrame:
+    """Converts rows to pandas, in this thread."""
     return rows.to_pandas(use_threads=False)
 
 

@@ -235,7 +235,7 @@ def _bar_columns(raw: pd.DataFrame, numbers: dict[str, np.ndarray]) -> dict[str,
     present = raw["present"].to_numpy()
     arrays = {"present": present, **numbers}
     for name in INCOME:
-        if name in arrays:  # an empty cell is no dividend, but a text is a fault
+        if name in arrays:  # an empty cell means 0, but a text is a fault
             none = present & raw[name].isna().to_numpy()
             arrays[name] = np.where(none, 0.0, arrays[name])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -291,6 +291,7 @@ class _Symbols:
         return code[taken], taken
 
     def _code(self, name: str) -> int:
+        """Returns the place of a name, a new one for a new name."""
         return self.codes.setdefault(name, len(self.codes))
 
     def _only(self, table: str) -> str:

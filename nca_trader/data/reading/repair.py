@@ -47,7 +47,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
         columns["symbol"], symbols = _parted(columns, symbols)
     # After the symbols are parted: each span begins at its own first factor.
     columns = adjusted(columns, np.ones(len(columns["time"]), dtype=bool))
-    # What only detection needs is not kept beside the bars.
+    # What only detection needs is not kept.
     return Table(name=table.name, columns=columns, symbols=symbols)
 
 
@@ -90,7 +90,7 @@ def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, 
 
     Args:
       columns: `[rows]` each.
-      among: `[rows]` bool, the rows of which one is the first.
+      among: `[rows]` bool, the rows among which a symbol's first is looked for.
     """
     given = [name for name in FACTORS if name in columns]
     out = dict(columns)

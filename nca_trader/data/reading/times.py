@@ -272,7 +272,7 @@ def _form_of(text: pd.Series) -> str:
 
 
 def _texts(column: pd.Series) -> pd.Series:
-    """Returns texts; whole numbers without the point that pandas adds beside missing ones."""
+    """Returns texts; whole numbers without the point that pandas adds where some are missing."""
     if holds_numbers(column):
         column = column.where(column % 1 == 0).astype("Int64")
     return column.astype("str").str.strip()
