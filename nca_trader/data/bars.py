@@ -13,7 +13,7 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import expect
 from nca_trader.config.reading import parse_columns, parse_repair, parse_step
 from nca_trader.data.calendar import expected_times
-from nca_trader.data.reading.detect import detect
+from nca_trader.data.reading.detect import detect, extra_faults, value_faults
 from nca_trader.data.reading.faults import refuse
 from nca_trader.data.reading.parse import Request, Table, parse
 from nca_trader.data.reading.repair import note_of
@@ -143,6 +143,30 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
         writers[suffix](path)
     except OSError as error:
         raise BarError(f"{path}: can't be written ({error.strerror or error}).") from error
+
+
+def validate(bars: Bars) -> None:
+    """Checks bars that were built by hand as `read_bars` checks a file's.
+
+    Args:
+      bars: any bars.
+
+    Raises:
+      BarError: every problem at once, with code, row, symbol and remedy.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> nca.data.validate(nca.sample_bars("sp500"))
+    """
+    columns = {name: getattr(bars, name).ravel() for name in bars.fields}
+    if "dividend" in columns:
+        columns["cash_dividend"] = columns.pop("dividend")
+    table = Table(bars.source or "bars", columns, list(bars.symbols))
+    # Arrays in memory have no option that repairs them; their owner does.
+    found = value_faults(table) + extra_faults(table)
+    faults = [fault._replace(repairs=()) for fault in found]
+    width, names = bars.num_assets, bars.symbols
+    refuse(table.name, faults, (), lambda i: f"row {i // width}, {names[i % width]}")
 
 
 def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, note: str) -> Bars:

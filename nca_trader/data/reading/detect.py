@@ -7,7 +7,7 @@ import pandas as pd
 
 from nca_trader.config.reading import INCOME
 from nca_trader.data.reading import forensic
-from nca_trader.data.reading.faults import Code, Fault, refuse
+from nca_trader.data.reading.faults import Code, Fault
 from nca_trader.data.reading.forensic import Series
 from nca_trader.data.reading.parse import (
     FACTORS,
@@ -26,7 +26,7 @@ from nca_trader.data.reading.repair import (
 )
 from nca_trader.data.reading.times import Times
 from nca_trader.errors import argument
-from nca_trader.types import PRICES, Bars
+from nca_trader.types import PRICES
 
 SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
 BACK_ADJUSTED = (
@@ -395,27 +395,3 @@ def _by_time(columns: dict[str, np.ndarray], among: np.ndarray) -> slice | np.nd
         return rows
     order = np.lexsort((time, code))
     return order if isinstance(rows, slice) else rows[order]
-
-
-def validate(bars: Bars) -> None:
-    """Checks bars that were built by hand as `read_bars` checks a file's.
-
-    Args:
-      bars: any bars.
-
-    Raises:
-      BarError: every problem at once, with code, row, symbol and remedy.
-
-    Example:
-      >>> import nca_trader as nca
-      >>> nca.data.validate(nca.sample_bars("sp500"))
-    """
-    columns = {name: getattr(bars, name).ravel() for name in bars.fields}
-    if "dividend" in columns:
-        columns["cash_dividend"] = columns.pop("dividend")
-    table = Table(bars.source or "bars", columns, list(bars.symbols))
-    # Arrays in memory have no option that repairs them; their owner does.
-    found = value_faults(table) + extra_faults(table)
-    faults = [fault._replace(repairs=()) for fault in found]
-    width, names = bars.num_assets, bars.symbols
-    refuse(table.name, faults, (), lambda i: f"row {i // width}, {names[i % width]}")
