@@ -72,8 +72,9 @@ def page() -> str:
     """Returns the text of the whole page."""
     actions = re.findall(r'"(\w+)" ([^"]*?)(?:;|$)', described(EnvConfig)["actions"])
     paid = ((name, sentence(f.__doc__) or "log-return") for name, f in rewards.SCHEMES.items())
-    codes = [(code.name, code.text) for code in getattr(faults, "Code", ())]
-    codes = codes or re.findall(r"^\| (D\d+) \| (.*) \|$", faults.__doc__ or "", re.M)
+    codes = [
+        (c.name, c.text, c.remedy, ", ".join(f"`{n}`" for n in c.repairs)) for c in faults.Code
+    ]
     tables = {f.name: type(f.default) for f in dataclasses.fields(AgentConfig)}
     actions_of = cli.build_parser()._actions
     commands: Any = next(a.choices for a in actions_of if a.dest == "command")
@@ -87,7 +88,7 @@ def page() -> str:
     for of in ("envs", "agents"):
         parts[f"# Presets in {of}/"] = table("name, description", presets(of))
     parts["# Repairs of bar files"] = table("name, what it does", REPAIRS.items())
-    parts["# Fault codes of bar files"] = table("code, fault", codes)
+    parts["# Fault codes of bar files"] = table("code, fault, remedy, repairs", codes)
     parts["# Commands"] = "Every command has `--json`: one JSON object as the last line.\n"
     parts["## Options of bar files"] = table("option, description", reading)
     for name, parser in commands.items():

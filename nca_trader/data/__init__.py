@@ -1,17 +1,15 @@
-"""Bars in, features out: reading and checking, samples, calendars, spans, online features."""
+"""Bars and features: reading and checking, samples, calendars, shards, online features."""
 
 from nca_trader.config.reading import REPAIRS
-from nca_trader.data.bars import read_bars, write_bars
+from nca_trader.data.bars import read_bars, validate, write_bars
 from nca_trader.data.calendar import EVERY_DAY, FX_WEEK, Sessions, flat_at_close, session_ends
 from nca_trader.data.features import FeatureSet, feature_set
 from nca_trader.data.holidays import new_york
 from nca_trader.data.indicators import FEATURES
 from nca_trader.data.online import Feature
-from nca_trader.data.reading.checks import validate
 from nca_trader.data.resampling import align, resample
 from nca_trader.data.samples import sample_bars
 from nca_trader.data.shards import Shards, open_shards, write_shards
-from nca_trader.data.splits import Span, Splits, split
 from nca_trader.data.stream import stream
 
 __all__ = [
@@ -23,8 +21,6 @@ __all__ = [
     "FeatureSet",
     "Sessions",
     "Shards",
-    "Span",
-    "Splits",
     "align",
     "feature_set",
     "flat_at_close",
@@ -34,7 +30,6 @@ __all__ = [
     "resample",
     "sample_bars",
     "session_ends",
-    "split",
     "stream",
     "validate",
     "write_bars",

@@ -1,4 +1,4 @@
-"""When a market trades: as a calendar says, known before it happens, or as its own bars show."""
+"""When a market trades: by a calendar, known beforehand, or as its own bars show."""
 
 from __future__ import annotations
 
@@ -22,12 +22,20 @@ REGULAR = 0.2  # of the weeks: an hour that trades more seldom is an exception
 
 
 def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None) -> np.ndarray:
-    """Times `[M]`, datetime64[ns] UTC, every `step` of the trading hours, from first to last bar.
+    """Returns the times at which bars are expected, from the first bar to the last.
 
-    The trading hours are those hours of the week, by the clock of `timezone` (None: UTC), in which
-    at least every fifth week has bars; an hour before or after one without trading counts from its
-    earliest to its latest bar ever. So half days and holidays are missing bars, nights are none.
-    Only times are looked at, no prices; the hours are those of the whole file.
+    The trading hours are those hours of the week in which at least every fifth week has bars; an
+    hour before or after one without trading counts from its earliest to its latest bar ever. Half
+    days and holidays thus are missing bars, nights are not. Prices are not looked at; the hours are
+    those of the whole file.
+
+    Args:
+      time: `[N]` datetime64[ns] UTC, ascending.
+      step: the bars' length.
+      timezone: the zone of the trading hours; None: UTC.
+
+    Returns:
+      `[M]` datetime64[ns] UTC, every `step` of the trading hours.
     """
     first, last = time[[0, -1]]
     grid = np.arange(first, last + step, step)
@@ -49,7 +57,7 @@ def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None)
 
 
 def _clock(time: np.ndarray, timezone: str | None) -> np.ndarray:
-    """Nanoseconds since Monday, 1969-12-29, by the clock on the wall."""
+    """Returns nanoseconds since Monday, 1969-12-29, by the local clock."""
     local = pd.DatetimeIndex(time)
     if timezone is not None:
         local = local.tz_localize("UTC").tz_convert(timezone).tz_localize(None)
@@ -57,31 +65,36 @@ def _clock(time: np.ndarray, timezone: str | None) -> np.ndarray:
 
 
 def _local(day: int, clock: str) -> np.timedelta64:
-    """Since the Monday's midnight of the clock on the wall."""
+    """Returns the time since the Monday's midnight by the local clock."""
     if not re.fullmatch(r"[0-2]?\d:[0-5]\d", clock):
-        raise ConfigError(f"sessions: {clock!r} is no time of day; write it as 09:30.")
+        raise ConfigError(f"sessions: {clock!r} is not a time of day; write it as 09:30.")
     hours, minutes = map(int, clock.split(":"))
     return np.timedelta64(day * 24 * 60 + hours * 60 + minutes, "m").astype("timedelta64[ns]")
 
 
-def _dates(dates: frozenset[str]) -> np.ndarray:
-    return np.array(sorted(dates), dtype="datetime64[D]")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """When a market opens and closes, week by week, by the clock of its own zone.
+    """The hours of a market, week by week, by the clock of its own zone.
 
-    It is known beforehand: whether a bar is the last of its session follows from the bar's own
-    time, never from the next bar, which nobody has seen yet. Presets: `EVERY_DAY` (24/7, a market
-    without a close), `FX_WEEK`, `holidays.new_york`.
+    Sessions are known beforehand: whether a bar is the last of its session follows from the bar's
+    own time, never from the next bar. Presets are `EVERY_DAY` (24/7, a market without a close),
+    `FX_WEEK` and `holidays.new_york`.
 
     Attributes:
-      zone: IANA zone, e.g. "America/New_York"; its changes of the clock are followed.
+      zone: IANA zone, e.g. "America/New_York", with its daylight saving time.
       weekly: sessions as (day, open, day, close), days from Monday = 0 of the week in which the
         session opens, so that the Friday after a Sunday is 11; clocks as "09:30".
       half_days: the close of a session that ends early, by the local date of its close.
       holidays: local dates without trading.
+
+    Raises:
+      ConfigError: a zone, a clock or a date that does not exist, or a session that ends before it
+        begins.
+
+    Example:
+      >>> week = tuple((day, "09:00", day, "17:30") for day in range(5))
+      >>> Sessions(zone="Europe/Berlin", weekly=week).holidays
+      frozenset()
     """
 
     zone: str
@@ -91,7 +104,7 @@ class Sessions:
 
     def __post_init__(self):
         if self.zone not in zoneinfo.available_timezones():
-            raise ConfigError(f"sessions.zone = {self.zone!r} is no time zone; give e.g. UTC.")
+            raise ConfigError(f"sessions.zone = {self.zone!r} is not a time zone; give e.g. UTC.")
         for day, opens, last, closes in self.weekly:
             if not _local(day, opens) < _local(last, closes):
                 raise ConfigError(
@@ -101,24 +114,29 @@ class Sessions:
         dates = [*self.half_days, *self.holidays]
         wrong = [date for date in dates if not re.fullmatch(r"\d{4}-\d\d-\d\d", str(date))]
         if wrong:
-            raise ConfigError(f"sessions: {wrong[0]!r} is no date; write it as 2024-07-03.")
+            raise ConfigError(f"sessions: {wrong[0]!r} is not a date; write it as 2024-07-03.")
         for closes in self.half_days.values():
             _local(0, closes)
 
     def spans(self, time: np.ndarray, length: np.timedelta64) -> tuple[np.ndarray, np.ndarray]:
-        """Open and close `[N]`, datetime64[ns] UTC, of the session of each bar; NaT outside.
+        """Returns open and close of the session of each bar.
 
         Args:
-          time: `[N]` datetime64[ns] UTC, the bars' opens. length: that of a bar; a bar that
-            begins before a session and ends within it belongs to it.
+          time: `[N]` datetime64[ns] UTC, the bars' opens.
+          length: the bars' length. A bar that begins before a session and ends within it belongs
+            to it.
+
+        Returns:
+          Two arrays `[N]` datetime64[ns] UTC, NaT outside every session.
         """
         index = pd.DatetimeIndex(time, tz="UTC").tz_convert(self.zone).tz_localize(None)
         local = index.to_numpy("datetime64[ns]")
         opened = np.full(len(local), np.datetime64("NaT", "ns"))
         closed = opened.copy()
         monday = local.astype("datetime64[D]") - (index.day_of_week.to_numpy() * DAY)
-        off = _dates(self.holidays)
+        off = np.array(sorted(self.holidays), dtype="datetime64[D]")
         for day, opens, last, closes in self.weekly:
+            # A bar of this week may lie in a session that began in the week before.
             for week in (monday, monday - 7 * DAY):
                 begin, end = week + _local(day, opens), week + _local(last, closes)
                 end = self._early(end)
@@ -128,7 +146,7 @@ class Sessions:
         return self._utc(opened), self._utc(closed)
 
     def _early(self, end: np.ndarray) -> np.ndarray:
-        """The closes, local, with those of half days."""
+        """Replaces the local closes on half days."""
         if not self.half_days:
             return end
         known = sorted(self.half_days)
@@ -139,6 +157,7 @@ class Sessions:
         return np.where(days[at] == dates, early[at], end)
 
     def _utc(self, local: np.ndarray) -> np.ndarray:
+        """Converts local times; an ambiguous one becomes NaT."""
         zoned = pd.DatetimeIndex(local).tz_localize(
             self.zone, ambiguous="NaT", nonexistent="shift_forward"
         )
@@ -150,7 +169,7 @@ FX_WEEK = Sessions(zone="America/New_York", weekly=((6, "17:00", 11, "17:00"),))
 
 
 def bar_length(time: np.ndarray) -> np.timedelta64:
-    """The bars' length: the most frequent step between their times `[N]`; NaT of fewer than 2."""
+    """Returns the most frequent step between times `[N]`; NaT for fewer than two."""
     if len(time) < 2:
         return np.timedelta64("NaT", "ns")
     steps, counts = np.unique(np.diff(time), return_counts=True)
@@ -158,9 +177,22 @@ def bar_length(time: np.ndarray) -> np.timedelta64:
 
 
 def session_ends(bars: Bars, sessions: Sessions) -> np.ndarray:
-    """`[N]` bool, whether a bar is the last of its session, from the calendar and its own time.
+    """Returns whether each bar is the last of its session, by the calendar and its own time.
 
-    A bar of a day or more is always one; one outside every session never is.
+    A bar as long as a day or longer always is; a bar outside every session never is.
+
+    Args:
+      bars: N bars.
+      sessions: when they trade.
+
+    Returns:
+      `[N]` bool.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[:3]
+      >>> nca.session_ends(bars, nca.new_york(2014, 2014)).tolist()
+      [True, True, True]
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", sessions=sessions)
     return _last(bars, sessions, ahead=0)
@@ -169,22 +201,24 @@ def session_ends(bars: Bars, sessions: Sessions) -> np.ndarray:
 def flat_at_close(
     targets: np.ndarray, bars: Bars, sessions: Sessions, fill: str = "next_open"
 ) -> np.ndarray:
-    """`targets` with 0 at the decision whose fill is the last before the session ends.
+    """Sets targets to 0 at the decision whose fill is the last before the session ends.
 
     With fill "close" that is the decision at the last bar, which fills at its close. With
-    "next_open" it is the one at the bar before, which fills at the last bar's open; what is decided
-    at the last bar fills at the next session's open, and stays as it is. Where the last bar of a
+    "next_open" it is the one at the bar before, which fills at the last bar's open; a decision at
+    the last bar fills at the next session's open and is not changed. Where the last bar of a
     session is missing from the data, the order waits for the next one.
 
     Args:
-      targets: `[N]` or `[N, A]` weights, NaN for no order. bars: N bars. sessions: when they trade.
-      fill: "next_open" or "close", as `backtest` is told.
+      targets: `[N]` or `[N, A]` weights, NaN for no order.
+      bars: N bars.
+      sessions: when they trade.
+      fill: "next_open" or "close", as in `backtest`.
 
     Returns:
       A new array of the shape of `targets`, float64.
 
     Raises:
-      ConfigError: an unknown fill, or bars of a day, which have no time of day to be flat at.
+      ConfigError: an unknown fill, or daily bars, which have no close within them.
       BarError: targets of another length than the bars.
     """
     if fill not in FILLS:
@@ -202,12 +236,13 @@ def flat_at_close(
 
 
 def _last(bars: Bars, sessions: Sessions, ahead: int) -> np.ndarray:
-    """`[N]` bool: the bar `ahead` bars later is the last of the same session."""
+    """Returns `[N]` bool, whether the bar `ahead` bars later is the last of the same session."""
     length = bar_length(bars.time)
-    if len(bars) < 2 or not sessions.weekly:
+    if len(bars) < 2 or not sessions.weekly:  # no length, or a market that never closes
         return np.zeros(len(bars), dtype=bool)
     if length >= DAY:
         return np.full(len(bars), ahead == 0)
     _, closed = sessions.spans(bars.time, length)
+    # By the clock alone: the next bar in the data is not known when this one is traded.
     start = bars.time + ahead * length
     return (start < closed) & (start + length >= closed)

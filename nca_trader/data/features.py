@@ -1,7 +1,7 @@
-"""Features as online updates: what a batch sees at a bar is what a live loop sees there.
+"""Features as online updates: a batch and a live loop see the same values.
 
 A feature is `init() -> state` and `update(state, bar) -> state, value`, written for one asset in
-float64. Its batch form is the scan of its update, so look-ahead can't be written, and the live
+float64. Its batch form is the scan of its update. Look-ahead thus cannot be written, and the live
 loop sees training's numbers bit for bit. Every value is normalised by the past alone: by
 statistics of the bars before it, or by an indicator's own definition, which includes the bar.
 """
@@ -36,11 +36,11 @@ class FeatureSet:
 
     @property
     def warmup(self) -> int:
-        """Present bars of an asset before which not all of its values are meaningful."""
+        """Number of present bars of an asset before all of its values are meaningful."""
         return max((FEATURES[name].warmup for name in self.names), default=0)
 
     def init(self, num_assets: int) -> dict[str, Any]:
-        """The state before any bar: a plain dict by name of numpy arrays `[A, ...]`."""
+        """Returns the state before any bar: a dict by name of numpy arrays `[A, ...]`."""
         return {
             name: jax.tree.map(
                 lambda x: np.broadcast_to(x, (num_assets, *x.shape)).copy(), FEATURES[name].init()
@@ -49,9 +49,14 @@ class FeatureSet:
         }
 
     def update(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], Array]:
-        """One bar of `[A]` fields; returns the new state and values `[A, F]` float32.
+        """Updates the state by one bar; pure, to be traced within `jax.enable_x64(True)`.
 
-        Pure, to be traced; trace it within `jax.enable_x64(True)`, else it computes in float32.
+        Args:
+          state: from `init` or the bar before.
+          bar: fields `[A]`.
+
+        Returns:
+          The new state, and values `[A, F]` float32.
         """
         new, values = {}, []
         for name in self.names:
@@ -68,16 +73,21 @@ class FeatureSet:
         return jax.jit(lambda state, bars: jax.lax.scan(self.update, state, bars))
 
     def step(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], np.ndarray]:
-        """`update` for a live loop: compiled, in float64, on the CPU; numpy `[A]` fields in.
+        """Runs `update` for a live loop, compiled, in float64 on the CPU.
 
-        Returns the new state and values `[A, F]` float32, bit for bit `batch`'s.
+        Args:
+          state: from `init` or the bar before.
+          bar: numpy fields `[A]`.
+
+        Returns:
+          The new state, and values `[A, F]` float32, bit for bit those of `batch`.
         """
         with float64_on_cpu():
             state, values = self._jitted_update(state, bar)
         return state, np.asarray(values)
 
     def batch(self, bars: Bars) -> np.ndarray:
-        """Values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
+        """Returns values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
         with float64_on_cpu():
             _, values = self._jitted_scan(self.init(bars.num_assets), bars.as_bar())
         return np.asarray(values)
@@ -85,10 +95,14 @@ class FeatureSet:
 
 @functools.lru_cache
 def feature_set(names: tuple[str, ...]) -> FeatureSet:
-    """The features called `names`, in that order.
+    """Returns the features called `names`, in that order.
 
     Raises:
       ConfigError: a name is unknown, or given twice.
+
+    Example:
+      >>> feature_set(("rsi", "macd")).warmup
+      60
     """
     for name in names:
         if name not in FEATURES:

@@ -1,4 +1,4 @@
-"""The indicators that features are made of, each from its definition."""
+"""Indicators, each from its definition."""
 
 from __future__ import annotations
 
@@ -133,13 +133,14 @@ def _bollinger(window: int = 20) -> Feature:
 
 
 def _has_volume(bar: Bar) -> Tensor:
+    """Returns whether a bar has a volume."""
     return bar.present & (bar.volume > 0)  # False for NaN
 
 
 def _volume() -> Feature:
     """log(volume_t), z-scored by its own EW mean and deviation up to t-1.
 
-    A bar with volume 0 or NaN says nothing of volume: it is not counted, and its value is 0.
+    A bar with volume 0 or NaN is not counted, and its value is 0.
     """
 
     def update(past, bar, count):
@@ -152,9 +153,9 @@ def _volume() -> Feature:
 def _level(value: Callable[[Bar], Tensor], counts: Callable[[Bar], Tensor]) -> Feature:
     """log(x_t), z-scored by the EW mean and deviation of its values up to t-1, of LEVEL_SPAN.
 
-    For what comes back to a level of its own: a spread, a rate, turnover. Most prices do not, and
-    the span is what they are still good for: over all of a price's past, a path has one or two
-    excursions, and an agent learns those by heart.
+    It is for what returns to a level of its own: a spread, a rate, turnover. Most prices do not.
+    Over all of a price's past a path has one or two excursions, which an agent would memorise; the
+    span prevents that.
     """
 
     def update(past, bar, count):
@@ -177,7 +178,7 @@ def _range() -> Feature:
 def _drawdown(window: int = SPAN) -> Feature:
     """log(close_t / highest close of the last `window` bars) / (sigma_{t-1} sqrt(window)), <= 0.
 
-    A rolling high: a running one would still speak of a peak of years ago.
+    The high is rolling, as a running one would show a peak of years ago.
     """
 
     def update(market, bar, count):

@@ -1,4 +1,4 @@
-"""Online statistics, and the form of a feature: an update that sees one bar after the other.
+"""Online statistics, and the form of a feature: an update that sees one bar at a time.
 
 Every average weighs by the past alone, and every state is a pytree of numpy arrays for one asset.
 """
@@ -16,16 +16,17 @@ from jax import Array
 from nca_trader.types import Bar, Tensor
 
 SPAN = 60  # bars: span of every average that normalises, 2 / (SPAN + 1) the newest bar's weight
-LEAST = 1e-12  # a scale at or below it (in units of price) is no scale: prices did not move
+LEAST = 1e-12  # at or below it (in units of price) prices did not move, and nothing is scaled
 
 
 class Feature(NamedTuple):
     """A feature of one asset.
 
-    init: `() -> state`, a pytree of numpy arrays.
-    update: `(state, bar) -> state, value`; `bar` has scalar fields, `value` is `[]` float64 and
-      finite. A bar that is not `present` leaves the state as it was and has value 0.
-    warmup: present bars before which the value is not meaningful, and 0.
+    Attributes:
+      init: `() -> state`, a pytree of numpy arrays.
+      update: `(state, bar) -> state, value`; `bar` has scalar fields, `value` is `[]` float64 and
+        finite. A bar that is not `present` leaves the state as it was and has value 0.
+      warmup: number of present bars before the value is meaningful; it is 0 until then.
     """
 
     init: Callable[[], Any]
@@ -39,10 +40,14 @@ def make_feature(
     warmup: int,
     counts: Callable[[Bar], Tensor] = lambda bar: bar.present,
 ) -> Feature:
-    """A feature from an update that sees counted bars only, and their number before this one.
+    """Makes a feature from an update that need not handle missing bars and the warm-up.
 
-    `update(state, bar, count)` need not care for missing bars nor for the warm-up; at the first
-    bar (`count` 0) its state is `init`'s, so it must not take that for a bar before.
+    Args:
+      init: `() -> state`.
+      update: `(state, bar, count) -> state, value`, called for counted bars; `count` is their
+        number before this one. At the first (0) the state is `init`'s and not a bar's.
+      warmup: counted bars before the value is meaningful.
+      counts: whether a bar counts.
     """
 
     def guarded(state: Any, bar: Bar) -> tuple[Any, Array]:
@@ -57,7 +62,7 @@ def make_feature(
 
 
 class Average(NamedTuple):
-    """Exponentially weighted mean and variance; all `[]`. Weights sum to 1 from the first value.
+    """Exponentially weighted mean and variance, all `[]`; weights sum to 1 from the first value.
 
     `mean` and `variance` are pandas' `ewm(span=..., adjust=True)` mean and var(bias=True).
     """
@@ -68,12 +73,12 @@ class Average(NamedTuple):
 
 
 def empty_average() -> Average:
-    """The average of no value."""
+    """Returns the average before any value."""
     return Average(np.zeros(()), np.zeros(()), np.zeros(()))
 
 
 def add(average: Average, x: Array, span: float = SPAN) -> Average:
-    """The average after one more value `x` `[]`.
+    """Returns the average after one more value `x` `[]`.
 
     With keep = 1 - 2 / (span + 1):  W' = keep W + 1;  m' = m + (x - m) / W';
     v' = (1 - 1 / W') (v + (x - m)^2 / W').
@@ -86,12 +91,12 @@ def add(average: Average, x: Array, span: float = SPAN) -> Average:
 
 
 def z_score(past: Average, x: Array) -> Array:
-    """`x` `[]` in standard deviations of the past from the past's mean."""
+    """Returns `x` `[]` in standard deviations of the past from the past's mean."""
     return ratio(x - past.mean, jnp.sqrt(past.variance))
 
 
 def wilder(mean: Array, x: Array, count: Array, period: int = 14) -> Array:
-    """Wilder's average after its value number `count` (from 1): a plain mean up to `period`.
+    """Returns Wilder's average after value number `count` (from 1): a plain mean up to `period`.
 
     A' = A + (x - A) / min(count, period). Source: Wilder, New Concepts in Technical Trading
     Systems (1978).
@@ -100,18 +105,18 @@ def wilder(mean: Array, x: Array, count: Array, period: int = 14) -> Array:
 
 
 def ratio(a: Array, b: Array, least: float = LEAST) -> Array:
-    """`a / b`, and 0 where the scale `b` is at or below `least`."""
+    """Returns `a / b`, and 0 where the scale `b` is at or below `least`."""
     usable = b > least
     return jnp.where(usable, a / jnp.where(usable, b, 1.0), 0.0)
 
 
 def keep_unless(condition: Tensor, old: Any, new: Any) -> Any:
-    """`new` where `condition` `[]` holds, else `old`, over two pytrees of one structure."""
+    """Returns `new` where `condition` `[]` holds, else `old`, over two equal pytrees."""
     return jax.tree.map(lambda a, b: jnp.where(condition, b, a), old, new)
 
 
 def shift(window: Tensor, x: Tensor) -> Array:
-    """The window `[W]`, oldest first, after one more value."""
+    """Returns the window `[W]`, oldest first, after one more value."""
     return jnp.concatenate([window[1:], x[None]])
 
 
@@ -123,12 +128,12 @@ class Market(NamedTuple):
 
 
 def empty_market(window: int) -> Market:
-    """The market before any bar; `window` closes will be kept."""
+    """Returns the market before any bar, which will keep `window` closes."""
     return Market(np.ones(window), empty_average())
 
 
 def advance(market: Market, bar: Bar, count: Array) -> tuple[Market, Array]:
-    """The market after `bar`, and the volatility per bar `[]` estimated from the bars before it.
+    """Returns the market after `bar`, and the volatility per bar `[]` of the bars before it.
 
     sigma_{t-1} = sqrt(EW mean of r^2), r = log(close_t / close_{t-1}), mean return taken as 0.
     Source: RiskMetrics Technical Document (1996), section 5.2, with span SPAN.

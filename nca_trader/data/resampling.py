@@ -1,4 +1,4 @@
-"""Bars of a longer length, stamped by their close, and their join without look-ahead."""
+"""Builds longer bars, stamped by their close, and joins them without look-ahead."""
 
 from __future__ import annotations
 
@@ -14,24 +14,41 @@ from nca_trader.types import Bars
 
 
 def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
-    """Bars of the length `every`, each stamped by its close.
+    """Aggregates bars to a longer length, each stamped by its close.
 
     A bin is half-open: [10:00, 11:00) takes the bars that open in it and is stamped 11:00. `time`
-    is thus the close, other than that of bars that are read, so that whoever looks up the last one
-    at or before a moment finds only bars that are over. Bins count from midnight UTC; with
-    `sessions` from each session's open, the last one ends at its close (early on a half day), "1d"
-    is the session, and bars outside every session are left out. A bin without a bar is left out, a
-    last one that is not over yet as well.
+    is thus the close, unlike that of bars that are read, so that the last bar at or before a moment
+    is always complete. Bins count from midnight UTC. With `sessions` they count from each session's
+    open, the last one ends at its close (early on a half day), "1d" is the session, and bars
+    outside every session are left out. A bin without a bar is left out, and so is a last one that
+    is not complete.
 
-    open, high, low and close are of the present bars of the bin, volume, dividend and funding
-    their sums, half_spread their mean. An asset is missing where it has no present bar in a bin.
+    open, high, low and close are those of the bin's present bars; volume, dividend and funding are
+    sums, half_spread is the mean. An asset is missing where it has no present bar in a bin.
 
     Args:
-      bars: N bars, stamped by their opens. every: "5min", "1h", "1d"; a part of a day.
+      bars: N bars, stamped by their opens.
+      every: "5min", "1h", "1d"; must divide a day.
       sessions: when the market trades.
 
+    Returns:
+      Bars `[M, A]`.
+
     Raises:
-      BarError: fewer than two bars; a length that is no multiple of the bars' own; no bin is over.
+      BarError: fewer than two bars; a length that is not a multiple of the bars' own; no bin is
+        complete.
+
+    Example:
+      >>> import pandas as pd
+      >>> import nca_trader as nca
+      >>> time = pd.date_range("2024-01-02", periods=4, freq="30min", tz="UTC")
+      >>> frame = pd.DataFrame({"time": time, "close": [1.0, 1.1, 1.2, 1.1]})
+      >>> bars = nca.read_bars(frame, repair="close-only,no-volume")
+      >>> hours = nca.resample(bars, "1h")
+      >>> hours.high.ravel()
+      array([1.1, 1.2])
+      >>> nca.align(hours, bars)
+      array([-1,  0,  0,  1])
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", every=every)
     expect("every", every, str, 'a text, e.g. "1h"')
@@ -41,10 +58,11 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
         raise BarError(f"{bars.source or 'bars'}: can't be resampled; give two bars or more.")
     if width < length or width % length:
         raise BarError(
-            f"every {every!r} is no multiple of the bars' own length, {length.astype('m8[s]')}; "
+            f"every {every!r} is not a multiple of the bars' own length, {length.astype('m8[s]')}; "
             "give a longer one."
         )
     end = _bin_ends(bars.time, length, width, sessions)
+    # A bin whose end is after the last bar's close would change as more bars come.
     inside = ~np.isnat(end) & (end <= bars.time[-1] + length)
     if not inside.any():
         raise BarError(f"{bars.source or 'bars'}: no bar of {every} is over; give more bars.")
@@ -60,28 +78,33 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
 
 
 def align(higher: Bars, bars: Bars) -> np.ndarray:
-    """`[N]` the row of the last bar of `higher` that is over at each bar's close; -1 before one.
+    """Returns the row of the last longer bar that is complete at each bar's close.
 
     Args:
-      higher: from `resample`, stamped by their close. bars: N bars, stamped by their opens.
+      higher: from `resample`, stamped by their close.
+      bars: N bars, stamped by their opens.
+
+    Returns:
+      `[N]` rows of `higher`, -1 before the first.
     """
     for name, value in (("higher", higher), ("bars", bars)):
         expect(name, value, Bars, "Bars, e.g. of nca.read_bars")
     close = bars.time + bar_length(bars.time)
+    # "right": a longer bar that ends just at this close is complete.
     return np.searchsorted(higher.time, close, side="right") - 1
 
 
 def _bin_ends(
     time: np.ndarray, length: np.timedelta64, width: np.timedelta64, sessions: Sessions | None
 ) -> np.ndarray:
-    """`[N]` the close of the bin of each bar, NaT outside the sessions."""
+    """Returns `[N]` the close of each bar's bin, NaT outside the sessions."""
     if sessions is None or not sessions.weekly:
         midnight = time.astype("datetime64[D]").astype("datetime64[ns]")
         return midnight + ((time - midnight) // width + 1) * width
     opened, closed = sessions.spans(time, length)
     if width >= DAY:
         return closed
-    # A bar that begins before the session is one of its first bin.
+    # A bar that begins before the session belongs to the first bin.
     since = np.maximum(time - opened, np.timedelta64(0, "ns"))
     known = ~np.isnat(opened)
     end = closed.copy()
@@ -90,7 +113,7 @@ def _bin_ends(
 
 
 def _aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
-    """The fields `[M, A]` of the bins that begin at `starts` of `rows`."""
+    """Returns the fields `[M, A]` of the bins that begin at `starts` of `rows`."""
     present = bars.present[rows]
     count = np.add.reduceat(present.astype(np.int64), starts, axis=0)
     has = count > 0

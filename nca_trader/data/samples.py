@@ -1,4 +1,4 @@
-"""Real bars that every installation has: what the demo and the examples run on."""
+"""Real bars that every installation has, for the demo and the examples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ SAMPLES = ("sp500",)
 
 
 class EarlierLooks(NamedTuple):
-    """How often, at least, this project judged agents on a span before anybody's own ledger began.
+    """A lower bound on the evaluations of a span that this project made before a user's first.
 
-    symbols: of the bars. first, last: the span's first and last day. count: a lower bound.
-    source: where the count comes from.
+    Attributes:
+      symbols: of the bars.
+      first, last: the span's first and last day.
+      count: of evaluations, at least.
+      source: where the count comes from.
     """
 
     symbols: tuple[str, ...]
@@ -28,8 +31,8 @@ class EarlierLooks(NamedTuple):
     source: str
 
 
-# Single agents that notes, pages and examples name are 15; the record of the project says "dozens
-# of times", so two dozen at least. The suite's own demos, in which nobody selects, are not counted.
+# Notes, pages and examples name 15 agents; the record of the project says "dozens of times", so
+# at least two dozen. The demos in tests, which select nothing, are not counted.
 EARLIER_LOOKS = (
     EarlierLooks(
         ("SP500", "NASDAQ"),
@@ -42,7 +45,16 @@ EARLIER_LOOKS = (
 
 
 def earlier_looks(symbols: Iterable[str], first: str, last: str) -> int:
-    """Returns the looks of `EARLIER_LOOKS` at any of `symbols` in a span from `first` to `last`."""
+    """Returns the test-set evaluations in `EARLIER_LOOKS` that concern a span of some symbols.
+
+    Args:
+      symbols: any of these counts.
+      first, last: the first and the last day of the span, e.g. "2015-01-01".
+
+    Example:
+      >>> earlier_looks(["SP500"], "2018-01-01", "2019-01-01")
+      24
+    """
     named, begin, end = set(symbols), np.datetime64(first), np.datetime64(last)
     return sum(
         known.count
@@ -63,14 +75,19 @@ NOTE = (
 
 
 def sample_bars(name: str) -> Bars:
-    """The sample bars called `name`.
+    """Returns sample bars.
 
-    `sp500`: S&P 500 and NASDAQ price indexes, daily, 1999-01-04 to 2018-12-31, 5,031 bars, times
-    at 00:00 UTC of the trading day. Prices are in index points, volumes in shares. Source: Yahoo
-    Finance, as the `arch` package ships it.
+    Args:
+      name: "sp500" for the S&P 500 and NASDAQ price indexes, daily, 1999-01-04 to 2018-12-31,
+        5,031 bars, times at 00:00 UTC of the trading day. Prices are in index points, volumes in
+        shares. Source: Yahoo Finance, as the `arch` package ships it.
 
     Raises:
       BarError: no sample has that name.
+
+    Example:
+      >>> sample_bars("sp500").symbols
+      ('SP500', 'NASDAQ')
     """
     if name not in SAMPLES:
         raise BarError(f"no sample bars {name!r}; there are {', '.join(SAMPLES)}.")

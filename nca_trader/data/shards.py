@@ -1,7 +1,7 @@
 """Shards: Parquet files of bars under one manifest, for markets larger than memory.
 
-`shards.json` lists, for each shard, its path beside the manifest, rows, SHA-256, the first and
-last time and the symbols. A shard is a market of its own: features begin anew in each.
+`shards.json` lists each shard's path relative to the manifest, rows, SHA-256, first and last time
+and symbols. A shard is a market of its own: features begin anew in each.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ class Shard:
     """One file of the manifest, or some of its symbols.
 
     Attributes:
-      path: relative to the manifest, with "/". rows: N, bars on its time axis.
-      sha256: of the file's bytes, hexadecimal. span: its first and its last time, UTC.
-      symbols: those that are read. stored: all that the file holds, in its order.
+      path: relative to the manifest, with "/".
+      rows: N, bars on its time axis.
+      sha256: of the file's bytes, hexadecimal.
+      span: its first and its last time, UTC.
+      symbols: those that are read.
+      stored: all that the file holds, in its order.
       source, note: as in `Bars`.
     """
 
@@ -64,7 +67,7 @@ class Shards(Sequence[Shard]):
         return len(self._shards)
 
     def __getitem__(self, index: Any) -> Any:
-        """A shard; or, of a slice, the `Shards` that it takes."""
+        """Returns a shard or, for a slice, `Shards`."""
         if isinstance(index, slice):
             return Shards(self.folder, self._shards[index], self._depth, self._verified)
         return self._shards[index]
@@ -74,22 +77,24 @@ class Shards(Sequence[Shard]):
 
     @property
     def rows(self) -> int:
-        """The bars of all time axes together."""
+        """Total number of bars on all time axes."""
         return sum(shard.rows for shard in self)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Every symbol once, as they first occur."""
+        """All symbols, each once, in the order of their first shards."""
         return tuple(dict.fromkeys(symbol for shard in self for symbol in shard.symbols))
 
     def part(self, index: int, count: int, by: str = "symbol") -> Shards:
-        """The part `index` of `count`: disjoint, together everything, the same on every host.
+        """Returns one of `count` disjoint parts, the same on every host.
 
-        A name's part is its SHA-256 modulo `count`: it depends on no other name and on no order,
-        and sizes are equal only on average. A part of a part is drawn by another hash, so that
-        e.g. each host's shards still fall into training and selection.
+        A name's part is its SHA-256 modulo `count`. It depends neither on other names nor on their
+        order, and sizes are equal only on average. A part of a part is drawn by another hash, so
+        that e.g. each host's shards still fall into training and selection.
 
         Args:
+          index: of the part, from 0.
+          count: the number of parts.
           by: "symbol": a symbol's whole series lies in one part, and a shard of several symbols
             gives each part its own; for training against selection. "file": whole shards, so
             that one series may be spread over the parts; for hosts that share the work.
@@ -102,6 +107,7 @@ class Shards(Sequence[Shard]):
         if not 0 <= index < count:
             raise ConfigError(f"part {index} of {count}: give an index from 0 to the count - 1.")
 
+        # Python's own hash differs between processes, and hosts must agree.
         def here(name: str) -> bool:
             word = hashlib.sha256(f"{self._depth}:{name}".encode()).digest()
             return int.from_bytes(word[:8]) % count == index
@@ -116,14 +122,14 @@ class Shards(Sequence[Shard]):
         return Shards(self.folder, shards, self._depth + 1, self._verified)
 
     def read(self, shard: Shard) -> Bars:
-        """The bars `[rows, A]` of a shard of these; its SHA-256 is checked when first read.
+        """Reads the bars `[rows, A]` of a shard; its SHA-256 is checked when first read.
 
         Raises:
           BarError: it is missing. StateError: it is not the file that was written.
         """
         content = self._content(shard)
         try:
-            # One thread a shard: several shards are read at once instead.
+            # One thread per shard: several shards are read at once instead.
             with pyarrow.parquet.ParquetFile(pa.BufferReader(content)) as file:
                 names = set(file.schema_arrow.names) - {"symbol"}
                 table = file.read(sorted(names), use_threads=False)
@@ -140,7 +146,7 @@ class Shards(Sequence[Shard]):
         except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
             what = str(error).partition("\n")[0].rstrip(".")
             raise StateError(
-                f"{self.folder / shard.path}: is no shard of {shard.rows} rows and "
+                f"{self.folder / shard.path}: is not a shard of {shard.rows} rows and "
                 f"{len(shard.stored)} symbols ({what}); {AGAIN}."
             ) from error
         return bars if shard.symbols == shard.stored else bars.select(*shard.symbols)
@@ -162,16 +168,20 @@ class Shards(Sequence[Shard]):
             raise type(faults[0])(*(line for fault in faults for line in fault.args))
 
     def _content(self, shard: Shard) -> bytes:
-        """The file's bytes: what is parsed is what was compared with the manifest."""
+        """Returns the file's bytes, compared with the manifest: the same bytes are then parsed."""
         path = self.folder / shard.path
         try:
-            content, version = _contents(path)
+            if isinstance(path, CloudPath):
+                content, version = path.read()
+            else:
+                found = path.stat()  # before the bytes: a change in between is then seen
+                content, version = path.read_bytes(), (found.st_size, found.st_mtime_ns)
         except OSError as error:
             raise BarError(
                 f"{path}: a shard of {self.folder / MANIFEST} can't be read ({error.strerror}); "
                 f"{AGAIN}."
             ) from None
-        if self._verified.get(shard.path) != version:
+        if self._verified.get(shard.path) != version:  # later passes need not hash
             if hashlib.sha256(content).hexdigest() != shard.sha256:
                 raise StateError(
                     f"{path}: not the bytes that were written (another SHA-256 than in "
@@ -181,26 +191,20 @@ class Shards(Sequence[Shard]):
         return content
 
 
-def _contents(path: Place) -> tuple[bytes, object]:
-    """A file's bytes, and what changes where they do: size and time, or a store's word for it."""
-    if isinstance(path, CloudPath):
-        return path.read()
-    with open(path, "rb") as file:
-        found = path.stat()
-        return file.read(), (found.st_size, found.st_mtime_ns)
-
-
 def write_shards(
     bars: Bars | Iterable[Bars], folder: str | Path | CloudPath, *, rows: int = 100_000
 ) -> Shards:
     """Writes bars as shards of at most `rows` rows, each whole or not there, the manifest last.
 
     Args:
-      bars: of one series of assets, or several one after the other, of which only one need be in
-        memory: `(read_bars(path) for path in paths)`. For a shard a symbol give
+      bars: of one series of assets, or an iterator of several, e.g. one that holds one file in
+        memory: `(read_bars(path) for path in paths)`. For one shard per symbol give
         `(bars.select(symbol) for symbol in bars.symbols)`.
-      folder: made if it is not there; or a `gs://` or `s3://` URL.
+      folder: is created if it does not exist; or a `gs://` or `s3://` URL.
       rows: N of a shard. The last of a series may be shorter, and compiles a program of its own.
+
+    Returns:
+      The shards, as `open_shards` gives them.
 
     Raises:
       ConfigError: `rows` is below 1. BarError: there are no bars.
@@ -208,7 +212,7 @@ def write_shards(
     """
     folder = place(folder)
     if rows < 1:
-        raise ConfigError(f"rows={rows}: give at least one row a shard.")
+        raise ConfigError(f"rows={rows}: give at least one row per shard.")
     if (folder / MANIFEST).exists():
         raise StateError(f"{folder / MANIFEST}: is there already; choose another folder.")
     try:
@@ -222,6 +226,7 @@ def write_shards(
         for first in range(0, len(series), rows):
             piece, name = series[first : first + rows], f"{len(entries):06d}.parquet"
             content = _parquet(piece)
+            # The manifest is written last, so that a part of a folder is never opened.
             write_atomically(folder / name, content)
             entries.append(
                 {
@@ -242,9 +247,9 @@ def write_shards(
 
 
 def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
-    """The folder of the shards that a path means: it, or that of the manifest; None of a bar file.
+    """Returns the folder of shards that a path names, itself or by its manifest; None for a file.
 
-    A URL without a suffix is a folder: to look for a manifest takes a right to list.
+    A URL without a suffix is taken as a folder, as looking for a manifest needs a right to list.
     """
     found = place(path)
     if found.name == MANIFEST:
@@ -254,7 +259,7 @@ def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
 
 
 class Entry(TypedDict):
-    """A shard in the manifest. span: times of its first and last bar."""
+    """A shard in the manifest; `span` holds the times of its first and last bar."""
 
     path: str
     rows: int
@@ -273,7 +278,10 @@ class Listing(TypedDict):
 
 
 def open_shards(folder: str | Path | CloudPath) -> Shards:
-    """The shards that a folder's manifest lists; none of them is read yet.
+    """Opens the shards that a folder's manifest lists; bars are read later.
+
+    Args:
+      folder: written by `write_shards`; or a `gs://` or `s3://` URL.
 
     Raises:
       BarError: there is no manifest, or one of another format. StateError: it is damaged.
@@ -286,7 +294,7 @@ def open_shards(folder: str | Path | CloudPath) -> Shards:
         raise BarError(
             f"{path}: can't be read ({error.strerror}); give a folder that write_shards wrote."
         ) from None
-    where = f"{path}: is no manifest of shards (format {FORMAT})"
+    where = f"{path}: is not a manifest of shards (format {FORMAT})"
     read = read_json(content, where, AGAIN)
     version = read.get("format") if isinstance(read, dict) else None
     if type(version) is int and version != FORMAT:
@@ -298,6 +306,7 @@ def open_shards(folder: str | Path | CloudPath) -> Shards:
 
 
 def _shard(entry: Entry, where: str) -> Shard:
+    """Returns the shard of an entry of the manifest."""
     symbols = tuple(entry["symbols"])
     path = PurePosixPath(entry["path"])
     if path.is_absolute() or ".." in path.parts:  # a manifest may be a stranger's
@@ -319,7 +328,7 @@ def _shard(entry: Entry, where: str) -> Shard:
 
 
 def _parquet(bars: Bars) -> bytes:
-    """A bar file, one row an asset and time, that `read_bars` takes as well."""
+    """Returns a bar file, one row per asset and time, that `read_bars` reads as well."""
     width = bars.num_assets
     codes = np.tile(np.arange(width, dtype=np.int32), len(bars))
     columns = {

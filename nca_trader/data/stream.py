@@ -1,4 +1,4 @@
-"""Shards onto the device, read ahead by threads while the device computes."""
+"""Moves shards to the device, read ahead by threads while the device computes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PREFETCH = 2
 class Piece(NamedTuple):
     """One shard of a stream.
 
-    shard: where it is from. bars: on the host. arrays: what `prepare` made of them, on the device.
+    Attributes:
+      shard: where it is from.
+      bars: on the host.
+      arrays: what `prepare` made of them, on the device.
     """
 
     shard: Shard
@@ -42,16 +45,16 @@ def stream(
     start: int = 0,
     repeat: bool = False,
 ) -> Generator[Piece, None, None]:
-    """The shards in their order, each on the device when it is handed out.
+    """Yields shards in their order, each on the device.
 
     `readers` threads read, check and prepare shards; one more thread moves the next piece to the
     device while the consumer computes with this one. On the host at most `prefetch` shards are
-    ahead. On the device there are three pieces at most: the one in hand, until the consumer lets
-    go of it, the one handed out after it, and the one being moved.
+    ahead. On the device there are at most three pieces: the one that the consumer holds, the next,
+    and the one being moved.
 
-    The pieces and their order are the same whatever the options. What a reader raises is raised
-    here in its shard's place, and ends the stream. The threads end with the stream: at its end,
-    or when it is closed or forgotten, after the shards that are being read just then.
+    The pieces and their order do not depend on the options. A reader's exception is raised in its
+    shard's place and ends the stream. The threads end when the stream ends, is closed or is
+    forgotten, after the shards that are being read.
 
     Args:
       shards: what to stream; `shards.part(index, count)` for one host's own.
@@ -61,7 +64,8 @@ def stream(
       readers: threads that read; more than `prefetch` are never busy.
       prefetch: shards read ahead; 0 reads each shard when it is asked for, without threads.
       device: a device or a sharding; None is JAX's default device.
-      start: index of the first shard. repeat: begin again after the last, without end.
+      start: index of the first shard.
+      repeat: begin again after the last, without end.
 
     Raises:
       ConfigError: no reader, or a negative prefetch. From the stream: BarError, StateError (see
@@ -71,7 +75,7 @@ def stream(
         raise ConfigError(
             f"readers={readers}, prefetch={prefetch}: give at least 1 reader, and 0 or more ahead."
         )
-    # These settings of JAX belong to a thread; the consumer's hold in ours as well.
+    # These settings of JAX belong to a thread, so the consumer's are copied to ours.
     settings: Any = jax.config
     x64, default = settings.jax_enable_x64, settings.jax_default_device
 
@@ -100,7 +104,7 @@ def _ahead(
     readers: int,
     prefetch: int,
 ) -> Generator[Piece, None, None]:
-    """The pieces in order; at most `prefetch` are loaded or loading, and one is being placed."""
+    """Yields pieces in order; at most `prefetch` are loaded or loading, and one is being placed."""
     loading: collections.deque[Future[Piece]] = collections.deque()
     with contextlib.ExitStack() as stack:
         # Closed in reverse: first nothing more is read, then nothing more is placed.
@@ -130,7 +134,7 @@ def _ahead(
 
 @contextlib.contextmanager
 def _pool(threads: int, name: str) -> Generator[ThreadPoolExecutor, None, None]:
-    """Threads that end with the block; what they have not begun by then is not done."""
+    """Opens threads that end with the block; tasks not begun by then are cancelled."""
     pool = ThreadPoolExecutor(threads, name)
     try:
         yield pool
@@ -139,7 +143,7 @@ def _pool(threads: int, name: str) -> Generator[ThreadPoolExecutor, None, None]:
 
 
 def _ours(leaf: Any) -> Any:
-    """An array nobody writes to any more: a device may go on reading the host's memory."""
+    """Makes an array read-only, as a device may go on reading the host's memory."""
     for part in (leaf, getattr(leaf, "base", None)):
         if isinstance(part, np.ndarray):
             part.setflags(write=False)

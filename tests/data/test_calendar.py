@@ -158,11 +158,11 @@ def test_what_can_t_be_flat_at_a_close_is_refused():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"zone": "Mars"}, "'Mars' is no time zone"),
+    ({"zone": "Mars"}, "'Mars' is not a time zone"),
     ({"weekly": ((0, "16:00", 0, "09:30"),)}, "does not end after it begins"),
-    ({"weekly": ((0, "9.30", 0, "16:00"),)}, "'9.30' is no time of day"),
-    ({"holidays": frozenset({"4 July"})}, "'4 July' is no date"),
-    ({"half_days": {"2024-07-03": "1pm"}}, "'1pm' is no time of day"),
+    ({"weekly": ((0, "9.30", 0, "16:00"),)}, "'9.30' is not a time of day"),
+    ({"holidays": frozenset({"4 July"})}, "'4 July' is not a date"),
+    ({"half_days": {"2024-07-03": "1pm"}}, "'1pm' is not a time of day"),
 ])  # fmt: skip
 def test_a_calendar_that_is_none_is_refused(change, message):
     given = {"zone": NEW_YORK, "weekly": ((0, "09:30", 0, "16:00"),)} | change

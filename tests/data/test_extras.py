@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.data.bars import read_bars, write_bars
-from nca_trader.data.reading.checks import validate
+from nca_trader.data.bars import read_bars, validate, write_bars
 from nca_trader.errors import BarError
 from nca_trader.types import EXTRAS, PRICES
 
@@ -89,14 +88,14 @@ def test_dividends_in_the_prices_and_in_cash_are_refused():
     ({"bid": BID, "ask": ASK}, 2, "ask", np.inf, "D007 row 2: ask = inf", "drop-bad"),
     ({"bid": BID, "ask": ASK}, 4, "bid", 0.0, "D008 row 4: bid = 0.0", "drop-bad"),
     ({"half_spread": 0.01}, 1, "half_spread", -0.01, "D012 row 1: half_spread = -0.01", "drop-bad"),
-    ({"half_spread": 0.01}, 1, "half_spread", 1.0, "D033 row 1: half_spread = 1.0 is no fraction",
+    ({"half_spread": 0.01}, 1, "half_spread", 1.0, "D033 row 1: half_spread = 1.0 is not",
      "drop-bad"),
     ({"half_spread": 0.01}, 0, "half_spread", np.nan, "D006 row 0: half_spread = nan", "drop-nan"),
     ({"dividend": 0.1}, 4, "dividend", -0.1, "D012 row 4: cash_dividend = -0.1", "drop-bad"),
     ({"dividend": 0.1}, 4, "dividend", np.inf, "D007 row 4: cash_dividend = inf", "drop-bad"),
     ({"dividend": "0.1"}, 2, "dividend", "x", "D009 row 2: cash_dividend = x is not a number",
      "drop-bad"),
-    ({"funding": 1e-4}, 3, "funding", -1.5, "D033 row 3: funding = -1.5 is no fraction",
+    ({"funding": 1e-4}, 3, "funding", -1.5, "D033 row 3: funding = -1.5 is not a fraction",
      "drop-bad"),
     ({"funding": 1e-4}, 3, "funding", -np.inf, "D007 row 3: funding = -inf", "drop-bad"),
 ])  # fmt: skip

@@ -18,7 +18,6 @@ import pandas as pd
 import pytest
 
 from nca_trader.data.bars import read_bars, write_bars
-from nca_trader.data.reading import faults
 from nca_trader.data.samples import sample_bars
 from nca_trader.errors import BarError, printable
 
@@ -266,13 +265,6 @@ def test_a_symbol_that_a_spreadsheet_would_run_is_not_written_as_text(tmp_path, 
     if symbol.isprintable():
         write_bars(bars, tmp_path / "bars.parquet")
         assert read_bars(tmp_path / "bars.parquet").symbols == (symbol,)
-
-
-def test_every_code_in_the_source_is_in_the_table_once(root):
-    table = re.findall(r"^\| (D\d{3}) \| .+ \|$", faults.__doc__, re.M)
-    source = "".join(p.read_text() for p in (root / "nca_trader").rglob("*.py"))
-    used = set(re.findall(r"\bD0\d\d\b", source.replace(faults.__doc__, "")))
-    assert table == sorted(used) == [f"D{i:03}" for i in range(1, len(table) + 1)]
 
 
 def test_wide_closes_name_the_option_that_reads_them(tmp_path):

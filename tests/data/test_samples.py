@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from arch.data import nasdaq, sp500
 
-from nca_trader.data.reading.checks import validate
+from nca_trader.data.bars import validate
 from nca_trader.data.samples import sample_bars
 from nca_trader.errors import BarError
 

@@ -161,13 +161,13 @@ def change(key, value):
 @pytest.mark.parametrize(
     ("damage", "error", "say"),
     [
-        (lambda m: m.pop("shards"), StateError, "is no manifest"),
+        (lambda m: m.pop("shards"), StateError, "is not a manifest"),
         (lambda m: m.update(format=99), BarError, "has format 99, this version reads 1"),
         (change("path", "../x.parquet"), StateError, "lies outside the folder"),
         (change("path", "/etc/passwd"), StateError, "lies outside the folder"),
-        (change("span", []), StateError, "is no manifest"),
-        (change("rows", 31), StateError, "is no shard of 31 rows and 3 symbols"),
-        (change("symbols", ["A"]), StateError, "is no shard of 30 rows and 1 symbols"),
+        (change("span", []), StateError, "is not a manifest"),
+        (change("rows", 31), StateError, "is not a shard of 31 rows and 3 symbols"),
+        (change("symbols", ["A"]), StateError, "is not a shard of 30 rows and 1 symbols"),
     ],
 )
 def test_a_damaged_manifest_is_refused(shards, damage, error, say):
@@ -183,7 +183,7 @@ def test_a_damaged_manifest_is_refused(shards, damage, error, say):
 def test_a_manifest_cut_in_the_middle_is_refused(shards):
     path = shards.folder / MANIFEST
     path.write_text(path.read_text()[:100])
-    with pytest.raises(StateError, match=r"shards\.json: is no manifest of shards .*; copy it"):
+    with pytest.raises(StateError, match=r"shards\.json: is not a manifest of shards .*; copy it"):
         open_shards(shards.folder)
 
 

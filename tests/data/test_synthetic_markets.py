@@ -10,7 +10,7 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.data import synthetic
-from nca_trader.data.reading.checks import validate
+from nca_trader.data.bars import validate
 from nca_trader.errors import ConfigError
 
 STRESS = ("regime_switching", "jump", "garch")

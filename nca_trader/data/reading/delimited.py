@@ -1,4 +1,4 @@
-"""Delimited text as a table: its delimiter, header and decimal sign, and its broken lines."""
+"""Reads delimited text: its delimiter, header and decimal sign, and its broken lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.data.reading.tables import Table, canonical
+from nca_trader.data.reading.columns import Chunk, canonical
+from nca_trader.data.reading.faults import Code, refusal
 from nca_trader.errors import BarError, argument
 
 MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "<NA>")
-SAMPLE = 200  # lines that tell the delimiter, the header and the decimal sign
+SAMPLE = 200  # lines that show the delimiter, the header and the decimal sign
 DELIMITERS = ",;\t|"
 VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
@@ -27,33 +28,35 @@ LINE, WIDTH = 1 << 22, 1 << 16  # bytes of a line and columns of a file, at most
 MOST_TEXT = 32 * CHUNK_TEXT  # read for one chunk: later lines may be longer than the first ones
 BLANK = 1 << 20  # lines without a value in succession, at most
 UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
-MARKS = (  # the first bytes of files that are not text
-    (b"PK\x03\x04", "a zip archive or a spreadsheet", f"{UNPACK}, or save it as CSV"),
-    (b"\x1f\x8b", "compressed by gzip twice", UNPACK),
-    (b"BZh", "compressed by bzip2", UNPACK),
-    (b"\xfd7zXZ", "compressed by xz", UNPACK),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd", UNPACK),
-    (b"PAR1", "Parquet", "Give it a name that ends in .parquet"),
-    (b"ARROW1", "Arrow or Feather", "Give it a name that ends in .feather"),
-    (b"FEA1", "Arrow or Feather", "Give it a name that ends in .feather"),
-    (b"SQLite format 3", "a SQLite database", EXPORT),
-    (b"<!", "an HTML or XML page", "Save the table in it as CSV"),
-    (b"<html", "an HTML or XML page", "Save the table in it as CSV"),
-    (b"<?xml", "an HTML or XML page", "Save the table in it as CSV"),
-    (b"{", "JSON", EXPORT),
-    (b"[", "JSON", EXPORT),
-    (b"\xff\xfe\0\0", "UTF-32 text", "Save it as UTF-8"),
-    (b"\0\0\xfe\xff", "UTF-32 text", "Save it as UTF-8"),
-    (b"\xff\xfe", "UTF-16 text", "Save it as UTF-8"),
-    (b"\xfe\xff", "UTF-16 text", "Save it as UTF-8"),
-)
+RECODE, TABLE = "Save it as UTF-8", "Save the table in it as CSV"
+NOT_TEXT = {  # what begins with these bytes, and what to do with it
+    b"PK\x03\x04": ("a zip archive or a spreadsheet", f"{UNPACK}, or save it as CSV"),
+    b"\x1f\x8b": ("compressed by gzip twice", UNPACK),
+    b"BZh": ("compressed by bzip2", UNPACK),
+    b"\xfd7zXZ": ("compressed by xz", UNPACK),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", UNPACK),
+    b"PAR1": ("Parquet", "Give it a name that ends in .parquet"),
+    b"ARROW1": ("Arrow or Feather", "Give it a name that ends in .feather"),
+    b"FEA1": ("Arrow or Feather", "Give it a name that ends in .feather"),
+    b"SQLite format 3": ("a SQLite database", EXPORT),
+    **dict.fromkeys((b"<!", b"<html", b"<?xml"), ("an HTML or XML page", TABLE)),
+    **dict.fromkeys((b"{", b"["), ("JSON", EXPORT)),
+    # Before UTF-16, with whose mark this one begins.
+    **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), ("UTF-32 text", RECODE)),
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16 text", RECODE)),
+}
 
 
 class Layout(NamedTuple):
-    """How a text is written. delimiter: one character; " " is any white space.
+    """How a text is written.
 
-    depth: lines of the header. names: of the columns. texts: columns that are text, by number.
-    decimal: the sign. chunk_rows: rows that are read at a time.
+    Attributes:
+      delimiter: one character; " " is any white space.
+      depth: lines of the header.
+      names: of the columns.
+      texts: columns that are text, by number.
+      decimal: the decimal sign.
+      chunk_rows: rows that are read at a time.
     """
 
     delimiter: str
@@ -69,7 +72,7 @@ class EndlessRow(ValueError):
 
 
 class Bytes(io.RawIOBase):
-    """The bytes of a text file, unpacked where it is a gzip file, with bounded lines.
+    """Bytes of a text file, unpacked where it is a gzip file, with bounded lines.
 
     `taken` counts the bytes since its reader last set it to 0.
 
@@ -84,14 +87,14 @@ class Bytes(io.RawIOBase):
         with opened(path, "rb") as file:
             begin = file.read(16)
         markup = begin.lstrip().lower()
-        for mark, what, remedy in MARKS:
+        for mark, (what, remedy) in NOT_TEXT.items():
             if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
-                raise BarError(f"{path}: D001 is {what}. {remedy}.")
+                raise refusal(path, Code.D001, f"is {what}", remedy)
         self._path, self._file = path, opened(path, "rb")
         self._line, self._length, self.taken = 1, 0, 0
 
     def readable(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def close(self) -> None:
@@ -100,20 +103,20 @@ class Bytes(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into `buffer`; returns the number of bytes."""
+        """Reads into `buffer` and returns the number of bytes."""
         size = self._file.readinto(buffer)
         block = bytes(memoryview(buffer)[:size])
         if (at := block.find(0)) >= 0:
             line = self._line + block.count(b"\n", 0, at)
-            say = f"D001 line {line} holds a zero byte, as UTF-16 and binary files do"
-            raise BarError(f"{self._path}: {say}. Save it as text in UTF-8.")
+            say = f"line {line} holds a zero byte, as UTF-16 and binary files do"
+            raise refusal(self._path, Code.D001, say, "Save it as text in UTF-8")
         self._line += block.count(b"\n")
         end = max(block.rfind(b"\n"), block.rfind(b"\r"))
         self._length = self._length + size if end < 0 else size - end - 1
         self.taken += size
         if self._length > LINE:
-            say = f"D022 line {self._line} has more than {LINE:,} bytes. Break it into lines."
-            raise BarError(f"{self._path}: {say}")
+            say = f"line {self._line} has more than {LINE:,} bytes"
+            raise refusal(self._path, Code.D022, say, "Break it into lines")
         if self.taken > MOST_TEXT:
             raise EndlessRow(f"rows of more than {MOST_TEXT // CHUNK_ROWS:,} bytes")
         return size
@@ -121,8 +124,14 @@ class Bytes(io.RawIOBase):
 
 def load_csv(
     path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
-) -> Iterator[Table]:
-    """The rows of a delimited text, in chunks.
+) -> Iterator[Chunk]:
+    """Reads the rows of a delimited text in chunks.
+
+    Args:
+      path: the file.
+      texts: names or numbers of columns that hold texts.
+      numbered: whether columns are asked for by number.
+      decimal: the decimal sign; None: as the file shows.
 
     Raises:
       BarError: no names, or more fields than names.
@@ -136,17 +145,17 @@ def load_csv(
     except pd.errors.ParserError as error:
         if layout is None or "fields in line" not in str(error):
             raise
-        wide = _too_wide(path, layout.delimiter, layout.depth, len(layout.names))
-        raise BarError(wide) from error
+        raise _too_wide(path, layout.delimiter, layout.depth, len(layout.names)) from error
     except UnicodeDecodeError as error:
-        raise BarError(_not_utf8(path)) from error
+        raise _not_utf8(path) from error
     except EndlessRow:
         if layout is not None:
             _field_counts(path, layout.delimiter)  # names the line where a quote is open
         raise
 
 
-def _chunks(path: Path, layout: Layout) -> Iterator[Table]:
+def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
+    """Reads the rows of a text whose layout is known."""
     counts: np.ndarray | None = None
     blank, source = 0, Bytes(path)
     with _text(source) as file, pd.read_csv(file, **_options(layout)) as chunks:
@@ -158,42 +167,43 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Table]:
             blank = 0 if known.any() else blank + len(frame)
             if blank > BLANK:
                 line = frame.index[-1] - blank + 1
-                say = f"D022 line {line} and {blank - 1:,} more hold no value. Remove them."
-                raise BarError(f"{path}: {say}")
+                say = f"line {line} and {blank - 1:,} more hold no value"
+                raise refusal(path, Code.D022, say, "Remove them")
             frame = frame[known]  # without blank lines
             short: tuple[int, ...] = ()
-            # Pandas alone fills lines up that end early, at their end or where it shifts them.
+            # Pandas fills lines up that end early without a word, so fields are counted again.
             if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
                 counts = _field_counts(path, layout.delimiter) if counts is None else counts
-                short = _too_narrow(counts, frame)
+                if len(counts) >= frame.index.max():
+                    # With line ends in fields, lines and rows do not match.
+                    lines = frame.index.to_numpy()
+                    short = tuple(lines[counts[lines - 1] < frame.shape[1]])
             # An Index of objects: tuples would otherwise become levels.
             frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
-            yield Table(frame, str(path), "line", layout.decimal, short)
+            yield Chunk(frame, str(path), "line", layout.decimal, short)
 
 
 def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
-    """The layout, told from the first lines."""
+    """Finds the layout from the first lines."""
     with _text(Bytes(path)) as file:
         lines = list(_first(file))
     delimiter = _delimiter(lines[0]) if lines else ","
     sample = [row for row in _fields(path, lines, delimiter) if row]
     if not sample:
-        raise BarError(f"{path}: D002 there are no rows. Give a file with bars.")
+        raise refusal(path, Code.D002, "there are no rows")
     depth = _header_depth(sample)
     names = _names(sample[:depth])
     width = max(map(len, sample[depth:]), default=len(names))
     if numbered:
         names = [*names, *(str(i + 1) for i in range(len(names), width))]
     elif not depth:
-        raise BarError(
-            f"{path}: D023 line 1 holds values, not the columns' names. Name the columns by "
-            f"number, e.g. {argument('columns', 'time=1,close=2')}."
-        )
+        remedy = f"Name the columns by number, e.g. {argument('columns', 'time=1,close=2')}"
+        raise refusal(path, Code.D023, "line 1 holds values, not the columns' names", remedy)
     if max(len(names), width) > WIDTH:
-        say = f"D022 line 1: {max(len(names), width):,} columns, more than {WIDTH:,}"
-        raise BarError(f"{path}: {say}. Give several files of fewer columns.")
+        say = f"line 1: {max(len(names), width):,} columns, more than {WIDTH:,}"
+        raise refusal(path, Code.D022, say, "Give several files of fewer columns")
     if len(names) < width:
-        raise BarError(_too_wide(path, delimiter, depth, len(names)))
+        raise _too_wide(path, delimiter, depth, len(names))
     text = frozenset(i for i, name in enumerate(names) if _is_text(name, i, texts))
     decimal = decimal or _decimal(path, sample[depth:], depth, delimiter)
     size = sum(map(len, lines)) // len(lines) + 1
@@ -202,13 +212,13 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
 
 
 def _is_text(name: Any, index: int, texts: Sequence[str]) -> bool:
-    """Whether a column holds symbols, or is named, or numbered from 1, among `texts`."""
+    """Returns whether a column holds symbols, or is among `texts` by name or number from 1."""
     known = {canonical(name), canonical(name[-1]) if isinstance(name, tuple) else ""}
     return "symbol" in known or str(name) in texts or str(index + 1) in texts
 
 
 def _options(layout: Layout) -> dict[str, Any]:
-    """What pandas is told, so that it guesses nothing."""
+    """Returns options for pandas that leave it nothing to guess."""
     columns = range(len(layout.names))
     return dict(
         sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
@@ -227,12 +237,13 @@ def _options(layout: Layout) -> dict[str, Any]:
 
 
 def _text(source: Bytes) -> io.TextIOWrapper:
+    """Decodes bytes as UTF-8."""
     buffered = io.BufferedReader(source, 1 << 18)
     return io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
 
 
 def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
-    """The fields of each line.
+    """Yields the fields of each line.
 
     Raises:
       BarError: a field is longer than Python's csv takes.
@@ -243,12 +254,13 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
             yield row
             line = rows.line_num + 1
     except csv.Error as error:
-        say = f"D022 line {line}: a field has more than {csv.field_size_limit():,} characters"
-        raise BarError(f"{path}: {say}. Shorten it, or close the quote that is open.") from error
+        say = f"line {line}: a field has more than {csv.field_size_limit():,} characters"
+        remedy = "Shorten it, or close the quote that is open"
+        raise refusal(path, Code.D022, say, remedy) from error
 
 
 def _first(lines: Iterable[str]) -> Iterator[str]:
-    """The lines that show the layout: SAMPLE of them, or fewer where they are long."""
+    """Yields the lines that show the layout: SAMPLE of them, or fewer where they are long."""
     size = 0
     for number, line in enumerate(lines):
         if number >= SAMPLE or (number > 3 and size > LINE):
@@ -257,8 +269,9 @@ def _first(lines: Iterable[str]) -> Iterator[str]:
         yield line
 
 
-def _not_utf8(path: Path) -> str:
-    """Names the first line and byte that is not UTF-8."""
+def _not_utf8(path: Path) -> BarError:
+    """Returns the error that names the first line and byte that is not UTF-8."""
+    say = "is not UTF-8"
     with io.BufferedReader(Bytes(path)) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -266,13 +279,13 @@ def _not_utf8(path: Path) -> str:
             except UnicodeDecodeError as error:
                 byte = line[error.start]
                 char = bytes([byte]).decode("cp1252" if byte < 0xA0 else "latin-1", "replace")
-                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1"
-                return f"{path}: D001 {say} or Windows-1252. Save it as UTF-8."
-    return f"{path}: D001 is not UTF-8. Save it as UTF-8."
+                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1 or "
+                return refusal(path, Code.D001, f"{say}Windows-1252", "Save it as UTF-8")
+    return refusal(path, Code.D001, say, "Save it as UTF-8")
 
 
 def _delimiter(line: str) -> str:
-    """The usual delimiter that the line has most of, else its most frequent other sign."""
+    """Returns the usual delimiter that a line has most of, else its most frequent other sign."""
     best = max(DELIMITERS, key=line.count)
     if best in line:
         return best
@@ -281,16 +294,17 @@ def _delimiter(line: str) -> str:
 
 
 def _is_value(field: str) -> bool:
+    """Returns whether a field is a number or a time, and thus not a name."""
     return VALUE.fullmatch(field.strip()) is not None
 
 
 def _header_depth(rows: list[list[str]]) -> int:
-    """How many of the first rows hold names: 0, 1, or 2 and 3 where symbols have their own row."""
+    """Returns how many first rows hold names: 0 or 1, or 2 and 3 where symbols have a row."""
     if any(map(_is_value, rows[0])) and "time" not in map(canonical, rows[0]):
         return 0
     if len(rows) < 2 or any(map(_is_value, rows[1])):
         return 1
-    # Of the two rows of a two-level header one holds fields and the other doesn't.
+    # In a header of two levels one row holds fields and the other symbols.
     if ("close" in map(canonical, rows[0])) == ("close" in map(canonical, rows[1])):
         return 1
     if len(rows[1]) != len(rows[0]) or any(not field.strip() for field in rows[1][1:]):
@@ -300,7 +314,7 @@ def _header_depth(rows: list[list[str]]) -> int:
 
 
 def _names(rows: list[list[str]]) -> list[Any]:
-    """The columns' names; of a two-level header pairs, but for the first, the time."""
+    """Returns the columns' names; those of two levels are pairs, but for the first, the time."""
     if not rows:
         return []
     if len(rows) == 1:
@@ -311,27 +325,26 @@ def _names(rows: list[list[str]]) -> list[Any]:
 
 
 def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> str:
-    """The decimal sign of the sample: "," where numbers have one that parts no thousands.
+    """Returns the decimal sign: "," where a number has one that cannot separate thousands.
 
     Raises:
       BarError: every comma may be either.
     """
     if delimiter == ",":
-        return "."  # a number in quotes with a comma is told as no number
+        return "."  # a number in quotes with a comma becomes a fault of its row
     commas = [(i, f) for i, row in enumerate(rows) for f in row if COMMA.fullmatch(f.strip())]
     if not commas:
         return "."
     if any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", field.strip()) for _, field in commas):
         return ","
     row, field = commas[0]
-    raise BarError(
-        f"{path}: D018 line {row + depth + 1}: {field!r} may have a decimal comma or one between "
-        f"thousands. Pass {argument('decimal', ',')}, or remove the commas between thousands."
-    )
+    say = f"line {row + depth + 1}: {field!r} may have a decimal comma or one between thousands"
+    remedy = f"Pass {argument('decimal', ',')}, or remove the commas between thousands"
+    raise refusal(path, Code.D018, say, remedy)
 
 
 def _field_counts(path: Path, delimiter: str) -> np.ndarray:
-    """The number of fields of each line; of a blank one 0."""
+    """Returns the number of fields of each line, 0 for a blank one."""
     with _text(source := Bytes(path)) as file:
 
         def size(row: list[str]) -> int:
@@ -342,22 +355,18 @@ def _field_counts(path: Path, delimiter: str) -> np.ndarray:
         return np.fromiter(map(size, rows), dtype=np.int32)
 
 
-def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> str:
+def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
+    """Returns the error that names the first line with more fields than names."""
     counts = _field_counts(path, delimiter)
     wide = [(line, count) for line, count in enumerate(counts, 1) if count > width]
     line, count = wide[0]
     more = f" and {len(wide) - 1:,} more" if len(wide) > 1 else ""
     if len(wide) > 1 and len(wide) > (len(counts) - depth) / 2:
-        what = "so every column would shift. Name every field, or the columns by number, "
-        what += f"e.g. {argument('columns', 'time=1,close=5')} (or time=1+2 of date and clock)"
+        what = "so every column would shift"
+        remedy = "Name every field, or the columns by number, e.g. "
+        remedy += f"{argument('columns', 'time=1,close=5')} (or time=1+2 of date and clock)"
     else:
-        what = "so it can't be told which is which. Correct the line"
+        what, remedy = "so it can't be told which is which", "Correct the line"
     names = f"the header's {width} names" if depth else f"line 1's {width} fields"
-    return f"{path}: D022 line {line}{more}: {count} fields, more than {names}, {what}."
-
-
-def _too_narrow(counts: np.ndarray, frame: pd.DataFrame) -> tuple[int, ...]:
-    """Lines of the frame that end early."""
-    if len(counts) < frame.index.max():  # a field holds line ends, so lines can't be counted
-        return ()
-    return tuple(frame.index[counts[frame.index.to_numpy() - 1] < frame.shape[1]])
+    say = f"line {line}{more}: {count} fields, more than {names}, {what}"
+    return refusal(path, Code.D022, say, remedy)

@@ -1,10 +1,10 @@
-"""Files and frames as tables, a chunk of rows at a time, so that memory stays bounded."""
+"""Reads files and frames a chunk of rows at a time, so that memory stays bounded."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 
-from nca_trader.cloud import CloudPath, fetched, place
+from nca_trader.cloud import CloudPath, Place, fetched, place
+from nca_trader.data.reading.columns import Chunk, canonical
 from nca_trader.data.reading.delimited import load_csv
-from nca_trader.data.reading.tables import Table, canonical
+from nca_trader.data.reading.faults import Code, refusal
 from nca_trader.errors import BarError
 
-CELLS = 1 << 19  # of a chunk: enough that the work a chunk is small beside the work a cell
-ROWS_PER_BYTE = 64  # of a Feather file, at most; a damaged one may say any number
-REMEDY = "Give a CSV, Parquet or Feather file"
+CELLS = 1 << 19  # of a chunk: enough that the work per cell outweighs the work per chunk
+ROWS_PER_BYTE = 64  # of a Feather file, at most; a damaged one may claim any number
 
 
 def load(
@@ -30,12 +30,12 @@ def load(
     texts: Sequence[str],
     numbered: bool,
     decimal: str | None,
-) -> Iterator[Table]:
-    """The table of a file or a frame, in chunks of rows: what is read of it takes bounded memory.
+) -> Iterator[Chunk]:
+    """Reads a file or a frame in chunks of rows, so that memory stays bounded.
 
     Args:
       source: the file, or its URL in an object store, or the frame.
-      texts: names or numbers of columns, beside those called symbol, whose values are texts.
+      texts: names or numbers of columns, in addition to those called symbol, that hold texts.
       numbered: whether columns are asked for by number, so that the names need not be right.
       decimal: the decimal sign of a CSV, "." or ","; None: as the file shows.
 
@@ -43,89 +43,85 @@ def load(
       BarError: there is no table.
     """
     if isinstance(source, pd.DataFrame):
-        tables = _titled(_slices(source), "DataFrame")
+        path, chunks = "DataFrame", _titled(_slices(source), "DataFrame")
     else:
         path = place(source)
-
-        def read(file: Path) -> Iterator[Table]:
-            return _guarded(file, lambda: _of_file(file, texts, numbered, decimal))
-
-        tables = _of_url(path, read) if isinstance(path, CloudPath) else read(path)
+        try:
+            copy = fetched(path) if isinstance(path, CloudPath) else path
+        except FileNotFoundError as error:
+            raise refusal(path, Code.D001, "no such object", "Check the URL") from error
+        # The file is a copy where the user gave a URL, and is named by that in chunks and errors.
+        chunks = _named(_guarded(copy, texts, numbered, decimal), copy, path)
     empty = True
-    for table in tables:
-        if not table.frame.empty:
+    for chunk in chunks:
+        if not chunk.frame.empty:
             empty = False
-            yield table
+            yield chunk
     if empty:
-        name = "DataFrame" if isinstance(source, pd.DataFrame) else source
-        raise BarError(f"{name}: D002 there are no rows. Give a file with bars.")
+        raise refusal(path, Code.D002, "there are no rows")
 
 
-def _of_url(path: CloudPath, read: Callable[[Path], Iterator[Table]]) -> Iterator[Table]:
-    """What `read` gives of a copy of the object, under the object's own name."""
+def _named(chunks: Iterator[Chunk], copy: Path, path: Place) -> Iterator[Chunk]:
+    """Gives the chunks of a copy, and the errors that name it, the name that the user gave."""
     try:
-        copy = fetched(path)
-    except FileNotFoundError as error:
-        raise BarError(f"{path}: D001 no such object. Check the URL.") from error
-    try:
-        for table in read(copy):
-            yield table._replace(name=str(path))
+        for chunk in chunks:
+            yield chunk._replace(name=str(path))
     except BarError as error:
-        # What reads a file names the file, and a user has given the URL.
         lines = (line.replace(str(copy), str(path)) for line in error.args)
         raise BarError(*lines) from error
 
 
-def _guarded(path: Path, read: Callable[[], Iterator[Table]]) -> Iterator[Table]:
-    """What `read` gives; that the file isn't there or isn't what it seems becomes a `BarError`."""
+def _guarded(
+    path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
+) -> Iterator[Chunk]:
+    """Reads a file; any failure becomes a `BarError` that names it."""
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             # Its size is 0, and a file is read more than once.
             kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
-            raise BarError(f"{path}: D001 is {kind} and not a file. Save what it gives to a file.")
+            say = f"is {kind} and not a file"
+            raise refusal(path, Code.D001, say, "Save what it gives to a file")
         if path.stat().st_size == 0:
-            raise BarError(f"{path}: D002 the file is empty. Give a file with bars.")
-        for table in read():
-            yield table
+            raise refusal(path, Code.D002, "the file is empty")
+        if path.suffix in (".parquet", ".pq"):
+            chunks = _titled(_parquet(path), str(path))
+        elif path.suffix in (".feather", ".arrow"):
+            chunks = _titled(_feather(path), str(path))
+        else:
+            chunks = load_csv(path, texts, numbered, decimal)
+        for chunk in chunks:
+            yield chunk
             # Arrow keeps what it freed, which would add up to more than the bars.
             pa.default_memory_pool().release_unused()
     except FileNotFoundError as error:
-        raise BarError(f"{path}: D001 no such file. Check the path.") from error
+        raise refusal(path, Code.D001, "no such file", "Check the path") from error
     except BarError:
         raise
     except MemoryError as error:
-        raise BarError(f"{path}: D001 takes more memory than there is. {REMEDY}.") from error
+        raise refusal(path, Code.D001, "takes more memory than there is") from error
     except Exception as error:
-        # Of a damaged file pandas, pyarrow and zlib raise whatever meets them, KeyErrors as well.
+        # On a damaged file pandas, pyarrow and zlib raise anything, KeyErrors as well.
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-        raise BarError(f"{path}: D001 can't be read ({what.rstrip('.')}). {REMEDY}.") from error
-
-
-def _of_file(
-    path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
-) -> Iterator[Table]:
-    if path.suffix in (".parquet", ".pq"):
-        return _titled(_parquet(path), str(path))
-    if path.suffix in (".feather", ".arrow"):
-        return _titled(_feather(path), str(path))
-    return load_csv(path, texts, numbered, decimal)
+        raise refusal(path, Code.D001, f"can't be read ({what.rstrip('.')})") from error
 
 
 def _slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yields a frame in pieces."""
     rows = _rows(frame.shape[1])
     for begin in range(0, len(frame), rows):
         yield frame.iloc[begin : begin + rows]
 
 
 def _parquet(path: Path) -> Iterator[pd.DataFrame]:
+    """Reads a file, or a folder of files, in pieces."""
     if path.is_dir():  # a data set of several files, whose folders may name columns
         files = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
         for fragment in files.get_fragments():
             keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
             if {*fragment.physical_schema.names, *keys} != set(files.schema.names):
-                say = "D005 its columns are not those of the folder's other files"
-                raise BarError(f"{fragment.path}: {say}. Write them alike.")
+                say = "its columns are not those of the folder's other files"
+                raise refusal(fragment.path, Code.D005, say, "Write them alike")
             # The fragment's own scan would hold a whole row group.
             yield from (frame.assign(**keys) for frame in _parquet(Path(fragment.path)))
         return
@@ -135,7 +131,8 @@ def _parquet(path: Path) -> Iterator[pd.DataFrame]:
 
 
 def _feather(path: Path) -> Iterator[pd.DataFrame]:
-    # No memory map: the pages read of it would stay beside the bars.
+    """Reads a file in pieces."""
+    # Pages of a memory map would stay in memory together with the bars.
     with pa.OSFile(str(path)) as file:
         if file.read(6) != b"ARROW1":  # a feather file of the first version
             yield from _slices(pd.read_feather(path))
@@ -145,7 +142,7 @@ def _feather(path: Path) -> Iterator[pd.DataFrame]:
 
 
 def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
-    """The rows of one record batch, of which some writers make one of the whole table.
+    """Reads a record batch in parts, as some writers make one batch of the whole table.
 
     A batch is compressed by columns: in memory are one column and an eighth of the batch at most.
     """
@@ -172,16 +169,17 @@ def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
 
 
 def _rows(width: int) -> int:
-    """Of a chunk of that many columns."""
+    """Returns the rows of a chunk of that many columns."""
     return max(CELLS // max(width, 1), 1)
 
 
 def _frame(rows: pa.RecordBatch | pa.Table) -> pd.DataFrame:
+    """Converts rows to pandas, in this thread."""
     return rows.to_pandas(use_threads=False)
 
 
-def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Table]:
-    """Tables whose columns include the frames' own index, if that is a time or a symbol."""
+def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Chunk]:
+    """Makes chunks whose columns include the frames' own index, if it is a time or a symbol."""
     begin = 0
     for each in frames:
         frame: Any = each
@@ -190,10 +188,9 @@ def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Table]:
         named = [level for level in frame.index.names if canonical(level)]
         twice = next((level for level in named if level in frame.columns), None)
         if twice is not None:
-            raise BarError(
-                f"{name}: D005 the index and a column are both called {twice!r}. Drop one of them."
-            )
+            say = f"the index and a column are both called {twice!r}"
+            raise refusal(name, Code.D005, say, "Drop one of them")
         frame = frame.reset_index(drop=not named)
         frame.index = pd.RangeIndex(begin, begin + len(frame))
         begin += len(frame)
-        yield Table(frame, name, "row")
+        yield Chunk(frame, name, "row")

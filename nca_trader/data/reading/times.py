@@ -3,50 +3,138 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.config.reading import DATES, refuse_times
-from nca_trader.data.reading.faults import Fault
-from nca_trader.data.reading.records import Growing
-from nca_trader.data.reading.tables import holds_numbers
-from nca_trader.errors import argument
+from nca_trader.config.reading import refuse_times
+from nca_trader.data.reading.columns import holds_numbers
 
-# A whole number as a time is a date such as 20181231, or an epoch whose unit its size tells.
-EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds a unit
+# A whole number is a date such as 20181231, or an epoch whose unit follows from its size.
+EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds per unit
 STAMPS = (1.8e13, 2.2e13)  # 20181231143000; as milliseconds these would be centuries away
 OFFSET = r"(?:[T ]\d.*[+-]\d\d(?::?\d\d)?|Z|UTC)$"
 EARLIEST, LATEST = np.datetime64("1800-01-01"), np.datetime64("2200-01-01")
 DAY_AND_MONTH = r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})$"
+ORDERS = {"dmy": ("b", "a"), "mdy": ("a", "b")}  # month and day among the parts above
 DIGITS = r"\d{8}[ T]?\d{6}(?:\d{3}|\d{6})?"
-DAY = np.timedelta64(1, "D")
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
-HEAD = 1 << 16  # rows that tell the form of the times; epochs of 1970 alone would tell no unit
+HEAD = 1 << 16  # rows that show the form of the times; epochs of 1970 alone would show no unit
+CAPACITY = 1 << 20  # rows of an array to begin with
 
 
-class Days(NamedTuple):
-    """Dates whose day and month are not told apart yet, with the clock of each row.
+class Growing:
+    """An array that chunks are added to.
 
-    clock: `[n]` datetime64[ns] of 1970-01-01, NaT where there is none. code: `[n]` which day of
-    the file's, -1 where there is none. aware: `[n]` whether the clock has a UTC offset.
+    It doubles as it grows, and no page of it takes memory before it is written to. A list of the
+    chunks, joined at the end, would take twice the memory, as what is freed of it lies scattered.
     """
 
-    clock: np.ndarray
-    code: np.ndarray
-    aware: np.ndarray
+    def __init__(self, dtype: np.dtype | type | str):
+        self._array, self._size = np.empty(CAPACITY, dtype), 0
+
+    def add(self, values: np.ndarray) -> None:
+        """Appends `values` `[n]`."""
+        size = self._size + len(values)
+        if size > len(self._array):
+            grown = np.empty(max(2 * len(self._array), size), self._array.dtype)
+            grown[: self._size] = self.whole
+            self._array = grown
+        self._array[self._size : size] = values
+        self._size = size
+
+    @property
+    def whole(self) -> np.ndarray:
+        """`[size]` all that was added, not a copy."""
+        return self._array[: self._size]
+
+
+class Marks:
+    """Named masks of rows, each with the text of its first row."""
+
+    def __init__(self, *names: str):
+        self.masks = {name: Growing(bool) for name in names}
+        self.texts: dict[str, str] = {}
+
+    def add(self, text: Callable[[int], str], **masks: np.ndarray) -> None:
+        """Appends a chunk's masks; `text(row)` is called for the first row of a mask."""
+        for name, mask in masks.items():
+            self.masks[name].add(mask)
+            if name not in self.texts and mask.any():
+                self.texts[name] = text(int(np.argmax(mask)))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.masks[name].whole
+
+
+class Times(NamedTuple):
+    """The times of a whole file.
+
+    Attributes:
+      utc: `[rows]` datetime64[ns], NaT where a time cannot be read.
+      marks: rows that are `unread`, `naive` (without UTC offset) or `skipped` by the zone's clock.
+      num_aware: rows with a UTC offset.
+      clocked: whether some naive time is not midnight.
+      order: the evidence on day and month where it does not settle their order: rows that are
+        `known` dates, and those with `day_first` or `month_first`; None where it does.
+    """
+
+    utc: np.ndarray
+    marks: Marks
+    num_aware: int
+    clocked: bool
+    order: Marks | None
+
+
+class _Reading:
+    """The times of a file as one way of reading them gives them."""
+
+    def __init__(self, timezone: str | None):
+        self._timezone = timezone
+        self.utc = Growing("datetime64[ns]")
+        self.marks = Marks("unread", "naive", "skipped")
+        self.num_aware, self.clocked = 0, False
+
+    def add(self, times: pd.Series, aware: np.ndarray, column: pd.Series) -> None:
+        """Appends times `[n]`, those without offset by the zone's clock; `column` is their text."""
+        times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
+        wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
+        utc = times.mask(wild).to_numpy("datetime64[ns]").copy()
+        naive, skipped = ~aware & ~wild, np.zeros(len(utc), dtype=bool)
+        if naive.any():
+            days = utc[naive].astype("datetime64[D]").astype("datetime64[ns]")
+            self.clocked = self.clocked or bool((utc[naive] != days).any())
+        if self._timezone is not None and naive.any():
+            local = pd.DatetimeIndex(utc[naive])
+            local = local.tz_localize(self._timezone, ambiguous="NaT", nonexistent="NaT")
+            utc[naive] = local.tz_convert(None).to_numpy("datetime64[ns]")
+            skipped = naive & np.isnat(utc)
+
+        def text(row: int) -> str:
+            value = column.iloc[row]
+            if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
+                value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
+            return str(value)
+
+        self.num_aware += int(aware.sum())
+        self.marks.add(text, unread=wild, naive=naive, skipped=skipped)
+        self.utc.add(utc)
 
 
 class TimeReader:
     """Reads the times of a file chunk by chunk, in the one form that most of its first rows have.
 
-    These are the first HEAD, however the file is cut into chunks; a later row in another form can't
-    be read.
+    The first HEAD rows show the form, however the file is cut into chunks; a later row in another
+    form cannot be read.
 
-    Text is ISO 8601 (2018-12-31, 2018-12-31T14:30:00Z, ...), which no one reads as another day;
-    or digits (20181231 143000); or a date in the order `dates`, of `DATES`. Without `dates` that
-    order must be proved by the file: a number above 12 is no month.
+    Text is ISO 8601 (2018-12-31, 2018-12-31T14:30:00Z, ...), digits (20181231 143000), or a date in
+    one of two orders. Where the order is not given, dates are read in both, until a number above 12
+    proves one.
+
+    Args:
+      timezone: IANA zone of times without UTC offset; None: UTC.
+      dates: "dmy", "mdy", or None: as the file proves.
 
     Raises:
       BarError: there is no such zone, or no such order of dates.
@@ -57,28 +145,39 @@ class TimeReader:
         self._timezone, self._dates = timezone, dates
         self._form, self._size = "", float("nan")
         self._head: list[pd.Series] = []  # the first rows, until there are HEAD
-        self._days: dict[str, int] = {}
-        self._examples: list[str] = []  # of each day, the text of the first row of it
-        self._clocks: list[Any] = []  # and its clock
-        self._parts: list[Days] = []
-        self._times = Growing(np.dtype("datetime64[ns]"))
-        self._masks = {name: Growing(np.dtype(bool)) for name in ("unread", "naive", "skipped")}
-        self._texts: dict[str, str] = {}  # of the first row of each of these masks
-        self._num_aware, self._clocked = 0, False
+        # In each order of day and month that the file may have; other forms are read in one way.
+        self._readings: dict[str, _Reading] = {}
+        self._order = Marks("known", "day_first", "month_first")
 
     def add(self, column: pd.Series) -> None:
         """Takes the next rows of the file."""
-        if pd.api.types.is_datetime64_any_dtype(column.dtype):
-            self._flush()
-            zone = getattr(column.dtype, "tz", None)
-            times = column if zone is None else column.dt.tz_convert(None)
-            self._take(column, times, np.full(len(column), zone is not None))
-        elif self._form:
-            self._take_form(column)
-        else:
+        moments = pd.api.types.is_datetime64_any_dtype(column.dtype)
+        if not self._form and not moments:
             self._head.append(column)
             if sum(map(len, self._head)) >= HEAD:
                 self._flush()
+            return
+        self._flush()
+        if not self._form:
+            # Of a file that begins with typed times, texts are read as ISO 8601.
+            self._form, self._readings = "moment", {"": _Reading(self._timezone)}
+        if moments and self._form != "day":
+            aware = getattr(column.dtype, "tz", None) is not None
+            self._readings[""].add(column, np.full(len(column), aware), column)
+        else:
+            self._take(column)
+
+    def finish(self) -> Times:
+        """Returns the times of all rows."""
+        self._flush()
+        if len(self._readings) == 1:
+            reading, order = next(iter(self._readings.values())), None
+        else:  # both orders of day and month are possible, or neither is
+            reading, order = _Reading(None), self._order
+            reading.utc.add(np.full(len(order["known"]), np.datetime64("NaT", "ns")))
+        self._unread_coarser(reading)
+        utc = reading.utc.whole
+        return Times(utc, reading.marks, reading.num_aware, reading.clocked, order)
 
     def _flush(self) -> None:
         """Finds the form of the first rows, and takes these."""
@@ -86,233 +185,125 @@ class TimeReader:
         if not head:
             return
         first = pd.concat([_texts(column) for column in head])[:HEAD]
-        self._form = self._form_of(first)
+        self._form = _form_of(first)
         if self._form == "number":
             self._size = float(pd.to_numeric(first, errors="coerce").abs().median())
+        orders = [self._dates] if self._dates else ORDERS
+        names = orders if self._form == "day" else ("",)
+        self._readings = {name: _Reading(self._timezone) for name in names}
         for column in head:
-            self._take_form(column)
+            self._take(column)
 
-    def _take_form(self, column: pd.Series) -> None:
-        """Takes rows in the form found, numbers as they are and others as texts."""
-        number = self._form == "number" and holds_numbers(column)
-        text = column if number else _texts(column)
+    def _take(self, column: pd.Series) -> None:
+        """Takes rows in the form found."""
+        if self._form == "number":
+            numbers = column if holds_numbers(column) else _texts(column)
+            times, moments = _of_numbers(pd.to_numeric(numbers, errors="coerce"), self._size)
+            return self._readings[""].add(times, np.full(len(column), moments), column)
+        text = _texts(column)
+        if self._form == "digits":
+            return self._readings[""].add(_of_digits(text), np.zeros(len(text), bool), column)
+        aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
         if self._form == "day":
-            self._parts.append(self._day_parts(text))
-        else:
-            self._take(column, *self._read(text))
+            return self._take_days(text, aware)
+        return self._readings[""].add(_iso(text), aware, column)
 
-    def _take(self, column: pd.Series, times: pd.Series, aware: np.ndarray) -> None:
-        times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
-        wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
-        utc = times.mask(wild).to_numpy("datetime64[ns]").copy()
+    def _take_days(self, text: pd.Series, aware: np.ndarray) -> None:
+        """Takes dates such as 31.12.2018 14:30, in each order that is still possible."""
+        # A file has few days for many rows, so only distinct ones are parsed.
+        code, days = pd.factorize(text.str.replace("[ T].*$", "", regex=True))
+        parts = pd.Series(days, dtype="str").str.extract(DAY_AND_MONTH)
+        if self._dates is None:
+            a, b = (pd.to_numeric(parts[name]).to_numpy(np.float64, na_value=0) for name in "ab")
+            masks = {
+                "known": parts["a"].notna().to_numpy(),
+                "day_first": a > 12,
+                "month_first": b > 12,
+            }
+            marks = {name: np.append(mask, False)[code] for name, mask in masks.items()}
+            self._order.add(lambda row: str(text.iloc[row]), **marks)
+            for name, other in (("day_first", "mdy"), ("month_first", "dmy")):
+                if masks[name].any():  # no month is above 12, so the other order is impossible
+                    self._readings.pop(other, None)
+        clock = text.str.replace("^[^ T]*[ T]*", "", regex=True).replace("", "00:00")
+        time = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
+        since = time.dt.tz_convert(None).to_numpy("datetime64[ns]") - EPOCH
+        for order, reading in self._readings.items():
+            month, day = (parts[name].str.zfill(2) for name in ORDERS[order])
+            iso = parts["year"] + "-" + month + "-" + day
+            dates = pd.to_datetime(iso, format="ISO8601", errors="coerce")
+            # The last is that of rows without a date.
+            dates = np.append(dates.to_numpy("datetime64[ns]"), np.datetime64("NaT", "ns"))
+            reading.add(pd.Series(dates[code] + since), aware, text)
 
-        def text(row: int) -> str:
-            value = column.iloc[row]
-            if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
-                value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
-            return str(value)
+    def _unread_coarser(self, reading: _Reading) -> None:
+        """Marks epochs that are in a coarser unit than the others, e.g. seconds after ms.
 
-        self._settle(utc, aware, text)
-
-    def finish(self) -> tuple[np.ndarray, list[Fault]]:
-        """`[rows]` datetime64[ns] in UTC, NaT where they are at fault, and the faults."""
-        self._flush()
-        faults = self._resolve_days() if self._days else []
-        times = self._times.whole
-        self._coarser_are_unread(times)
-        masks = {name: each.whole for name, each in self._masks.items()}
-        unread, naive, skipped = masks["unread"], masks["naive"], masks["skipped"]
-        if unread.any() and not faults:
-            say = f"time {self._texts['unread']!r} can't be read"
-            remedy = "Write it as 2018-12-31 or 2018-12-31T14:30:00Z"
-            faults.append(Fault("D013", say, remedy, unread, ("drop-bad",)))
-        if skipped.any():
-            say = f"time {self._texts['skipped']!r} is skipped or repeated by the clock of"
-            remedy = "Add a UTC offset to the time"
-            faults.append(Fault("D016", f"{say} {self._timezone}", remedy, skipped, ("drop-bad",)))
-        if naive.any() and self._timezone is None:
-            first = f"time {self._texts['naive']!r} has no"
-            zone = f"{argument('timezone')}, e.g. {argument('timezone', 'America/New_York')}"
-            if self._num_aware:
-                say = f"{first} UTC offset but {self._num_aware:,} others do"
-                remedy = f"Add an offset or pass {zone}"
-                faults.append(Fault("D014", say, remedy, naive))
-            elif self._clocked:
-                remedy = f"Add a UTC offset or pass {zone}"
-                faults.append(Fault("D015", f"{first} time zone", remedy, naive))
-        return times, faults
-
-    def _settle(self, utc: np.ndarray, aware: np.ndarray, text: Callable[[int], str]) -> None:
-        """Takes naive times of `utc` from the zone to UTC, in place; counts what is wrong."""
-        unread = np.isnat(utc)
-        naive, skipped = ~aware & ~unread, np.zeros(len(utc), dtype=bool)
-        if naive.any():
-            days = utc[naive].astype("datetime64[D]").astype("datetime64[ns]")
-            self._clocked = self._clocked or bool((utc[naive] != days).any())
-        if self._timezone is not None and naive.any():
-            local = pd.DatetimeIndex(utc[naive])
-            local = local.tz_localize(self._timezone, ambiguous="NaT", nonexistent="NaT")
-            utc[naive] = local.tz_convert(None).to_numpy("datetime64[ns]")
-            skipped = naive & np.isnat(utc)
-        self._num_aware += int(aware.sum())
-        for name, mask in (("unread", unread), ("naive", naive), ("skipped", skipped)):
-            self._masks[name].add(mask)
-            if name not in self._texts and mask.any():
-                self._texts[name] = text(int(np.argmax(mask)))
-        self._times.add(utc)
-
-    def _numbers(self, column: pd.Series) -> tuple[pd.Series, np.ndarray]:
-        """Times of whole numbers, and whether they are moments (epochs) and not dates."""
-        times, moments = _of_numbers(column, self._size)
-        return times, np.full(len(column), moments)
-
-    def _coarser_are_unread(self, times: np.ndarray) -> None:
-        """Puts NaT where an epoch is in a coarser unit than the others, e.g. seconds after ms.
-
-        Read in the others' unit it is of 1970 or 1971, and nothing leads from there to the others.
+        Read in the others' unit these are of 1970 or 1971, and nothing leads from there to the
+        others.
         """
         unit = _unit(self._size) if self._form == "number" else None
         if unit is None:
             return
+        times, unread = reading.utc.whole, reading.marks["unread"]
         early = (times >= np.datetime64(0, "s")) & (times < UNIT_BEGINS)
         if early.any() and times[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
-            first = int(times[early][0].astype(np.int64)) // unit
-            unread = self._masks["unread"].whole
             if not unread[: int(np.argmax(early))].any():
-                self._texts["unread"] = str(first)
+                first = int(times[early][0].astype(np.int64)) // unit
+                reading.marks.texts["unread"] = str(first)
             unread |= early
             times[early] = np.datetime64("NaT", "ns")
 
-    def _form_of(self, text: pd.Series) -> str:
-        iso = _iso(text).notna().mean()
-        if iso > 0.5:
-            return "iso"
-        numbers = pd.to_numeric(text, errors="coerce")
-        if numbers.notna().mean() > 0.5 and numbers.abs().median() < EPOCHS[0][0] * 100:
-            size = float(numbers.abs().median())
-            if _of_numbers(numbers, size)[0].notna().mean() > 0.5:
-                return "number"
-        if text.str.fullmatch(DIGITS).mean() > 0.5:
-            return "digits"
-        known = text.str.replace("[ T].*$", "", regex=True).str.match(DAY_AND_MONTH)
-        return "day" if known.mean() > iso else "iso"
 
-    def _read(self, text: pd.Series) -> tuple[pd.Series, np.ndarray]:
-        """Times and which have an offset, of texts in the form found."""
-        if self._form == "number":
-            return self._numbers(pd.to_numeric(text, errors="coerce"))
-        if self._form == "digits":
-            return _of_digits(text), np.zeros(len(text), dtype=bool)
-        aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
-        return _iso(text), aware
-
-    def _day_parts(self, text: pd.Series) -> Days:
-        """The rows' days by code, so that few texts are looked at for many rows."""
-        aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
-        code, days = pd.factorize(text.str.replace("[ T].*$", "", regex=True))
-        clock = text.str.replace("^[^ T]*[ T]*", "", regex=True).replace("", "00:00")
-        times = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
-        utc = times.dt.tz_convert(None).to_numpy("datetime64[ns]")
-        first = np.full(len(days), -1)
-        first[code[::-1]] = np.arange(len(code))[::-1]  # the last assignment stays: the first row
-        known = np.full(len(days) + 1, -1, dtype=np.int32)  # the last is that of no text
-        for i, day in enumerate(days):
-            if day not in self._days:
-                self._days[day] = len(self._days)
-                self._examples.append(str(text.iloc[first[i]]))
-                self._clocks.append(utc[first[i]])
-            known[i] = self._days[day]
-        return Days(utc, known[code], aware)
-
-    def _resolve_days(self) -> list[Fault]:
-        """Puts times in the place of `Days`; the fault, if the order of day and month is none."""
-        names = pd.Series(list(self._days), dtype="str")
-        parts = names.str.extract(DAY_AND_MONTH)
-        a, b = (pd.to_numeric(parts[name]).to_numpy(np.float64, na_value=0) for name in "ab")
-        known, day_first, month_first = parts["a"].notna().to_numpy(), a > 12, b > 12
-        faults = self._order_fault(known, day_first, month_first)
-        order = "ba" if self._dates == "dmy" or (self._dates is None and day_first.any()) else "ab"
-        month, day = (parts[name].str.zfill(2) for name in order)
-        iso = pd.to_datetime(
-            parts["year"] + "-" + month + "-" + day, format="ISO8601", errors="coerce"
-        )
-        iso = iso.where((iso >= EARLIEST) & (iso <= LATEST))
-        none = np.array(["NaT"], "datetime64[ns]")
-        dates = np.concatenate((iso.to_numpy("datetime64[ns]"), none))
-        if faults:
-            dates[:] = np.datetime64("NaT", "ns")
-        for part in self._parts:
-            utc = dates[part.code] + (part.clock - np.datetime64(0, "ns"))
-            self._settle(utc, part.aware, lambda row, part=part: self._text(part, row))
-        return faults
-
-    def _order_fault(
-        self, known: np.ndarray, day_first: np.ndarray, month_first: np.ndarray
-    ) -> list[Fault]:
-        if self._dates is not None or (day_first.any() != month_first.any()):
-            return []
-
-        def rows(days: np.ndarray) -> np.ndarray:
-            days = np.append(days, False)  # of rows that have none
-            return np.concatenate([days[part.code] for part in self._parts])
-
-        def example(mask: np.ndarray) -> str:
-            return repr(self._examples[int(np.argmax(mask))])
-
-        if day_first.any():
-            few, most = sorted((day_first, month_first), key=lambda d: np.count_nonzero(rows(d)))
-            say = f"time {example(few)} has day and month in another order than {example(most)}"
-            return [Fault("D017", say, "Write them alike", rows(few))]
-        say = f"time {example(known)}: no date shows which is the day, which the month"
-        ways = " or ".join(argument("dates", name) for name in DATES)
-        return [Fault("D017", say, f"Pass {ways}", rows(known))]
-
-    def _text(self, part: Days, row: int) -> str:
-        """As nearly as it is kept: the text itself where it is the first of its day."""
-        if part.code[row] < 0:
-            return "nan"
-        clock, example = part.clock[row], self._examples[part.code[row]]
-        day, _, written = example.partition(" ")
-        if np.isnat(clock) or not written or clock == self._clocks[part.code[row]]:
-            return example
-        return f"{day} {str(clock)[11:19]}"
+def _form_of(text: pd.Series) -> str:
+    """Returns "iso", "number", "digits" or "day", the form of most of the texts."""
+    iso = _iso(text).notna().mean()
+    if iso > 0.5:
+        return "iso"
+    numbers = pd.to_numeric(text, errors="coerce")
+    size = float(numbers.abs().median())
+    if numbers.notna().mean() > 0.5 and size < EPOCHS[0][0] * 100:
+        if _of_numbers(numbers, size)[0].notna().mean() > 0.5:
+            return "number"
+    if text.str.fullmatch(DIGITS).mean() > 0.5:
+        return "digits"
+    known = text.str.replace("[ T].*$", "", regex=True).str.match(DAY_AND_MONTH)
+    return "day" if known.mean() > iso else "iso"
 
 
 def _texts(column: pd.Series) -> pd.Series:
-    """As texts; whole numbers without the point that pandas gives them beside missing ones."""
+    """Returns texts; whole numbers without the point that pandas adds where some are missing."""
     if holds_numbers(column):
         column = column.where(column % 1 == 0).astype("Int64")
     return column.astype("str").str.strip()
 
 
 def _iso(text: pd.Series) -> pd.Series:
+    """Returns times of ISO 8601, NaT for other texts."""
     times = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
     size = text.str.len()
-    # "2018" is not a day, and an epoch such as 1801010100 no hour of the year 1801.
+    # "2018" is not a day, and an epoch such as 1801010100 is not an hour of the year 1801.
     none = (size < len("2018-1-2")) | ((size > len("20180102")) & text.str.isdigit())
     return times.mask(none.to_numpy(dtype=bool, na_value=True))
 
 
 def _of_digits(text: pd.Series) -> pd.Series:
-    """Times of 20181231 143000, with or without the blank, and further digits."""
+    """Returns times of 20181231 143000, with or without the blank, and fractions of a second."""
     digits = text.where(text.str.fullmatch(DIGITS)).str.replace("[ T]", "", regex=True)
-    cuts = (4, "-"), (6, "-"), (8, " "), (10, ":"), (12, ":"), (14, ".")
-    iso, begin = digits.str.slice(0, 0), 0
-    for end, sign in cuts:
-        iso, begin = iso + digits.str.slice(begin, end) + sign, end
-    iso = iso + digits.str.slice(14).replace("", "0")
+    pattern = r"^(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d*)$"
+    iso = digits.str.replace(pattern, r"\1-\2-\3 \4:\5:\6.\7", regex=True) + "0"
     return pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
 
 
 def _unit(size: float) -> int | None:
-    """Nanoseconds of the unit of epochs of that size; None where they are dates or stamps."""
+    """Returns the nanoseconds per unit of epochs of that size; None for dates and stamps."""
     if STAMPS[0] <= size < STAMPS[1]:
         return None
     return next((unit for least, unit in EPOCHS if size >= least), None)
 
 
 def _of_numbers(column: pd.Series, size: float) -> tuple[pd.Series, bool]:
-    """Times of whole numbers of about this `size`; whether they are moments and not dates."""
+    """Returns times of whole numbers of about this `size`; whether they are epochs, not dates."""
     unit = _unit(size)
     if unit is None:
         stamps = STAMPS[0] <= size < STAMPS[1]

@@ -1,0 +1,397 @@
+"""Finds what is wrong with a table of bars; changes nothing in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.config.reading import INCOME
+from nca_trader.data.reading import forensic
+from nca_trader.data.reading.faults import Code, Fault
+from nca_trader.data.reading.forensic import Series
+from nca_trader.data.reading.parse import (
+    FACTORS,
+    LONGEST,
+    NUMBERS,
+    Request,
+    Table,
+    is_name,
+    spread_columns,
+)
+from nca_trader.data.reading.repair import (
+    adjusted,
+    repeated_rows,
+    rows_that_stay,
+    volume_put_back,
+)
+from nca_trader.data.reading.times import Times
+from nca_trader.errors import argument
+from nca_trader.types import PRICES
+
+SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
+BACK_ADJUSTED = (
+    "; a back-adjusted future is to be adjusted by ratios in place of differences, or an offset "
+    "added to all its prices, whose returns are then of that sum"
+)
+# A row with one of these says nothing of the bars around it.
+ROW_FAULTS = {
+    *(Code.D006, Code.D007, Code.D008, Code.D009, Code.D010, Code.D011, Code.D012),
+    *(Code.D022, Code.D030, Code.D031, Code.D033),
+}
+
+
+def detect(table: Table, request: Request) -> list[Fault]:
+    """Finds all faults of a file: of its columns, of single rows, and between rows.
+
+    Between rows only those are compared that the repairs asked for leave.
+
+    Args:
+      table: all rows.
+      request: the repairs asked for, and what the user said of times.
+
+    Returns:
+      The faults in the order in which a message lists them.
+    """
+    faults = sorted(table.faults, key=_rank)
+    faults += time_faults(table.times, request.timezone) if table.times else []
+    faults += value_faults(table) + factor_faults(table) + extra_faults(table)
+    faults += line_faults(table)
+    # A volume that is put back from one column must not be found swapped with a second one.
+    volume = table["volume"]
+    for name, value in table.others:
+        if name.lower().replace(" ", "_") not in forensic.ADJUSTMENTS:
+            swapped = forensic.volume_swapped(name, value, volume, table.columns)
+            volume = volume_put_back(volume, swapped, request.repairs)
+            faults += swapped
+        elif not table.columns.keys() & FACTORS:
+            faults += forensic.unadjusted(name, value, table["close"], table["symbol"])
+    if any(fault.code == Code.D005 and fault.about in ("time", "symbol") for fault in faults):
+        return faults  # which rows follow each other depends on that column
+    # Rows that a repair drops are not compared with others, as the bars will not hold them.
+    stays = rows_that_stay(table, faults, request.repairs)
+    between = order_faults(table, stays, request.timezone, request.dates)
+    if any(fault.code == Code.D021 for fault in between):
+        stays = stays & ~repeated_rows(table, stays, request.repairs)
+    if any(fault.code in (Code.D014, Code.D015) for fault in faults):
+        # Without its zone, a clock that is put back shows an hour twice.
+        between = [fault for fault in between if fault.code != Code.D021]
+    # A row's own fault would show again as a jump to its neighbours.
+    sound = stays
+    for fault in faults:
+        if fault.mask is not None and fault.code in ROW_FAULTS:
+            sound = sound & ~fault.mask
+    columns = adjusted(table.columns | {"volume": volume}, stays)
+    return faults + between + series_faults(columns, table.symbols, sound)
+
+
+def _rank(fault: Fault) -> tuple[int, str, tuple[str, ...], str]:
+    """Orders faults of columns."""
+    return _column_rank(fault), fault.code.name, fault.fixes, fault.say
+
+
+def _column_rank(fault: Fault) -> int:
+    """Orders faults of values by their column, those of no column last."""
+    return NUMBERS.index(fault.about) if fault.about in NUMBERS else len(NUMBERS)
+
+
+def time_faults(times: Times, timezone: str | None) -> list[Fault]:
+    """Finds times that cannot be read or placed; `timezone` is that of the file."""
+    texts, zone = times.marks.texts, f"{argument('timezone')}, e.g. "
+    zone += argument("timezone", "America/New_York")
+    if times.order is not None:
+        return [_order_of_days(times)]
+    faults = []
+    unread, naive, skipped = (times.marks[name] for name in ("unread", "naive", "skipped"))
+    if unread.any():
+        faults.append(Fault(Code.D013, f"time {texts['unread']!r} can't be read", unread))
+    if skipped.any():
+        say = f"time {texts['skipped']!r} is skipped or repeated by the clock of {timezone}"
+        faults.append(Fault(Code.D016, say, skipped))
+    if naive.any() and timezone is None:
+        first = f"time {texts['naive']!r} has no"
+        if times.num_aware:
+            say = f"{first} UTC offset but {times.num_aware:,} others do"
+            faults.append(Fault(Code.D014, say, naive, f"Add an offset or pass {zone}"))
+        elif times.clocked:
+            remedy = f"Add a UTC offset or pass {zone}"
+            faults.append(Fault(Code.D015, f"{first} time zone", naive, remedy))
+    return faults
+
+
+def _order_of_days(times: Times) -> Fault:
+    """Returns the fault of dates that prove no order of day and month, or both."""
+    order = times.order
+    assert order is not None
+    if order["day_first"].any():
+        names = sorted(("day_first", "month_first"), key=lambda name: order[name].sum())
+        few, most = (order.texts[name] for name in names)
+        say = f"time {few!r} has day and month in another order than {most!r}"
+        return Fault(Code.D017, say, order[names[0]])
+    say = f"time {order.texts['known']!r}: no date shows which is the day, which the month"
+    ways = " or ".join(argument("dates", name) for name in ("dmy", "mdy"))
+    return Fault(Code.D017, say, order["known"], f"Pass {ways}")
+
+
+class _Checks:
+    """Faults of single rows; a row counts in the first check that it fails.
+
+    Rows whose `present` is False are not looked at.
+    """
+
+    def __init__(self, table: Table):
+        self.table, self.left = table, table["present"].copy()
+        self.faults: list[Fault] = []
+
+    def fail(self, code: Code, wrong: np.ndarray, say: str, about: str = "", **options) -> None:
+        """Adds the rows where `wrong`; `say` is filled with the columns of the first one."""
+        mask = wrong & self.left
+        if not mask.any():
+            return
+        row = int(np.argmax(mask))
+        cells = {name: column[row] for name, column in self.table.columns.items()}
+        if code == Code.D009:  # the table holds NaN in its place
+            cells[about] = self.table.unread[about].text(row)
+        say = say.format(**cells)
+        self.faults.append(Fault(code, say, mask, about=about, **options))
+        if "no-volume" not in self.faults[-1].fixes:  # such a row stays, so other checks are due
+            self.left &= ~mask
+
+    def number(self, name: str) -> np.ndarray:
+        """Checks that a column is a finite number; returns it."""
+        value, says = self.table[name], f"{name} = {{{name}}}"
+        if name in self.table.unread:
+            unread = self.table.marked(self.table.unread[name].rows)
+            self.fail(Code.D009, unread, f"{says} is not a number", name)
+        repairs = ("no-volume", "drop-nan") if name == "volume" else None
+        self.fail(Code.D006, np.isnan(value), says, name, repairs=repairs)
+        self.fail(Code.D007, np.isinf(value), says, name)
+        return value
+
+
+def value_faults(table: Table) -> list[Fault]:
+    """Finds faults of open, high, low, close and volume, row by row."""
+    checks = _Checks(table)
+    for name in ("close", "open", "high", "low"):  # the others may stand in for a close
+        remedy = Code.D008.remedy + BACK_ADJUSTED
+        wrong = checks.number(name) <= 0
+        checks.fail(Code.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy)
+    # A volume of 0 is valid: a bar in which nothing was traded.
+    checks.fail(Code.D012, checks.number("volume") < 0, "volume = {volume}", "volume")
+    o, h, low, c = (table[name] for name in PRICES)
+    bar = "open {open}, high {high}, low {low}, close {close}"
+    slack = SLACK * np.abs(c)
+    checks.fail(Code.D010, h < low - slack, f"high below low: {bar}")
+    outside = (np.maximum(o, c) > h + slack) | (np.minimum(o, c) < low - slack)
+    checks.fail(Code.D011, outside, f"open or close outside low to high: {bar}")
+    return sorted(checks.faults, key=_column_rank)
+
+
+def factor_faults(table: Table) -> list[Fault]:
+    """Finds present rows whose `split` or `dividend` factor is missing, infinite or not above 0."""
+    faults = []
+    for name in FACTORS:
+        if name not in table:
+            continue
+        factor, present = table[name], table["present"]
+        missing, usable = np.isnan(factor), np.isfinite(factor) & (factor > 0)
+        for mask, repair in ((~missing & ~usable, "drop-bad"), (missing, "drop-nan")):
+            if (mask & present).any():
+                say = f"{name} factor = {factor[mask & present][0]}"
+                faults.append(Fault(Code.D030, say, mask & present, repairs=(repair,)))
+    return faults
+
+
+def extra_faults(table: Table) -> list[Fault]:
+    """Finds faults of quotes, spreads, dividends paid in cash and funding, row by row."""
+    checks = _Checks(table)
+    # Where the half spread was computed, the columns that it is from are checked in its place.
+    spread = spread_columns(table.columns.keys() - {"half_spread"}) or spread_columns(table.columns)
+    for name in (*spread, *(name for name in INCOME if name in table)):
+        value = checks.number(name)
+        if name in ("bid", "ask"):
+            checks.fail(Code.D008, value <= 0.0, f"{name} = {{{name}}}", name)
+        elif name != "funding":
+            checks.fail(Code.D012, value < 0.0, f"{name} = {{{name}}}", name)
+    if "bid" in table:
+        say = "crossed quotes: bid {bid} above ask {ask}"
+        checks.fail(Code.D031, table["ask"] < table["bid"], say, "ask")
+    wide = "{} = {{{}}} is not a fraction below 1"
+    if spread:
+        at = spread[0]
+        checks.fail(Code.D033, table["half_spread"] >= 1.0, wide.format(at, at), at)
+    if "funding" in table:  # either sign
+        wrong = np.abs(table["funding"]) >= 1.0
+        checks.fail(Code.D033, wrong, wide.format("funding", "funding"), "funding")
+    return sorted(checks.faults, key=_column_rank)
+
+
+def line_faults(table: Table) -> list[Fault]:
+    """Finds lines that end early, symbols that are not names, and dividends given twice."""
+    faults = []
+    if table.short:
+        say = "fewer fields than the other lines"
+        remedy = "Complete or remove the line"
+        faults.append(Fault(Code.D022, say, table.marked(table.short), remedy))
+    names = table.symbols
+    # A symbol goes into messages, file names and reports, so it must be safe to print.
+    unnamed = np.isin(table["symbol"], [i for i, name in enumerate(names) if not name])
+    wild = np.isin(table["symbol"], [i for i, name in enumerate(names) if not is_name(name)])
+    if unnamed.any():
+        faults.append(Fault(Code.D024, "the symbol is empty", unnamed, "Write it there"))
+    if wild.any():
+        name = names[table["symbol"][int(np.argmax(wild))]][:LONGEST]
+        say = f"the symbol {name!r} does not print or is longer than {LONGEST} characters"
+        faults.append(Fault(Code.D024, say, wild))
+    if {"dividend", "cash_dividend"} <= table.columns.keys():
+        say = "dividends are given twice, as a factor of the prices and as cash"
+        remedy = f"Leave the factor out, or the cash by {argument('columns', 'cash_dividend=-')}"
+        faults.append(Fault(Code.D032, say, None, remedy))
+    return faults
+
+
+def order_faults(
+    table: Table, among: np.ndarray, timezone: str | None, dates: str | None
+) -> list[Fault]:
+    """Finds rows that repeat a time of their symbol, or whose time is before the row above.
+
+    Where dates with day and month exchanged explain these, that is the only fault: sorted or
+    dropped, such rows would still have wrong dates.
+
+    Args:
+      table: all rows.
+      among: `[rows]` bool, the rows that are compared.
+      timezone, dates: as in `read_bars`.
+    """
+    time, close = table["time"], table["close"]
+    rows, inside, forward = _steps(table, among)
+    if (forward | ~inside).all():
+        return []
+    local = time
+    if timezone is not None:
+        local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone).tz_localize(None).to_numpy()
+    other = _exchanged(local)
+    # Sorting such rows would hide the wrong dates, so no repair fixes this fault.
+    if _explains(other[rows], local[rows], inside):
+        mask = among & (other != local)
+        wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
+        say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
+        remedy = Code.D019.remedy
+        if dates is not None and (_day(local)[among] < 12).all():  # no date proves the order
+            remedy += f", or pass {argument('dates', 'mdy' if dates == 'dmy' else 'dmy')}"
+        return [Fault(Code.D019, say, mask, remedy)]
+    faults = []
+    again = repeated_rows(table, among)
+    if again.any():
+        row = int(np.argmax(again))
+        same = among & (time == time[row]) & (table["symbol"] == table["symbol"][row])
+        first = int(np.argmax(same))
+        words = "the same close" if close[first] == close[row] else "different close"
+        stamp = np.datetime_as_string(time[row], unit="s")
+        say = f"duplicate time {stamp}Z with {words} ({close[first]} and {close[row]})"
+        faults.append(Fault(Code.D021, say, again))
+        # A repeated time is not before the row above; without it, the others may be in order.
+        rows, inside, forward = _steps(table, among & ~again)
+    back = inside & ~forward
+    if back.any():
+        newest_first = back.sum() == inside.sum()
+        say = "the time is before that of the row above"
+        say = "times run backwards, newest first" if newest_first else say
+        places = np.arange(len(table))[rows]
+        faults.append(Fault(Code.D020, say, table.marked([places[1:][back]])))
+    return faults
+
+
+def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
+    """Returns rows by symbol, as they stand; from each to the next: same symbol, later time."""
+    rows = slice(None) if among.all() else np.flatnonzero(among)
+    symbol = table["symbol"][rows]
+    if (symbol[1:] < symbol[:-1]).any():
+        order = np.argsort(symbol, kind="stable")
+        rows, symbol = order if isinstance(rows, slice) else rows[order], symbol[order]
+    time = table["time"][rows]
+    return rows, symbol[1:] == symbol[:-1], time[1:] > time[:-1]
+
+
+def _exchanged(time: np.ndarray) -> np.ndarray:
+    """Returns `time` with day and month exchanged, where the day can be a month."""
+    day, month = _day(time), time.astype("datetime64[M]").astype(int) % 12  # both from 0
+    moved = (time.astype("datetime64[Y]").astype("datetime64[M]") + day).astype("datetime64[D]")
+    return np.where(day < 12, moved + month + (time - time.astype("datetime64[D]")), time)
+
+
+def _day(time: np.ndarray) -> np.ndarray:
+    """Returns the days since the first of the month."""
+    return (time.astype("datetime64[D]") - time.astype("datetime64[M]")).astype(int)
+
+
+def _explains(other: np.ndarray, time: np.ndarray, inside: np.ndarray) -> bool:
+    """Returns whether `other` runs in one direction by far shorter steps than `time`."""
+
+    def path(each: np.ndarray) -> tuple[float, int]:
+        step = np.diff(each)[inside].astype(np.int64).astype(np.float64)
+        back = min((step < 0).sum(), (step > 0).sum()) + (step == 0).sum()
+        return float(np.abs(step).sum()), int(back)
+
+    (short, few), (long, many) = path(other), path(time)
+    return 2 * short < long and 2 * few <= many
+
+
+def series_faults(
+    columns: dict[str, np.ndarray], symbols: list[str], sound: np.ndarray
+) -> list[Fault]:
+    """Finds faults between bars of one symbol in order of time.
+
+    Args:
+      columns: `[rows]` each, of all rows, with adjusted prices.
+      symbols: the names.
+      sound: `[rows]` bool, the rows that are looked at.
+    """
+    rows = _by_time(columns, sound)
+    code, time, present = (columns[name][rows] for name in ("symbol", "time", "present"))
+    faults: list[Fault] = []
+
+    def add(code: Code, at: np.ndarray, say: str, **options) -> None:
+        if len(at):
+            mask = np.zeros(len(sound), dtype=bool)
+            mask[at if isinstance(rows, slice) else rows[at]] = True
+            faults.append(Fault(code, say, mask, **options))
+
+    parted = forensic.gaps_of_half_a_year(time, code, present)
+    if len(parted):
+        first, own = int(parted[0]), np.flatnonzero(code == code[parted[0]])
+        until = next((int(at) for at in parted[1:] if code[at] == code[first]), int(own[-1]) + 1)
+        days = [str(time[at])[:10] for at in (own[0], first - 1, first, until - 1)]
+        say = f"{symbols[code[first]]} has bars from {days[0]} to {days[1]} and again from "
+        add(Code.D025, parted, f"{say}{days[2]} to {days[3]}: a ticker used again, or a gap")
+    checked = present & (columns["close"][rows] > 0)
+    if not checked.all():  # a missing bar carries a price that was not traded
+        rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]
+    bars = Series(*(columns[name][rows] for name in ("symbol", "time", *PRICES, "volume")))
+    at, say = forensic.jump_fault(bars, symbols)
+    example = argument("columns", "split=COLUMN")
+    add(Code.D026, at, say, remedy=f"{Code.D026.remedy}, e.g. {example}")
+    for name in ("high", "low"):
+        at = forensic.range_volume_swapped(bars, name)
+        say = f"{name} and volume look swapped: the volume is of the size of the price, and the "
+        add(Code.D028, at, f"{say}{name} isn't")
+        if len(at):
+            break
+    at = forensic.open_close_swapped(bars)
+    say = f"open and close look swapped from about here, for {len(at):,} bars: the closes, "
+    add(Code.D029, at, f"{say}not the opens, go on from the bar before")
+    at = forensic.assets_swapped(bars) if len(symbols) > 1 else at[:0]
+    name = symbols[bars.code[at[0]]] if len(at) else ""
+    say = f"{name} goes on from the price of another asset, and that one from its: their columns "
+    add(Code.D029, at, f"{say}look swapped from here, or up to here")
+    return faults
+
+
+def _by_time(columns: dict[str, np.ndarray], among: np.ndarray) -> slice | np.ndarray:
+    """Returns the rows by symbol and time; a slice, to copy nothing, where they stand so."""
+    rows = slice(None) if among.all() else np.flatnonzero(among)
+    code, time = columns["symbol"][rows], columns["time"][rows]
+    later = (code[1:] > code[:-1]) | ((code[1:] == code[:-1]) & (time[1:] >= time[:-1]))
+    if later.all():
+        return rows
+    order = np.lexsort((time, code))
+    return order if isinstance(rows, slice) else rows[order]

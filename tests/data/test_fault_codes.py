@@ -1,0 +1,104 @@
+"""Some file provokes every fault code; docs/reference.md lists them from the code itself."""
+
+import pathlib
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nca_trader.config.reading import REPAIRS
+from nca_trader.data.bars import read_bars
+from nca_trader.data.reading.faults import Code
+from nca_trader.errors import BarError
+
+NAMES = "time,open,high,low,close,volume"
+DAYS = [f"2020-01-{day:02}" for day in range(1, 29)]
+
+
+def text_of(*rows, names=NAMES):
+    return "\n".join([names, *rows]) + "\n"
+
+
+def days(count=3, **changes):
+    """Rows of `count` days; `changes` are the last one's."""
+    cells = {"time": DAYS[count - 1], "open": 10, "high": 11, "low": 9, "close": 10, "volume": 5}
+    rows = [f"{day},10,11,9,10,5" for day in DAYS[: count - 1]]
+    return text_of(*rows, ",".join(str(cell) for cell in (cells | changes).values()))
+
+
+def with_column(name, *values):
+    rows = (f"{d},10,11,9,10,5,{v}" for d, v in zip(DAYS, values, strict=False))
+    return text_of(*rows, names=f"{NAMES},{name}")
+
+
+def closes(*rows):
+    return text_of(*(f"{time},10,11,9,10,5" for time in rows))
+
+
+def walk(count=200, swapped=slice(0)):
+    """Bars whose opens go on from the closes, some with both swapped."""
+    rng = np.random.default_rng(0)
+    close = 100.0 * np.exp(np.cumsum(rng.normal(0, 0.01, count)))
+    open_ = np.append(100.0, close[:-1]) * np.exp(rng.normal(0, 1e-4, count))
+    time = pd.date_range("2020-01-01", periods=count).strftime("%Y-%m-%d")
+    high, low = np.maximum(open_, close) * 1.001, np.minimum(open_, close) * 0.999
+    open_[swapped], close[swapped] = close[swapped].copy(), open_[swapped].copy()
+    frame = pd.DataFrame({"time": time, "open": open_, "high": high, "low": low, "close": close})
+    return frame.assign(volume=5).to_csv(index=False)
+
+
+# A file that has the fault, and the options with which it is read.
+FILES = {
+    "D001": ("{}", {}),
+    "D002": (NAMES + "\n", {}),
+    "D003": ("time,last\n2020-01-01,1\n", {}),
+    "D004": ("hour,close\n1,1\n", {}),
+    "D005": ("time,close\n2020-01-01,1\n", {}),
+    "D006": (days(close=""), {}),
+    "D007": (days(close="inf"), {}),
+    "D008": (days(low=-1), {}),
+    "D009": (days(close="halted"), {}),
+    "D010": (days(high=9, low=11), {}),
+    "D011": (days(close=20), {}),
+    "D012": (days(volume=-1), {}),
+    "D013": (days(time="soon"), {}),
+    "D014": (closes("2020-01-01T10:00Z", "2020-01-01T11:00Z", "2020-01-01T12:00"), {}),
+    "D015": (closes("2020-01-01T10:00", "2020-01-01T11:00"), {}),
+    "D016": (closes("2020-10-25T02:30", "2020-10-26T02:30"), {"timezone": "Europe/Berlin"}),
+    "D017": (closes("01/02/2020", "02/02/2020"), {}),
+    "D018": ("time;close\n2020-01-01;1,234\n", {}),
+    "D019": (closes("2020-10-01", "2020-11-01", "2020-12-01", "2020-01-13", "2020-01-14"), {}),
+    "D020": (closes("2020-01-02", "2020-01-01", "2020-01-03"), {}),
+    "D021": (closes("2020-01-02", "2020-01-02"), {}),
+    "D022": (text_of("2020-01-01,10,11,9,10,5", "2020-01-02,10,11,9"), {}),
+    "D023": ("2020-01-01,10,11,9,10,5\n", {}),
+    "D024": (with_column("symbol", "A", "", "A"), {}),
+    "D025": (closes(*DAYS, "2020-09-01"), {}),
+    "D026": (days(len(DAYS), open=100, high=110, low=90, close=100), {}),
+    "D027": (with_column("split_factor", 1, 1, 2), {}),
+    "D028": (with_column("value", 50, 50).replace("5,50\n", "50,5\n", 1), {}),
+    "D029": (walk(swapped=slice(60, 120)), {}),
+    "D030": (with_column("factor", 1, 0, 1), {"columns": "split=factor"}),
+    "D031": (text_of("2020-01-01,10,11,9,10,5,3,2", names=f"{NAMES},bid,ask"), {}),
+    "D032": (
+        text_of("2020-01-01,10,11,9,10,5,1,1", names=f"{NAMES},dividends,adjustment"),
+        {"columns": "dividend=adjustment"},
+    ),
+    "D033": (with_column("funding", 0, 2), {}),
+}
+
+
+@pytest.mark.parametrize("code", [code.name for code in Code])
+def test_a_file_provokes_every_code(code, tmp_path):
+    text, options = FILES[code]
+    path = tmp_path / "bars.csv"
+    path.write_text(text)
+    with pytest.raises(BarError, match=rf"{code} "):
+        read_bars(path, **options)
+
+
+def test_codes_count_up_and_their_repairs_exist(root):
+    assert [code.name for code in Code] == [f"D{i:03}" for i in range(1, len(Code) + 1)]
+    assert {name for code in Code for name in code.repairs} <= REPAIRS.keys()
+    for path in pathlib.Path(root / "nca_trader").rglob("*.py"):
+        assert '"D0' not in path.read_text(), f"{path}: a code as text; use Code"
