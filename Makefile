@@ -130,6 +130,7 @@ format: .venv/.installed
 
 docs: .venv/.installed
 	@$(PY) tools/reference.py
+	@$(PY) tools/architecture.py
 
 bench: .venv/.installed
 	@$(PY) -m nca_trader bench $(BENCH_ARGS)
