@@ -43,7 +43,7 @@ class LearnerConfig:
         the same result. memory_gb: what a device has for an update and all that it holds: agents,
         market, replay. Where the compiled program needs more, fewer agents of a population move at
         once, then `micro_batches` is doubled, until it fits; a replay ring that leaves no room is
-        refused. None is what the device reports; a CPU reports nothing, and is not bounded.
+        refused. None is what the device reports; on a CPU, the memory that is free.
       max_kl: KL divergence from the policy that acted, over all devices, beyond which the rest of
         an update's minibatches is left out; None is never.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to

@@ -269,8 +269,10 @@ def _infinite(env: TradingEnv) -> Iterator[str]:
     config = env.config
     if config.actions == "weights":
         yield "actions = 'weights' order any weight (take 'direction' or 'orders')"
-    if config.reward not in ("pnl", "log_return"):
+    if env.spec.memory:
         yield f"reward = '{config.reward}' remembers the past (take 'pnl')"
+    elif config.reward not in ("pnl", "log_return"):
+        yield f"reward = '{config.reward}' is not enumerated (take 'pnl' or 'log_return')"
     if config.random_costs is not None:
         yield "random_costs differ by account (leave them out)"
     if config.maintenance_margin is not None:
