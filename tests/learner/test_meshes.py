@@ -45,7 +45,7 @@ AGENT = AgentConfig(
     ),
 )
 # Each below what its first gradient measures.
-CLIPS = {"gae": 0.05, "group": 0.05, "exact": 0.02, "pathwise": 1e-4}
+CLIPS = {"gae": 0.05, "group": 0.05, "exact": 5e-3, "pathwise": 1e-4}
 ACTIONS = {"pathwise": "weights"} | dict.fromkeys(("gae", "group", "exact"), "direction")
 ONE = (1, 1, 1)
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-")
