@@ -14,7 +14,7 @@ from nca_trader.cli.train import add_bar_arguments, load_bars
 HELP = "backtest a trained run or a rule, and print its figures"
 NOTE = (
     "A run is backtested on the bars after those it was trained or selected on, unless --start "
-    "says otherwise. Every such look is counted in trials.jsonl beside the run folder: the more "
+    "says otherwise. Every such look is counted in trials.jsonl next to the run folder: the more "
     "looks, the less a good one says. On bars that the run has seen the result is called IN SAMPLE."
 )
 
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="write a page beside buy and hold, an SMA cross and always flat (.html), or the "
-        "result by bar (.parquet, .csv)",
+        help="write a page that compares it with buy and hold, an SMA cross and no position "
+        "(.html), or the result by bar (.parquet, .csv)",
     )
 
 

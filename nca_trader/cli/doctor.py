@@ -1,4 +1,4 @@
-"""`nca-trader doctor`: what this machine has, what is misconfigured, how to mend it."""
+"""`nca-trader doctor`: what this machine has, what is misconfigured, how to fix it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nca_trader.cli.reading import add_reading_arguments, reading_options
 if TYPE_CHECKING:
     from nca_trader.scale.facts import Facts
 
-HELP = "what this machine has, what is misconfigured, and how to mend it"
+HELP = "what this machine has, what is misconfigured, and how to fix it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

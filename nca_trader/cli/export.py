@@ -13,7 +13,7 @@ from nca_trader.cli.train import add_bar_arguments, load_bars
 HELP = "write a run's agent into one small file, of 4, 8 or 16 bits a weight"
 NOTE = (
     "What is measured, is measured on the bars that trained the run. --data gives others; a look "
-    "at bars that the run has not seen is counted in trials.jsonl beside the run folder."
+    "at bars that the run has not seen is counted in trials.jsonl next to the run folder."
 )
 CALLS = 300  # of which the median is a latency
 

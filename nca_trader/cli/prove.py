@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seeds = drawn if args.seed is None else [args.seed]
     kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}
     again = typed("prove", *args.markets, seed=seeds[0], **kept)
-    first = f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them"
+    print(f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them")
     proofs = prove(
         args.markets or None,
         agent,
@@ -64,7 +64,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         seeds=seeds,
         controls=not args.alone,
         say=functools.partial(print, flush=True),
-        begin=lambda: print(first),
     )
     if args.out:
         write(args.out, proofs, args.agent)

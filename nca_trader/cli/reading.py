@@ -18,9 +18,9 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repair",
         metavar="NAMES",
-        help="what of the file may be mended, e.g. sort,drop-nan: sort, keep-first, keep-last, "
-        "drop-nan, drop-bad, widen, close-only, no-volume, swap-volume, part-reuse, keep-gaps, "
-        "keep-jumps, unadjusted; without it a fault is refused",
+        help="repairs of the file that are allowed, e.g. sort,drop-nan: sort, keep-first, "
+        "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, swap-volume, part-reuse, "
+        "keep-gaps, keep-jumps, unadjusted; without it a fault is refused",
     )
     parser.add_argument(
         "--columns",

@@ -22,7 +22,8 @@ class Costs:
     Attributes:
       commission: fraction of traded notional, e.g. 5e-4 for 5 bp.
       slippage: fraction of price by which a fill is worse than the bar's price, e.g. 2e-4.
-      half_spread: half the bid-ask spread as a fraction of price, beside what the bars quote.
+      half_spread: half the bid-ask spread as a fraction of price, in addition to
+        what the bars quote.
       impact: square-root impact: the price worsens by `impact * sqrt(units / volume of the bar)`,
         a fraction of price; needs `capital`.
       fixed_fee: money a fill, whatever its size; needs `capital`.

@@ -119,8 +119,8 @@ class EnvConfig:
       feature_dropout: chance that an episode hides an asset's features of a bar from the policy.
         Orders fill in that bar, and the features of later bars are computed with it.
       ruin_floor: equity, as a fraction of the start's, at or below which an account is ruined.
-      market: a synthetic market that is drawn where no bars are given, by name and parameters,
-        e.g. "ou(phi=0.95, cost=0.005)"; "" for real bars. Its state is observed beside the
+      market: a synthetic market, drawn if no bars are given, by name and parameters,
+        e.g. "ou(phi=0.95, cost=0.005)"; "" for real bars. Its state is observed with the
         features unless `market_state` is False. market_bars: how many bars are drawn.
     """
 
@@ -198,7 +198,7 @@ class EnvConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields that have no effect beside the values `given`, and what they need."""
+        """Fields without effect given the values `given`, and what they need."""
         for name, rewards in REWARDS_WITH.items():
             if given.reward in REWARDS and given.reward not in rewards:
                 yield name, f"reward={' or '.join(map(repr, rewards))}"

@@ -110,7 +110,7 @@ class LearnerConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields that have no effect beside the values `given`, and what they need."""
+        """Fields without effect given the values `given`, and what they need."""
         if given.advantages in ("group", "pathwise"):
             yield "gae_lambda", "advantages='gae' or 'exact'"
         if given.advantages != "gae":
@@ -165,7 +165,7 @@ class OptimizerConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields that have no effect beside the values `given`, and what they need."""
+        """Fields without effect given the values `given`, and what they need."""
         if given.schedule in ("constant", "linear", "cosine"):
             yield "first_period", "schedule='sgdr'"
 
@@ -178,7 +178,7 @@ class CurriculumConfig:
     Attributes:
       costs_from: factor on all costs in the first update; it rises in a straight line to 1, the
         true costs. 1 is no curriculum. costs_share: share of the run's updates that this takes.
-      volatility_from: factor on the log-returns that accounts live through in the first update;
+      volatility_from: factor on the log-returns that accounts meet in the first update;
         it goes in a straight line to 1, the true prices. Above 1 what there is to earn stands out
         against costs; below 1 accounts are ruined less. Features are of the true prices
         throughout. volatility_share: share of the run's updates that this takes.
@@ -199,7 +199,7 @@ class CurriculumConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields that have no effect beside the values `given`, and what they need."""
+        """Fields without effect given the values `given`, and what they need."""
         if given.costs_from == 1.0:
             yield "costs_share", "costs_from below 1"
         if given.volatility_from == 1.0:

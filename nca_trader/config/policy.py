@@ -100,7 +100,7 @@ class PolicyConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields that have no effect beside the values `given`, and what they need."""
+        """Fields without effect given the values `given`, and what they need."""
         if given.kind not in KINDS:
             return
         for name, kinds in KINDS_WITH.items():

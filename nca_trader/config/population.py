@@ -51,7 +51,7 @@ class PopulationConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields that have no effect beside the values `given`, and what they need."""
+        """Fields without effect given the values `given`, and what they need."""
         if given.every == 0:
             yield "share", "every of at least 1"
             yield "perturb", "every of at least 1"

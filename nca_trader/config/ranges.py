@@ -92,7 +92,7 @@ def without_effect(config: Any) -> Iterator[str]:
 
     Args:
       config: a dataclass with `idle(given)`, which yields the name of each field that changes
-        nothing beside the values `given`, and the setting that it needs.
+        nothing given the values `given`, and the setting that it needs.
     """
     defaults = defaults_of(type(config))
     for name, needs in config.idle(config):

@@ -63,7 +63,7 @@ class CheckpointConfig:
     Attributes:
       every: updates between checkpoints. every_seconds: seconds between them, whichever comes
         first; 0 is never, of either. One is also saved at the end, and when asked to stop. A
-        checkpoint takes about 0.1 s of one core, beside the training.
+        checkpoint takes about 0.1 s of one core, while training goes on.
       keep: newest checkpoints that stay.
       max_skips: updates dropped in a row (their gradients were not finite) after which the run
         goes back to its newest checkpoint, with another key; NaN in parameters does so at once.

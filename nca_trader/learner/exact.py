@@ -112,8 +112,9 @@ def advantage_scale(setup: Setup) -> Any:
     is no measure: it falls as the policy gets good, and what is divided by it drowns the bonus,
     which freezes the policy early.
     """
-    length, (_, _, _, gae_lambda, discount) = setup.config.segment_length, setup.hyper
-    return (horizon(discount, length) / horizon(discount * gae_lambda, length)) ** 0.5
+    length, hyper = setup.config.segment_length, setup.hyper
+    noise = horizon(hyper.discount * hyper.gae_lambda, length)
+    return (horizon(hyper.discount, length) / noise) ** 0.5
 
 
 def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> tuple[Array, Array]:

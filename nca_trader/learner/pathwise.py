@@ -16,6 +16,7 @@ equations 5 and 6, of a known model.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params
-from nca_trader.envs.trading import Episode, Market, TradingEnv, transition
+from nca_trader.envs.trading import Episode, Market, TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.curriculum import moved
@@ -40,7 +41,7 @@ from nca_trader.learner.rollout import (
     mean_statistics,
     select,
     span_of,
-    times,
+    transition_at_costs,
 )
 from nca_trader.learner.sampled import deepest_fall
 from nca_trader.learner.setup import Setup
@@ -98,12 +99,7 @@ def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tu
     cells, legs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (cells, legs))
     now, following = (jax.tree.map(lambda a, s=s: a[s], legs) for s in (slice(-1), slice(1, None)))
 
-    def move(episode, action, now, following, scale):
-        drawn = episode.cost_scale
-        priced = episode._replace(cost_scale=times(drawn, scale))
-        after, reward = transition(market.dynamics, priced, action, now, following)
-        return after._replace(cost_scale=drawn), reward
-
+    move = functools.partial(transition_at_costs, market.dynamics)
     move = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None, None)))
     see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
 

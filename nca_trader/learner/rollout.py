@@ -17,6 +17,7 @@ from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.account.legs import Legs
 from nca_trader.envs.trading import (
+    Dynamics,
     Episode,
     Market,
     TradingEnv,
@@ -244,22 +245,32 @@ def accounts_on(
     following = jax.tree.map(lambda a: a[1:], legs)
     see = jax.vmap(jax.vmap(lambda episode: account_features(dynamics.spec, episode.account)))
 
-    def one(episode: Episode, order: Array, now: Legs, following: Legs) -> tuple[Episode, Array]:
-        drawn = episode.cost_scale
-        priced = episode._replace(cost_scale=times(drawn, draw.cost_scale))
-        after, reward = transition(dynamics, priced, order, now, following)
-        return after._replace(cost_scale=drawn), reward
-
-    each = jax.vmap(jax.vmap(one, in_axes=(0, 0, None, None)))
+    one = functools.partial(transition_at_costs, dynamics)
+    each = jax.vmap(jax.vmap(one, in_axes=(0, 0, None, None, None)), in_axes=(0, 0, 0, 0, None))
 
     def move(
         episode: Episode, order: Array, now: Legs, following: Legs
     ) -> tuple[Episode, Array, Array]:
-        episode, reward = each(episode, order, now, following)
+        episode, reward = each(episode, order, now, following, draw.cost_scale)
         ruined = episode.account.ruined
         return select(ruined, draw.fresh, episode), reward, ruined
 
     return now, following, see, move
+
+
+def transition_at_costs(
+    dynamics: Dynamics,
+    episode: Episode,
+    order: Array,
+    now: Legs,
+    following: Legs,
+    scale: Array | None,
+) -> tuple[Episode, Array]:
+    """`transition` with all costs multiplied by the curriculum's `scale`; None is 1."""
+    drawn = episode.cost_scale
+    priced = episode._replace(cost_scale=times(drawn, scale))
+    after, reward = transition(dynamics, priced, order, now, following)
+    return after._replace(cost_scale=drawn), reward
 
 
 def repeat(

@@ -246,7 +246,6 @@ def prove(
     seeds: Sequence[int] | None = None,
     controls: bool = True,
     say: Say = lambda line: None,
-    begin: Callable[[], None] = lambda: None,
 ) -> list[Proof]:
     """Trains an agent on markets whose optimum is known, and measures the fraction it reaches.
 
@@ -256,7 +255,7 @@ def prove(
       steps: environment steps of each run; None is the agent's own.
       seeds: one run each, of every market; None draws three.
       controls: whether to train, once per market, agents that lack history or neighbours.
-      say: called with a line for each run. begin: called when every market has been checked.
+      say: called with a line for each run.
 
     Returns:
       A `Proof` for each market and seed; `proof.row()` is what `nca-trader prove --json` prints.
@@ -273,7 +272,6 @@ def prove(
     names = list(BARS) if markets is None else list(markets)
     loaded = load_agent(agent)
     trials = [prepare(name, loaded, steps) for name in names]
-    begin()
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds
     return [proof for trial in trials for proof in prove_market(trial, seeds, controls, say)]
 
