@@ -1,4 +1,4 @@
-"""What memory this process may use: of the machine, of its control groups, of its own limit."""
+"""The cores and the memory that this process may use."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ class Memory(NamedTuple):
 
     total: int
     free: int
+
+
+def cores() -> int:
+    """Cores of this machine that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory(root: pathlib.Path = ROOT) -> Memory:

@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> None:
     from nca_trader.cli.bench_env import bench_env
     from nca_trader.cli.bench_policy import bench_policy
     from nca_trader.cli.bench_ppo import bench_ppo
+    from nca_trader.machine import cores
     from nca_trader.parallel.mesh import use_cores
-    from nca_trader.scale.facts import cores
 
     use_cores(cores())  # what runs on a mesh has as many devices
     benches = {"env": bench_env, "policy": bench_policy, "ppo": bench_ppo}

@@ -198,7 +198,7 @@ class _Timed:
         self._rates: list[float] = []
 
     def rounds(self, peers: Sequence[Peer] = ()) -> None:
-        from nca_trader.scale.rates import matmul_flops_per_s
+        from nca_trader.scale.chips import matmul_flops_per_s
 
         def between() -> None:
             self._rates.append(matmul_flops_per_s())

@@ -142,8 +142,8 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 def use_cores_for(agent: Any) -> None:
     """On a CPU, as many devices as the agent's mesh has, and at most one a core."""
+    from nca_trader.machine import cores
     from nca_trader.parallel.mesh import use_cores
-    from nca_trader.scale.facts import cores
 
     if (wanted := math.prod(agent.mesh.axes)) > 1:
         use_cores(min(wanted, cores()))

@@ -87,8 +87,8 @@ def _once(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]
 def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]:
     """Looks again and again, until asked to stop."""
     from nca_trader.cli.interrupt import stop_on_signal
+    from nca_trader.watch.alerts import Sinks
     from nca_trader.watch.metrics import Collector, exporter
-    from nca_trader.watch.sinks import Sinks
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     collector = Collector(watched.name)

@@ -21,8 +21,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.disk import scratch
 from nca_trader.errors import ConfigError, RunError, argument
 from nca_trader.scale.chips import Slice
-from nca_trader.scale.cost import Cost, cost_of
-from nca_trader.scale.hlo import read_module, unknown_loops
+from nca_trader.scale.hlo import Cost, cost_of, read_module, unknown_loops
 from nca_trader.types import Bars
 
 # The compiler without a chip: the CPU computes, nobody asks a metadata server for one, and a

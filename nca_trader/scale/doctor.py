@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nca_trader.config import LearnerConfig, MeshConfig
-from nca_trader.scale.chips import CHIPS, KINDS, axes_of
+from nca_trader.scale.chips import CHIPS, KINDS, mesh_axes
 from nca_trader.scale.facts import Facts
 
 GB = 1e9
@@ -48,7 +48,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def mesh_of(facts: Facts, wanted: MeshConfig | None = None) -> dict[str, int]:
-    """The mesh to train on: an agent's own where it says its sizes, else that of `axes_of`.
+    """The mesh to train on: an agent's own where it says its sizes, else that of `mesh_axes`.
 
     Args:
       wanted: the table `[mesh]` of an agent; None is one that says nothing.
@@ -58,7 +58,7 @@ def mesh_of(facts: Facts, wanted: MeshConfig | None = None) -> dict[str, int]:
     devices = max(len(facts.kinds), 1)
     kind = KINDS.get(facts.kinds[0]) if facts.kinds else None
     chips = devices if kind is None else devices // CHIPS[kind].devices
-    return dict(zip(AXES, axes_of(devices, chips), strict=True))
+    return dict(zip(AXES, mesh_axes(devices, chips), strict=True))
 
 
 def mesh_words(axes: dict[str, int]) -> str:

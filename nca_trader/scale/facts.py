@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from nca_trader.machine import memory
+from nca_trader.machine import cores, memory
 
 PACKAGES = (
     "nca_trader", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas",
@@ -132,13 +132,6 @@ def gather(
     )
     facts = dataclasses.replace(facts, **_cache(environment.get("JAX_COMPILATION_CACHE_DIR", "")))
     return dataclasses.replace(facts, **_probe(timeout), **_read(data, reading))
-
-
-def cores() -> int:
-    """Cores of this machine that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # not everywhere
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 BITS = {"pred": 8, "token": 0}
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -198,3 +200,262 @@ def unknown_loops(module: Module) -> int:
     """Loops whose length the text does not say; `runs` counts their bodies once."""
     loops = (run.instruction for run in runs(module) if run.instruction.opcode == "while")
     return sum(trip_count(module, loop) is None for loop in loops)
+
+
+COLLECTIVES = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast",
+)  # fmt: skip
+# Names of arrays, not work on them; a `-done` only waits for what its `-start` moved.
+NO_TRAFFIC = {
+    "parameter", "tuple", "get-tuple-element", "bitcast", "constant", "while", "conditional",
+    "call", "partition-id", "replica-id", "after-all", "opt-barrier", "custom-call",
+}  # fmt: skip
+READS_PART = ("dynamic-slice", "slice", "gather")
+
+
+class Part(NamedTuple):
+    """What one part of an iteration costs a device.
+
+    cycles: the compiler's estimate. flops: of matrix products and convolutions.
+    """
+
+    cycles: int
+    flops: int
+
+
+class Collective(NamedTuple):
+    """One kind of collective. count: times an iteration; bytes: that a device puts in, in all.
+
+    dtypes: of its operands. group: devices that take part, of the largest.
+    """
+
+    count: int
+    bytes: int
+    dtypes: tuple[str, ...]
+    group: int
+
+
+class Cost(NamedTuple):
+    """An iteration. parts: by name, see `part_of`; collectives: by kind.
+
+    hbm_bytes: read from and written to the chip's main memory.
+    """
+
+    parts: dict[str, Part]
+    collectives: dict[str, Collective]
+    hbm_bytes: int
+
+    @property
+    def cycles(self) -> int:
+        """Of all parts."""
+        return sum(part.cycles for part in self.parts.values())
+
+    @property
+    def flops(self) -> int:
+        """Of all parts."""
+        return sum(part.flops for part in self.parts.values())
+
+
+def cost_of(module: Module, devices: int) -> Cost:
+    """The cost of a program that runs on `devices`, each figure of one of them."""
+    parts: dict[str, Part] = {}
+    collectives: dict[str, Collective] = {}
+    traffic = 0
+    for run in runs(module):
+        instruction, times = run.instruction, run.times
+        flops = flops_of(module, instruction, run.computation)
+        if instruction.cycles or flops:
+            name = part_of(run.path)
+            old = parts.get(name, Part(0, 0))
+            parts[name] = Part(old.cycles + times * instruction.cycles, old.flops + times * flops)
+        traffic += times * traffic_of(module, instruction, run.computation)
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            collectives[kind] = _added(collectives.get(kind), run, devices)
+    return Cost(parts, collectives, traffic)
+
+
+def part_of(path: str) -> str:
+    """Which part of an iteration an instruction is of, by the path of the traced function."""
+    found = re.search(r"\b(collect|learn|replay)\b", path)
+    if found is None:
+        return "other"
+    encodes = re.search(r"\bencode\b", path) is not None
+    if found[1] == "collect":
+        return "collect: encoder" if encodes else "collect: accounts"
+    if "jvp" not in path:
+        return f"{found[1]}: update"
+    way = "backward" if "transpose(" in path else "forward"
+    return f"{found[1]}: {'encoder' if encodes else 'loss'} {way}"
+
+
+def _added(before: Collective | None, run: Run, devices: int) -> Collective:
+    shapes = [s for name in run.instruction.operands for s in _shapes(run.computation, name)]
+    count, size, dtypes, group = before or Collective(0, 0, (), 1)
+    return Collective(
+        count + run.times,
+        size + run.times * sum(shape.bytes for shape in shapes),
+        tuple(sorted({*dtypes, *(shape.dtype for shape in shapes)})),
+        max(group, group_size(run.instruction, devices)),
+    )
+
+
+def group_size(collective: Instruction, devices: int) -> int:
+    """Devices that take part in one group of a collective."""
+    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", collective.attributes)
+    if listed:
+        return listed[1].count(",") + 1
+    counted = re.search(r"replica_groups=\[(\d+),(\d+)\]", collective.attributes)
+    return int(counted[2]) if counted else devices
+
+
+def wire_seconds(collective: str, cost: Collective, one_way: float) -> float:
+    """At least so long a device's links are busy with a kind of collective, latency not counted.
+
+    In a ring of n an all-reduce sends `2 (n - 1) / n` of its bytes, a reduce-scatter or an
+    all-to-all `(n - 1) / n`, an all-gather `n - 1` times what it puts in, a permutation once.
+
+    Args:
+      one_way: bytes a second out of a chip, over all its links.
+    """
+    n = max(cost.group, 1)
+    share = {"all-reduce": 2 * (n - 1) / n, "all-gather": n - 1.0, "collective-permute": 1.0}
+    return share.get(collective, (n - 1) / n) * cost.bytes / one_way
+
+
+def _shapes(computation: Computation, name: str) -> tuple[Shape, ...]:
+    there = computation.get(name)
+    return there.shapes if there else ()
+
+
+def flops_of(module: Module, instruction: Instruction, computation: Computation) -> int:
+    """Floating-point operations of the products in an instruction, those of a fusion included."""
+    if instruction.opcode == "fusion":
+        inner = module.computations.get(instruction.called("calls") or "", {})
+        return sum(flops_of(module, each, inner) for each in inner.values())
+    if instruction.opcode == "convolution":
+        return _convolution_flops(instruction, computation)
+    if instruction.opcode == "dot":
+        return _dot_flops(instruction, computation)
+    return 0
+
+
+def _dot_flops(dot: Instruction, computation: Computation) -> int:
+    (left,) = _shapes(computation, dot.operands[0])
+    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
+    over = [int(d) for d in found[1].split(",") if d] if found else []
+    return 2 * int(np.prod(dot.shapes[0].dims)) * int(np.prod([left.dims[d] for d in over]))
+
+
+def _convolution_flops(convolution: Instruction, computation: Computation) -> int:
+    """2 for each pair of an output element and an input element that is no padding and no hole."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
+    (left,), (right,) = (_shapes(computation, name) for name in convolution.operands[:2])
+    if labels is None:
+        raise ValueError(f"{convolution.name}: a convolution without dim_labels")
+    window = _window(convolution.attributes)
+    out = dict(zip(labels[3], convolution.shapes[0].dims, strict=True))
+    seen = dict(zip(labels[1], left.dims, strict=True))
+    kernel = dict(zip(labels[2], right.dims, strict=True))
+    total = 2 * out["b"] * out["f"] * kernel["i"]
+    for axis in range(len(left.dims) - 2):
+        label = str(axis)
+        total *= _pairs(out[label], seen[label], {k: v[axis] for k, v in window.items()})
+    return total
+
+
+def _window(attributes: str) -> dict[str, list]:
+    """Of each spatial axis: size, pad (low, high), stride, and dilation of both sides."""
+    found = re.search(r"window=\{([^}]*)\}", attributes)
+    given = dict(item.split("=") for item in found[1].split()) if found and found[1] else {}
+    rank = given["size"].count("x") + 1 if "size" in given else 0
+    one = "x".join("1" * rank)
+    window: dict[str, list] = {
+        name: [int(n) for n in given.get(name, one).split("x")] if rank else []
+        for name in ("size", "stride", "lhs_dilate", "rhs_dilate")
+    }
+    pads = given.get("pad", "x".join(["0_0"] * rank)).split("x") if rank else []
+    window["pad"] = [int(pad.split("_")[0]) for pad in pads]
+    return window
+
+
+def _pairs(out: int, seen: int, window: dict[str, int]) -> int:
+    """Pairs of an output place and a kernel place that meet an element of the input."""
+    at = (
+        np.arange(out)[:, None] * window["stride"]
+        + np.arange(window["size"])[None] * window["rhs_dilate"]
+        - window["pad"]
+    )
+    inside = (at >= 0) & (at <= (seen - 1) * window["lhs_dilate"])
+    return int((inside & (at % window["lhs_dilate"] == 0)).sum())
+
+
+def traffic_of(module: Module, instruction: Instruction, computation: Computation) -> int:
+    """Bytes that an instruction reads from and writes to main memory.
+
+    What is only sliced, or written in place, counts with the size of the slice.
+    """
+    opcode = instruction.opcode
+    if opcode in NO_TRAFFIC or opcode.endswith(("-done", "-update")):
+        return 0
+    operands = [_shapes(computation, name) for name in instruction.operands]
+    if opcode == "copy-start":
+        return sum(s.bytes for s in instruction.shapes[:2] if s.space == 0)
+    if opcode == "fusion":
+        inner = module.computations[instruction.called("calls") or ""]
+        return _fusion_traffic(instruction, operands, inner)
+    read = [s for shapes in operands for s in shapes if s.space == 0]
+    written = [s for s in instruction.shapes if s.space == 0]
+    if opcode in READS_PART:
+        return 2 * sum(s.bytes for s in written) + sum(s.bytes for s in read[1:])
+    if opcode == "dynamic-update-slice":
+        return 2 * operands[1][0].bytes if written else 0
+    return sum(s.bytes for s in (*read, *written))
+
+
+def _fusion_traffic(
+    fusion: Instruction, operands: list[tuple[Shape, ...]], inner: Computation
+) -> int:
+    total = 0
+    number = {int(i.operands[0]): i for i in inner.values() if i.opcode == "parameter"}
+    for position, shapes in enumerate(operands):
+        if any(shape.space == 0 for shape in shapes) and position in number:
+            total += _read(number[position], inner)
+    root = next(i for i in inner.values() if i.is_root)
+    parts = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    for shape, part in zip(fusion.shapes, parts, strict=False):
+        if shape.space == 0:
+            total += min(shape.bytes, _written(part, inner))
+    return total
+
+
+def _read(parameter: Instruction, inner: Computation) -> int:
+    """Bytes read of a fusion's parameter: of slices, where nothing else is made of it."""
+    whole = parameter.shapes[0].bytes
+    total = 0
+    for user, position in _users(parameter.name, inner):
+        if user.opcode in READS_PART and position == 0:
+            total += sum(s.bytes for s in user.shapes)
+        elif user.opcode != "dynamic-update-slice" or position != 0:
+            return whole
+    return min(total, whole)
+
+
+def _users(name: str, inner: Computation) -> Iterator[tuple[Instruction, int]]:
+    """Who takes it, and as which operand; a bitcast of it is it."""
+    for user in inner.values():
+        if user.opcode in ("parameter", "constant") or name not in user.operands:
+            continue
+        if user.opcode == "bitcast":
+            yield from _users(user.name, inner)
+        else:
+            yield user, user.operands.index(name)
+
+
+def _written(part: Instruction, inner: Computation) -> int:
+    while part.opcode == "bitcast":
+        part = inner[part.operands[0]]
+    if part.opcode == "dynamic-update-slice":
+        return sum(shape.bytes for shape in inner[part.operands[1]].shapes)
+    return sum(shape.bytes for shape in part.shapes)

@@ -19,7 +19,7 @@ from nca_trader.parallel.mesh import AXES
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import Chip, Slice, mesh_axes, slice_of
 from nca_trader.scale.compiled import Answer, Ask, Question
-from nca_trader.scale.cost import wire_seconds
+from nca_trader.scale.hlo import wire_seconds
 from nca_trader.types import Bars
 
 Report = dict[str, Any]
@@ -214,7 +214,7 @@ def plan_on(
         "chips": there.chips,
         "devices": there.devices,
         "mesh": dict(zip(AXES, agent.mesh.axes, strict=True)),
-        "mesh_from_table": dict(zip(AXES, mesh_axes(there), strict=True)),
+        "mesh_from_table": dict(zip(AXES, mesh_axes(there.devices, there.chips), strict=True)),
         "set": changes,
     }
     report |= described(found, there) | {"widths": width_audit(agent, there.of)}
@@ -235,7 +235,7 @@ def on_slice(agent: AgentConfig, there: Slice) -> tuple[AgentConfig, dict[str, i
     learner, mesh, devices = agent.learner, agent.mesh, there.devices
     fsdp, model = mesh.fsdp, mesh.model
     if mesh.data is None:
-        _, fsdp, model = mesh_axes(there) if fsdp * model == 1 else mesh.axes
+        _, fsdp, model = mesh_axes(there.devices, there.chips) if fsdp * model == 1 else mesh.axes
         if devices % (fsdp * model) == 0:  # else the slice is refused, with the sizes as given
             mesh = dataclasses.replace(mesh, devices=devices, fsdp=fsdp, model=model)
     parts = mesh.axes[0] * fsdp

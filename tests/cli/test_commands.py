@@ -17,10 +17,10 @@ from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS, UNTIL
 
 from nca_trader.data import synthetic
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.machine import cores
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
-from nca_trader.scale.facts import cores
 
 METRICS = (
     "update steps loss policy_loss value_loss entropy approx_kl clip_fraction "

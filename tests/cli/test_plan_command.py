@@ -8,7 +8,7 @@ import pytest
 import nca_trader as nca
 from nca_trader.scale import compiled
 from nca_trader.scale.compiled import Answer
-from nca_trader.scale.cost import Collective, Cost, Part
+from nca_trader.scale.hlo import Collective, Cost, Part
 
 CONTRACT = {
     "fits", "hbm_bytes_per_chip", "hbm_limit", "bytes_by_kind", "collectives",

@@ -39,9 +39,9 @@ def test_every_shape_of_the_tables_has_as_many_chips_as_it_says():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("v5e-9", "no slice has 9; the nearest that there is: v5e-8. Or .* v5e:2x4"),
-        ("v5p-4", "counts cores, two a chip, and no slice has 4; .* v5p-8"),
-        ("v5p-384", "cores, two a chip, and no slice has 384; .* v5p-256"),
+        ("v5e-9", "no slice has 9; the nearest size is v5e-8. Or .* v5e:2x4"),
+        ("v5p-4", "counts cores, two per chip, and no slice has 4; .* v5p-8"),
+        ("v5p-384", "cores, two per chip, and no slice has 384; .* v5p-256"),
         ("tpu7x-8", "no public table of sizes of tpu7x; give a shape, e.g. tpu7x:2x2x1"),
         ("v5e:2x2x2", "a slice of v5e has 2 axes"),
         ("v5p:8x8", "a slice of v5p has 3 axes"),

@@ -22,8 +22,7 @@ from nca_trader.agents.presets import load_agent
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.compiled import devices_of
-from nca_trader.scale.cost import cost_of, flops_of
-from nca_trader.scale.hlo import Module, read_module, runs
+from nca_trader.scale.hlo import Module, cost_of, flops_of, read_module, runs
 from nca_trader.types import EnvSpec
 
 pytestmark = pytest.mark.skipif(

@@ -71,7 +71,9 @@ def test_the_mesh_has_every_device():
 )
 def test_the_mesh_of_a_slice_is_that_of_the_plan(name, kind):
     there = slice_of(name)
-    assert tuple(mesh_of(pod(kind, there.devices)).values()) == mesh_axes(there)
+    assert tuple(mesh_of(pod(kind, there.devices)).values()) == mesh_axes(
+        there.devices, there.chips
+    )
 
 
 def test_a_mesh_comes_with_the_words_that_make_it():

@@ -7,7 +7,7 @@ from tiny import AGENT, ENV
 
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.compiled import Answer, Question
-from nca_trader.scale.cost import Cost, Part
+from nca_trader.scale.hlo import Cost, Part
 from nca_trader.scale.plan import Size, fewest_as_fast, largest_batch, most_that_fits, rate
 
 V5E = slice_of("v5e-8")

@@ -9,7 +9,7 @@ from nca_trader.agents.presets import load_agent
 from nca_trader.config import MeshConfig
 from nca_trader.scale.chips import GIB, slice_of
 from nca_trader.scale.compiled import Answer, Question, said_bytes
-from nca_trader.scale.cost import Collective, Cost, Part
+from nca_trader.scale.hlo import Collective, Cost, Part
 from nca_trader.scale.plan import (
     described,
     estimate,

@@ -16,9 +16,15 @@ from nca_trader.config import CheckpointConfig, PolicyConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.scale import profile as profiling
-from nca_trader.scale import rates
+from nca_trader.scale.chips import (
+    CHIPS,
+    KINDS,
+    Rates,
+    matmul_flops_per_s,
+    memory_bytes_per_s,
+    rates_of,
+)
 from nca_trader.scale.profile import bound, profile
-from nca_trader.scale.rates import CHIPS, Rates, rates_of
 
 C, H, READ = 8, 16, 32  # widths of the perceptron and of its readout
 POLICY = PolicyConfig(kind="mlp", window=1, channels=C, hidden=H, head_hidden=READ)
@@ -174,10 +180,10 @@ def test_a_chip_in_the_table_is_not_measured():
     assert (found.flops, found.bytes) == (197e12, 819e9) and "v5e" in found.source
     found = rates_of(Chip, "float32")
     assert (found.flops, found.bytes) == (197e12 / 6, 819e9) and "6 passes" in found.source
-    assert set(rates.KINDS.values()) == set(CHIPS)
+    assert set(KINDS.values()) == set(CHIPS)
 
 
 def test_another_device_is_measured():
     """A product of 8 x 8 matrices a second is 1,024 operations, at any speed."""
-    assert rates.matmul_flops_per_s(size=8, repeats=3) > 0.0
-    assert rates.memory_bytes_per_s(size=64, repeats=3) > 0.0
+    assert matmul_flops_per_s(size=8, repeats=3) > 0.0
+    assert memory_bytes_per_s(size=64, repeats=3) > 0.0

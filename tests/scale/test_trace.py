@@ -5,7 +5,7 @@ import pytest
 
 from nca_trader.errors import RunError
 from nca_trader.scale.hlo import read_module
-from nca_trader.scale.trace import HOST, Interval, Op, coarse, files_of, ops_of, split
+from nca_trader.scale.profile import HOST, Interval, Op, coarse, files_of, ops_of, split
 
 A, B, LOOP = Op("a", False), Op("b", False), Op("loop", True)
 TEXT = """HloModule jit_iterate

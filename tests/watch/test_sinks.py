@@ -9,9 +9,8 @@ import time
 import pytest
 
 from nca_trader.errors import ConfigError
-from nca_trader.watch import sinks as module
-from nca_trader.watch.alerts import Alerts, Rule
-from nca_trader.watch.sinks import Sinks, Webhook, Worker, sink_of
+from nca_trader.watch import alerts as module
+from nca_trader.watch.alerts import Alerts, Rule, Sinks, Webhook, Worker, sink_of
 
 
 class Server:
