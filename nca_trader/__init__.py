@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.result import Result
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
-    from nca_trader.paper.launch import paper_trade
+    from nca_trader.paper.session import paper_trade
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
     from nca_trader.runs.trials import trials
@@ -125,7 +125,7 @@ _HOME = {
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
     "new_york": "data.holidays",
-    "paper_trade": "paper.launch",
+    "paper_trade": "paper.session",
     "plan": "scale.plan",
     "prove": "evaluate.prove.trials",
     "read_bars": "data.bars",

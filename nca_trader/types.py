@@ -12,7 +12,7 @@ import pandas as pd
 from jax import Array
 
 from nca_trader import annual
-from nca_trader.config.costs import Costs
+from nca_trader.config.env import Costs
 from nca_trader.config.ranges import moment
 from nca_trader.errors import BarError
 

@@ -24,7 +24,7 @@ from ledger import random_bars
 from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
 from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
-from nca_trader.config.policy import KINDS_WITH
+from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.toml import preset_names
 from nca_trader.data.indicators import FEATURES
 from nca_trader.data.synthetic import Task, task_of

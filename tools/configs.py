@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
-from nca_trader.config import costs, policy
+from nca_trader.config import agent, env
 
 # A value that switches on the checks of a field whose default is None.
 EXAMPLES = {"int": 1, "float": 0.5, "tuple[float, float]": (0.5, 0.5)}
 # Ranges that no single check states.
 OTHERS = {
     "random_costs": "0 < low <= high",
-    "dilations": f"1 to {policy.MAX_WIDTH} each",
-    "num_neighbours": f"1 to {policy.MAX_NEIGHBOURS}",
+    "dilations": f"1 to {agent.MAX_WIDTH} each",
+    "num_neighbours": f"1 to {agent.MAX_NEIGHBOURS}",
     "remat": "none, step, every:n, dots",
 }
 
@@ -47,11 +47,11 @@ def described(cls: Any) -> dict[str, str]:
 def ranges_of(cls: Any) -> dict[str, str]:
     """Returns the range of each field, as the checks of the config's constructor state it."""
     found: dict[str, str] = {}
-    if cls is costs.Costs:
-        found = dict.fromkeys(costs.AMOUNTS, "[0, inf)")
+    if cls is env.Costs:
+        found = dict.fromkeys(env.AMOUNTS, "[0, inf)")
         for name in described(cls).keys() - found.keys():
-            share = name in costs.FRACTIONS
-            most = costs.IMPLAUSIBLE.get(name, 1.0 if share else 10.0)
+            share = name in env.FRACTIONS
+            most = env.IMPLAUSIBLE.get(name, 1.0 if share else 10.0)
             found[name] = f"[0, {most:g})" if share else f"(-{most:g}, {most:g})"
         return found
 

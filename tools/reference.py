@@ -14,7 +14,7 @@ from typing import Any
 from configs import described, ranges_of, sentence
 
 from nca_trader import cli
-from nca_trader.config import AgentConfig, EnvConfig, costs, toml
+from nca_trader.config import AgentConfig, EnvConfig, env, toml
 from nca_trader.config.reading import REPAIRS
 from nca_trader.data import indicators
 from nca_trader.data.reading import faults
@@ -82,7 +82,7 @@ def page() -> str:
     exits = re.findall(r"(\d+) ([^;]+?)[;.]", (cli.__doc__ or "").partition("Exit codes:")[2])
     parts = {"# Features": table("name, warm-up bars, value", map(feature, indicators.FEATURES))}
     parts |= {"# Actions": table("kind, what an action does", actions)}
-    parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(costs.Costs)}
+    parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(env.Costs)}
     parts |= {"# Keys of an environment": keys(EnvConfig), "# Keys of an agent": keys(AgentConfig)}
     parts |= {f"## [{name}]": keys(cls) for name, cls in tables.items() if name != "num_seeds"}
     for of in ("envs", "agents"):

@@ -98,7 +98,7 @@ def _check_ranges(command: str, given: dict[str, Any]) -> None:
         )
     costs = {name: given[name] for name in ("commission", "slippage") if name in given}
     if costs:
-        from nca_trader.config.costs import Costs
+        from nca_trader.config.env import Costs
 
         Costs(**costs)
     ranges = (
@@ -146,7 +146,7 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
 
     bars = given.get("file") if command == "data" else given.get("data")
     if command == "paper":
-        from nca_trader.paper.reading import replayed
+        from nca_trader.config.reading import replayed
 
         bars = replayed(given["feed"], given["broker"])
         folder = pathlib.Path(given["journal"]).parent

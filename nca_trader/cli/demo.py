@@ -159,7 +159,7 @@ def select(demo: Demo, run: Any) -> list[float]:
     """Sharpe ratio of each seed on the selection span; the best is noted in the run's folder."""
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.runs.manifest import Run
-    from nca_trader.runs.records import data_record
+    from nca_trader.runs.trials import data_record
 
     scores = [
         backtest(

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Verifies the journal; damage is a `StateError`, which exits with 4."""
-    from nca_trader.paper.reading import verify
+    from nca_trader.paper.journal import verify
 
     head = verify(args.file)
     print(f"{args.file}: {head.seq} events, the chain holds; head {head.hash[:16]}")

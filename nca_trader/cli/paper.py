@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the session to the end of its feed, or until it is asked to stop."""
     from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.evaluate.verdict import in_sample_sentence
-    from nca_trader.paper.launch import paper_trade  # jax is slow to import: not for --help
+    from nca_trader.paper.session import paper_trade  # jax is slow to import: not for --help
 
     with stop_on_signal("bar") as stop:
         result = paper_trade(

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.cloud import local, place
     from nca_trader.errors import ConfigError
-    from nca_trader.paper.reading import read_events
+    from nca_trader.paper.journal import read_events
     from nca_trader.watch.alerts import Alerts, read_rules
     from nca_trader.watch.metrics import Watched
 

@@ -6,7 +6,15 @@ them. `nca_trader.envs.presets.load_env` and `nca_trader.agents.presets.load_age
 name.
 """
 
-from nca_trader.config.agent import AgentConfig
+from nca_trader.config.agent import (
+    MAX_NEIGHBOURS,
+    AgentConfig,
+    CheckpointConfig,
+    MeshConfig,
+    PolicyConfig,
+    PopulationConfig,
+    PrecisionConfig,
+)
 from nca_trader.config.env import (
     DEFAULT_FEATURES,
     EnvConfig,
@@ -14,10 +22,6 @@ from nca_trader.config.env import (
     limit_problems,
 )
 from nca_trader.config.learner import CurriculumConfig, LearnerConfig, OptimizerConfig
-from nca_trader.config.policy import MAX_NEIGHBOURS, PolicyConfig
-from nca_trader.config.population import PopulationConfig
-from nca_trader.config.precision import PrecisionConfig
-from nca_trader.config.run import CheckpointConfig, MeshConfig
 
 __all__ = [
     "DEFAULT_FEATURES",

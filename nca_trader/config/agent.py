@@ -3,13 +3,298 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
 
 from nca_trader.config.learner import CurriculumConfig, LearnerConfig, OptimizerConfig
-from nca_trader.config.policy import PolicyConfig
-from nca_trader.config.population import PopulationConfig
-from nca_trader.config.precision import PrecisionConfig
-from nca_trader.config.ranges import multiple, refuse, strict, whole
-from nca_trader.config.run import CheckpointConfig, MeshConfig
+from nca_trader.config.ranges import (
+    between,
+    multiple,
+    one_of,
+    refuse,
+    strict,
+    whole,
+    without_effect,
+)
+
+KINDS = ("nca", "mlp", "gru")
+# The fields that not every kind has.
+KINDS_WITH = {
+    "hidden": ("nca", "mlp"),
+    "window": ("mlp", "gru"),
+    **dict.fromkeys(("steps", "dilations", "leak", "fire_rate", "remat"), ("nca",)),
+    **dict.fromkeys(("neighbours", "num_neighbours"), ("nca",)),
+}
+NEIGHBOURS = ("none", "ring", "nearest", "all")
+# Far above what trains; a mistyped or damaged number would take all memory or never end.
+MAX_STEPS, MAX_WIDTH = 1024, 1 << 16
+MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """What encodes bars into cells, and the readout.
+
+    Attributes:
+      kind: "nca", the neural cellular automaton; "mlp", a perceptron over the last `window` bars
+        of an asset (1 is no history); "gru", a gated recurrent unit over them. A field that a kind
+        does not have must be left at its default.
+      channels: C, state channels of a cell. hidden: H, width of the hidden layer; of the
+        perceptron it may be 0, no such layer; the recurrent unit has none.
+      window: bars that "mlp" and "gru" see: their receptive field.
+      steps: K, updates of every cell. dilations: bars between taps at step 1, 2, ...; repeated
+        if K is longer. The receptive field is 1 + 2 * sum(dilations over K steps) bars. Both are
+        of the automaton.
+      neighbours: of the automaton, what a cell sees of other assets: "none"; "ring", the one
+        before and the one after; "nearest", the `num_neighbours` most correlated ones over the
+        training bars, each with its own weights; "all", the mean.
+      leak: of the automaton, fraction of its state that a cell forgets a step; it bounds the
+        state by 1 / leak.
+      fire_rate: of the automaton, share of cell updates that take place in training, drawn by
+        bar, asset and step, and divided by it; 1 is all. Backtest and paper make every update.
+      remat: of the automaton, what of the forward pass is computed again for the gradient, to
+        save memory: "none"; "step", all but the states between steps; "every:n", all but the
+        states between blocks of n steps; "dots", all but the results of matrix products.
+      feature_clip: features are clipped to plus or minus this before the first layer.
+      head_hidden: width of the readout's hidden layer.
+    """
+
+    kind: str = "nca"
+    channels: int = 16
+    hidden: int = 64
+    window: int = 63
+    steps: int = 5
+    dilations: tuple[int, ...] = (1, 2, 4, 8, 16)
+    neighbours: str = "none"
+    num_neighbours: int = 2
+    leak: float = 0.1
+    fire_rate: float = 1.0
+    remat: str = "none"
+    feature_clip: float = 5.0
+    head_hidden: int = 32
+
+    def __post_init__(self):
+        counts = ("channels", "window", "num_neighbours", "head_hidden")
+        problems = [
+            *one_of(self, "kind", KINDS),
+            *whole(self, 1, *counts, most=MAX_WIDTH),
+            *whole(self, 0 if self.kind == "mlp" else 1, "hidden", most=MAX_WIDTH),
+            *whole(self, 1, "steps", most=MAX_STEPS),
+            *one_of(self, "neighbours", NEIGHBOURS),
+            *between(self, "(0, 1]", "leak", "fire_rate"),
+            *between(self, "(0, inf)", "feature_clip"),
+            *without_effect(self),
+        ]
+        if not problems and self.num_neighbours > MAX_NEIGHBOURS:
+            problems.append(
+                f"num_neighbours={self.num_neighbours} is above {MAX_NEIGHBOURS}, which is how "
+                "many are ranked; give fewer, or neighbours='all'."
+            )
+        if not self.dilations or any(type(d) is not int or d < 1 for d in self.dilations):
+            problems.append(
+                f"dilations={self.dilations} must be one or more whole numbers of at least 1."
+            )
+        elif max(self.dilations) > MAX_WIDTH:
+            problems.append(
+                f"dilations={self.dilations} hold {max(self.dilations)}; give at most {MAX_WIDTH}."
+            )
+        if not re.fullmatch(r"none|step|every:[1-9]\d*|dots", str(self.remat)):
+            problems.append(
+                f"remat={self.remat!r} is not known; it may be 'none', 'step', 'every:n' with n "
+                "of at least 1, or 'dots'."
+            )
+        refuse(problems)
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields without effect given the values `given`, and what they need."""
+        if given.kind not in KINDS:
+            return
+        for name, kinds in KINDS_WITH.items():
+            if given.kind not in kinds:
+                yield name, f"kind={' or '.join(map(repr, kinds))}"
+        if given.kind == "nca" and given.neighbours in {*NEIGHBOURS} - {"nearest"}:
+            yield "num_neighbours", "neighbours='nearest'"
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """How the `num_seeds` agents of a run differ, and how the worst follow the best.
+
+    Attributes:
+      learning_rate, entropy_coef, clip_epsilon, gae_lambda, discount: (low, high) from which each
+        agent draws its own, evenly in its log (gae_lambda, discount: in the log of 1 - x); "none"
+        takes the agent's.
+      every: updates between two exploits, when the worst agents go on as copies of the best;
+        0 lets each agent go its own way.
+      share: of the agents that are replaced. perturb: factor by which a copy's hyper-parameters
+        are multiplied or divided, within their ranges.
+    """
+
+    learning_rate: tuple[float, ...] | None = None
+    entropy_coef: tuple[float, ...] | None = None
+    clip_epsilon: tuple[float, ...] | None = None
+    gae_lambda: tuple[float, ...] | None = None
+    discount: tuple[float, ...] | None = None
+    every: int = 0
+    share: float = 0.25
+    perturb: float = 1.2
+
+    def __post_init__(self):
+        problems = [
+            *whole(self, 0, "every"),
+            *between(self, "(0, 0.5]", "share"),
+            *between(self, "(1, inf)", "perturb"),
+        ]
+        for name in ("learning_rate", "entropy_coef", "clip_epsilon", "gae_lambda", "discount"):
+            ends = getattr(self, name)
+            most = float("inf") if name in ("learning_rate", "entropy_coef") else 1.0
+            if ends is not None and not (len(ends) == 2 and 0.0 < ends[0] <= ends[1] < most):
+                problems.append(
+                    f"{name}={ends} is not a range of numbers between 0 and {most}; give "
+                    "(low, high)."
+                )
+        refuse(problems, without_effect(self))
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Fields without effect given the values `given`, and what they need."""
+        if given.every == 0:
+            yield "share", "every of at least 1"
+            yield "perturb", "every of at least 1"
+
+    @property
+    def ranged(self) -> bool:
+        """Whether agents differ in more than their seeds."""
+        ends = (self.learning_rate, self.entropy_coef, self.clip_epsilon, self.gae_lambda)
+        return any((*ends, self.discount))
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """What of the encoder may be of bfloat16; parameters, sums, readout and losses are float32.
+
+    The usual presets: f32 is all "float32"; bf16 has `matmul = "bfloat16"`; float32 parameters
+    with bfloat16 compute has `compute = "bfloat16"` as well. See docs/concepts/precision.md.
+
+    Attributes:
+      matmul: "float32" or "bfloat16", of the operands of matrix products; they sum in float32.
+      compute: "float32" or "bfloat16", of the cells between products; "bfloat16" takes a matmul
+        of "bfloat16".
+      params: "float32", of the parameters as they are learnt and saved.
+    """
+
+    matmul: str = "float32"
+    compute: str = "float32"
+    params: str = "float32"
+
+    def __post_init__(self):
+        for name in ("matmul", "compute", "params"):
+            if getattr(self, name) == "float16":
+                refuse(
+                    [
+                        f"{name}='float16' ends at 65,504 and at 6e-8: gradients leave that range, "
+                        "and the loss is not scaled to keep them there; take 'bfloat16', whose "
+                        "range is float32's."
+                    ]
+                )
+        if self.params == "bfloat16":
+            refuse(
+                [
+                    "params='bfloat16' would lose updates below 1/256 of a weight, unless float32 "
+                    "values were kept beside, and then it saves nothing; take 'float32'."
+                ]
+            )
+        refuse(
+            one_of(self, "matmul", ("float32", "bfloat16")),
+            one_of(self, "compute", ("float32", "bfloat16")),
+            one_of(self, "params", ("float32",)),
+        )
+        if self.compute == "bfloat16" and self.matmul == "float32":
+            refuse(
+                [
+                    "compute='bfloat16' rounds what products of matmul='float32' would read; take "
+                    "matmul='bfloat16' with it."
+                ]
+            )
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """The devices that a run is spread over, as a mesh of axes (data, fsdp, model).
+
+    Attributes:
+      devices: all of them; None is data * fsdp * model. By itself it is the size of `data`.
+      data: parts of a batch whose devices share nothing else; None is what `devices` leaves.
+      fsdp: devices that share parameters and optimiser state as well, a part kept by each.
+      model: devices that share the width of hidden layers.
+      deterministic: a seed ends in the same bits on any number of devices, at the price of more
+        traffic and smaller products; `data` alone. Without it the end is the same to rounding.
+    """
+
+    devices: int | None = None
+    data: int | None = None
+    fsdp: int = 1
+    model: int = 1
+    deterministic: bool = False
+
+    def __post_init__(self):
+        given = [name for name in ("devices", "data") if getattr(self, name) is not None]
+        refuse(whole(self, 1, *given, "fsdp", "model"))
+        inner = self.fsdp * self.model
+        if self.devices is not None and self.devices != (self.data or 1) * inner:
+            if self.data is not None:
+                refuse(
+                    [
+                        f"devices={self.devices}, but data * fsdp * model = {self.data * inner}; "
+                        "give one of devices and data."
+                    ]
+                )
+            refuse(multiple("devices", self.devices, "fsdp * model", inner))
+        if self.deterministic and inner > 1:
+            refuse(
+                [
+                    f"deterministic=true is of the data axis alone, but fsdp={self.fsdp} and "
+                    f"model={self.model}; set both to 1, or leave it out."
+                ]
+            )
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """The sizes of data, fsdp and model."""
+        inner = self.fsdp * self.model
+        return self.data or (self.devices or inner) // inner, self.fsdp, self.model
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept of a run, and when it goes back to it.
+
+    Attributes:
+      every: updates between checkpoints. every_seconds: seconds between them, whichever comes
+        first; 0 is never, of either. One is also saved at the end, and when asked to stop. A
+        checkpoint takes about 0.1 s of one core, while training goes on.
+      keep: newest checkpoints that stay.
+      max_skips: updates dropped in a row (their gradients were not finite) after which the run
+        goes back to its newest checkpoint, with another key; NaN in parameters does so at once.
+      max_rollbacks: times that it goes back to the same checkpoint before it gives up.
+    """
+
+    every: int = 0
+    every_seconds: float = 30.0
+    keep: int = 3
+    max_skips: int = 5
+    max_rollbacks: int = 3
+
+    def __post_init__(self):
+        refuse(whole(self, 1, "keep", "max_skips"), whole(self, 0, "every", "max_rollbacks"))
+        refuse(between(self, "[0, inf)", "every_seconds"))
 
 
 @strict

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from nca_trader.config.ranges import expect
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, ConfigError, argument
 
 REPAIRS = {
     "sort": "put rows in order of time",
@@ -102,3 +102,24 @@ def refuse_times(timezone: str | None, dates: str | None) -> None:
     if dates is not None and dates not in DATES:
         known = " or ".join(f"{name} ({example})" for name, example in DATES.items())
         raise BarError(f"unknown order of dates {dates!r}; give {known}.")
+
+
+def replayed(feed: str, broker: str = "simulated") -> str:
+    """Returns the bar file that `feed` replays.
+
+    Raises:
+      ConfigError: a feed or a broker that this version does not have.
+    """
+    expect("feed", feed, str, "replay:FILE, FILE a bar file")
+    if broker != "simulated":
+        raise ConfigError(f"{argument('broker', broker)} is not in this version; simulated is.")
+    kind, _, file = feed.partition(":")
+    if kind in ("alpaca", "ccxt"):
+        raise ConfigError(
+            f"{argument('feed', feed)}: {kind} is not in this version; replay:FILE is."
+        )
+    if kind != "replay" or not file:
+        raise ConfigError(
+            f"{argument('feed', feed)} is not a feed; give replay:FILE, FILE a bar file."
+        )
+    return file

@@ -42,7 +42,7 @@ from nca_trader.evaluate.targets import (
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, now, seen_rows
-from nca_trader.runs.records import data_record
+from nca_trader.runs.trials import data_record
 from nca_trader.types import Bars, Costs
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ the live loop and when a session is rebuilt from its journal.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,13 +16,25 @@ import numpy as np
 from jax import Array
 
 from nca_trader.agents.heads import best_target, distribution
+from nca_trader.agents.policy import Params, read_out
+from nca_trader.data.features import feature_set
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.legs import Legs, Quote, next_legs
-from nca_trader.envs.account.state import FILLED, REST, WHOLE, Account, Rules, open_account
+from nca_trader.envs.account.state import (
+    FILLED,
+    REST,
+    WHOLE,
+    Account,
+    Rules,
+    open_account,
+    rules_of,
+)
 from nca_trader.envs.account.step import capped
 from nca_trader.envs.rewards import begun, remembered
+from nca_trader.errors import ConfigError
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import Order, client_id
+from nca_trader.runs.manifest import Run, versions
 from nca_trader.types import Bar, Costs, EnvSpec
 
 on_bar = jax.jit(accounting.on_bar, static_argnums=(2, 3))
@@ -67,6 +80,56 @@ class Agent(NamedTuple):
     def symbols(self) -> tuple[str, ...]:
         """The `A` assets, in order."""
         return self.spec.symbols
+
+
+def agent_of(run: Run) -> Agent:
+    """What a session needs of `run`: its selected seed, its costs, its rules."""
+    if run.env_config.market and run.env_config.market_state:
+        raise ConfigError(
+            f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
+            "which no feed has; paper-trade one that was trained on bars alone."
+        )
+    policy, params = run.policy, run.params()
+    digest = params_digest(params)
+    params = jax.device_put(params, jax.local_devices(backend="cpu")[0])
+    stream = jax.jit(policy.stream)
+    act = jax.jit(lambda *args: read_out(policy, *args))
+
+    def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
+        with float64_on_cpu():
+            return stream(params, state, row, present)
+
+    def logits(cells: Any, account: Account) -> np.ndarray:
+        with float64_on_cpu():
+            return np.asarray(act(params, cells, account))
+
+    return Agent(
+        spec=run.spec,
+        features=feature_set(run.env_config.features),
+        begin=policy.begin,
+        see=see,
+        decide=logits,
+        receptive_field=policy.receptive_field,
+        first_decision=policy.first_decision,
+        costs=run.env_config.costs,
+        rules=rules_of(run.env_config),
+        identity={
+            "agent": run.name,
+            "config": {name: run.manifest["config"][name] for name in ("env.toml", "agent.toml")},
+            "params": digest,
+            "versions": versions(),
+        },
+    )
+
+
+def params_digest(params: Params) -> str:
+    """SHA-256 over every leaf's path, type, shape and bytes."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 class State(NamedTuple):

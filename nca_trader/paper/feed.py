@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from nca_trader.config.reading import replayed
 from nca_trader.data.bars import read_bars
-from nca_trader.paper.reading import replayed
 from nca_trader.types import PRICES, Bar, Bars
 
 NANOSECONDS = 1_000_000_000

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.paper.reading import Event, read_events, verify
+from nca_trader.paper.journal import Event, read_events, verify
 
 TABLE = "backtest.parquet"
 # Relative. The same account, compiled alone and inside a scan, differs by rounding: the compiler

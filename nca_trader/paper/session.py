@@ -6,19 +6,27 @@ holds must come out the same, and is not written twice; then it goes on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nca_trader.errors import ConfigError, HaltError
-from nca_trader.paper.broker import Broker, Fill
-from nca_trader.paper.core import Agent, Core, Outcome, State
-from nca_trader.paper.feed import NANOSECONDS, Feed, rejection
-from nca_trader.paper.journal import Journal
-from nca_trader.paper.reading import canonical
+from nca_trader.cloud import CloudPath
+from nca_trader.config.ranges import expect, moment
+from nca_trader.config.reading import replayed
+from nca_trader.errors import BarError, ConfigError, HaltError, argument
+from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
+from nca_trader.paper.core import Agent, Core, Outcome, State, agent_of
+from nca_trader.paper.feed import NANOSECONDS, Feed, ReplayFeed, parse_feed, rejection
+from nca_trader.paper.journal import Journal, canonical
+from nca_trader.runs.exported import read_run
+from nca_trader.runs.manifest import seen_rows
 from nca_trader.types import PRICES, Bar
 
 TOLERANCE = 1e-9  # relative, between the account and the broker's books
@@ -295,3 +303,75 @@ def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     return {
         symbol: _plain(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
     }
+
+
+DEFAULT_CAPITAL = 100_000.0  # money
+
+
+def seconds_of(date: str | None) -> int | None:
+    """Seconds since 1970 of a date or time, UTC where it names no zone; None for None."""
+    if date is None:
+        return None
+    return int(np.ceil(moment(date, "start").timestamp()))
+
+
+def paper_trade(
+    run: str | os.PathLike[str] | CloudPath,
+    feed: str,
+    journal: str | os.PathLike[str],
+    broker: str = "simulated",
+    start: str | None = None,
+    capital: float = DEFAULT_CAPITAL,
+    stop: Callable[[], bool] = lambda: False,
+    reading: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Paper-trades the agent of a run folder; bad input is refused before anything is written.
+
+    Args:
+      run: the run folder, or an exported file. feed: `replay:FILE`.
+      journal: SQLite file, made if it is not there.
+      broker: "simulated". start: date before which nothing is decided. capital: money.
+      stop: asked after each bar; True ends the session there, to be gone on with later.
+      reading: options of `read_bars` for the feed's file.
+      seed: number of the agent that trades; None is the selected one.
+
+    Returns:
+      `Session.result()`; `in_sample`, how many of the bars traded so far are no later than the
+      last that trained or selected the agent; `seed`, and `agent`, which names it and the others.
+    """
+    for name, path in {"run": run, "journal": journal}.items():
+        expect(name, path, str | os.PathLike | CloudPath, "a path")
+    expect("capital", capital, Real, "a sum of money")
+    replayed(feed, broker)
+    first = seconds_of(start)
+    opened_run = read_run(run, seed=seed)
+    agent = agent_of(opened_run)
+    source = parse_feed(feed, agent.symbols, reading)
+    _refuse_too_few(source, agent, start, first)
+    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
+        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
+    books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
+    with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
+        result = Session(agent, books, opened, capital, first).trade(source, stop)
+    times = source.bars.time.astype("datetime64[s]").astype(np.int64)
+    begun = agent.first_decision if first is None else int(np.searchsorted(times, first))
+    begun = max(begun, agent.first_decision)
+    seen = min(seen_rows(source.bars, opened_run), result["bars"])
+    named = {"seed": opened_run.selected, "agent": opened_run.described}
+    in_sample = min(max(seen - begun, 0), result["decisions"])
+    return result | {"in_sample": in_sample} | named
+
+
+def _refuse_too_few(feed: ReplayFeed, agent: Agent, start: str | None, first: int | None) -> None:
+    if len(feed) <= agent.first_decision:
+        raise BarError(
+            f"{feed.source}: {len(feed)} bars, and the agent's first decision needs "
+            f"{agent.first_decision + 1} (warm-up and receptive field); give a longer file."
+        )
+    if first is not None and first > feed.last:
+        raise BarError(
+            f"{feed.source}: ends at {np.datetime64(feed.last, 's')}, before "
+            f"{argument('start', start)}; "
+            "give a later file or an earlier start."
+        )

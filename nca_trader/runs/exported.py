@@ -26,8 +26,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.records import read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, StateError, argument
-from nca_trader.runs.manifest import Run
-from nca_trader.runs.records import Manifest, manifest_of, read_spec, selection_of
+from nca_trader.runs.manifest import Manifest, Run, manifest_of, read_spec, selection_of
 
 KIND, VERSION = "nca_trader policy", 1
 AGAIN = "restore it from a copy, or export it again"

@@ -19,13 +19,15 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
 import jax
 import numpy as np
@@ -34,30 +36,137 @@ from nca_trader import __version__
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.records import RESTORE, read_json, sealed, shown, unsealed
+from nca_trader.config.records import RESTORE, read_json, record, sealed, shown, unsealed
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.disk import run_file, write_atomically
-from nca_trader.envs.trading import TradingEnv
+from nca_trader.envs.trading import TradingEnv, spec_of
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.parallel import hosts
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import Lines, check_shared, make_folder, training_in
-from nca_trader.runs.records import (
-    FORMAT,
-    UNSEALED,
-    Manifest,
-    RunManifest,
-    manifest_of,
-    read_spec,
-    record_of_env,
-    row_of,
-    selection_of,
-)
-from nca_trader.types import Bars
+from nca_trader.runs.trials import DataRecord, record_of_env
+from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
+
+
+FORMAT = 4
+UNSEALED = 3  # the format before run.json and selection.json had a checksum
+M = TypeVar("M", bound="Manifest")
+
+
+class Manifest(TypedDict):
+    """What a run was made with, in run.json and in an exported file. config: SHA-256 by file."""
+
+    name: str
+    seed: int
+    command: str
+    data: DataRecord
+    spec: dict[str, Any]
+    config: dict[str, str]
+    versions: dict[str, str]
+    commit: str
+    device: str
+
+
+class RunManifest(Manifest):
+    """The whole of run.json."""
+
+    format: int
+    created: str
+
+
+class Selection(TypedDict):
+    """selection.json: which agent was selected, the Sharpe ratio of each, and on which bars."""
+
+    selected: int
+    sharpe: NotRequired[list[float | None]]
+    data: NotRequired[DataRecord]
+
+
+class Row(TypedDict):
+    """What a row of metrics.jsonl has in addition to numbers by name."""
+
+    update: NotRequired[int]
+    steps: NotRequired[int]
+    seeds: NotRequired[dict[str, list[float | None]]]
+    fitness_correlation: NotRequired[dict[str, float | None]]
+
+
+def row_of(value: Any, source: str) -> dict[str, Any]:
+    """Returns parsed JSON as a row of metrics; see `manifest_of`."""
+    row = record(dict[str, Any], value, source)
+    named = {name: number for name, number in row.items() if name in Row.__annotations__}
+    record(Row, named, source)
+    record(dict[str, float | None], {k: v for k, v in row.items() if k not in named}, source)
+    return row
+
+
+def manifest_of(kind: type[M], value: Any, source: str) -> M:
+    """Returns parsed JSON as a manifest.
+
+    Raises:
+      StateError: a key is unknown or missing, or a value has another type.
+    """
+    found = record(kind, value, source)
+    _refuse_no_span(found["data"], source)
+    return found
+
+
+def selection_of(value: Any, source: str) -> dict[str, Any]:
+    """Returns parsed JSON as a `Selection`; see `manifest_of`."""
+    found = dict(record(Selection, value, source))
+    if "data" in found:
+        _refuse_no_span(cast(DataRecord, found["data"]), source)
+    return found
+
+
+def _refuse_no_span(data: DataRecord, source: str) -> None:
+    for end in (data["first"], data["last"]):
+        try:
+            with warnings.catch_warnings(action="error"):  # of a UTC offset, which is ours never
+                np.datetime64(end, "ns")
+        except (ValueError, UserWarning):
+            raise StateError(f"{source}: {end!r} is not a time; {RESTORE}.") from None
+
+
+def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool) -> EnvSpec:
+    """Rebuilds the `EnvSpec` of a manifest, every field of it.
+
+    Args:
+      exact: whether the record has a checksum. Without one, an older version wrote the record:
+        what it lacks follows from `config`, and must agree with `config` where it has it.
+
+    Raises:
+      StateError: a field is unknown or missing, or has another type or value.
+    """
+    given, where = manifest["spec"], f"{source}: spec"
+    if exact:
+        return record(EnvSpec, given, where)
+    features = record(list[str], given.get("features", []), f"{where}.features")
+    symbols = given.get("symbols", manifest["data"]["symbols"])
+    symbols = record(tuple[str, ...], symbols, f"{where}.symbols")
+    states = tuple(name for name in features if name.startswith("state:"))
+    try:
+        derived = spec_of(config, symbols, states)
+    except ConfigError as error:  # a feature that this version does not have
+        raise StateError(f"{source}: env.toml: {error}") from None
+    # Agents of older versions were not shown what the reward remembers.
+    spec = record(EnvSpec, _as_json(derived) | {"memory": "", "decay": 0.0} | given, where)
+    for name in ("features", "targets", "actions", "constant_size"):
+        there, here = getattr(spec, name), getattr(derived, name)
+        if there != here:
+            raise StateError(
+                f"{source}: spec.{name} is {there}, but env.toml gives {here}; {RESTORE}."
+            )
+    return spec
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass in the types that JSON reads back."""
+    return json.loads(json.dumps(dataclasses.asdict(value)))
 
 
 class Run:

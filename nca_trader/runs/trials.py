@@ -7,6 +7,7 @@ not say how many were tried cannot be believed.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import itertools
 import json
 import os
@@ -20,11 +21,30 @@ import pandas as pd
 from nca_trader.cloud import CloudPath, Place, place, together
 from nca_trader.config.records import read_json
 from nca_trader.config.records import record as record_of
+from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
+from nca_trader.data.shards import Shards
 from nca_trader.disk import write_atomically
+from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import StateError
-from nca_trader.runs.records import DataRecord
+from nca_trader.types import Bars
 
 FILE = "trials.jsonl"
+
+
+class DataRecord(TypedDict):
+    """Bars as a manifest names them. first, last: times of the first and last of `rows` bars.
+
+    universes: the symbols of each shard, every combination once.
+    """
+
+    source: str
+    note: str
+    symbols: list[str]
+    rows: int
+    first: str
+    last: str
+    sha256: str
+    universes: NotRequired[list[list[str]]]
 
 
 class Entry(TypedDict):
@@ -160,3 +180,36 @@ def overlaps(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two spans with "first" and "last" share a time."""
     first, last = (max(one["first"], other["first"]), min(one["last"], other["last"]))
     return bool(np.datetime64(first) <= np.datetime64(last))
+
+
+def data_record(bars: Bars) -> DataRecord:
+    """What a manifest says of bars: enough to know them again."""
+    return {
+        "source": bars.source,
+        "note": bars.note,
+        "symbols": list(bars.symbols),
+        "rows": len(bars),
+        "first": str(bars.time[0]),
+        "last": str(bars.time[-1]),
+        "sha256": bars.digest(),
+    }
+
+
+def _shards_record(shards: Shards) -> DataRecord:
+    """The same of shards, and `universes`: the symbols of each, every combination once."""
+    known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
+    return {
+        "source": str(shards.folder / SHARDS_MANIFEST),
+        "note": shards[0].note,
+        "symbols": list(shards.symbols),
+        "universes": [list(u) for u in dict.fromkeys(shard.symbols for shard in shards)],
+        "rows": shards.rows,
+        "first": str(min(shard.span[0] for shard in shards)),
+        "last": str(max(shard.span[1] for shard in shards)),
+        "sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
+    }
+
+
+def record_of_env(env: TradingEnv) -> DataRecord:
+    """What a manifest says of the bars of an environment."""
+    return data_record(env.bars) if env.shards is None else _shards_record(env.shards)

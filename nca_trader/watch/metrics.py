@@ -17,9 +17,9 @@ from typing import IO, Any
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.config.records import read_json
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
-from nca_trader.paper.reading import read_events
+from nca_trader.paper.journal import read_events
 from nca_trader.runs.folder import Lines
-from nca_trader.runs.records import row_of
+from nca_trader.runs.manifest import row_of
 
 TAIL = 256  # bytes before the place read up to, which must still be there
 NANOSECONDS = 1_000_000_000

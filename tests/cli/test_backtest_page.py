@@ -14,7 +14,7 @@ from nca_trader.agents import rules
 from nca_trader.config.reading import REPAIRS
 from nca_trader.evaluate.backtest import backtest, seen_rows
 from nca_trader.runs import trials
-from nca_trader.runs.records import data_record
+from nca_trader.runs.trials import data_record
 from nca_trader.types import Costs
 
 AFTER = NUM_BARS - TRAINING_ROWS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, minimize_scalar
 
-from nca_trader.config import costs
+from nca_trader.config import env
 from nca_trader.data import synthetic
 
 # From ../shared/expected/known_optimum.json, so that these hold without it. The grid behind the
@@ -36,7 +36,7 @@ PUBLISHED = [
 @pytest.fixture(autouse=True)
 def _any_cost(monkeypatch):
     """A market of theory may charge what no venue does."""
-    monkeypatch.setitem(costs.IMPLAUSIBLE, "commission", 1.0)
+    monkeypatch.setitem(env.IMPLAUSIBLE, "commission", 1.0)
 
 
 @pytest.fixture(scope="module")

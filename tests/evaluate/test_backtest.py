@@ -19,7 +19,7 @@ from nca_trader.evaluate.backtest import backtest, seen_rows, strategy_targets
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
-from nca_trader.runs.records import data_record
+from nca_trader.runs.trials import data_record
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=1e-3, slippage=5e-4)

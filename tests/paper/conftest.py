@@ -10,8 +10,7 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal
-from nca_trader.paper.reading import read_events
+from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.session import Session
 from nca_trader.types import Bars, Costs, EnvSpec
 
@@ -158,7 +157,7 @@ def digest():
     """The SHA-256 of what a journal says, but for the times at which it was written."""
 
     def of(path):
-        from nca_trader.paper.reading import read_events
+        from nca_trader.paper.journal import read_events
 
         text = "\n".join(repr(event._replace(ts_recv=0)) for event in read_events(path))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.journal import Journal
-from nca_trader.paper.reading import GENESIS, Head, canonical, read_events, verify
+from nca_trader.paper.journal import GENESIS, Head, Journal, canonical, read_events, verify
 
 
 def clock():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nca_trader.paper.reading import read_events, verify
+from nca_trader.paper.journal import read_events, verify
 
 CHILD = """
 import importlib.util, itertools, os, signal, sys

@@ -15,10 +15,9 @@ from nca_trader.data.features import FeatureSet
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.paper.journal import Journal
-from nca_trader.paper.launch import agent_of, paper_trade
+from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.parity import compare
-from nca_trader.paper.reading import read_events
+from nca_trader.paper.session import agent_of, paper_trade
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
 from nca_trader.types import Costs

@@ -11,8 +11,7 @@ from nca_trader.evaluate.backtest import backtest
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Core, on_bar, place
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal
-from nca_trader.paper.reading import read_events, verify
+from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.session import Session
 
 
