@@ -160,13 +160,13 @@ def gym(folder):
         "nca_trader/Trading-v0", bars=bars_of(folder), config=nca.load_env(folder / "env.toml"),
         window=4,
     )  # fmt: skip
-    seen, rng = [], np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     observation, _ = env.reset(seed=7)
-    seen.append(observation)
+    seen = [np.asarray(observation)]
     over = False
     while not over:
         observation, reward, ended, truncated, info = env.step(rng.integers(0, 3, 3))
-        seen.append(np.append(observation, [reward, info["equity"]]))
+        seen.append(np.append(observation, [float(reward), info["equity"]]))
         over = ended or truncated
     return {"sha256": digest(*seen), "steps": len(seen), "equity": info["equity"]}
 
@@ -276,7 +276,7 @@ def differences(before, after, exact, where=""):
 
 def main():
     """Runs from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))

@@ -59,7 +59,8 @@ def judge(
     p = signed_rank(logs, rng)
     change = float(np.median(logs))
     verdict = NO_EVIDENCE if p > 1.0 - confidence else FASTER if change > 0 else SLOWER
-    return Verdict(verdict, *(float(np.exp(x)) for x in (change, low, high)), p)
+    change, low, high = (float(np.exp(x)) for x in (change, low, high))
+    return Verdict(verdict, change, low, high, p)
 
 
 def signed_rank(differences: np.ndarray, rng: np.random.Generator) -> float:

@@ -48,7 +48,9 @@ def run(file, markets, count, agent="nano"):
     about = {"agent": agent, "commit": commit(), "machine": machine()}
     for market in markets:
         left = [seed for seed in seeds if (market, seed) not in done]
-        trial = prepare(market, load_agent(agent)) if left else None
+        if not left:
+            continue
+        trial = prepare(market, load_agent(agent))
         for seed in left:
             (proof,) = prove_market(trial, [seed], controls=False, say=print)
             with file.open("a") as out:
@@ -81,7 +83,7 @@ def table(file):
 
 def main():
     """Runs from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("--markets", nargs="+", default=list(BARS), metavar="MARKET")
     parser.add_argument("--seeds", type=int, default=10)

@@ -18,14 +18,14 @@ from benchmarks.peers.clock import row, run, steps_per_second
 
 
 def _one_by_one(envs: int) -> VecEnv:
-    from nca_trader.cli.bench_ppo import environment
+    from benchmarks.ppo import environment
     from nca_trader.envs.gym.environment import ID
 
     return make_vec_env(ID, n_envs=envs, env_kwargs={"env": environment()})
 
 
 def _batch(envs: int) -> VecEnv:
-    from nca_trader.cli.bench_ppo import environment
+    from benchmarks.ppo import environment
     from nca_trader.envs.sb3 import SB3VecEnv
 
     return SB3VecEnv(envs, env=environment())

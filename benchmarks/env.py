@@ -1,4 +1,4 @@
-"""`nca-trader bench env`: accounts a second, beside the environments that others ship."""
+"""Speed of the environment, with the environments of other packages as peers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,39 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli.bench import beside, measure, measured_by
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nca_trader.envs.gym.environment  # noqa: F401  (registers the name)
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import multiple, refuse
+from nca_trader.data.indicators import FEATURES as KNOWN
+from nca_trader.data.samples import sample_bars
+from nca_trader.envs.account.state import open_account
+from nca_trader.envs.trading import Episode, TradingEnv, transition
+from nca_trader.errors import ConfigError
+from nca_trader.learner.rollout import select
+from nca_trader.parallel.mesh import DATA, make_mesh
+from nca_trader.types import Costs
+
+from .timing import compared, measure, measured_by
 
 LENGTH, EPISODE = 512, 256  # bars of one compiled call, and of an episode
-BLOCK = 1024  # accounts that one core walks together: what they touch stays in its cache
+BLOCK = 1024  # accounts that one core walks together: their data stays in its cache
 WINDOW, FEATURES = 64, 20
 SB3_ENVS = 64
-# What a row is held against: the peer's module, and its options.
+# The peers of each row: module and options.
 PEERS = {
     "index": (("torchtrade_batched", {}), ("gymnax_cartpole", {})),
     "window": (("torchtrade_batched", {"window": WINDOW, "features": FEATURES}),),
     "one": (("gym_trading_env_single", {"envs": 1}),),
     "vector": (("gym_trading_env_single", {"envs": 1}),),
 }
-# What each side makes of every step: without it a ratio says little.
+# What each side produces per step: a ratio says little without it.
 OURS = {
     "index": "bar index and account, on the device; no window, no info dict, rewards summed",
     "window": f"the account on the device; the {WINDOW} x {FEATURES} window is gathered and summed "
@@ -43,47 +62,45 @@ THEIRS = {
 }
 
 
-def bench_env(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Random actions in the environment itself and through Gymnasium; with peers, their rates."""
-    for kind, row in _rows(args):
-        row |= {"ours": OURS[kind]}
+def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields rows of random actions in the environment itself and through Gymnasium.
+
+    Args:
+      args: `envs`, a number of environments, and `peers`, an interpreter or None.
+    """
+    for kind, measured in (
+        ("index", lambda: _index(args.envs, 0)),
+        ("window", lambda: _index(args.envs, WINDOW)),
+        ("one", _one_env),
+        ("vector", _vector_env),
+    ):
+        row = measured() | {"ours": OURS[kind]}
         rivals = PEERS[kind] if args.peers else ()
         for module, options in rivals:
-            given = {"envs": args.envs} | options
-            yield beside(row, args.peers, module, given) | {"theirs": THEIRS[module]}
+            theirs = measured_by(args.peers, module, {"envs": args.envs} | options)
+            yield compared(row, theirs) | {"theirs": THEIRS[module]}
         if not rivals:
             yield row
-    if args.peers:
-        yield from _under_sb3(args.peers)
-
-
-def _rows(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "index", _index(args.envs, 0)
-    yield "window", _index(args.envs, WINDOW)
-    yield "one", _one_env()
-    yield "vector", _vector_env(1024)
-
-
-def _under_sb3(python: str) -> Iterator[dict[str, Any]]:
-    """Stable-Baselines3's PPO on our batch of environments, beside it on those of the peers."""
+    if not args.peers:
+        return
+    # Stable-Baselines3's PPO on our batch of environments, then on the peers' environments.
     options = {"envs": SB3_ENVS}
-    ours = measured_by(python, "sb3_ppo", options | {"market": "batch"})
-    row = {"name": f"Stable-Baselines3 PPO on {SB3_ENVS} environments", "envs": SB3_ENVS}
-    row |= {"envs_per_segment": None, "steps_per_s": ours["steps_per_s"], "compile_s": None}
-    row |= {"ours": OURS["sb3"]}
+    ours = measured_by(args.peers, "sb3_ppo", options | {"market": "batch"})
+    row = {
+        "name": f"Stable-Baselines3 PPO on {SB3_ENVS} environments",
+        "envs": SB3_ENVS,
+        "envs_per_segment": None,
+        "steps_per_s": ours["steps_per_s"],
+        "compile_s": None,
+        "ours": OURS["sb3"],
+    }
     for market in ("gym-trading-env", "gym-anytrading"):
-        given = options | {"market": market}
-        yield beside(row, python, "sb3_ppo", given) | {"theirs": THEIRS[market]}
+        theirs = measured_by(args.peers, "sb3_ppo", options | {"market": market})
+        yield compared(row, theirs) | {"theirs": THEIRS[market]}
 
 
-def _setting(features: int) -> Any:
-    """One asset with every proportional cost, short, flat or long; 5,031 daily bars."""
-    from nca_trader.config import EnvConfig
-    from nca_trader.data.indicators import FEATURES as KNOWN
-    from nca_trader.data.samples import sample_bars
-    from nca_trader.envs.trading import TradingEnv
-    from nca_trader.types import Costs
-
+def _setting(features: int) -> TradingEnv:
+    """Returns an environment of one asset with every proportional cost; 5,031 daily bars."""
     costs = Costs(
         commission=5e-4, slippage=2e-4, half_spread=1e-4, borrow_fee=0.01, interest_lend=0.02,
         interest_borrow=0.04,
@@ -96,23 +113,14 @@ def _setting(features: int) -> Any:
 
 
 def _index(envs: int, window: int) -> dict[str, Any]:
-    """Every account on bars of its own, resetting by itself; with `window`, its features too.
+    """Measures accounts that each have their own bars and reset by themselves.
 
-    Accounts are split over the mesh, and on a CPU each device's are walked in blocks that fit
-    its cache, one block after another.
+    Accounts are split over the mesh. On a CPU each device walks its accounts in blocks that fit
+    its cache, one block after another. With `window`, features are read too.
     """
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    from nca_trader.config.ranges import multiple, refuse
-    from nca_trader.errors import ConfigError
-    from nca_trader.parallel.mesh import DATA, make_mesh
-
     mesh = make_mesh(len(jax.devices()))
     if envs < mesh.size:
-        raise ConfigError(f"--envs {envs}: give at least {mesh.size}, one a device.")
+        raise ConfigError(f"--envs {envs}: give at least {mesh.size}, one per device.")
     block = envs // mesh.size
     if mesh.devices.flat[0].platform == "cpu":
         block = min(BLOCK, block)
@@ -132,14 +140,7 @@ def _index(envs: int, window: int) -> dict[str, Any]:
 
 
 def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """`walk(carry) -> carry`, LENGTH bars of a block of accounts, and `begin(lanes) -> carry`."""
-    import jax
-    import jax.numpy as jnp
-
-    from nca_trader.envs.account.state import open_account
-    from nca_trader.envs.trading import Episode, transition
-    from nca_trader.learner.rollout import select
-
+    """Returns `walk(carry) -> carry`, LENGTH bars of a block, and `begin(lanes) -> carry`."""
     env = _setting(FEATURES)
     first, last = env.spec.warmup, len(env) - 2 - EPISODE
     move = jax.vmap(functools.partial(transition, env.dynamics))
@@ -173,17 +174,12 @@ def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
 
 def _below(limit: int, word: Any) -> Any:
-    """A number below `limit`, at most 65,536, from the high half of a random uint32."""
+    """Maps the high half of a random uint32 to a number below `limit`, at most 65,536."""
     return (word >> 16) * limit >> 16
 
 
 def _one_env() -> dict[str, Any]:
-    """One environment through Gymnasium, five features of one bar and the account."""
-    import gymnasium
-    import jax
-
-    import nca_trader.envs.gym.environment  # noqa: F401  (registers the name)
-
+    """Measures one environment through Gymnasium: five features of one bar and the account."""
     # Without Gymnasium's wrappers, as the peer is.
     env = gymnasium.make("nca_trader/Trading-v0", env=_setting(5), window=1).unwrapped
     actions = [0, 1, 2, 1] * 256
@@ -201,14 +197,8 @@ def _one_env() -> dict[str, Any]:
     return row
 
 
-def _vector_env(envs: int) -> dict[str, Any]:
-    """A vector environment through Gymnasium, with the observation of the single one."""
-    import gymnasium
-    import jax
-    import numpy as np
-
-    import nca_trader.envs.gym.environment  # noqa: F401  (registers the name)
-
+def _vector_env(envs: int = 1024) -> dict[str, Any]:
+    """Measures a vector environment through Gymnasium, with the same observation."""
     env = gymnasium.make_vec(
         "nca_trader/Trading-v0",
         num_envs=envs,

@@ -5,7 +5,7 @@ import argparse
 import jax
 import pytest
 
-from nca_trader.cli import bench, bench_env
+from benchmarks import env as bench_env
 from nca_trader.errors import ConfigError
 
 
@@ -28,8 +28,7 @@ def test_every_row_says_what_each_side_materialises(monkeypatch, peers):
     for part in ("_index", "_one_env", "_vector_env"):
         monkeypatch.setattr(bench_env, part, lambda *_: dict(row))
     theirs = {"peer": "p 1", "steps_per_s": 1.0}
-    monkeypatch.setattr(bench, "measured_by", lambda *_: theirs)
     monkeypatch.setattr(bench_env, "measured_by", lambda *_: theirs)
-    rows = list(bench_env.bench_env(argparse.Namespace(envs=8, peers=peers)))
+    rows = list(bench_env.rows(argparse.Namespace(envs=8, peers=peers)))
     assert len(rows) == (7 if peers else 4)
     assert all(row["ours"] for row in rows) and all(row.get("theirs") for row in rows if peers)

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from benchmarks import ppo as bench_ppo
+from benchmarks import timing
 from nca_trader.agents.policy import make_policy
-from nca_trader.cli import bench, bench_ppo
 from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig
 from nca_trader.errors import ConfigError
 
@@ -16,11 +17,11 @@ TINY = AgentConfig(policy=POLICY, learner=LearnerConfig())
 
 
 def test_the_rows_are_there_and_can_be_written(monkeypatch):
-    monkeypatch.setattr(bench, "ROUNDS", 1)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "ROUNDS", 1)
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
     monkeypatch.setattr(bench_ppo, "_settings", lambda: iter([("tiny", TINY, 2, 8, ())]))
     monkeypatch.setattr(bench_ppo, "SEGMENTS", 32)
-    (row,) = bench_ppo.bench_ppo(argparse.Namespace(peers=None))
+    (row,) = bench_ppo.rows(argparse.Namespace(peers=None))
     assert row["name"] == "tiny, 7 bars, 2 env/segment of 8, 8 devices"
     assert row["envs"] == 64 and row["envs_per_segment"] == 2 and row["retraces"] == 0
     assert row["steps_per_s"] > 0.0 and 0.0 < row["matmul_share"] < 1.0
@@ -68,24 +69,24 @@ def fake_peer(monkeypatch, root, tmp_path):
         given = {"seconds": 1e-9} | options
         return [python, str(script), *(f"--{name}={value}" for name, value in given.items())]
 
-    monkeypatch.setattr(bench, "_words", words)
+    monkeypatch.setattr(timing, "_words", words)
 
 
 def test_a_peer_is_timed_once_for_each_of_our_rounds(fake_peer):
     for rounds in (1, 5, 7):
-        peer = bench.Peer(sys.executable, "fake", {})
+        peer = timing.Peer(sys.executable, "fake", {})
         for _ in range(rounds):
             peer.round()
         said = peer.result()
         # One call warms up, then one a slice: never fewer than the median is of.
         assert said["calls"] == 1 + max(rounds, 5) and said["peer"] == "fake 1"
-    assert bench.measured_by(sys.executable, "fake", {})["calls"] == 6
+    assert timing.measured_by(sys.executable, "fake", {})["calls"] == 6
 
 
 @pytest.mark.parametrize("fails", [1, 2])
 def test_a_peer_that_fails_is_named_with_its_reason(fake_peer, fails):
     with pytest.raises(ConfigError, match=r"fake failed \(ValueError: no such market\); run"):
-        peer = bench.Peer(sys.executable, "fake", {"fails": fails})
+        peer = timing.Peer(sys.executable, "fake", {"fails": fails})
         peer.round()
         peer.result()
 

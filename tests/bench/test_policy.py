@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from nca_trader.cli import bench, bench_policy
+from benchmarks import policy as bench_policy
+from benchmarks import timing
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import spec_of
@@ -16,12 +17,12 @@ TINY = AgentConfig(policy=PolicyConfig(channels=4, hidden=6, steps=2, dilations=
 
 @pytest.fixture
 def rows(monkeypatch):
-    monkeypatch.setattr(bench, "ROUNDS", 1)
-    monkeypatch.setattr(bench, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "ROUNDS", 1)
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
     monkeypatch.setattr("nca_trader.agents.presets.load_agent", lambda name: TINY)
     monkeypatch.setattr(bench_policy, "REMAT", ("step",))
     args = argparse.Namespace(agent="tiny", peers=None)
-    return list(bench_policy.bench_policy(args, segments=2, length=8, bars=5))
+    return list(bench_policy.rows(args, segments=2, length=8, bars=5))
 
 
 def test_the_rows_are_there_and_can_be_written(rows):

@@ -1,4 +1,4 @@
-"""`nca-trader bench ppo`: whole iterations of the learner, beside the learners that others ship."""
+"""Speed of whole iterations of the learner, with the learners of other packages as peers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,37 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nca_trader.cli.bench import Peer, Timing, compared, measured_by
+import jax
+import jax.numpy as jnp
+
+from nca_trader.agents.policy import make_policy
+from nca_trader.agents.presets import load_agent
+from nca_trader.config.ranges import switched
+from nca_trader.data.samples import sample_bars
+from nca_trader.data.synthetic import task_of
+from nca_trader.envs.presets import load_env
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.evaluate.prove.judge import evaluation_bars, reached_by
+from nca_trader.evaluate.prove.trials import prepare
+from nca_trader.learner.learner import make_learner
+from nca_trader.scale.chips import matmul_flops_per_s
+
+from .timing import Peer, Timing, compared, measured_by
 
 SEGMENTS, LENGTH = 64, 128
-# With one environment a segment nobody shares the encoding of the bars before it, and a longer
-# segment has fewer of them for each step. A peer's rollouts are then as long.
+# With one environment per segment nothing shares the encoding of the warm-up bars; a longer segment
+# has fewer of them per step. A peer's rollouts are then as long.
 LONG = 256
 REJAX = ("rejax_ppo", {"envs": SEGMENTS})
 SB3 = ("sb3_ppo", {"envs": 64, "market": "batch"})
 SB3_WIDE = ("sb3_ppo", {"envs": 256, "market": "batch"})
-PART, MARKET = 0.95, "ou_mid"  # of the optimum of a market on which it is known
-BARS = 2**17  # that it is trained on
-PROOF_STEPS = 4_000_000  # of which a run to that part plans its schedule and its curriculum
-THEIR_SECONDS = 90.0  # after which a peer that has not reached it is stopped
-# What each side makes of a step, for a reader of the ratios.
+PART, MARKET = 0.95, "ou_mid"  # share of a known optimum
+BARS = 2**17  # to train on
+PROOF_STEPS = 4_000_000  # for which a run to that part plans its schedule and curriculum
+THEIR_SECONDS = 90.0  # after which a peer is stopped
+# What each side produces per step: a ratio says little without it.
 OURS = (
-    "bar index and account kept on the device, cells encoded once a segment; no windows, no infos"
+    "bar index and account kept on the device, cells encoded once per segment; no windows, no infos"
 )
 THEIRS = {
     "rejax_ppo": "4 numbers of CartPole's state, kept on the device; another market, no costs",
@@ -36,30 +51,20 @@ THEIRS = {
 
 
 def environment() -> Any:
-    """One market index, long or flat, with costs: what every row trains on."""
-    from nca_trader.data.samples import sample_bars
-    from nca_trader.envs.presets import load_env
-    from nca_trader.envs.trading import TradingEnv
-
+    """Returns the environment of every row: one market index, long or flat, with costs."""
     return TradingEnv(sample_bars("sp500").select("SP500"), load_env("index_daily"))
 
 
 def market_draws(name: str, seed: int) -> tuple[Any, Any]:
-    """Two draws of a market as `prove` shows it: to train on, and to be judged on."""
-    from nca_trader.agents.presets import load_agent
-    from nca_trader.data.synthetic import task_of
-    from nca_trader.envs.trading import TradingEnv
-    from nca_trader.evaluate.prove.judge import evaluation_bars
-    from nca_trader.evaluate.prove.trials import prepare
-
+    """Returns two draws of a market of `prove`: one to train on, one to evaluate on."""
     config = dataclasses.replace(prepare(name, load_agent("nano")).config, market_bars=BARS)
     judged = dataclasses.replace(config, market_bars=evaluation_bars(1))
     draw = lambda config, seed: TradingEnv(task_of(config, seed), config)  # noqa: E731
     return draw(config, seed), draw(judged, seed + 1)
 
 
-def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The learner with nano, a perceptron and small; with peers, timed in turns with theirs."""
+def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields rows of the learner with nano, an MLP and small, timed in turns with the peers."""
     env = environment()
     for name, agent, each, length, rivals in _settings():
         learner = _Timed(env, name, agent, each, length)
@@ -76,14 +81,11 @@ def bench_ppo(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _settings() -> Iterator[tuple[str, Any, int, int, tuple[Any, ...]]]:
-    """Name, agent, environments a segment, its bars, and the peers of each row.
+    """Yields name, agent, environments per segment, bars per segment and peers of each row.
 
-    First what is like for like: as many environments as the peer, each on bars of its own. Of
-    several environments a segment the encoder's work is shared, which no peer can do.
+    The first rows are like for like: as many environments as the peer, each on its own bars.
+    Several environments per segment share the encoder's work, which no peer can do.
     """
-    from nca_trader.agents.presets import load_agent
-    from nca_trader.config.ranges import switched
-
     nano = load_agent("nano")
     # As wide and as deep as the peer's, and like its, it sees one observation.
     wide = {"kind": "mlp", "window": 1, "channels": 64, "hidden": 0, "head_hidden": 64}
@@ -97,11 +99,7 @@ def _settings() -> Iterator[tuple[str, Any, int, int, tuple[Any, ...]]]:
 
 
 def _to_optimum(python: str) -> dict[str, Any]:
-    """Seconds to a part of a known optimum, ours and Stable-Baselines3's; no compilation."""
-    import jax
-
-    from nca_trader.agents.presets import load_agent
-
+    """Compares the seconds to a part of a known optimum, without compilation."""
     ours = _our_seconds(load_agent("nano"))
     options = {"envs": 64, "part": PART, "market": MARKET, "seconds": THEIR_SECONDS}
     theirs = measured_by(python, "sb3_optimum", options)
@@ -131,14 +129,7 @@ def _to_optimum(python: str) -> dict[str, Any]:
 
 
 def _our_seconds(agent: Any, seed: int = 0) -> dict[str, Any]:
-    """Trains as `prove` does until a look finds `PART` of the optimum; looks are not timed."""
-    import jax
-
-    from nca_trader.agents.policy import make_policy
-    from nca_trader.evaluate.prove.judge import reached_by
-    from nca_trader.evaluate.prove.trials import prepare
-    from nca_trader.learner.learner import make_learner
-
+    """Trains as `prove` does until an evaluation, not timed, finds `PART` of the optimum."""
     agent = prepare(MARKET, agent, PROOF_STEPS).agent
     trained, judged = market_draws(MARKET, seed)
     agent = dataclasses.replace(agent, mesh=_mesh_of(agent))
@@ -164,23 +155,16 @@ def _our_seconds(agent: Any, seed: int = 0) -> dict[str, Any]:
 
 
 def _mesh_of(agent: Any) -> Any:
-    """A CPU's cores, as many as share a batch evenly; of accelerators one, as the product has."""
-    import jax
-
+    """Returns a mesh of CPU cores that share a batch evenly, or of one accelerator."""
     on_cpu = jax.default_backend() == "cpu"
     devices = math.gcd(jax.device_count(), agent.learner.logical_shards) if on_cpu else 1
     return dataclasses.replace(agent.mesh, devices=devices, data=None)
 
 
 class _Timed:
-    """The learner's iterations, and products of matrices in turn with them."""
+    """Iterations of the learner, timed in turn with products of matrices."""
 
     def __init__(self, env: Any, name: str, agent: Any, each: int, length: int):
-        import jax
-
-        from nca_trader.agents.policy import make_policy
-        from nca_trader.learner.learner import make_learner
-
         learn = dataclasses.replace(
             agent.learner, num_segments=SEGMENTS, segment_length=length, envs_per_segment=each,
             num_epochs=4, num_minibatches=4, advantages="gae",
@@ -198,8 +182,6 @@ class _Timed:
         self._rates: list[float] = []
 
     def rounds(self, peers: Sequence[Peer] = ()) -> None:
-        from nca_trader.scale.chips import matmul_flops_per_s
-
         def between() -> None:
             self._rates.append(matmul_flops_per_s())
             for peer in peers:
@@ -215,13 +197,10 @@ class _Timed:
 
 
 def _update_flops(policy: Any, learn: Any) -> float:
-    """Floating-point operations of the encoder in one update: once to collect, thrice an epoch.
+    """Counts the encoder's floating-point operations per update: once to collect, thrice per epoch.
 
-    A gradient costs twice the forward pass; the readout and the account are not counted.
+    A gradient costs twice the forward pass. The policy head and the account are not counted.
     """
-    import jax
-    import jax.numpy as jnp
-
     bars = policy.receptive_field - 1 + learn.segment_length
     shape = (learn.num_segments, bars, policy.spec.num_assets)
     x = jax.ShapeDtypeStruct((*shape, policy.spec.num_features), jnp.float32)

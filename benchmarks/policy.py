@@ -1,4 +1,4 @@
-"""`nca-trader bench policy`: lattice, windows, remat, a stream's latency, a peer's automaton."""
+"""Speed of the policy: lattice, windows, remat, latency of the stream, the NCA of a peer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,34 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli.bench import SECONDS, Timing, beside, compared, measure
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nca_trader.agents import presets
+from nca_trader.agents.policy import make_policy, read_out
+from nca_trader.envs.account.state import open_account
+from nca_trader.envs.presets import load_env
+from nca_trader.envs.rewards import begun
+from nca_trader.envs.trading import spec_of
+
+from .timing import SECONDS, Timing, compared, measure, measured_by
 
 SEGMENTS, LENGTH = 16, 128  # of the lattice; a step is a decision of a segment
-LONG = 4  # times as long are the segments of a second lattice: the bars before them weigh less
-BARS = 2000  # that are streamed
+LONG = 4  # times longer segments of a second lattice: its warm-up bars weigh less
+BARS = 2000  # streamed
 REMAT = ("step", "every:2", "dots")
 
 
-def bench_policy(
+def rows(
     args: argparse.Namespace,
     segments: int = SEGMENTS,
     length: int = LENGTH,
     bars: int = BARS,
     seconds: float = SECONDS,
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a policy for two assets; with peers, an automaton of CAX's on the same cells."""
-    from nca_trader.agents.presets import load_agent
-    from nca_trader.envs.presets import load_env
-    from nca_trader.envs.trading import spec_of
-
-    agent = load_agent(args.agent)
+    """Yields rows of a policy for two assets; with peers, also of an NCA of CAX."""
+    agent = presets.load_agent(args.agent)
     spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
     case = _Case(agent, spec, segments, length)
     longer = _Case(agent, spec, max(1, segments // LONG), length * LONG)
@@ -42,11 +49,11 @@ def bench_policy(
         for each in (case, longer)
     ]
     first, *others = (each.timing for each in windows + lattices)
-    first.in_turn(*others)
-    rows = [each.row() for each in windows]
-    yield from rows
+    first.rounds(lambda: [each.round() for each in others])
+    alone = [each.row() for each in windows]
+    yield from alone
     for lattice in lattices:
-        for peer, row in zip(("windows", "cut windows"), rows, strict=True):
+        for peer, row in zip(("windows", "cut windows"), alone, strict=True):
             yield compared(lattice.row(), row | {"peer": peer})
     yield case.row(f"{args.agent} lattice, forward and backward", case.backward)
     if agent.policy.kind == "nca":
@@ -62,16 +69,11 @@ def bench_policy(
 class _Case:
     """A policy with parameters and bars, and the calls that are timed.
 
-    The lattice is encoded as a learner does it, without the cells of the bars before a segment,
-    or, with `whole`, with them.
+    The lattice is encoded as a learner does it, without the cells of the bars before a segment.
+    With `whole`, those cells are computed too.
     """
 
     def __init__(self, agent: Any, spec: Any, segments: int, length: int, whole: bool = False):
-        import jax
-        import jax.numpy as jnp
-
-        from nca_trader.agents.policy import make_policy
-
         self.policy = make_policy(agent, spec)
         self.params = self.policy.init(jax.random.key(0))
         self.segments, self.length = segments, length
@@ -94,23 +96,18 @@ class _Case:
         return _fed_back(params, self.loss(params))
 
     def backward(self, params: Any) -> Any:
-        import jax
-
         return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(self.loss)(params))
 
     def windows(self, params: Any) -> Any:
-        """Every decision from a window of its own, as a network of observations has it."""
+        """Encodes one window per decision, as a network of observations does."""
         return _fed_back(params, self.loss_of_windows(params, 0))
 
     def cut_windows(self, params: Any) -> Any:
-        """The same without the updates of cells that the last cell does not see."""
+        """Leaves out the cell updates that the last cell does not see."""
         return _fed_back(params, self.loss_of_windows(params, self.policy.receptive_field - 1))
 
     def loss_of_windows(self, params: Any, halo: int) -> Any:
-        """What `loss` is, of the same cells, a segment at a time."""
-        import jax
-        import jax.numpy as jnp
-
+        """Computes `loss` from windows, one segment at a time."""
         field = self.policy.receptive_field
         rows = jnp.arange(self.length)[:, None] + jnp.arange(field)[None]
 
@@ -122,18 +119,16 @@ class _Case:
 
 
 class _Timed:
-    """A call of a case, compiled, and timed by whoever says when."""
+    """A compiled call of a case with its `Timing`."""
 
     def __init__(self, name: str, case: _Case, call: Callable[[Any], Any]):
-        import jax
-
         self._name, self._case, self._call = name, case, jax.jit(call)
         self.timing = Timing(self._call, case.params)
 
     def row(self) -> dict[str, Any]:
-        """What was measured; `temp_mb` is what the program needs beside what goes in and out.
+        """Returns the row; `temp_mb` is the memory of temporaries.
 
-        On the CPU, XLA merges what remat computes again with what was there; see
+        On the CPU, XLA merges what remat recomputes with the first result; see
         docs/concepts/policy.md.
         """
         case = self._case
@@ -143,21 +138,12 @@ class _Timed:
 
 
 def _fed_back(params: Any, result: Any) -> Any:
-    """Parameters that depend on the result, so that no call can be skipped."""
-    import jax
-
+    """Returns parameters that depend on the result, so that no call can be skipped."""
     return jax.tree.map(lambda p: p + 0.0 * result, params)
 
 
 def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
-    """One bar after the other through the stream and the readout, as a live loop would."""
-    import jax
-    import numpy as np
-
-    from nca_trader.agents.policy import read_out
-    from nca_trader.envs.account.state import open_account
-    from nca_trader.envs.rewards import begun
-
+    """Measures a live loop: one bar per call through the stream and the policy head."""
     policy, params = case.policy, case.params
     account = begun(policy.spec, open_account(np.zeros(policy.spec.num_assets, np.float32)))
 
@@ -185,11 +171,11 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
 def _beside_cax(
     args: argparse.Namespace, agent: Any, spec: Any, segments: int, length: int, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """One asset, as many cells, channels and hidden units; steps are cells encoded.
+    """Compares one asset with CAX at equal cells, channels and hidden units; a step is a cell.
 
-    CAX's perception has no dilation: of as many updates its automaton sees fewer bars, and to see
-    what ours sees it needs more. Both are measured, built as CAX's own example in one dimension
-    and fused, see `benchmarks/peers/cax_nca.py`.
+    CAX's perception has no dilation: with as many updates its NCA sees fewer bars, and to see as
+    many it needs more updates. Both are measured, as in CAX's one-dimensional example and fused;
+    see `benchmarks/peers/cax_nca.py`.
     """
     one = dataclasses.replace(spec, symbols=spec.symbols[:1])
     case = _Case(agent, one, segments, length, whole=True)
@@ -207,4 +193,4 @@ def _beside_cax(
         row = case.row(f"{args.agent} lattice of one asset, {what}, cells; beside {rival}", call)
         row["steps_per_s"] *= cells / (segments * length)
         given = options | {"updates": updates, "fused": fused, "backward": backward}
-        yield beside(row, args.peers, "cax_nca", given)
+        yield compared(row, measured_by(args.peers, "cax_nca", given))
