@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader.data.features import feature_set
-from nca_trader.data.shards import open_shards, write_shards
-from nca_trader.data.stream import stream
+from nca_trader.data.shards import open_shards, stream, write_shards
 from nca_trader.types import Bars
 
 OPTIONS = [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (2, 8), (4, 4), (4, 8)]  # readers, prefetch

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from nca_trader.agents.rules import Strategy
     from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.data import synthetic
-    from nca_trader.data.bars import read_bars, write_bars
-    from nca_trader.data.calendar import Sessions, flat_at_close, session_ends
-    from nca_trader.data.holidays import new_york
-    from nca_trader.data.resampling import align, resample
+    from nca_trader.data.bars import align, read_bars, resample, write_bars
+    from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
     from nca_trader.data.samples import sample_bars
     from nca_trader.envs.check import check_env
     from nca_trader.envs.presets import load_env
@@ -115,7 +113,7 @@ _HOME = {
     "TradingEnv": "envs.trading",
     "check_env": "envs.check",
     "check_policy": "agents.check",
-    "align": "data.resampling",
+    "align": "data.bars",
     "backtest": "evaluate.backtest",
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck.check",
@@ -124,13 +122,13 @@ _HOME = {
     "make_learner": "learner.learner",
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
-    "new_york": "data.holidays",
+    "new_york": "data.calendar",
     "paper_trade": "paper.session",
     "plan": "scale.plan",
     "prove": "evaluate.prove.trials",
     "read_bars": "data.bars",
     "report": "evaluate.report.compose",
-    "resample": "data.resampling",
+    "resample": "data.bars",
     "rules": "agents.rules",
     "sample_bars": "data.samples",
     "session_ends": "data.calendar",

@@ -26,7 +26,7 @@ from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
 from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.toml import preset_names
-from nca_trader.data.indicators import FEATURES
+from nca_trader.data.features import FEATURES
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import trading
 from nca_trader.envs.account.state import rules_of

@@ -16,7 +16,7 @@ from configs import described, ranges_of, sentence
 from nca_trader import cli
 from nca_trader.config import AgentConfig, EnvConfig, env, toml
 from nca_trader.config.reading import REPAIRS
-from nca_trader.data import indicators
+from nca_trader.data import features
 from nca_trader.data.reading import faults
 from nca_trader.envs import rewards
 
@@ -45,9 +45,9 @@ def keys(cls: Any) -> str:
 
 def feature(name: str) -> tuple[object, ...]:
     """Returns the row of a feature; the docstring of its factory has the formula."""
-    made = indicators.FEATURES[name]
+    made = features.FEATURES[name]
     inner = inspect.getclosurevars(made.update).nonlocals["update"]
-    factory = getattr(indicators, inner.__qualname__.partition(".")[0])
+    factory = getattr(features, inner.__qualname__.partition(".")[0])
     return name, made.warmup, sentence(factory.__doc__)
 
 
@@ -80,7 +80,7 @@ def page() -> str:
     commands: Any = next(a.choices for a in actions_of if a.dest == "command")
     reading = list(options(commands["data"], ()))[2:]
     exits = re.findall(r"(\d+) ([^;]+?)[;.]", (cli.__doc__ or "").partition("Exit codes:")[2])
-    parts = {"# Features": table("name, warm-up bars, value", map(feature, indicators.FEATURES))}
+    parts = {"# Features": table("name, warm-up bars, value", map(feature, features.FEATURES))}
     parts |= {"# Actions": table("kind, what an action does", actions)}
     parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(env.Costs)}
     parts |= {"# Keys of an environment": keys(EnvConfig), "# Keys of an agent": keys(AgentConfig)}

@@ -109,7 +109,7 @@ def _from_file(strategy: str, path: str, name: str) -> Any:
     """The function, `Strategy` or `Feature` of a file that the user named to be run."""
     from nca_trader.agents.rules import Strategy
     from nca_trader.config.ranges import nearest
-    from nca_trader.data.online import Feature
+    from nca_trader.data.features import Feature
     from nca_trader.errors import ConfigError, user_line
 
     module = _imported(pathlib.Path(path))
@@ -179,7 +179,7 @@ def _imported(path: pathlib.Path) -> types.ModuleType:
 def _is_subject(value: Any, module: types.ModuleType) -> bool:
     """Whether a name of the user's file is one that could be checked."""
     from nca_trader.agents.rules import Strategy
-    from nca_trader.data.online import Feature
+    from nca_trader.data.features import Feature
 
     mine = inspect.isfunction(value) and value.__module__ == module.__name__
     return isinstance(value, Strategy | Feature) or (mine and _arguments_needed(value) < 2)

@@ -167,7 +167,7 @@ class EnvConfig:
     """One trading environment: what is seen, what may be done, what it costs.
 
     Attributes:
-      features: names from `nca_trader.data.indicators.FEATURES`, in order.
+      features: names from `nca_trader.data.features.FEATURES`, in order.
       fill: "next_open" fills at the open of the bar after the decision; "close" at the close
         that was seen, which no one can trade in life, so reports say so.
       order: "on_change" trades when the ordered target changes; "rebalance" every bar.

@@ -9,8 +9,7 @@ from ledger import random_bars
 
 from nca_trader.cli import main
 from nca_trader.data.bars import read_bars, write_bars
-from nca_trader.data.shards import open_shards, write_shards
-from nca_trader.data.stream import stream
+from nca_trader.data.shards import open_shards, stream, write_shards
 from nca_trader.errors import BarError, ConfigError, StateError, StoreError
 
 

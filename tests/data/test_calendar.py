@@ -12,9 +12,9 @@ from nca_trader.data.calendar import (
     Sessions,
     bar_length,
     flat_at_close,
+    new_york,
     session_ends,
 )
-from nca_trader.data.holidays import new_york
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.types import Bars

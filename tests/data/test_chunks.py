@@ -13,7 +13,7 @@ import pytest
 from planted import HEADER, PLANTS, market, text_of
 
 from nca_trader.data.bars import read_bars, write_bars
-from nca_trader.data.reading import delimited, files, times
+from nca_trader.data.reading import formats, times
 from nca_trader.data.samples import sample_bars
 from nca_trader.errors import BarError
 
@@ -21,8 +21,8 @@ from nca_trader.errors import BarError
 @pytest.fixture
 def small_chunks(monkeypatch):
     def use(rows=7):
-        monkeypatch.setattr(delimited, "CHUNK_ROWS", rows)
-        monkeypatch.setattr(files, "CELLS", 9 * rows)
+        monkeypatch.setattr(formats, "CHUNK_ROWS", rows)
+        monkeypatch.setattr(formats, "CELLS", 9 * rows)
 
     return use
 
@@ -298,7 +298,7 @@ def test_no_more_than_parts_of_a_binary_table_are_held(kind, tmp_path, small_chu
     tracemalloc.start()
     try:
         read = held = 0
-        for table in files.load(path, (), False, None):
+        for table in formats.load(path, (), False, None):
             read, held = read + len(table.frame), max(held, pool.bytes_allocated())
             del table
         peak = tracemalloc.get_traced_memory()[1]

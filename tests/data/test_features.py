@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from nca_trader.config import DEFAULT_FEATURES
-from nca_trader.data.features import feature_set
-from nca_trader.data.indicators import FEATURES
+from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.data.samples import sample_bars
 from nca_trader.errors import ConfigError
 from nca_trader.types import PRICES, Bars

@@ -17,8 +17,7 @@ from ledger import random_bars, rich_bars
 
 from nca_trader.config import EnvConfig
 from nca_trader.data.bars import read_bars
-from nca_trader.data.shards import MANIFEST, Shard, Shards, open_shards, write_shards
-from nca_trader.data.stream import stream
+from nca_trader.data.shards import MANIFEST, Shard, Shards, open_shards, stream, write_shards
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
 

@@ -7,23 +7,19 @@ import pandas as pd
 
 from nca_trader.config.reading import INCOME
 from nca_trader.data.reading import forensic
-from nca_trader.data.reading.faults import Code, Fault
-from nca_trader.data.reading.forensic import Series
-from nca_trader.data.reading.parse import (
+from nca_trader.data.reading.faults import (
     FACTORS,
-    LONGEST,
-    NUMBERS,
+    Code,
+    Fault,
     Request,
     Table,
-    is_name,
-    spread_columns,
-)
-from nca_trader.data.reading.repair import (
     adjusted,
     repeated_rows,
     rows_that_stay,
     volume_put_back,
 )
+from nca_trader.data.reading.forensic import Series
+from nca_trader.data.reading.parse import LONGEST, NUMBERS, is_name, spread_columns
 from nca_trader.data.reading.times import Times
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
@@ -60,11 +56,22 @@ def detect(table: Table, request: Request) -> list[Fault]:
     volume = table["volume"]
     for name, value in table.others:
         if name.lower().replace(" ", "_") not in forensic.ADJUSTMENTS:
-            swapped = forensic.volume_swapped(name, value, volume, table.columns)
+            swapped = []
+            found = forensic.volume_swapped(name, value, volume, table.columns)
+            if found is not None and found.each_row:
+                fix = ("swap-volume",)
+                swapped = [Fault(Code.D028, found.say, found.mask, repairs=fix, values=value)]
+            elif found is not None:
+                remedy = "Swap them on one side of it"
+                swapped = [Fault(Code.D028, found.say, found.mask, remedy, ())]
             volume = volume_put_back(volume, swapped, request.repairs)
             faults += swapped
         elif not table.columns.keys() & FACTORS:
-            faults += forensic.unadjusted(name, value, table["close"], table["symbol"])
+            mask, use = forensic.unadjusted(name, value, table["close"], table["symbol"])
+            if mask.any():
+                say = f"{name} = {value[mask][0]:.6g} adjusts the prices, which are taken as they "
+                remedy = f"Pass {argument('columns', use)}"
+                faults.append(Fault(Code.D027, f"{say}stand", mask, remedy))
     if any(fault.code == Code.D005 and fault.about in ("time", "symbol") for fault in faults):
         return faults  # which rows follow each other depends on that column
     # Rows that a repair drops are not compared with others, as the bars will not hold them.

@@ -17,9 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.data.reading.faults import Code, Fault
-from nca_trader.errors import argument
-
 REUSE = np.timedelta64(180, "D")  # without bars, at least
 CHANGES = 1e-3  # relative: adjusted closes are rounded
 BLOCK = 1 << 16  # rows looked at together: temporary arrays stay small, and medians local
@@ -299,25 +296,35 @@ def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray)
     return np.flatnonzero(long & (step > 20 * _typical(step, inside, code))) + 1
 
 
-def unadjusted(name: str, value: np.ndarray, close: np.ndarray, symbol: np.ndarray) -> list[Fault]:
-    """Finds a column `[rows]` by which a vendor adjusts prices and which changes."""
+def unadjusted(
+    name: str, value: np.ndarray, close: np.ndarray, symbol: np.ndarray
+) -> tuple[np.ndarray, str]:
+    """Returns `[rows]` bool, where a vendor's adjustment changes, and `columns` that apply it."""
     kind = name.lower().replace(" ", "_")
     ratio = kind in ("adj_close", "adjclose", "adjusted_close")
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = value / close if ratio else value
         moved = np.abs(factor[1:] / factor[:-1] - 1.0) > CHANGES
     mask = np.concatenate(([False], moved & (symbol[1:] == symbol[:-1])))
-    if not mask.any():
-        return []
-    say = f"{name} = {value[mask][0]:.6g} adjusts the prices, which are taken as they stand"
     use = "split=1/ajexdi" if kind == "ajexdi" else f"dividend={name}{'/close' * ratio}"
-    use = f"split={name}" if kind == "split_factor" else use
-    return [Fault(Code.D027, say, mask, f"Pass {argument('columns', use)}")]
+    return mask, f"split={name}" if kind == "split_factor" else use
+
+
+class Crossing(NamedTuple):
+    """Rows `mask` at which the volume and another column are swapped, or change places.
+
+    `each_row` is True where `mask` holds every swapped row, False where it holds the places of
+    the change alone.
+    """
+
+    mask: np.ndarray
+    say: str
+    each_row: bool
 
 
 def volume_swapped(
     name: str, value: np.ndarray, volume: np.ndarray, bars: dict[str, np.ndarray]
-) -> list[Fault]:
+) -> Crossing | None:
     """Finds rows whose volume stands in another column `[rows]`, or where two columns cross.
 
     A column of traded value, volume times price, shows it row by row. Of any other only the place
@@ -326,7 +333,7 @@ def volume_swapped(
     close = bars["close"]
     rows = np.flatnonzero((volume > 0) & (value > 0) & (close > 0) & bars["present"])
     if len(rows) < 2:
-        return []
+        return None
     mask = np.zeros(len(value), dtype=bool)
     more, price = logs(value[rows], close[rows])
     more -= np.log(volume[rows])
@@ -336,11 +343,11 @@ def volume_swapped(
     if ((straight <= edge) | (swapped <= edge)).mean() >= 0.8:
         mask[rows] = swapped + 0.5 < straight
         if not mask.any():
-            return []
+            return None
         row = int(np.argmax(mask))
         say = f"volume {volume[row]:.8g} and {name} {value[row]:.8g} are swapped: the second "
         say += "times the price is the first"
-        return [Fault(Code.D028, say, mask, "", ("swap-volume",), values=value)]
+        return Crossing(mask, say, True)
     sign = np.sign(more).astype(np.int8) * (np.abs(more) > np.log(10.0))
     flips = np.flatnonzero(sign[1:] != sign[:-1])
     ups, downs = (sign > 0).mean(), (sign < 0).mean()
@@ -348,6 +355,5 @@ def volume_swapped(
         size = np.abs(more)
         if abs(np.median(size[sign > 0]) - np.median(size[sign < 0])) < 1.0:
             mask[rows[flips + 1]] = True
-            say = f"volume and {name} change places here"
-            return [Fault(Code.D028, say, mask, "Swap them on one side of it", ())]
-    return []
+            return Crossing(mask, f"volume and {name} change places here", False)
+    return None

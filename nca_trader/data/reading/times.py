@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.config.reading import refuse_times
-from nca_trader.data.reading.columns import holds_numbers
 
 # A whole number is a date such as 20181231, or an epoch whose unit follows from its size.
 EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds per unit
@@ -22,6 +21,13 @@ DIGITS = r"\d{8}[ T]?\d{6}(?:\d{3}|\d{6})?"
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
 HEAD = 1 << 16  # rows that show the form of the times; epochs of 1970 alone would show no unit
 CAPACITY = 1 << 20  # rows of an array to begin with
+
+
+def holds_numbers(column: pd.Series) -> bool:
+    """Returns whether a column's type is real numbers; booleans and complex numbers are not."""
+    kinds = pd.api.types
+    other = kinds.is_bool_dtype(column.dtype) or kinds.is_complex_dtype(column.dtype)
+    return kinds.is_numeric_dtype(column.dtype) and not other
 
 
 class Growing:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,10 +16,9 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.ranges import between, refuse, whole
+from nca_trader.config.ranges import between, one_of, refuse, whole
 from nca_trader.errors import ConfigError
 from nca_trader.machine import memory
-from nca_trader.numerics import arrays
 from nca_trader.types import Bars, Costs, Tensor
 
 SOURCE, SEED = "synthetic ", ", seed "  # of bars: which draw they are
@@ -72,11 +73,11 @@ class Market:
       details: what else the solution knows, e.g. the cuts of a threshold rule.
     """
 
-    name: str
-    parameters: Mapping[str, Any]
     reward: str
     generate: Callable[[Array, int], Path]
     pay: Pay
+    name: str = ""
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     score: Callable[[float], float] = float
     num_assets: int = 1
     state_names: tuple[str, ...] = ()
@@ -99,6 +100,7 @@ class Market:
         whose price the next bar opens at; what buys cost in cash does not bind.
         """
         low, high = self.bounds
+        given = (f"{name}={json.dumps(value)}" for name, value in self.parameters.items())
         fields: dict[str, Any] = {
             "features": () if self.state_names else ("return_1",),
             "fill": "close",
@@ -110,7 +112,7 @@ class Market:
             "borrow": True,
             "costs": self.costs,
             "ruin_floor": 1e-300,
-            "market": self.name + "(" + ", ".join(map(_assign, self.parameters.items())) + ")",
+            "market": f"{self.name}({', '.join(given)})",
         }
         fields |= self.environment
         if fields["reward"] != "pnl":
@@ -178,11 +180,6 @@ class Task(Market):
         return np.asarray(self.pay(previous, positions[:-1], self.returns[1:]))
 
 
-def _assign(item: tuple[str, Any]) -> str:
-    name, value = item
-    return f"{name}={json.dumps(value)}"
-
-
 class PriceOutOfRange(ConfigError):
     """The price of a drawn path leaves what a float holds; one of fewer bars may not."""
 
@@ -194,7 +191,7 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
       PriceOutOfRange: the prices leave what a float holds. ConfigError: too few bars are asked for,
         or more than memory holds.
     """
-    check({"num_bars": num_bars, "seed": seed}, whole_numbers={"num_bars": 2, "seed": 0})
+    check({"num_bars": num_bars, "seed": seed}, {"num_bars": 2, "seed": 0})
     need, free = CELL_BYTES * num_bars * market.num_assets, memory().free
     if need > free:
         raise ConfigError(
@@ -259,51 +256,77 @@ def seed_of(source: str) -> int:
     return int(seed)
 
 
-def check(
-    given: Mapping[str, Any],
-    whole_numbers: Mapping[str, int] | None = None,
-    **ranges: str,
-) -> None:
-    """Refuses parameters out of range: `ranges` by name, `whole_numbers` by least value."""
+def builder(
+    **ranges: str | int | tuple[str, ...],
+) -> Callable[[Callable[..., Market]], Callable[..., Market]]:
+    """Decorates a function of parameters that returns a market.
+
+    The market gets the function's name and all parameters, its generator is compiled, and
+    parameters out of range are refused.
+
+    Args:
+      **ranges: by parameter an interval such as "[0, 1)", the least value of a whole number, or
+        the words that are allowed.
+    """
+
+    def decorate(build: Callable[..., Market]) -> Callable[..., Market]:
+        @functools.wraps(build)
+        def checked(**given: Any) -> Market:
+            bound = inspect.signature(build).bind(**given)
+            bound.apply_defaults()
+            check(bound.arguments, ranges)
+            made = build(**bound.arguments)
+            return dataclasses.replace(
+                made,
+                name=build.__name__,
+                parameters=bound.arguments,
+                generate=jax.jit(made.generate, static_argnums=1),
+            )
+
+        return checked
+
+    return decorate
+
+
+def check(given: Mapping[str, Any], ranges: Mapping[str, str | int | tuple[str, ...]]) -> None:
+    """Refuses parameters out of range; see `builder` for `ranges`."""
     values = SimpleNamespace(**given)
 
     def problems() -> Iterator[str]:
-        for name, least in (whole_numbers or {}).items():
-            yield from whole(values, least, name)
-        for name, interval in ranges.items():
-            yield from between(values, interval, name)
+        for name, allowed in ranges.items():
+            if isinstance(allowed, tuple):
+                yield from one_of(values, name, allowed)
+            elif isinstance(allowed, int):
+                yield from whole(values, allowed, name)
+            else:
+                yield from between(values, allowed, name)
 
     refuse(problems())
 
 
-def compiled(generate: Callable[[Array, int], Path]) -> Callable[[Array, int], Path]:
-    """A generator, compiled for each number of bars."""
-    return functools.partial(jax.jit, static_argnums=1)(generate)
+def recur(step: Callable[[Any, Any], Any], first: Any, noise: Any) -> Any:
+    """Returns the states x_t = step(x_{t-1}, noise_t), from x before the first."""
+
+    def both(x: Any, shock: Any) -> tuple[Any, Any]:
+        x = step(x, shock)
+        return x, x
+
+    return jax.lax.scan(both, first, noise)[1]
 
 
-def recur(step: Callable[[Any, Array], tuple[Any, Any]], first: Any, noise: Any) -> Any:
-    """What `step(state, noise_t) -> state, out` gives out along the noise."""
-    return jax.lax.scan(step, first, noise)[1]
+def autoregression(key: Array, num_bars: int, phi: float, sigma: float) -> tuple[Array, Array]:
+    """Draws `[]` x before the first bar, stationary, and `[N]` x[t] = phi x[t-1] + sigma eps."""
+    first_key, key = jax.random.split(key)
+    first = sigma / math.sqrt(1 - phi**2) * jax.random.normal(first_key)
+    noise = sigma * jax.random.normal(key, (num_bars,))
+    return first, recur(lambda x, shock: phi * x + shock, first, noise)
 
 
 def linear_pay(cost: float) -> Pay:
-    """`sum_i a_i r_i - c sum_i |a_i - a_prev_i|`."""
+    """Returns the pay `sum_i a_i r_i - c sum_i |a_i - a_prev_i|`."""
 
     def pay(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
         turnover = abs(position - previous)
         return (position * r).sum(axis=-1) - cost * turnover.sum(axis=-1)
 
     return pay
-
-
-def threshold_policy(cuts: np.ndarray, signals: np.ndarray) -> Policy:
-    """Holds what the range of the first state variable says: -1, 1, or, where 0, what is held."""
-
-    def policy(state: Tensor, position: Tensor) -> Tensor:
-        xp = arrays(state)
-        dtype = position.dtype
-        rank = xp.searchsorted(xp.asarray(cuts, dtype=state.dtype), state[..., :1])
-        signal = xp.asarray(signals, dtype=dtype)[rank]
-        return xp.where(signal == 0, position, signal)
-
-    return policy

@@ -19,8 +19,7 @@ import pandas as pd
 
 from nca_trader.agents.rules import Strategy
 from nca_trader.config.ranges import expect
-from nca_trader.data.features import feature_set
-from nca_trader.data.online import Feature
+from nca_trader.data.features import Feature, feature_set
 from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.evaluate.leakcheck.cases import Case, Cases, arrays_of, differing, equal, holed
 from nca_trader.evaluate.leakcheck.report import LENGTH, Example, Found, Report, example, size

@@ -1,59 +1,46 @@
-"""Markets that pay `a r - c |a - a_prev|` for positions in {-1, 0, 1}: a signal against a cost.
+"""Markets whose best position in {-1, 0, 1} switches at thresholds of a signal.
 
-The optima are exact: `solver` holds the method. Prices follow the returns, so that an agent that
-sees bars can know the state of all of them but `markov_drift`'s (see there).
+They pay `a r - c |a - a_prev|`. The optima are exact; `solver` describes the method. Prices follow
+the returns, so an agent that sees bars knows the state, except that of `markov_drift` (see there).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.ranges import one_of, refuse
 from nca_trader.data.synthetic import solver
 from nca_trader.data.synthetic.market import (
     Market,
     Path,
-    check,
-    compiled,
+    Policy,
+    autoregression,
+    builder,
     linear_pay,
     recur,
-    threshold_policy,
 )
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import arrays
 from nca_trader.types import Costs, Tensor
 
-REACH = 8.0  # standard deviations beyond which a state is not looked for
+REACH = 8.0  # standard deviations; the probability of a state beyond is below 1e-15
 SLOWEST = 0.999  # a slower state needs more nodes than a dense solve takes in seconds
 
 
 def gaussian(y: np.ndarray, mean: np.ndarray, sd: float) -> np.ndarray:
-    """The normal density."""
+    """Computes the normal density."""
     return np.exp(-0.5 * ((y - mean) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
-
-
-def autoregression(key: Array, num_bars: int, phi: float, sigma: float) -> tuple[Array, Array]:
-    """`[]` x before the first bar, stationary, and `[N]` x[t] = phi x[t-1] + sigma eps."""
-    first_key, key = jax.random.split(key)
-    first = sigma / math.sqrt(1 - phi**2) * jax.random.normal(first_key)
-    noise = sigma * jax.random.normal(key, (num_bars,))
-
-    def step(x: Array, shock: Array) -> tuple[Array, Array]:
-        x = phi * x + shock
-        return x, x
-
-    return first, recur(step, first, noise)
 
 
 def solve_autoregression(
     mean: solver.Mean, phi: float, sigma: float, cost: float
 ) -> solver.Switching:
-    """The optimal rule where the state is x' = phi x + sigma eps and the next return m(x)."""
+    """Solves the rule for a state x' = phi x + sigma eps and expected next returns m(x)."""
     reach = REACH * sigma / math.sqrt(1 - phi**2)
 
     def density(y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -62,13 +49,20 @@ def solve_autoregression(
     return solver.solve_line(density, mean, -reach, reach, 1.5 * sigma, cost)
 
 
-def check_reward(reward: str) -> None:
-    """Refuses what is neither log nor simple."""
-    refuse(one_of(type("Given", (), {"reward": reward}), "reward", ("log", "simple")))
+def threshold_policy(cuts: np.ndarray, signals: np.ndarray) -> Policy:
+    """Returns the policy that holds the signal of the first state's range; 0 keeps the position."""
+
+    def policy(state: Tensor, position: Tensor) -> Tensor:
+        xp = arrays(state)
+        rank = xp.searchsorted(xp.asarray(cuts, dtype=state.dtype), state[..., :1])
+        signal = xp.asarray(signals, dtype=position.dtype)[rank]
+        return xp.where(signal == 0, position, signal)
+
+    return policy
 
 
-def threshold_market(rule: solver.Switching, cost: float, **fields) -> Market:
-    """A market that pays linearly and whose optimal policy is `rule`."""
+def switching_market(rule: solver.Switching, cost: float, **fields: Any) -> Market:
+    """Returns the market with a linear pay whose optimal policy is `rule`."""
     return Market(
         costs=Costs(commission=cost),
         pay=linear_pay(cost),
@@ -79,6 +73,9 @@ def threshold_market(rule: solver.Switching, cost: float, **fields) -> Market:
     )
 
 
+@builder(
+    phi=f"[-{SLOWEST}, {SLOWEST}]", sigma="(0, inf)", cost="[0, 1)", reward=("log", "simple")
+)  # fmt: skip
 def ou(
     *, phi: float = 0.95, sigma: float = 0.01, cost: float = 0.002, reward: str = "log"
 ) -> Market:
@@ -88,8 +85,6 @@ def ou(
     E[r | x] = exp((phi - 1) x + sigma^2 / 2) - 1. At cost 0 the optimum in logs is
     (1 - phi) sigma sqrt(2 / pi) / sqrt(1 - phi^2).
     """
-    check(locals(), phi=f"[-{SLOWEST}, {SLOWEST}]", sigma="(0, inf)", cost="[0, 1)")
-    check_reward(reward)
     logs = reward == "log"
 
     def mean(x: Tensor) -> Tensor:
@@ -102,25 +97,23 @@ def ou(
         r = r if logs else jnp.expm1(r)
         return Path(x[:, None], r[:, None], first[None])
 
-    return threshold_market(
+    return switching_market(
         solve_autoregression(mean, phi, sigma, cost),
         cost,
-        name="ou",
-        parameters={"phi": phi, "sigma": sigma, "cost": cost, "reward": reward},
         reward=reward,
-        generate=compiled(generate),
+        generate=generate,
         state_names=("log_price",),
         moments=((0.0,), (sigma / math.sqrt(1 - phi**2),)),
         expected_return=mean,
     )
 
 
+@builder(phi=f"[-{SLOWEST}, {SLOWEST}]", sigma="(0, inf)", cost="[0, 1)")
 def ar1(*, phi: float = 0.3, sigma: float = 0.01, cost: float = 0.001) -> Market:
-    """Log-returns that remember: r' = phi r + sigma eps. State: the last bar's r.
+    """Autoregressive log-returns: r' = phi r + sigma eps. State: the last bar's r.
 
     At cost 0 the optimum is |phi| sigma sqrt(2 / pi) / sqrt(1 - phi^2).
     """
-    check(locals(), phi=f"[-{SLOWEST}, {SLOWEST}]", sigma="(0, inf)", cost="[0, 1)")
 
     def mean(r: Tensor) -> Tensor:
         return phi * r
@@ -129,57 +122,27 @@ def ar1(*, phi: float = 0.3, sigma: float = 0.01, cost: float = 0.001) -> Market
         _, r = autoregression(key, num_bars, phi, sigma)
         return Path(r[:, None], r[:, None], jnp.zeros(1))
 
-    return threshold_market(
+    return switching_market(
         solve_autoregression(mean, phi, sigma, cost),
         cost,
-        name="ar1",
-        parameters={"phi": phi, "sigma": sigma, "cost": cost},
         reward="log",
-        generate=compiled(generate),
+        generate=generate,
         state_names=("return",),
         moments=((0.0,), (sigma / math.sqrt(1 - phi**2),)),
         expected_return=mean,
     )
 
 
-def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> Market:
-    """Simple returns exp(sigma z - sigma^2 / 2) - 1 of mean 0: the best is never to trade.
-
-    No state. An agent that earns more than 0 here by 3 standard errors looks ahead.
-    """
-    check(locals(), sigma="(0, inf)", cost="[0, 1)")
-
-    def generate(key: Array, num_bars: int) -> Path:
-        shock = sigma * jax.random.normal(key, (num_bars, 1))
-        return Path(jnp.zeros((num_bars, 0)), jnp.expm1(shock - sigma**2 / 2), jnp.zeros(1))
-
-    def expected_return(state: Tensor) -> Tensor:
-        return arrays(state).zeros((*state.shape[:-1], 1), dtype=state.dtype)
-
-    return Market(
-        name="martingale",
-        parameters={"sigma": sigma, "cost": cost},
-        reward="simple",
-        generate=compiled(generate),
-        pay=linear_pay(cost),
-        costs=Costs(commission=cost),
-        optimum=0.0,
-        optimal_policy=lambda state, position: position,
-        expected_return=expected_return,
-    )
-
-
+@builder(period=2, amp="(-1, 1)", cost="[0, 1)", reward=("log", "simple"))
 def sine(
     *, amp: float = 0.05, period: int = 64, cost: float = 0.001, reward: str = "log"
 ) -> Market:
     """close[t] = 100 (1 + amp sin(2 pi t / period)), the same for every key.
 
-    State: the phase t mod period, of 0 to period - 1. Where a whole swing pays for its two
-    trades, the optimum is 2 (ln((1 + h) / (1 - h)) - 2 c) / period, h being the largest value of
-    amp sin, and a period a multiple of 4 has h = amp.
+    State: the phase t mod period, from 0 to period - 1. Where a whole swing pays for its two
+    trades, the optimum is 2 (ln((1 + h) / (1 - h)) - 2 c) / period. h is the largest value of
+    amp sin; a period that is a multiple of 4 has h = amp.
     """
-    check(locals(), {"period": 2}, amp="(-1, 1)", cost="[0, 1)")
-    check_reward(reward)
     phase = np.arange(period + 1) % period
     log_price = np.log1p(amp * np.sin(2 * np.pi * phase / period))
     move = np.diff(log_price)
@@ -198,19 +161,18 @@ def sine(
         return arrays(state).asarray(move, dtype=state.dtype)[state.astype(int)]
 
     cuts = np.arange(period - 1) + 0.5  # a range for each phase
-    return threshold_market(
+    return switching_market(
         solver.Switching(gain, cuts, signals),
         cost,
-        name="sine",
-        parameters={"amp": amp, "period": period, "cost": cost, "reward": reward},
         reward=reward,
-        generate=compiled(generate),
+        generate=generate,
         state_names=("phase",),
         moments=(((period - 1) / 2,), (math.sqrt((period**2 - 1) / 12),)),
         expected_return=expected_return,
     )
 
 
+@builder(mu="(-inf, inf)", sigma="(0, inf)", stay="(0, 1)", cost="[0, 1)")
 def markov_drift(
     *,
     mu: float = 0.005,
@@ -221,15 +183,14 @@ def markov_drift(
 ) -> Market:
     """Log-returns r' = mu s + sigma eps, where s is -1 or 1 and stays with probability `stay`.
 
-    Observable: state s, which bars do not tell: an agent must be given `Task.states`. If it pays
-    to follow s, the optimum is |mu| - 2 c (1 - stay).
+    Observable: state s. Bars do not show it: an agent must be given `Task.states`. If it pays to
+    follow s, the optimum is |mu| - 2 c (1 - stay).
 
-    Hidden: an agent has the returns alone. State: the belief b = P(s = 1 | all returns), by
+    Hidden: an agent sees the returns alone. State: the belief b = P(s = 1 | all returns), by
     Bayes (Wonham 1965; Hamilton 1989): post = b N(r; mu) / (b N(r; mu) + (1 - b) N(r; -mu)),
     b' = stay post + (1 - stay) (1 - post). The log-odds of `post` are a mixture of two normals,
-    on which the optimum is solved; for a policy it is one of whatever sees all past returns.
+    on which the optimum is solved. No policy that sees all past returns can do better.
     """
-    check(locals(), mu="(-inf, inf)", sigma="(0, inf)", stay="(0, 1)", cost="[0, 1)")
     if hidden:
         rule, deviation = solve_hidden(mu / sigma, sigma, stay, cost)
         moments = (0.5,), (deviation,)
@@ -250,21 +211,18 @@ def markov_drift(
         before = jnp.concatenate([first[None], s[:-1]])
         r = mu * before + sigma * jax.random.normal(key, (num_bars,))
 
-        def step(belief: Array, evidence: Array) -> tuple[Array, Array]:
+        def updated(belief: Array, evidence: Array) -> Array:
             odds = jnp.log(belief) - jnp.log1p(-belief) + evidence
-            belief = (1 - stay) + (2 * stay - 1) * jax.nn.sigmoid(odds)
-            return belief, belief
+            return (1 - stay) + (2 * stay - 1) * jax.nn.sigmoid(odds)
 
-        states = recur(step, jnp.full((), 0.5), 2 * mu / sigma**2 * r) if hidden else s
+        states = recur(updated, jnp.full((), 0.5), 2 * mu / sigma**2 * r) if hidden else s
         return Path(states[:, None], r[:, None], jnp.zeros(1))
 
-    return threshold_market(
+    return switching_market(
         rule,
         cost,
-        name="markov_drift",
-        parameters=dict(mu=mu, sigma=sigma, stay=stay, cost=cost, hidden=hidden),
         reward="log",
-        generate=compiled(generate),
+        generate=generate,
         state_names=("belief" if hidden else "drift",),
         moments=moments,
         expected_return=mean,
@@ -274,7 +232,7 @@ def markov_drift(
 def solve_hidden(
     ratio: float, sigma: float, stay: float, cost: float
 ) -> tuple[solver.Switching, float]:
-    """The optimal rule on beliefs, and their deviation in the long run, for ratio = mu / sigma.
+    """Solves the rule on beliefs, and their long-run deviation, for ratio = mu / sigma.
 
     Both are solved on z, the log-odds of `post`.
     """
@@ -301,51 +259,62 @@ def solve_hidden(
         return ratio * sigma * (2 * belief(z) - 1)
 
     rule = solver.solve_line(density, mean, -reach, reach, width, cost)
-    order = slice(None) if persistence > 0 else slice(None, None, -1)  # a belief falls in z then
+    # Where the state flips more often than it stays, the belief falls as z rises.
+    order = slice(None) if persistence > 0 else slice(None, None, -1)
     rule = rule._replace(cuts=belief(rule.cuts)[order], signals=rule.signals[order])
     nodes, weight = solver.gauss_nodes(np.linspace(-reach, reach, panels + 1))
     probability = solver.stationary(solver.transitions(density, nodes, nodes, weight))
     return rule, math.sqrt(probability @ (belief(nodes) - 0.5) ** 2)
 
 
-def ring(*, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.01) -> Market:
-    """Each asset follows another: r'[i] = beta r[(i - hop) mod A] + sigma eps[i], simple returns.
+@builder(phi=f"(0, {SLOWEST}]", spread="(0, inf)", sigma="(0, inf)", cost="[0, 1)")
+def hidden_level(
+    *, phi: float = 0.98, spread: float = 0.004, sigma: float = 0.01, cost: float = 0.001
+) -> Market:
+    """Log-returns of a level hidden in noise: r' = level + sigma eps; an agent sees returns alone.
 
-    State: `[A]` the last bar's returns. Positions are in [-1/A, 1/A], without cost. The best is
-    sign(beta r[i - hop]) / A, the optimum |beta| sigma sqrt(2 / pi) / sqrt(1 - beta^2): r has the
-    variance sigma^2 / (1 - beta^2) whatever the ring. An asset's own past is worth nothing and
-    the sign of all assets' mean 1 / sqrt(A) of it: only messages from `hop` places away solve it.
+    level' = phi level + eta, of stationary deviation `spread`. State: m, the level's mean given
+    all returns, by the steady Kalman filter. With P the variance of the level around m, and
+    S = P + sigma^2 that of a return,
+
+        m' = phi (m + P / S (r' - m)),    P = phi^2 P sigma^2 / S + spread^2 (1 - phi^2).
+
+    The filter's innovations are white, so m is an autoregression with shocks of deviation
+    phi P / sqrt(S), and E[r' | all returns] = m: the rule is that of `ar1`, solved for m.
+    Sources: Kalman (1960); Harvey, Forecasting, Structural Time Series Models (1989), section 4.2.
     """
-    check(locals(), {"assets": 2, "hop": 1}, beta="(-1, 1)", sigma="(0, inf)")
-    if hop >= assets:
-        raise ConfigError(f"hop={hop} is once around {assets} assets; give at most {assets - 1}.")
-    scale = sigma / math.sqrt(1 - beta**2)
-
-    def mean(r: Tensor) -> Tensor:
-        return beta * arrays(r).roll(r, hop, axis=-1)
+    shock = spread**2 * (1 - phi**2)
+    linear = sigma**2 * (1 - phi**2) - shock
+    error = (math.sqrt(linear**2 + 4 * shock * sigma**2) - linear) / 2  # P
+    gain = error / (error + sigma**2)
+    moved = phi * error / math.sqrt(error + sigma**2)
+    known = moved / math.sqrt(1 - phi**2)  # the deviation of m
 
     def generate(key: Array, num_bars: int) -> Path:
-        first_key, key = jax.random.split(key)
-        first = scale * jax.random.normal(first_key, (assets,))
+        keys = jax.random.split(key, 4)
+        first_mean = known * jax.random.normal(keys[0])
+        first_level = first_mean + math.sqrt(error) * jax.random.normal(keys[1])
+        shocks = math.sqrt(shock) * jax.random.normal(keys[2], (num_bars,))
+        noise = sigma * jax.random.normal(keys[3], (num_bars,))
 
-        def step(r: Array, shock: Array) -> tuple[Array, Array]:
-            r = beta * jnp.roll(r, hop) + shock
-            return r, r
+        def moved_on(last: Any, drawn: Any) -> Any:
+            level, mean, _ = last
+            r = level + drawn[1]
+            return phi * level + drawn[0], phi * (mean + gain * (r - mean)), r
 
-        r = recur(step, first, sigma * jax.random.normal(key, (num_bars, assets)))
-        return Path(r, r, jnp.zeros(assets))
+        first = first_level, first_mean, jnp.zeros_like(first_level)
+        _, mean, r = recur(moved_on, first, (shocks, noise))
+        return Path(mean[:, None], r[:, None], jnp.zeros(1))
 
-    return Market(
-        name="ring",
-        parameters={"assets": assets, "hop": hop, "beta": beta, "sigma": sigma},
-        reward="simple",
-        generate=compiled(generate),
-        pay=linear_pay(0.0),
-        num_assets=assets,
-        state_names=tuple(f"return_{i}" for i in range(assets)),
-        moments=((0.0,) * assets, (scale,) * assets),
-        bounds=(-1.0 / assets, 1.0 / assets),
-        optimum=abs(beta) * scale * math.sqrt(2 / math.pi),
-        optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,
-        expected_return=mean,
+    def expected_return(state: Tensor) -> Tensor:
+        return state
+
+    return switching_market(
+        solve_autoregression(expected_return, phi, moved, cost),
+        cost,
+        reward="log",
+        generate=generate,
+        state_names=("filtered_level",),
+        moments=((0.0,), (known,)),
+        expected_return=expected_return,
     )

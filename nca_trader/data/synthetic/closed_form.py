@@ -1,0 +1,426 @@
+"""Markets whose optimum is a formula, and markets for stress, whose optimum is not known."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from scipy.special import erf
+
+from nca_trader.data.synthetic.market import (
+    Market,
+    Path,
+    Policy,
+    autoregression,
+    builder,
+    linear_pay,
+    recur,
+)
+from nca_trader.data.synthetic.solver import stationary
+from nca_trader.errors import ConfigError
+from nca_trader.numerics import arrays
+from nca_trader.types import Costs, Tensor
+
+CELLS = 1_600  # of the logarithm of a variance
+
+
+def constant_policy(weight: float) -> Policy:
+    """Returns the policy that holds the same weight in every state."""
+
+    def policy(state: Tensor, position: Tensor) -> Tensor:
+        return arrays(position).full_like(position, weight)
+
+    return policy
+
+
+def same_for_all(value: float):
+    """Returns the expected return of a market without a state."""
+
+    def expected_return(state: Tensor) -> Tensor:
+        return arrays(state).full((*state.shape[:-1], 1), value, dtype=state.dtype)
+
+    return expected_return
+
+
+def log_growth(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
+    """Pays `ln(1 + sum_i a_i r_i)`: the growth of equity, rebalanced every bar, without cost."""
+    return arrays(r).log1p((position * r).sum(axis=-1))
+
+
+@builder(sigma="(0, inf)", cost="[0, 1)")
+def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> Market:
+    """Simple returns exp(sigma z - sigma^2 / 2) - 1 of mean 0: the best is never to trade.
+
+    No state. An agent that earns more than 0 here by 3 standard errors looks ahead.
+    """
+
+    def generate(key: Array, num_bars: int) -> Path:
+        shock = sigma * jax.random.normal(key, (num_bars, 1))
+        return Path(jnp.zeros((num_bars, 0)), jnp.expm1(shock - sigma**2 / 2), jnp.zeros(1))
+
+    return Market(
+        reward="simple",
+        generate=generate,
+        pay=linear_pay(cost),
+        costs=Costs(commission=cost),
+        optimum=0.0,
+        optimal_policy=lambda state, position: position,
+        expected_return=same_for_all(0.0),
+    )
+
+
+@builder(p="(0, 1)", move="(0, 1)")
+def kelly(*, p: float = 0.55, move: float = 0.2) -> Market:
+    """A coin: the price moves by +move with probability p, else by -move (simple returns).
+
+    No state; pays ln(1 + a r). The best stake is f = a move = 2 p - 1, so the best weight is
+    a = (2 p - 1) / move, and the optimum ln 2 + p ln p + q ln q with q = 1 - p, for any move.
+    A move of 1, the textbook's coin, takes the price to zero; `details["stake"]` is f.
+    Source: Kelly, A New Interpretation of Information Rate (1956).
+    """
+    stake, q = 2 * p - 1, 1 - p
+
+    def generate(key: Array, num_bars: int) -> Path:
+        heads = jax.random.bernoulli(key, p, (num_bars, 1))
+        return Path(jnp.zeros((num_bars, 0)), jnp.where(heads, move, -move), jnp.zeros(1))
+
+    return Market(
+        reward="simple",
+        generate=generate,
+        pay=log_growth,
+        bounds=(-1.0 / move, 1.0 / move),
+        environment=dict(actions="weights", order="rebalance", reward="log_return"),
+        optimum=math.log(2) + p * math.log(p) + q * math.log(q),
+        optimal_policy=constant_policy(stake / move),
+        expected_return=same_for_all(move * stake),
+        details={"stake": stake},
+    )
+
+
+@builder(gamma="(0, inf)", mu="(-inf, inf)", sigma="(0, inf)", dt="(0, inf)")
+def merton(
+    *, gamma: float = 1.0, mu: float = 0.08, sigma: float = 0.4, dt: float = 1 / 12
+) -> Market:
+    """A geometric Brownian motion, a weight in [0, 1], and constant relative risk aversion.
+
+    Simple returns r = exp((mu - sigma^2 / 2) dt + sigma sqrt(dt) z) - 1; mu and sigma per year,
+    dt in years, cash pays nothing. The optimum is the log of the certainty equivalent per step,
+    max_a ln(E[(1 + a r)^(1 - gamma)]) / (1 - gamma), or max_a E[ln(1 + a r)] for gamma = 1; `pay`
+    gives what is averaged, `score` the logarithm. Between the bounds a solves
+    E[r (1 + a r)^-gamma] = 0; as dt shrinks, a tends to mu / (gamma sigma^2).
+    Source: Merton, Lifetime Portfolio Selection under Uncertainty (1969).
+    """
+    drift, sd = (mu - sigma**2 / 2) * dt, sigma * math.sqrt(dt)
+
+    def pay(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
+        grown = log_growth(previous, position, r)
+        return grown if gamma == 1 else arrays(r).exp((1 - gamma) * grown)
+
+    def score(mean_pay: float) -> float:
+        return float(mean_pay) if gamma == 1 else math.log(mean_pay) / (1 - gamma)
+
+    # On an even grid the sum over a normal density is exact to rounding.
+    z = np.linspace(-12.0, 12.0, 2_001)
+    weight = np.exp(-0.5 * z**2)
+    weight, r = weight / weight.sum(), np.expm1(drift + sd * z)
+
+    def slope(a: float) -> float:
+        return float(weight @ (r * (1 + a * r) ** -gamma))
+
+    low, high = 0.0, 1.0
+    for _ in range(60):  # the slope falls in a
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    fraction = 0.0 if slope(0.0) <= 0 else 1.0 if slope(1.0) >= 0 else low
+    mean_pay = weight @ pay(r[:, None], np.full((len(r), 1), fraction), r[:, None])
+
+    def generate(key: Array, num_bars: int) -> Path:
+        shock = drift + sd * jax.random.normal(key, (num_bars, 1))
+        return Path(jnp.zeros((num_bars, 0)), jnp.expm1(shock), jnp.zeros(1))
+
+    return Market(
+        reward="simple",
+        generate=generate,
+        pay=pay,
+        score=score,
+        bounds=(0.0, 1.0),
+        environment=dict(actions="weights", order="rebalance", reward="crra", risk_aversion=gamma),
+        score_reward=lambda mean: score(mean if gamma == 1 else 1 + (1 - gamma) * mean),
+        optimum=score(mean_pay),
+        optimal_policy=constant_policy(fraction),
+        expected_return=same_for_all(math.expm1(mu * dt)),
+        details={"fraction": fraction},
+    )
+
+
+@builder(
+    B="(-inf, inf)", phi_mr="(0, 1]", sig_f="[0, inf)", sigma="(0, inf)",
+    gamma_risk="(0, inf)", lambda_cost="[0, inf)",
+)  # fmt: skip
+def garleanu_pedersen(
+    *,
+    B: float = 1.0,
+    phi_mr: float = 0.1,
+    sig_f: float = 0.0005,
+    sigma: float = 0.01,
+    gamma_risk: float = 5.0,
+    lambda_cost: float = 20.0,
+) -> Market:
+    """A predictor that decays, quadratic risk and quadratic costs; any position.
+
+    f' = (1 - phi_mr) f + sig_f eps, log-return r' = B f + sigma u, and x pays
+    x r' - gamma_risk / 2 sigma^2 x^2 - lambda_cost / 2 sigma^2 (x - x_prev)^2. State: f. The best
+    is to trade a fixed part of the way to an aim in front of the target:
+
+        x = (1 - k) x_prev + k aim(f),    k = a / lambda = 2 g / (g + sqrt(g^2 + 4 g lambda)),
+        aim(f) = B f / (g sigma^2) / (1 + phi_mr a / g),    g = gamma_risk.
+
+    The optimum follows from the moments of (x, f). `costs` are zero: the quadratic cost is in
+    `pay`, not a fraction of the traded notional. Traders are given the predictor, which returns
+    hardly show; bars show it as their volume, exp(f / its deviation).
+    Source: Garleanu and Pedersen, Dynamic Trading with Predictable Returns and Transaction Costs
+    (2013), propositions 3 and 4, without discounting.
+    """
+    g, cost, decay = gamma_risk, lambda_cost, 1 - phi_mr
+    rate = 2 * g / (g + math.sqrt(g * g + 4 * g * cost))
+    aim = B / (g * sigma**2) / (1 + phi_mr * rate * cost / g)
+
+    variance_f = sig_f**2 / (1 - decay**2)
+    x_f = rate * aim * variance_f / (1 - (1 - rate) * decay)  # E[x f]
+    # x = (1 - k) x_prev + k aim f, and E[x_prev f] = decay E[x f].
+    x_x = (2 * (1 - rate) * decay * x_f + rate * aim * variance_f) * rate * aim
+    x_x /= 1 - (1 - rate) ** 2
+    trade = 2 * x_x - 2 * ((1 - rate) * x_x + rate * aim * decay * x_f)  # E[(x - x_prev)^2]
+
+    def pay(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
+        risk = g * position**2 + cost * (position - previous) ** 2
+        return (position * r - sigma**2 / 2 * risk).sum(axis=-1)
+
+    def generate(key: Array, num_bars: int) -> Path:
+        f_key, key = jax.random.split(key)
+        first, f = autoregression(f_key, num_bars, decay, sig_f)
+        before = jnp.concatenate([first[None], f[:-1]])
+        r = B * before + sigma * jax.random.normal(key, (num_bars,))
+        return Path(f[:, None], r[:, None], jnp.zeros(1))
+
+    return Market(
+        reward="log",
+        generate=generate,
+        pay=pay,
+        state_names=("predictor",),
+        moments=((0.0,), (math.sqrt(variance_f) or 1.0,)),
+        bounds=(-math.inf, math.inf),
+        # 5 standard deviations of the best position: the bound hardly ever binds.
+        environment=dict(
+            actions="weights",
+            size=max(1.0, round(5 * math.sqrt(x_x), 1)),
+            risk_aversion=g * sigma**2,
+            quadratic_cost=cost * sigma**2,
+        ),
+        optimum=B * x_f - sigma**2 / 2 * (g * x_x + cost * trade),
+        optimal_policy=lambda state, position: (1 - rate) * position + rate * aim * state,
+        expected_return=lambda state: B * state,
+        volume=lambda state: np.exp(state / math.sqrt(variance_f or 1.0)),
+        details={"trade_rate": rate, "aim_per_predictor": aim},
+    )
+
+
+@builder(assets=2, hop=1, beta="(-1, 1)", sigma="(0, inf)")
+def ring(*, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.01) -> Market:
+    """Each asset follows another: r'[i] = beta r[(i - hop) mod A] + sigma eps[i], simple returns.
+
+    State: `[A]` the last bar's returns. Positions are in [-1/A, 1/A], without cost. The best is
+    sign(beta r[i - hop]) / A, the optimum |beta| sigma sqrt(2 / pi) / sqrt(1 - beta^2): r has the
+    variance sigma^2 / (1 - beta^2) for any ring. An asset's own past is worth nothing and the
+    sign of all assets' mean 1 / sqrt(A) of it: only messages from `hop` places away solve it.
+    """
+    if hop >= assets:
+        raise ConfigError(f"hop={hop} is once around {assets} assets; give at most {assets - 1}.")
+    scale = sigma / math.sqrt(1 - beta**2)
+
+    def mean(r: Tensor) -> Tensor:
+        return beta * arrays(r).roll(r, hop, axis=-1)
+
+    def generate(key: Array, num_bars: int) -> Path:
+        first_key, key = jax.random.split(key)
+        first = scale * jax.random.normal(first_key, (assets,))
+        shocks = sigma * jax.random.normal(key, (num_bars, assets))
+        r = recur(lambda r, shock: beta * jnp.roll(r, hop) + shock, first, shocks)
+        return Path(r, r, jnp.zeros(assets))
+
+    return Market(
+        reward="simple",
+        generate=generate,
+        pay=linear_pay(0.0),
+        num_assets=assets,
+        state_names=tuple(f"return_{i}" for i in range(assets)),
+        moments=((0.0,) * assets, (scale,) * assets),
+        bounds=(-1.0 / assets, 1.0 / assets),
+        optimum=abs(beta) * scale * math.sqrt(2 / math.pi),
+        optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,
+        expected_return=mean,
+    )
+
+
+@builder(lag=2, phi="(-1, 1)", sigma="(0, inf)")
+def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> Market:
+    """Log-returns that repeat an older one: r' = phi r[lag - 1 bars before] + sigma eps, no cost.
+
+    State: the return that the next one follows, `lag - 1` bars before the last. The best is its
+    sign (of `phi` times it), and the optimum |phi| sigma sqrt(2 / pi) / sqrt(1 - phi^2): every
+    `lag`-th return is an autoregression of its own. The last return does not predict the next.
+    """
+    scale = sigma / math.sqrt(1 - phi**2)
+
+    def generate(key: Array, num_bars: int) -> Path:
+        first_key, key = jax.random.split(key)
+        first = scale * jax.random.normal(first_key, (lag,))
+        shocks = sigma * jax.random.normal(key, (-(-num_bars // lag), lag))
+        r = recur(lambda r, shock: phi * r + shock, first, shocks)
+        r = jnp.concatenate([first, r.ravel()])
+        return Path(r[1 : num_bars + 1, None], r[lag:][:num_bars, None], jnp.zeros(1))
+
+    return Market(
+        reward="log",
+        generate=generate,
+        pay=linear_pay(0.0),
+        state_names=("older_return",),
+        moments=((0.0,), (scale,)),
+        optimum=abs(phi) * scale * math.sqrt(2 / math.pi),
+        optimal_policy=lambda state, position: arrays(state).sign(phi * state),
+        expected_return=lambda state: phi * state,
+    )
+
+
+@builder(
+    calm_mu="(-inf, inf)", wild_mu="(-inf, inf)", calm_sigma="(0, inf)", wild_sigma="(0, inf)",
+    stay="(0, 1)", cost="[0, 1)",
+)  # fmt: skip
+def regime_switching(
+    *,
+    calm_mu: float = 0.0004,
+    calm_sigma: float = 0.006,
+    wild_mu: float = -0.001,
+    wild_sigma: float = 0.025,
+    stay: float = 0.99,
+    cost: float = 0.0005,
+) -> Market:
+    """Log-returns of one of two normals; the regime stays with probability `stay`.
+
+    State: the regime of the next bar, 0 calm, 1 wild. Source: Hamilton (1989).
+    """
+
+    def generate(key: Array, num_bars: int) -> Path:
+        first_key, flip_key, key = jax.random.split(key, 3)
+        flips = jax.random.bernoulli(flip_key, 1 - stay, (num_bars,))
+        first = jax.random.bernoulli(first_key).astype(int)
+        after = (first + jnp.cumsum(flips)) % 2
+        wild = jnp.concatenate([first[None], after[:-1]]) == 1
+        z = jax.random.normal(key, (num_bars,))
+        r = jnp.where(wild, wild_mu + wild_sigma * z, calm_mu + calm_sigma * z)
+        return Path(after[:, None].astype(r.dtype), r[:, None], jnp.zeros(1))
+
+    return Market(
+        reward="log",
+        generate=generate,
+        pay=linear_pay(cost),
+        costs=Costs(commission=cost),
+        state_names=("regime",),
+        moments=((0.5,), (0.5,)),
+    )
+
+
+@builder(
+    mu="(-inf, inf)", sigma="(0, inf)", rate="[0, inf)", jump_mu="(-inf, inf)",
+    jump_sigma="[0, inf)", cost="[0, 1)",
+)  # fmt: skip
+def jump(
+    *,
+    mu: float = 0.0002,
+    sigma: float = 0.008,
+    rate: float = 0.01,
+    jump_mu: float = -0.02,
+    jump_sigma: float = 0.03,
+    cost: float = 0.0005,
+) -> Market:
+    """Jump diffusion: log-return mu + sigma z, and a Poisson number (`rate` per bar) of jumps.
+
+    Each jump is normal in logs, of mean jump_mu and deviation jump_sigma. No state.
+    Source: Merton, Option Pricing when Underlying Stock Returns are Discontinuous (1976).
+    """
+
+    def generate(key: Array, num_bars: int) -> Path:
+        count_key, size_key, key = jax.random.split(key, 3)
+        z, size = jax.random.normal(key, (num_bars,)), jax.random.normal(size_key, (num_bars,))
+        jumps = jax.random.poisson(count_key, rate, (num_bars,)).astype(z.dtype)
+        r = mu + sigma * z + jumps * jump_mu + jnp.sqrt(jumps) * jump_sigma * size
+        return Path(jnp.zeros((num_bars, 0)), r[:, None], jnp.zeros(1))
+
+    return Market(
+        reward="log", generate=generate, pay=linear_pay(cost), costs=Costs(commission=cost)
+    )
+
+
+@builder(mu="(-inf, inf)", volatility="(0, inf)", alpha="[0, 1)", beta="[0, 1)", cost="[0, 1)")
+def garch(
+    *,
+    mu: float = 0.0002,
+    volatility: float = 0.01,
+    alpha: float = 0.08,
+    beta: float = 0.9,
+    cost: float = 0.0005,
+) -> Market:
+    """GARCH(1, 1): log-return mu + e, e = sqrt(h) z, h' = omega + alpha e^2 + beta h.
+
+    `volatility` is the long-run deviation: omega = volatility^2 (1 - alpha - beta). State: the
+    deviation sqrt(h) of the next bar. Source: Bollerslev (1986).
+    """
+    if alpha + beta >= 1:
+        raise ConfigError(
+            f"alpha={alpha} and beta={beta} add up to {alpha + beta:.6g}: the variance has no "
+            f"mean; give a beta below {1 - alpha:.6g}."
+        )
+    variance = volatility**2
+
+    def generate(key: Array, num_bars: int) -> Path:
+        def step(last: tuple[Array, Array], z: Array) -> tuple[Array, Array]:
+            e = jnp.sqrt(last[1]) * z
+            return e, variance * (1 - alpha - beta) + alpha * e**2 + beta * last[1]
+
+        z = jax.random.normal(key, (num_bars,))
+        first = jnp.zeros((), z.dtype), jnp.full((), variance, z.dtype)
+        e, h = recur(step, first, z)
+        return Path(jnp.sqrt(h)[:, None], (mu + e)[:, None], jnp.zeros(1))
+
+    return Market(
+        reward="log",
+        generate=generate,
+        pay=linear_pay(cost),
+        costs=Costs(commission=cost),
+        state_names=("volatility",),
+        moments=volatility_moments(volatility, alpha, beta),
+    )
+
+
+def volatility_moments(
+    volatility: float, alpha: float, beta: float
+) -> tuple[tuple[float], tuple[float]]:
+    """Computes the long-run mean and deviation of the deviation sqrt(h) of GARCH(1, 1).
+
+    E[h] is volatility^2. E[sqrt(h)] is that of a chain on cells of log h, whose transitions are
+    known: h' = omega + beta h + alpha h z^2 is at most x where z^2 <= (x - omega - beta h) /
+    (alpha h), with probability erf(sqrt(z^2 / 2)).
+    """
+    if alpha == 0.0:
+        return (volatility,), (1.0,)  # the volatility is constant: any scale does
+    omega = 1 - alpha - beta  # in units of E[h]
+    edges = np.linspace(max(math.log(omega / (1 - beta)), -20.0), 12.0, CELLS + 1)
+    h = np.exp((edges[:-1] + edges[1:]) / 2)
+    square = (np.exp(edges)[None, :] - omega - beta * h[:, None]) / (alpha * h[:, None])
+    below = erf(np.sqrt(np.maximum(square, 0.0) / 2))
+    below[:, 0], below[:, -1] = 0.0, 1.0
+    mean = float(stationary(np.diff(below, axis=1)) @ np.sqrt(h))
+    return (volatility * mean,), (volatility * math.sqrt(max(1 - mean**2, 1e-12)),)
