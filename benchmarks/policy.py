@@ -15,10 +15,10 @@ import numpy as np
 
 from nca_trader.agents import presets
 from nca_trader.agents.policy import make_policy, read_out
+from nca_trader.envs import load_env
 from nca_trader.envs.account.state import open_account
-from nca_trader.envs.presets import load_env
+from nca_trader.envs.market import spec_of
 from nca_trader.envs.rewards import begun
-from nca_trader.envs.trading import spec_of
 
 from .timing import SECONDS, Timing, compared, measure, measured_by
 

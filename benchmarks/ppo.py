@@ -19,7 +19,7 @@ from nca_trader.agents.presets import load_agent
 from nca_trader.config.ranges import switched
 from nca_trader.data.samples import sample_bars
 from nca_trader.data.synthetic import task_of
-from nca_trader.envs.presets import load_env
+from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.evaluate.prove.judge import evaluation_bars, reached_by
 from nca_trader.evaluate.prove.trials import prepare

@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from nca_trader.envs.registration import register
+from nca_trader.envs import register
 
 if TYPE_CHECKING:
     from nca_trader.agents import rules
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from nca_trader.data.bars import align, read_bars, resample, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
     from nca_trader.data.samples import sample_bars
+    from nca_trader.envs import load_env
     from nca_trader.envs.check import check_env
-    from nca_trader.envs.presets import load_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import (
         BarError,
@@ -118,7 +118,7 @@ _HOME = {
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck.check",
     "load_agent": "agents.presets",
-    "load_env": "envs.presets",
+    "load_env": "envs",
     "make_learner": "learner.learner",
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",

@@ -11,14 +11,18 @@ import numpy as np
 import pandas as pd
 from jax import Array
 
-from nca_trader import annual
 from nca_trader.config.env import Costs
 from nca_trader.config.ranges import moment
 from nca_trader.errors import BarError
 
 # Numpy on the host, in float64; jax within a traced function, where `vmap` and `scan` take it.
 Tensor = Array | np.ndarray
-SECONDS_PER_YEAR = 365.2425 * 86_400
+SECOND, DAY = np.timedelta64(1, "s"), np.timedelta64(1, "D")
+YEAR_DAYS = 365.2425
+SECONDS_PER_YEAR = YEAR_DAYS * 86_400
+EXCHANGE_DAYS = 252.0  # sessions of a year on an exchange: 261 weekdays less 9 holidays or so
+WEEKDAYS = YEAR_DAYS * 5.0 / 7.0  # of a market with weekends alone
+ROUND_THE_CLOCK = 22  # hours of a day that trade, of a market that closes at weekends alone
 PRICES = ("open", "high", "low", "close")
 EXTRAS = ("half_spread", "dividend", "funding")
 
@@ -125,7 +129,7 @@ class Bars:
     @property
     def bars_per_year(self) -> float:
         """Bars in a year of these bars' own calendar: 252 or so for daily equities."""
-        return annual.bars_per_year(self.time)
+        return bars_per_year(self.time)
 
     def __getitem__(self, rows: slice) -> Bars:
         """The bars of a contiguous range of rows."""
@@ -190,6 +194,41 @@ def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
     return array
 
 
+def bars_per_year(time: np.ndarray) -> float:
+    """Bars in a year of their own calendar, from their times `[N]`, datetime64[ns] UTC.
+
+    Over a year or more, and for bars of a week or more, N - 1 steps over the time between first
+    and last bar. Over less, bars a trading day (the median) times trading days a year: 365.2425
+    where bars stand on Saturdays, or where no day between first and last lacks them; 260.9 where
+    weekdays trade round the clock (FX); 252 otherwise, as exchanges do. Two days of minute bars of
+    an exchange are thus 98,280 bars a year, and not as many as two days without nights would be.
+    NaN of fewer than two bars.
+    """
+    if len(time) < 2:
+        return float("nan")
+    span = (time[-1] - time[0]) / DAY
+    steps, counts = np.unique(np.diff(time), return_counts=True)
+    step = steps[np.argmax(counts)] / DAY
+    if span >= YEAR_DAYS - 1.0 or step >= 7.0:
+        return (len(time) - 1) * YEAR_DAYS / span
+    days, per_day = np.unique(time.astype("datetime64[D]"), return_counts=True)
+    whole = per_day[1:-1] if len(per_day) > 2 else per_day  # the first and last may be cut
+    a_day = float(np.median(whole) if len(per_day) > 2 else whole.max())
+    weekday = (days.astype(np.int64) + 3) % 7  # 1970-01-01 was a Thursday
+    if (weekday == 5).any():
+        return YEAR_DAYS * min(a_day, round(1.0 / step)) if step < 1.0 else YEAR_DAYS / step
+    if step >= 1.0:
+        return EXCHANGE_DAYS / step
+    longest = float(steps[-1] / DAY)
+    if longest < 1.5 * step and span < 2.0:  # nothing shows that it ever closes
+        return YEAR_DAYS / step
+    clock = len(np.unique(time.astype("datetime64[h]").astype(np.int64) % 24))
+    weekdays = per_day[(weekday < 4) & (days > days[0]) & (days < days[-1])]
+    if clock >= ROUND_THE_CLOCK:
+        return WEEKDAYS * (float(np.median(weekdays)) if len(weekdays) else round(1.0 / step))
+    return EXCHANGE_DAYS * a_day
+
+
 # Here and not at the class, so that a preset can be read without jax.
 jax.tree_util.register_dataclass(Costs)
 
@@ -207,7 +246,7 @@ class EnvSpec:
         buys, which moves the last ordered target one step; "weights": an action is a target.
       constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
       nearest: for each asset the numbers of the others, the most correlated first, as
-        `nca_trader.envs.actions` ranks them; () for one asset.
+        `nca_trader.envs.market` ranks them; () for one asset.
       memory: the reward whose memory the policy is shown, "differential_sharpe" or "drawdown"; ""
         where the reward remembers nothing.
       variance: of a bar's return of full positions in all assets, were these independent; of the

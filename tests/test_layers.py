@@ -8,15 +8,14 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "annual", "cloud", "disk", "machine", "numerics", "config"}
+FOUNDATION = {"errors", "types", "cloud", "disk", "machine", "numerics", "config"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"parallel", "runs", "learner"}
 EVALUATE = (LEARNER | {"evaluate"}) - {"learner"}
 MAY_IMPORT = {
     "errors": set(),
-    "annual": set(),
-    "types": {"errors", "annual", "config"},
+    "types": {"errors", "config"},
     "numerics": {"errors", "types"},
     "cloud": {"errors", "config"},
     "disk": {"errors", "cloud"},

@@ -11,7 +11,7 @@ from jax import Array
 
 from nca_trader.envs import rewards
 from nca_trader.envs.account.state import Account
-from nca_trader.envs.actions import to_target
+from nca_trader.envs.trading import to_target
 from nca_trader.numerics import dot32, exp32, logprob32, sum32, wide
 from nca_trader.types import EnvSpec
 

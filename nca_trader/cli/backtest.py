@@ -138,7 +138,7 @@ def _command(args: argparse.Namespace) -> str:
 def _environment(name: str | None) -> Any:
     """The environment of `--env`; without it one that costs nothing and limits nothing."""
     from nca_trader.config import EnvConfig
-    from nca_trader.envs.presets import load_env
+    from nca_trader.envs import load_env
 
     return EnvConfig(max_gross=None) if name is None else load_env(name)
 

@@ -98,7 +98,7 @@ def train(demo: Demo) -> Any:
     from nca_trader.agents.presets import load_agent
     from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.cli.train import shown
-    from nca_trader.envs.presets import load_env
+    from nca_trader.envs import load_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.learner.train import planned_steps, steps_done, train
 

@@ -159,7 +159,7 @@ def _trained_rows(bars: Any, record: dict[str, Any]) -> int | None:
 
 def _calibration(run: Any, source: Any, trained: int | None, coding: Any) -> tuple[Any, Any]:
     """Features and presence of the training span, cut before anything is computed of it."""
-    from nca_trader.envs.trading import features_of, observed_states
+    from nca_trader.envs.market import features_of, observed_states
     from nca_trader.errors import ConfigError
 
     if not coding.activations:

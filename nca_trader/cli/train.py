@@ -230,7 +230,7 @@ def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
     """The environment's and the agent's configuration, with `--set` and `--devices` applied."""
-    from nca_trader.envs.presets import load_env
+    from nca_trader.envs import load_env
 
     return load_env(args.env, overrides(args, "env.")), agent_of(args)
 

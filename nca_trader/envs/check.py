@@ -16,7 +16,7 @@ from jax import Array
 
 from nca_trader.config import EnvConfig
 from nca_trader.data.samples import sample_bars
-from nca_trader.envs.presets import load_env
+from nca_trader.envs import load_env
 from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv, episode_length
 from nca_trader.errors import CheckFailed
 from nca_trader.types import Bars

@@ -16,8 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import EnvConfig
-from nca_trader.envs.account.legs import Legs
-from nca_trader.envs.account.state import Account
+from nca_trader.envs.account.state import Account, Legs
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 

@@ -18,67 +18,34 @@ from jax import Array
 
 from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import expect
-from nca_trader.data.features import feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
-from nca_trader.envs import rewards
-from nca_trader.envs.account.legs import Legs, legs_of
-from nca_trader.envs.account.state import Account, Rules, log_return, open_account, rules_of
+from nca_trader.envs import load_env, rewards
+from nca_trader.envs.account.state import (
+    Account,
+    Legs,
+    Rules,
+    legs_of,
+    log_return,
+    open_account,
+    rules_of,
+)
 from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.account.step import place as place_order
-from nca_trader.envs.actions import nearest_assets, targets_of, to_target
-from nca_trader.envs.presets import load_env
+from nca_trader.envs.market import (
+    Dynamics,
+    Market,
+    features_of,
+    first_of,
+    nearest_assets,
+    observed_states,
+    spec_of,
+    volatility_of,
+)
 from nca_trader.envs.rewards import begun, remembered
-from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.machine import memory
+from nca_trader.errors import BarError, StateError
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import Bars, Costs, EnvSpec, Tensor
-
-
-class Dynamics(NamedTuple):
-    """What an account may do and what it is paid: the static part of an environment.
-
-    config: as given. spec: what a policy needs to know. rules: how orders fill.
-    """
-
-    config: EnvConfig
-    spec: EnvSpec
-    rules: Rules
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Market:
-    """Bars as the device holds them, float32, and the dynamics of an account on them.
-
-    It is an argument of every jitted function: millions of bars must not become constants of a
-    program. Whole files, shards and synthetic markets all become one of these.
-
-    Attributes:
-      features: `[N, A, F]`. legs: price moves that an account goes through, each `[N, A]` or None.
-      volatility: `[]` of equal weights in every asset, per bar; see `volatility_of`.
-      rows: `[]` int32 number of bars where the arrays are padded; None: all N are bars.
-      dynamics: static.
-    """
-
-    features: Tensor
-    legs: Legs
-    volatility: Tensor
-    rows: Tensor | None
-    dynamics: Dynamics = dataclasses.field(metadata={"static": True})
-
-    @property
-    def num_bars(self) -> Any:
-        """The number of bars without padding, an int or `[]` int32."""
-        return len(self.legs.present) if self.rows is None else self.rows
-
-    def legs_at(self, index: Array) -> Legs:
-        """Returns the legs of the bars at `index` `[...]`."""
-        row = jnp.asarray(index, jnp.uint32)  # unsigned: jax adds no check for negative indices
-        return jax.tree.map(lambda leg: leg[row], self.legs)
-
-
-COPIES = 3  # of the features at once: as computed, beside the market's state, on the device
 
 
 class Observation(NamedTuple):
@@ -134,30 +101,32 @@ class EnvState(NamedTuple):
         return Observation(self.index, self.episode.account, self.drop)
 
 
-def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...] = ()) -> EnvSpec:
-    """What a policy sees of the environment that `config` makes of these symbols.
-
-    Args:
-      states: names of the market's own state, which is observed after the features.
-    """
-    return EnvSpec(
-        symbols=symbols,
-        features=(*config.features, *states),
-        targets=targets_of(config, len(symbols)),
-        warmup=feature_set(config.features).warmup,
-        actions=config.actions,
-        constant_size=config.reward == "pnl",
-        memory=config.reward if config.reward in ("differential_sharpe", "drawdown") else "",
-        decay=config.sharpe_decay if config.reward == "differential_sharpe" else 0.0,
-    )
-
-
 def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
     """The bars at `row` `[...]` whose features episodes of seeds `drop` show, `[..., A]` bool."""
     shape = (*jnp.shape(row), num_assets)
     drop, row = (jnp.broadcast_to(jnp.asarray(x), shape[:-1])[..., None] for x in (drop, row))
     words = (jnp.broadcast_to(x, shape) for x in (drop, row, jnp.arange(num_assets)))
     return hash_uniform(*words) >= rate
+
+
+def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
+    """The target weights `[A]` that `action` `[A]` orders.
+
+    Args:
+      action: int32, or floating where `spec.actions` is "weights": there it is the target, and
+        is cut to `spec.bounds`. ordered: `[A]` last ordered targets, which "orders" moves.
+    """
+    low, high = spec.bounds
+    if spec.actions == "weights":
+        return jnp.clip(jnp.asarray(action, ordered.dtype), low, high)
+    if spec.actions == "orders":
+        step = jnp.asarray(action - 1, ordered.dtype) * high
+        return jnp.clip(ordered + step, low, high)
+    # Selected, not looked up: a table of three is read one account at a time.
+    *rest, target = (jnp.asarray(weight, ordered.dtype) for weight in spec.targets)
+    for number, weight in reversed(list(enumerate(rest))):
+        target = jnp.where(action == number, weight, target)
+    return jnp.broadcast_to(target, jnp.shape(action))
 
 
 def transition(
@@ -317,7 +286,7 @@ class TradingEnv:
         config = load_env(config, name="config")
         self.shards, self.task = None, None
         if isinstance(bars, Shards):
-            self.shards, bars = bars, _first_of(bars, config)
+            self.shards, bars = bars, first_of(bars, config)
         elif bars is None:
             bars = task_of(config)
         states = observed_states(bars, config)
@@ -427,73 +396,3 @@ class TradingEnv:
     def window(self, observation: Observation, length: int) -> Array:
         """`window` with this environment's market, jitted."""
         return _window(self.market, observation, length)
-
-
-def _first_of(shards: Shards, config: EnvConfig) -> Bars:
-    """Reads the first shard.
-
-    Raises:
-      BarError: there is none, or shards differ in their number of symbols. ConfigError: the config
-        observes the state of a synthetic market.
-    """
-    if not len(shards):
-        raise BarError(f"{shards.folder}: there are no shards in it; write some first.")
-    for shard in shards:
-        if len(shard.symbols) != len(shards[0].symbols):
-            raise BarError(
-                f"{shards.folder / shard.path}: has {len(shard.symbols)} symbols, and "
-                f"{shards[0].path} has {len(shards[0].symbols)}; an agent trains on one number "
-                "of assets, so write shards of as many symbols each."
-            )
-    if config.market and config.market_state:
-        raise ConfigError(
-            f"{shards.folder}: shards do not hold the state of the market "
-            f"{config.market}; set market_state = false."
-        )
-    return shards.read(shards[0])
-
-
-def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names, and `[N, A, S]` float32 values, of the market's own state that agents observe.
-
-    Raises:
-      ConfigError: the config observes a state that bars alone do not have.
-    """
-    if isinstance(source, Task) and config.market_state:
-        return source.signal_names, source.signals.astype(np.float32)
-    bars = source.bars if isinstance(source, Task) else source
-    if config.market and config.market_state:
-        raise ConfigError(
-            f"{bars.source or 'bars'}: the environment observes the state of the market "
-            f"{config.market}, which bars do not hold; give no bars, or set market_state = false."
-        )
-    return (), np.zeros((*bars.close.shape, 0), np.float32)
-
-
-def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray:
-    """`[N, A, F]` float32: the features of `config`, then the market's own `states`.
-
-    Raises:
-      BarError: they are more than memory holds.
-    """
-    if not config.features:
-        return states
-    width = len(config.features) + states.shape[-1]
-    need, free = COPIES * 4 * bars.close.size * width, memory().free
-    if need > free:
-        raise BarError(
-            f"{bars.source or 'bars'}: {width} features of {len(bars):,} bars of "
-            f"{bars.num_assets} assets need {need / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
-            "give fewer bars or features, or train on shards (docs/guides/streaming.md)."
-        )
-    return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
-
-
-def volatility_of(legs: Legs) -> np.ndarray:
-    """`[]` float32 standard deviation of the log-returns of equal weights in every asset.
-
-    Where prices always move by the same amount, the deviation is rounding: there it is that move.
-    """
-    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
-    log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
-    return np.asarray(max(log_return.std(), abs(log_return.mean())), np.float32)

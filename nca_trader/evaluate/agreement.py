@@ -13,11 +13,10 @@ from jax import Array
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.account.legs import Legs, legs_of
-from nca_trader.envs.account.state import Account, Rules, open_account, rules_of
+from nca_trader.envs.account.state import Account, Legs, Rules, legs_of, open_account, rules_of
 from nca_trader.envs.account.step import on_bar, place
+from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
-from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError
 from nca_trader.evaluate.backtest import check_symbols, encode
 from nca_trader.numerics import float64_on_cpu

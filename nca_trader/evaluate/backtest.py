@@ -24,11 +24,10 @@ from nca_trader.config import capital_problems, limit_problems
 from nca_trader.config.ranges import expect, nearest, one_of, refuse
 from nca_trader.data.samples import earlier_looks
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.account.legs import Legs, legs_of
-from nca_trader.envs.account.state import Account, Rules, open_account, rules_of
+from nca_trader.envs.account.state import Account, Legs, Rules, legs_of, open_account, rules_of
 from nca_trader.envs.account.step import on_bar, place
+from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
-from nca_trader.envs.trading import features_of, observed_states
 from nca_trader.errors import BarError, ConfigError, argument, in_a_command
 from nca_trader.evaluate.result import Result, Trace
 from nca_trader.evaluate.targets import (

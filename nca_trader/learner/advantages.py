@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.envs.trading import Market
+from nca_trader.envs.market import Market
 from nca_trader.learner.setup import Setup
 from nca_trader.numerics import arrays, wide
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.config import CurriculumConfig
-from nca_trader.envs.account.legs import Legs
+from nca_trader.envs.account.state import Legs
 
 
 def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:

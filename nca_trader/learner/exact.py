@@ -29,11 +29,10 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs.account.legs import Legs
-from nca_trader.envs.account.state import FILLED, WHOLE, Account, open_account
+from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, open_account
 from nca_trader.envs.account.step import on_bar
-from nca_trader.envs.actions import to_target
-from nca_trader.envs.trading import Episode, Market, TradingEnv, transition
+from nca_trader.envs.market import Market
+from nca_trader.envs.trading import Episode, TradingEnv, to_target, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import horizon, reward_scale
 from nca_trader.learner.curriculum import moved

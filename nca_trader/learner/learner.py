@@ -18,7 +18,8 @@ from nca_trader.agents.policy import Policy
 from nca_trader.agents.presets import load_agent
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.config.ranges import divides, expect, refuse
-from nca_trader.envs.trading import Market, TradingEnv, begin_dropout
+from nca_trader.envs.market import Market
+from nca_trader.envs.trading import TradingEnv, begin_dropout
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.layout import Layout, make_layout
 from nca_trader.learner.markets import begun_anew, check_shards, shard_updates

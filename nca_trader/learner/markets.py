@@ -19,7 +19,8 @@ from jax.sharding import Mesh
 from nca_trader.agents.policy import Policy
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.data.shards import Piece, Shards, stream
-from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.envs.market import Market
+from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.rollout import Segments
 from nca_trader.parallel import hosts

@@ -26,7 +26,8 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params
-from nca_trader.envs.trading import Episode, Market, TradingEnv
+from nca_trader.envs.market import Market
+from nca_trader.envs.trading import Episode, TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.curriculum import moved

@@ -19,7 +19,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params
-from nca_trader.envs.trading import Market
+from nca_trader.envs.market import Market
 from nca_trader.errors import ConfigError
 from nca_trader.learner.advantages import reward_scale
 from nca_trader.learner.rollout import (

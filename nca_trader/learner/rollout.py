@@ -15,17 +15,9 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs.account.legs import Legs
-from nca_trader.envs.trading import (
-    Dynamics,
-    Episode,
-    Market,
-    TradingEnv,
-    begin,
-    begin_dropout,
-    kept,
-    transition,
-)
+from nca_trader.envs.account.state import Legs
+from nca_trader.envs.market import Dynamics, Market
+from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, kept, transition
 from nca_trader.learner.curriculum import moved
 from nca_trader.learner.ppo import Loss
 from nca_trader.learner.setup import Setup

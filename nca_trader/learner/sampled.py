@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.policy import Params
-from nca_trader.envs.trading import Market
+from nca_trader.envs.market import Market
 from nca_trader.learner.advantages import (
     Moments,
     gae,

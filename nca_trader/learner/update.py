@@ -20,7 +20,8 @@ from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.config import AgentConfig, LearnerConfig
-from nca_trader.envs.trading import Market, TradingEnv
+from nca_trader.envs.market import Market
+from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.exact import EXACT

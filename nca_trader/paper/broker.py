@@ -14,9 +14,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from nca_trader.envs.account import costs as cost_of
-from nca_trader.envs.account.legs import Legs, Quote
-from nca_trader.envs.account.state import Rules
+from nca_trader.envs.account import state as cost_of
+from nca_trader.envs.account.state import Legs, Quote, Rules
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs, Tensor
 

@@ -19,13 +19,15 @@ from nca_trader.agents.heads import best_target, distribution
 from nca_trader.agents.policy import Params, read_out
 from nca_trader.data.features import feature_set
 from nca_trader.envs.account import step as accounting
-from nca_trader.envs.account.legs import Legs, Quote, next_legs
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
     WHOLE,
     Account,
+    Legs,
+    Quote,
     Rules,
+    next_legs,
     open_account,
     rules_of,
 )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nca_trader.agents.presets import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.data.samples import sample_bars
-from nca_trader.envs.presets import load_env
+from nca_trader.envs import load_env
 from nca_trader.parallel.mesh import AXES
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import Chip, Slice, mesh_axes, slice_of

@@ -10,7 +10,7 @@ import pytest
 from nca_trader import AgentConfig, ConfigError, load_agent, load_env, make_policy
 from nca_trader.agents.policy import num_parameters
 from nca_trader.config.toml import preset_names
-from nca_trader.envs.trading import spec_of
+from nca_trader.envs.market import spec_of
 from nca_trader.types import EnvSpec
 
 SPEC = EnvSpec(symbols=("A",), features=("rsi", "macd"), targets=(-1.0, 0.0, 0.5), warmup=30)

@@ -9,8 +9,8 @@ import pytest
 from benchmarks import policy as bench_policy
 from benchmarks import timing
 from nca_trader.config import AgentConfig, PolicyConfig
-from nca_trader.envs.presets import load_env
-from nca_trader.envs.trading import spec_of
+from nca_trader.envs import load_env
+from nca_trader.envs.market import spec_of
 
 TINY = AgentConfig(policy=PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2)))
 

@@ -20,7 +20,7 @@ from nca_trader.config import (
     PopulationConfig,
 )
 from nca_trader.config.toml import from_toml_text, preset_folder, preset_names, to_toml
-from nca_trader.envs.presets import load_env
+from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs
 

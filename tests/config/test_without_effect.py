@@ -27,7 +27,8 @@ from nca_trader.config import (
 from nca_trader.config.env import REWARDS
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import from_toml_text, preset_names, to_toml
-from nca_trader.envs.trading import Dynamics, spec_of, transition
+from nca_trader.envs.market import Dynamics, spec_of
+from nca_trader.envs.trading import transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.learner import make_learner

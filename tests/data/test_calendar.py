@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.annual import bars_per_year
 from nca_trader.data.bars import read_bars
 from nca_trader.data.calendar import (
     EVERY_DAY,
@@ -17,7 +16,7 @@ from nca_trader.data.calendar import (
 )
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.types import Bars
+from nca_trader.types import Bars, bars_per_year
 
 NEW_YORK = "America/New_York"
 # From the exchange's own notices.

@@ -15,8 +15,7 @@ from ledger import random_bars, run_ledger
 from nca_trader import backtest
 from nca_trader.envs.account import state as accounts
 from nca_trader.envs.account import step as accounting
-from nca_trader.envs.account.legs import Legs, Quote
-from nca_trader.envs.account.state import Rules
+from nca_trader.envs.account.state import Legs, Quote, Rules
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)

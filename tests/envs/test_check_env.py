@@ -10,8 +10,8 @@ import pytest
 from ledger import random_bars
 
 from nca_trader.config import EnvConfig
+from nca_trader.envs import load_env
 from nca_trader.envs.check import Check, Report, check_env
-from nca_trader.envs.presets import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import CheckFailed
 from nca_trader.types import Costs

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ledger import live, random_bars, rich_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest
-from nca_trader.envs.account import costs as cost_of
+from nca_trader.envs.account import state as cost_of
 from nca_trader.envs.account.state import Rules, equity
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import SECONDS_PER_YEAR

@@ -11,7 +11,7 @@ import pytest
 from nca_trader import TradingEnv
 from nca_trader.config import EnvConfig
 from nca_trader.data import synthetic
-from nca_trader.envs.presets import load_env
+from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 
 MARKETS = {

@@ -8,7 +8,7 @@ import pytest
 from ledger import random_bars
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.envs.actions import correlations, nearest_assets
+from nca_trader.envs.market import correlations, nearest_assets
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.runs.manifest import Run, open_run
 

@@ -11,7 +11,7 @@ import pytest
 from nca_trader import AgentConfig, TradingEnv, make_policy
 from nca_trader.config import PolicyConfig
 from nca_trader.data import synthetic
-from nca_trader.envs.presets import load_env
+from nca_trader.envs import load_env
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.prove import judge as prove
 

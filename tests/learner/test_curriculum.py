@@ -11,7 +11,7 @@ from tiny import AGENT, ENV
 
 from nca_trader import ConfigError, TradingEnv, make_learner, make_policy
 from nca_trader.config import CurriculumConfig
-from nca_trader.envs.account.legs import legs_of
+from nca_trader.envs.account.state import legs_of
 from nca_trader.learner import curriculum, replay, rollout, sampled
 from nca_trader.learner.exact import enumerate_segments
 from nca_trader.learner.setup import setup_of

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nca_trader.envs.account.legs import Quote
-from nca_trader.envs.account.state import Rules
+from nca_trader.envs.account.state import Quote, Rules
 from nca_trader.errors import ConfigError
 from nca_trader.paper.broker import Order, SimulatedBroker, client_id
 from nca_trader.types import Costs

@@ -25,10 +25,9 @@ from nca_trader.config.ranges import expect
 from nca_trader.data.bars import read_bars
 from nca_trader.data.samples import SAMPLES, sample_bars
 from nca_trader.data.synthetic import Task
+from nca_trader.envs import ID as ID
+from nca_trader.envs import load_env, register
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
-from nca_trader.envs.presets import load_env
-from nca_trader.envs.registration import ID as ID
-from nca_trader.envs.registration import register
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bars, EnvSpec
@@ -266,8 +265,6 @@ class GymEnv(gymnasium.Env):
         if self.render_mode is None:
             gymnasium.logger.warn("render() without render_mode; make it with 'rgb_array'.")
             return None
-        from nca_trader.envs.gym.render import picture  # here, because matplotlib takes a second
-
         if not self._history:
             raise ResetNeeded("call reset() before render().")
         rows, equity, weights = zip(*self._history, strict=True)
@@ -328,3 +325,72 @@ def _padded(env: TradingEnv, window: int) -> np.ndarray:
 
 
 register()
+
+
+WIDTH, HEIGHT, DPI = 960, 640, 100  # pixels
+BARS_BEFORE = 60  # shown before an episode's first bar, so that its start has a past
+AGENT, MARKET, LONG, SHORT = "#1f5fbf", "#8a8f98", "#2a9d5c", "#d1495b"
+
+
+def picture(bars: Bars, rows: np.ndarray, equity: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Draws an episode: prices, the weights held, and equity next to buy and hold.
+
+    Args:
+      bars: of the environment. rows: `[n]` bars whose closes were seen, in order.
+      equity: `[n]`, 1 at the first. weights: `[n, A]` held at those closes.
+
+    Returns:
+      `[HEIGHT, WIDTH, 3]` uint8; the same episode gives the same pixels.
+    """
+    # Here and not at the top: matplotlib takes a second, and few callers draw.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    panels = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [3, 1.2, 2]})
+    prices, held, result = panels
+    one = bars.num_assets == 1
+
+    seen = slice(max(int(rows[0]) - BARS_BEFORE, 0), int(rows[-1]) + 1)
+    close = bars.close[seen] if one else bars.close[seen] / bars.close[rows[0]]
+    for i, symbol in enumerate(bars.symbols):
+        color = MARKET if one else f"C{i % 10}"
+        prices.plot(bars.time[seen], close[:, i], color=color, linewidth=1.2, label=symbol)
+    start = float(date2num(bars.time[rows[0]]))
+    prices.axvline(start, color="black", linewidth=0.8, linestyle=":")
+    prices.set_ylabel("close" if one else "close / first")
+    prices.set_title(f"{bars.time[rows[-1]].astype('datetime64[m]')} UTC", loc="left", fontsize=10)
+    if bars.num_assets <= 10:
+        prices.legend(loc="upper left", fontsize=8, frameon=False, ncols=5)
+
+    time = bars.time[rows]
+    for i in range(bars.num_assets):
+        if one:
+            for side, color in ((np.maximum, LONG), (np.minimum, SHORT)):
+                area = side(weights[:, 0], 0.0)
+                held.fill_between(time, area, step="post", color=color, linewidth=0)
+        else:
+            held.step(time, weights[:, i], where="post", color=f"C{i % 10}", linewidth=1.2)
+    held.axhline(0.0, color="black", linewidth=0.6)
+    held.set_ylabel("weight held")
+
+    # Equal weights, bought at the first close and held.
+    bought = np.nanmean(bars.close[rows] / bars.close[rows[0]], axis=1)
+    label = f"buy and hold, no costs: {bought[-1] - 1:+.1%}"
+    result.plot(time, bought, color=MARKET, linewidth=1.2, label=label)
+    result.plot(time, equity, color=AGENT, linewidth=1.6, label=f"agent: {equity[-1] - 1:+.1%}")
+    result.axhline(1.0, color="black", linewidth=0.6)
+    result.set_ylabel("equity")
+    result.legend(loc="upper left", fontsize=8, frameon=False)
+
+    for axes in panels:
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    locator = AutoDateLocator()
+    result.xaxis.set_major_locator(locator)
+    result.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -16,10 +16,10 @@ import numpy as np
 from jax import Array
 
 from nca_trader.envs.account.state import equity
+from nca_trader.envs.market import Market
 from nca_trader.envs.rewards import num_shown, shown
 from nca_trader.envs.trading import (
     EnvState,
-    Market,
     Observation,
     TimeStep,
     TradingEnv,

@@ -20,8 +20,9 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import open_account
+from nca_trader.envs.market import Market
 from nca_trader.envs.rewards import begun
-from nca_trader.envs.trading import Episode, Market, TradingEnv, transition
+from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import encode
 

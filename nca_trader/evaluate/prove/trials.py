@@ -20,7 +20,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import switched
 from nca_trader.data.synthetic import Market, market_of, task_of
 from nca_trader.data.synthetic.market import PriceOutOfRange
-from nca_trader.envs.presets import load_env
+from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.prove.judge import Reached, evaluation_bars, reached_by

@@ -1,0 +1,199 @@
+"""Markets: what bars, shards or a synthetic task are to an environment.
+
+Everything here runs once, on the host; `nca_trader.envs.trading` steps accounts over the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.config import MAX_NEIGHBOURS, EnvConfig
+from nca_trader.data.features import feature_set
+from nca_trader.data.shards import Shards
+from nca_trader.data.synthetic import Task
+from nca_trader.envs.account.state import Legs, Rules
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.machine import memory
+from nca_trader.types import Bars, EnvSpec, Tensor
+
+COPIES = 3  # of the features at once: as computed, beside the market's state, on the device
+
+
+class Dynamics(NamedTuple):
+    """What an account may do and what it is paid: the static part of an environment.
+
+    config: as given. spec: what a policy needs to know. rules: how orders fill.
+    """
+
+    config: EnvConfig
+    spec: EnvSpec
+    rules: Rules
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Market:
+    """Bars as the device holds them, float32, and the dynamics of an account on them.
+
+    It is an argument of every jitted function: millions of bars must not become constants of a
+    program. Whole files, shards and synthetic markets all become one of these.
+
+    Attributes:
+      features: `[N, A, F]`. legs: price moves that an account goes through, each `[N, A]` or None.
+      volatility: `[]` of equal weights in every asset, per bar; see `volatility_of`.
+      rows: `[]` int32 number of bars where the arrays are padded; None: all N are bars.
+      dynamics: static.
+    """
+
+    features: Tensor
+    legs: Legs
+    volatility: Tensor
+    rows: Tensor | None
+    dynamics: Dynamics = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_bars(self) -> Any:
+        """The number of bars without padding, an int or `[]` int32."""
+        return len(self.legs.present) if self.rows is None else self.rows
+
+    def legs_at(self, index: Array) -> Legs:
+        """Returns the legs of the bars at `index` `[...]`."""
+        row = jnp.asarray(index, jnp.uint32)  # unsigned: jax adds no check for negative indices
+        return jax.tree.map(lambda leg: leg[row], self.legs)
+
+
+def targets_of(config: EnvConfig, num_assets: int) -> tuple[float, ...]:
+    """The weights that an asset may be ordered to, rising."""
+    size = 1.0 / num_assets if config.size is None else config.size
+    return (-size, 0.0, size) if config.short else (0.0, size)
+
+
+def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...] = ()) -> EnvSpec:
+    """What a policy sees of the environment that `config` makes of these symbols.
+
+    Args:
+      states: names of the market's own state, which is observed after the features.
+    """
+    return EnvSpec(
+        symbols=symbols,
+        features=(*config.features, *states),
+        targets=targets_of(config, len(symbols)),
+        warmup=feature_set(config.features).warmup,
+        actions=config.actions,
+        constant_size=config.reward == "pnl",
+        memory=config.reward if config.reward in ("differential_sharpe", "drawdown") else "",
+        decay=config.sharpe_decay if config.reward == "differential_sharpe" else 0.0,
+    )
+
+
+def first_of(shards: Shards, config: EnvConfig) -> Bars:
+    """Reads the first shard.
+
+    Raises:
+      BarError: there is none, or shards differ in their number of symbols. ConfigError: the config
+        observes the state of a synthetic market.
+    """
+    if not len(shards):
+        raise BarError(f"{shards.folder}: there are no shards in it; write some first.")
+    for shard in shards:
+        if len(shard.symbols) != len(shards[0].symbols):
+            raise BarError(
+                f"{shards.folder / shard.path}: has {len(shard.symbols)} symbols, and "
+                f"{shards[0].path} has {len(shards[0].symbols)}; an agent trains on one number "
+                "of assets, so write shards of as many symbols each."
+            )
+    if config.market and config.market_state:
+        raise ConfigError(
+            f"{shards.folder}: shards do not hold the state of the market "
+            f"{config.market}; set market_state = false."
+        )
+    return shards.read(shards[0])
+
+
+def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names, and `[N, A, S]` float32 values, of the market's own state that agents observe.
+
+    Raises:
+      ConfigError: the config observes a state that bars alone do not have.
+    """
+    if isinstance(source, Task) and config.market_state:
+        return source.signal_names, source.signals.astype(np.float32)
+    bars = source.bars if isinstance(source, Task) else source
+    if config.market and config.market_state:
+        raise ConfigError(
+            f"{bars.source or 'bars'}: the environment observes the state of the market "
+            f"{config.market}, which bars do not hold; give no bars, or set market_state = false."
+        )
+    return (), np.zeros((*bars.close.shape, 0), np.float32)
+
+
+def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray:
+    """`[N, A, F]` float32: the features of `config`, then the market's own `states`.
+
+    Raises:
+      BarError: they are more than memory holds.
+    """
+    if not config.features:
+        return states
+    width = len(config.features) + states.shape[-1]
+    need, free = COPIES * 4 * bars.close.size * width, memory().free
+    if need > free:
+        raise BarError(
+            f"{bars.source or 'bars'}: {width} features of {len(bars):,} bars of "
+            f"{bars.num_assets} assets need {need / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
+            "give fewer bars or features, or train on shards (docs/guides/streaming.md)."
+        )
+    return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
+
+
+def volatility_of(legs: Legs) -> np.ndarray:
+    """`[]` float32 standard deviation of the log-returns of equal weights in every asset.
+
+    Where prices always move by the same amount, the deviation is rounding: there it is that move.
+    """
+    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
+    log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
+    return np.asarray(max(log_return.std(), abs(log_return.mean())), np.float32)
+
+
+def nearest_assets(bars: Bars) -> tuple[tuple[int, ...], ...]:
+    """For each asset the numbers of up to `MAX_NEIGHBOURS` others, the most correlated first.
+
+    The correlation is that of log-returns, close to close, over the bars at which both assets
+    were there now and at the bar before. A pair that has none, or of which one never moved, comes
+    last; equals keep their order. One asset has no others: ().
+    """
+    if bars.num_assets < 2:
+        return ()
+    correlation = correlations(bars)
+    np.fill_diagonal(correlation, -np.inf)
+    order = np.argsort(-correlation, axis=1, kind="stable")
+    kept = min(bars.num_assets - 1, MAX_NEIGHBOURS)
+    return tuple(tuple(int(b) for b in row[row != a][:kept]) for a, row in enumerate(order))
+
+
+def correlations(bars: Bars) -> np.ndarray:
+    """`[A, A]` float64 correlations of log-returns, pair by pair; -2 where there is none."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        returns = np.diff(np.log(bars.close), axis=0)
+    there = bars.present[1:] & bars.present[:-1] & np.isfinite(returns)
+    m = there.astype(np.float64)
+    # Less its mean, a series loses no digits in the sums of squares below.
+    center = np.where(there, returns, 0.0).sum(0) / np.maximum(m.sum(0), 1.0)
+    r = np.where(there, returns - center, 0.0)
+    count = m.T @ m
+    total = r.T @ m  # [a, b]: of a, over the bars that a and b share
+    square = (r**2).T @ m
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variance = square / count - (total / count) ** 2
+        covariance = r.T @ r / count - total * total.T / count**2
+        found = covariance / np.sqrt(variance * variance.T)
+    # What is left of the variance of a constant is rounding.
+    usable = (count > 1) & (np.minimum(variance, variance.T) > 1e-24)
+    return np.where(usable & np.isfinite(found), found, -2.0)
