@@ -1,7 +1,8 @@
-"""What a machine has, gathered once for `doctor`; nothing here judges it."""
+"""What a machine has, gathered once for `doctor`. Nothing here judges it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -22,15 +23,9 @@ PACKAGES = (
     "pyarrow", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin",
 )  # fmt: skip
 PREFIXES = (
-    "JAX_",
-    "XLA_",
-    "NCA_TRADER_",
-    "LIBTPU_",
-    "TPU_",
-    "CUDA_VISIBLE",
-    "TF_GPU_",
-    "ALLOW_MUL",
-)
+    "JAX_", "XLA_", "NCA_TRADER_", "LIBTPU_", "TPU_", "CUDA_VISIBLE", "TF_GPU_", "ALLOW_MUL",
+)  # fmt: skip
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 LOCK = pathlib.Path("/tmp/libtpu_lockfile")
 PROBE = """
 import json, jax
@@ -38,7 +33,7 @@ devices = jax.local_devices()
 print(json.dumps({
     "platform": devices[0].platform,
     "kinds": [device.device_kind for device in devices],
-    "memory": [(device.memory_stats() or {}).get("bytes_limit") for device in devices],
+    "device_memory": [(device.memory_stats() or {}).get("bytes_limit") for device in devices],
     "options": sorted(jax.config.values),
 }))
 """
@@ -46,24 +41,31 @@ print(json.dumps({
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was found; the defaults are those of a clean machine without an accelerator.
+    """What was found. The defaults are those of a clean machine without an accelerator.
 
     Attributes:
-      versions: of the installed packages. environment: variables that JAX and XLA read.
-      options: names of JAX's own, as in `jax.config`. platform: "cpu", "gpu" or "tpu", "" where
-        JAX did not start, of which `probe_error` is then the reason.
-      kinds: of the local devices. device_memory: bytes JAX may use of each, None where unknown.
-      cores: for this process. memory: bytes of the host or of its container, memory_free: of them.
-      gpus: names that the driver tells. gpu_users: device number and process id of those on them.
-      pid: our own. tpu_files: device files of TPU chips. lock_held: whether a process holds
-        libtpu's lock; lock_foreign: whether its file is another user's, so that we can't take it.
-      proxies: names of the variables that lead connections to a proxy, and past no_proxy.
-      cache: folder of compiled programs, "" for none; cache_error: why it can't be written;
-        cache_bytes: its size; disk_free: bytes free there.
-      coordinator: address, "" for none; coordinator_error: why it can't be reached.
-      data: the bar file, or shards, asked for; reading: options of `data check` that read it, as
-        they are typed; data_error: why they can't be read; data_rows:
-        their bars; data_is_shards: which of the two.
+      versions: of the installed packages.
+      environment: variables that JAX and XLA read.
+      options: names in `jax.config`.
+      platform: "cpu", "gpu" or "tpu", "" where JAX did not start.
+      probe_error: why JAX did not start, "" if it did.
+      kinds: of the local devices.
+      device_memory: bytes that JAX may use of each device, None where unknown.
+      cores: for this process.
+      memory: bytes of the host or of its container. memory_free: those that are free.
+      gpus: names that the driver reports.
+      gpu_users: device number and process id of each process on a GPU.
+      pid: of this process.
+      tpu_files: device files of TPU chips.
+      lock_held: whether a process holds libtpu's lock.
+      lock_foreign: whether its file belongs to another user, so that this one cannot take it.
+      proxies: names of the variables that lead connections to the coordinator to a proxy.
+      cache: folder of compiled programs, "" for none. cache_error: why it cannot be written.
+      cache_bytes: its size. disk_free: bytes that are free there.
+      coordinator: address, "" for none. coordinator_error: why it cannot be reached.
+      data: the bar file, or the shards, to read. reading: the options of `data check` that read
+        it, as typed. data_error: why it cannot be read. data_rows: its bars. data_is_shards: which
+        of the two it is.
     """
 
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -102,27 +104,40 @@ def gather(
     reading: Mapping[str, Any] = MappingProxyType({}),
     timeout: float = 120.0,
 ) -> Facts:
-    """The facts of this machine; JAX starts in a process of its own, as a wrong flag aborts it.
+    """Gathers the facts of this machine.
 
     Args:
-      data: a bar file to read, with the options `reading` of `read_bars`.
-      coordinator: HOST:PORT to reach; default that of the environment.
+      data: a bar file or shards to read, "" for none.
+      coordinator: HOST:PORT to reach. The default is that of the environment.
+      reading: options of `read_bars` for `data`.
       timeout: seconds that JAX may take to find its devices.
     """
     environment = {n: v for n, v in sorted(os.environ.items()) if n.startswith(PREFIXES)}
     coordinator = coordinator or environment.get("JAX_COORDINATOR_ADDRESS", "")
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    gpus = _nvidia("--query-gpu=uuid,name")
+    numbers = {uuid: number for number, (uuid, _) in enumerate(gpus)}
+    users = _nvidia("--query-compute-apps=gpu_uuid,pid")
+    lock_held = False
+    with contextlib.suppress(OSError):  # no lock file, or a system without /proc
+        inode = str(LOCK.stat().st_ino)
+        locks = pathlib.Path("/proc/locks").read_text().split()
+        lock_held = any(word.rpartition(":")[2] == inode for word in locks)
     total, free = memory()
     facts = Facts(
-        versions=_versions(),
+        versions=versions,
         environment=environment,
         cores=cores(),
         memory=total,
         memory_free=free,
-        gpus=tuple(_nvidia("--query-gpu=name")),
-        gpu_users=_gpu_users(),
+        gpus=tuple(name for _, name in gpus),
+        gpu_users=tuple((numbers[uuid], int(pid)) for uuid, pid in users if uuid in numbers),
         pid=os.getpid(),
         tpu_files=_tpu_files(),
-        lock_held=_lock_held(),
+        lock_held=lock_held,
         lock_foreign=LOCK.exists() and not os.access(LOCK, os.W_OK),
         proxies=_proxies(coordinator),
         coordinator=coordinator,
@@ -130,54 +145,35 @@ def gather(
         data=data,
         reading=tuple(f"--{name}={value}" for name, value in reading.items()),
     )
-    facts = dataclasses.replace(facts, **_cache(environment.get("JAX_COMPILATION_CACHE_DIR", "")))
-    return dataclasses.replace(facts, **_probe(timeout), **_read(data, reading))
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = _cache(environment.get("JAX_COMPILATION_CACHE_DIR", "")) | _probe(timeout)
+    return dataclasses.replace(facts, **found, **(_data(data, reading) if data else {}))
 
 
 def _probe(timeout: float) -> dict[str, Any]:
+    """Starts JAX in its own process, since a wrong flag aborts the process."""
     command = [sys.executable, "-c", PROBE]
+    dead = {"platform": "", "kinds": (), "device_memory": ()}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        return {"platform": "", "kinds": (), "device_memory": (), "probe_error": "timeout"}
+        return dead | {"probe_error": "timeout"}
     if done.returncode:
         # XLA's fatal line, else the exception's.
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         fatal = [line.partition("] ")[2] for line in lines if line.startswith("F")]
-        error = (fatal or lines[-1:] or [f"exit code {done.returncode}"])[0]
-        return {"platform": "", "kinds": (), "device_memory": (), "probe_error": error}
+        return dead | {"probe_error": (fatal or lines[-1:] or [f"exit code {done.returncode}"])[0]}
     found = json.loads(done.stdout.splitlines()[-1])
-    return {
-        "platform": found["platform"],
-        "kinds": tuple(found["kinds"]),
-        "device_memory": tuple(found["memory"]),
-        "options": tuple(found["options"]),
-    }
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 
-def _nvidia(query: str) -> list[str]:
+def _nvidia(query: str) -> list[list[str]]:
+    """The rows of nvidia-smi's answer, two values each; none without a driver."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-
-
-def _gpu_users() -> tuple[tuple[int, int], ...]:
-    names = _nvidia("--query-gpu=uuid")
-    rows = [line.split(", ") for line in _nvidia("--query-compute-apps=gpu_uuid,pid")]
-    return tuple((names.index(uuid), int(pid)) for uuid, pid in rows if uuid in names)
+    return [line.strip().split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
 
 
 def _tpu_files() -> tuple[str, ...]:
@@ -190,31 +186,23 @@ def _tpu_files() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _lock_held() -> bool:
-    try:
-        inode = str(LOCK.stat().st_ino)
-        locks = pathlib.Path("/proc/locks").read_text().split()
-    except OSError:
-        return False
-    return any(word.rpartition(":")[2] == inode for word in locks)
-
-
 def _cache(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"cache": folder}
     if not folder or "://" in folder:
-        return {"cache": folder}
+        return found
     path = pathlib.Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        error = "" if os.access(path, os.W_OK) else "not writable"
-        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        free = shutil.disk_usage(path).free
+        found["cache_bytes"] = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
+        found["disk_free"] = shutil.disk_usage(path).free
+        return found | ({} if os.access(path, os.W_OK) else {"cache_error": "not writable"})
     except OSError as failed:
         return {"cache": folder, "cache_error": failed.strerror or str(failed)}
-    return {"cache": folder, "cache_error": error, "cache_bytes": size, "disk_free": free}
 
 
 def _proxies(coordinator: str) -> tuple[str, ...]:
-    """Variables of a proxy that a coordinator's address isn't excepted from."""
+    """Variables of a proxy from which a coordinator's address is not excepted."""
+    # gRPC connects the hosts, and reads these variables; the socket of `_unreachable` does not.
     host = coordinator.rpartition(":")[0].strip("[]")
     excepted = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     ends = [part.strip().lstrip("*.") for part in excepted.split(",") if part.strip()]
@@ -222,14 +210,14 @@ def _proxies(coordinator: str) -> tuple[str, ...]:
         return ()
     if any(host == end or host.endswith("." + end) for end in ends):
         return ()
-    names = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
-    return tuple(name for name in names if os.environ.get(name))
+    return tuple(name for name in PROXIES if os.environ.get(name))
 
 
-def _unreachable(address: str, timeout: float = 5.0) -> str:
+def _unreachable(address: str) -> str:
+    """Why a connection to HOST:PORT fails, "" if it does not."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
     except ValueError:
         return "no HOST:PORT"
     except OSError as error:
@@ -237,13 +225,11 @@ def _unreachable(address: str, timeout: float = 5.0) -> str:
     return ""
 
 
-def _read(data: str, reading: Mapping[str, Any]) -> dict[str, Any]:
+def _data(data: str, reading: Mapping[str, Any]) -> dict[str, Any]:
     from nca_trader.data.bars import read_bars
     from nca_trader.data.shards import folder_of_shards, open_shards
     from nca_trader.errors import BarError, ConfigError, StateError, StoreError
 
-    if not data:
-        return {}
     found: dict[str, Any] = {}
     try:
         folder = folder_of_shards(data)

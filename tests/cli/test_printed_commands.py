@@ -12,7 +12,7 @@ from tiny import UNTIL
 from nca_trader.cli import build_parser, demo, export, prove
 from nca_trader.cli.reading import typed
 from nca_trader.evaluate.prove import trials as prove_runs
-from nca_trader.scale.doctor import data
+from nca_trader.scale.doctor import examine
 from nca_trader.scale.facts import Facts
 
 
@@ -97,7 +97,7 @@ def test_what_an_interrupted_demo_prints_goes_on_with_it(tmp_path):
 
 def test_what_the_doctor_prints_checks_the_same_file():
     facts = Facts(data="my bars.csv", data_error="no", reading=("--columns=close=last px",))
-    (finding,) = data(facts)
+    finding = next(each for each in examine(facts) if each.name == "data")
     again = parsed(printed(finding.remedy))
     assert (again["command"], again["file"]) == ("data", "my bars.csv")
     assert again["columns"] == "close=last px"
