@@ -8,7 +8,7 @@ from tiny import AGENT, ENV
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.compiled import Answer, Question
 from nca_trader.scale.hlo import Cost, Part
-from nca_trader.scale.plan import Size, fewest_as_fast, largest_batch, most_that_fits, rate
+from nca_trader.scale.plan import fewest_as_fast, largest_batch, most_that_fits
 
 V5E = slice_of("v5e-8")
 
@@ -20,7 +20,7 @@ def compiler(share):
     def attempt(segments):
         asked.append(segments)
         needed = share(segments)
-        return Size(needed is not None and needed <= 1.0, needed)
+        return needed is not None and needed <= 1.0, needed
 
     return attempt, asked
 
@@ -73,7 +73,7 @@ def test_the_fewest_as_fast_is_found_to_a_factor_of_two(overhead, lowest):
     def attempt(segments):
         assert segments not in tried and segments % 8 == 0
         tried[segments] = segments / (segments + overhead)
-        return Size(True, 0.0)
+        return True, 0.0
 
     found = fewest_as_fast(lambda: dict(sorted(tried.items())), attempt, 8)
     assert lowest <= found <= 2 * lowest and len(tried) <= 8
@@ -87,7 +87,7 @@ def test_a_rate_that_falls_again_is_the_best_where_it_was():
 
     def attempt(segments):
         tried[segments] = speed(segments)
-        return Size(True, 0.0)
+        return True, 0.0
 
     assert fewest_as_fast(lambda: dict(sorted(tried.items())), attempt, 8) == 512
 
@@ -109,7 +109,7 @@ def searched(found=None, **changes):
         return answer_of(asked[-1])
 
     question = Question(ENV, agent, None, V5E)
-    return largest_batch(ask, question, rate, lambda line: None, found), asked
+    return largest_batch(ask, question, lambda line: None, found), asked
 
 
 def test_both_batches_come_with_what_was_tried():

@@ -1,5 +1,6 @@
 """What follows from a compiler's answer: arithmetic, searches and advice, with no compiler."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -7,16 +8,11 @@ from tiny import AGENT, ENV
 
 from nca_trader.agents.presets import load_agent
 from nca_trader.config import MeshConfig
+from nca_trader.scale import compiled
 from nca_trader.scale.chips import GIB, slice_of
 from nca_trader.scale.compiled import Answer, Question, said_bytes
 from nca_trader.scale.hlo import Collective, Cost, Part
-from nca_trader.scale.plan import (
-    described,
-    estimate,
-    on_slice,
-    plan_on,
-    width_audit,
-)
+from nca_trader.scale.plan import described, estimate, on_slice, plan, width_audit
 
 V5E = slice_of("v5e-8")
 COST = Cost(
@@ -82,7 +78,7 @@ def test_more_traffic_than_cycles_is_bound_by_memory():
 
 
 def test_cycles_are_held_against_the_floor_of_the_matrix_units():
-    report = described(ANSWER, V5E)
+    report = described(ANSWER, V5E.of)
     assert report["cycles_over_floor"] == {
         "collect: encoder": pytest.approx(1.5), "update": pytest.approx(2.25)
     }  # fmt: skip
@@ -94,7 +90,7 @@ def test_cycles_are_held_against_the_floor_of_the_matrix_units():
 
 def test_a_chip_of_two_devices_has_the_bytes_of_both():
     there = slice_of("tpu7x")
-    report = described(ANSWER._replace(limit=there.of.hbm_usable / 2), there)
+    report = described(ANSWER._replace(limit=there.of.hbm_usable / 2), there.of)
     assert report["hbm_bytes_per_chip"] == 2 * 2**30
     assert report["hbm_limit"] == int(2 * 94.74 * GIB)
     assert report["bytes_by_kind"] == {"params": 800, "temporaries": 2**30}
@@ -132,27 +128,31 @@ def test_widths_are_held_against_the_matrix_units_of_the_chip():
     assert {w["name"]: w["full_width"] for w in width_audit(wide, V5E.of)}["policy.channels"] == 256
 
 
-def test_remat_is_tried_where_memory_is_short_and_only_there():
-    say = []
-    ask, asked = model(limit=1e6, per_segment=100)
-    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
-    assert report["fits"] and "not needed" in report["remat"]["advice"] and len(asked) == 1
-    ask, asked = model(limit=3_000, per_segment=500)
-    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
-    assert not report["fits"] and report["remat"]["advice"].endswith("makes it fit")
-    assert [q.agent.policy.remat for q in asked] == ["none", "step"]
-    assert report["remat"]["with_step"]["temporaries"] == 1_000
-    ask, _ = model(limit=1_500, per_segment=500)
-    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
-    assert report["remat"]["advice"].endswith("does not make it fit either")
-    ask, _ = model(limit=8_000, per_segment=500)
-    report = plan_on(ask, ENV, AGENT, None, V5E, say=say.append)
-    assert report["remat"]["advice"].startswith("policy.remat = 'step' saves 75% of the temp")
+@pytest.mark.parametrize(
+    ("limit", "per_segment", "advice", "asked"),
+    [
+        (1e6, 100, "not needed: temporaries are", ["none"]),
+        (3_000, 500, "policy.remat = 'step' makes it fit", ["none", "step"]),
+        (1_500, 500, "policy.remat = 'step' does not make it fit either", ["none", "step"]),
+        (8_000, 500, "policy.remat = 'step' saves 75% of the temp", ["none", "step"]),
+    ],
+)
+def test_remat_is_tried_where_memory_is_short_and_only_there(
+    monkeypatch, limit, per_segment, advice, asked
+):
+    ask, questions = model(limit, per_segment)
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
+    report = plan(AGENT, "v5e-8", env=ENV)
+    assert report["remat"]["advice"].startswith(advice)
+    assert report["fits"] == (limit in (1e6, 8_000))
+    assert [question.agent.policy.remat for question in questions] == asked
+    if asked == ["none", "step"]:
+        assert report["remat"]["with_step"]["temporaries"] == 1_000
 
 
 def test_what_the_compiler_gave_up_on_has_no_cost_and_says_so():
     refused = ANSWER._replace(fits=False, needed=None, cost=None, kinds={"params": 1})
-    report = described(refused, V5E)
+    report = described(refused, V5E.of)
     assert report["estimate"] is None and report["hbm_bytes_per_chip"] is None
     assert report["cycles_over_floor"] == {} and report["fits"] is False
 
