@@ -1,13 +1,14 @@
-"""The learner's own step, compiled for a slice that is not here, and what that says.
+"""Compiles the learner's own update for a slice that is not here, and reads what it needs.
 
-Runs in a process of its own (`compiler`): the TPU compiler is loaded once a process, writes to
-its standard error as it likes, and may end it.
+The compiler runs in its own process (`compiler`): it can be loaded once per process, writes to
+standard error, and may end the process.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib.util
 import math
 import multiprocessing
@@ -24,9 +25,8 @@ from nca_trader.scale.chips import Slice
 from nca_trader.scale.hlo import Cost, cost_of, read_module, unknown_loops
 from nca_trader.types import Bars
 
-# The compiler without a chip: the CPU computes, nobody asks a metadata server for one, and a
-# training run on this machine may hold the lock. What it compiles is not kept: the seconds that
-# are printed are those of a compilation.
+# The CPU computes, no metadata server is asked for a chip, and a training run on this machine may
+# hold the lock. Programs are not cached, so that `compile_s` is the time of a compilation.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -36,9 +36,10 @@ ENVIRONMENT = {
 
 
 class Question(NamedTuple):
-    """What is to be compiled. bars: None where the environment draws its own.
+    """What to compile.
 
-    search: whether micro-batches are doubled, as `train` does, until the program fits.
+    bars: None if the environment draws its own. search: whether micro-batches are doubled until
+    the program fits, as `train` does.
     """
 
     env: EnvConfig
@@ -49,14 +50,20 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the compiler says. Bytes are of one device.
+    """What the compiler reports. Bytes are those of one device.
 
     Attributes:
-      fits: whether the program does, into `limit` bytes. needed: bytes, None if not said.
-      kinds: bytes by kind. micro_batches: with which it was compiled.
-      cost: None where the compiler gave up. unknown_loops: counted once in it.
-      parameters: of the policy. bars: at which a decision can be learnt from.
-      steps: environment steps of an iteration. seconds: the compilation, the last of several.
+      fits: whether the program fits into `limit` bytes.
+      limit: what a program may use.
+      needed: what it needs, None if the compiler does not say.
+      kinds: bytes by kind.
+      micro_batches: number with which it was compiled.
+      cost: None where the compiler gave up.
+      unknown_loops: loops that are counted once in it.
+      parameters: of the policy.
+      bars: at which a decision can be learnt from.
+      steps: environment steps per update.
+      seconds: duration of the compilation, of the last one if there were several.
     """
 
     fits: bool
@@ -77,10 +84,11 @@ Ask = Callable[[Question], Answer]
 
 @contextlib.contextmanager
 def compiler() -> Iterator[Ask]:
-    """Starts the process, and gives the function that asks it.
+    """Starts the process of the compiler, and yields the function that asks it.
 
     Raises:
-      ConfigError: the compiler is not installed. RunError: when asked, if its process ended.
+      ConfigError: the compiler is not installed.
+      RunError: when asked, if its process ended.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
@@ -90,62 +98,56 @@ def compiler() -> Iterator[Ask]:
     with scratch() as folder, open(folder / "said", "w+") as log:
         process = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(
-            1, process, initializer=_into, initargs=(log.name,)
+            1, process, initializer=_send_stderr, initargs=(log.name,)
         ) as pool:
 
             def ask(question: Question) -> Answer:
+                # The process starts at the first question and inherits what stands here then.
+                # Later is too late: jax reads its variables when it is imported.
+                before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+                os.environ.update(ENVIRONMENT)
                 try:
-                    with _environment():
-                        return pool.submit(answer, question).result()
+                    return pool.submit(answer, question).result()
                 except concurrent.futures.process.BrokenProcessPool:
                     said = [line for line in log.read().splitlines() if line.strip()][-1:]
                     raise RunError(
-                        f"the TPU compiler ended its process: {' '.join(said) or 'no word'}; try "
-                        "another topology, or look for memory that ran out."
+                        "the TPU compiler ended its process: "
+                        f"{' '.join(said) or 'without a message'}; try another topology, or look "
+                        "for memory that ran out."
                     ) from None
+                finally:
+                    for name in ENVIRONMENT:
+                        del os.environ[name]
+                    os.environ.update(before)
 
             yield ask
 
 
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _into(log: str) -> None:
-    """Sends what this process says on standard error, the compiler's own lines, into a file."""
+def _send_stderr(log: str) -> None:
+    """Sends what this process writes to standard error, also in C++, into a file."""
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 2)
     os.close(file)
 
 
 def devices_of(there: Slice) -> list[Any]:
-    """The devices of a slice as the compiler describes them, in the order that JAX lists them.
+    """Returns the devices of a slice as the compiler describes them, in JAX's order.
 
     Raises:
-      ConfigError: the compiler knows no such slice.
+      ConfigError: the compiler does not know the slice.
     """
     from jax.experimental import topologies
 
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=there.name).devices
-    except Exception as error:  # of several classes, by what is wrong
+    except Exception as error:  # the class depends on what is wrong
         why = str(error).splitlines()[0]
         raise ConfigError(f"{argument('topology', there.name)}: the compiler says: {why}") from None
     return list(devices)
 
 
 def answer(question: Question) -> Answer:
-    """Compiles the step of the learner that `question` describes, and reads what it needs."""
+    """Compiles the update of the learner that `question` describes, and reads what it needs."""
     import jax
 
     from nca_trader.agents.policy import make_policy, num_parameters
@@ -162,17 +164,20 @@ def answer(question: Question) -> Answer:
     limit = there.of.hbm_usable / there.of.devices
     if agent.learner.memory_gb is not None:
         limit = min(limit, agent.learner.memory_gb * 1e9)
-    kinds = {
-        "params": _bytes(state.params),
-        "optimiser": _bytes(state.opt_state),
-        "replay": _bytes(state.replay),
-        "rollout": _rollout_bytes(env, policy, agent, learner.market, state) // batch_shards(mesh),
+    kinds = {"params": state.params, "optimiser": state.opt_state, "replay": state.replay}
+    bytes_of = {
+        kind: sum(
+            math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize
+            for a in jax.tree.leaves(tree)
+        )
+        for kind, tree in kinds.items()
     }
+    rollout = _rollout_bytes(env, policy, agent, learner.market, state) // batch_shards(mesh)
     known = Answer(
         fits=False,
         limit=limit,
         needed=None,
-        kinds=kinds,
+        kinds=bytes_of | {"rollout": rollout},
         micro_batches=0,
         cost=None,
         unknown_loops=0,
@@ -186,17 +191,17 @@ def answer(question: Question) -> Answer:
         pieces = sizes.micro_batches
         if pieces < least:
             continue
-        began = known._replace(micro_batches=pieces)
-        found = _compiled(began, program, (state, learner.market), mesh.size)
+        known = known._replace(micro_batches=pieces)
+        found = _compiled(known, program, (state, learner.market), mesh.size)
         if found.fits:
             break
-        # n times as many pieces save at most all but an n-th: fewer cannot do.
+        # n times as many pieces leave at least an n-th of the memory, so fewer cannot fit.
         least = pieces * (found.needed or 0) / limit
     return found
 
 
 def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
-    """What is known, and what compiling the program says."""
+    """Adds what compiling the program says to what is known."""
     import jax
 
     from nca_trader.errors import out_of_memory
@@ -218,16 +223,16 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
         return known._replace(needed=said_bytes(str(error)), seconds=seconds)
     seconds = time.perf_counter() - began
     sizes, needed = compiled.memory_analysis(), bytes_needed(compiled)
+    kinds = {
+        "arguments": sizes.argument_size_in_bytes,
+        "temporaries": sizes.temp_size_in_bytes,
+        "code": sizes.generated_code_size_in_bytes,
+    }
     module = read_module(text)
     return known._replace(
         fits=needed <= known.limit,
         needed=needed,
-        kinds=known.kinds
-        | {
-            "arguments": sizes.argument_size_in_bytes,
-            "temporaries": sizes.temp_size_in_bytes,
-            "code": sizes.generated_code_size_in_bytes,
-        },
+        kinds=known.kinds | kinds,
         cost=cost_of(module, devices),
         unknown_loops=unknown_loops(module),
         seconds=seconds,
@@ -235,39 +240,28 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
 
 
 def said_bytes(error: str) -> int | None:
-    """The bytes that a program would need, as the compiler's refusal says."""
+    """Returns the bytes that a program would need, as the compiler's error says."""
     found = re.search(r"(?:total memory required[^(]*\(|Used )([\d.]+)([KMGT])", error)
     return int(float(found[1]) * 1024 ** (" KMGT".index(found[2]))) if found else None
 
 
-def _bytes(tree: Any) -> int:
-    """Of one device's part of abstract arrays."""
-    import jax
-
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
-
-
 def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state: Any) -> int:
-    """Of what all devices collect in an iteration, before they learn from it."""
+    """Bytes that all devices together collect in an update, before they learn from it."""
     import jax
 
     from nca_trader.learner.rollout import Draw
     from nca_trader.learner.setup import setup_of
     from nca_trader.learner.update import ALGORITHMS
 
-    algorithm = ALGORITHMS[agent.learner.advantages]
-    setup = setup_of(policy, agent)
-
-    def gather(params: Any, market: Any, segments: Any, key: Any) -> Any:
-        keys = jax.random.split(key, segments.index.shape[0])
-        draw = Draw(keys, segments.episode)
-        return algorithm.collect(setup, params, market, segments, draw)[1]
-
-    params, segments, key = state.params, state.segments, state.key
+    params, segments = state.params, state.segments
     if agent.num_seeds > 1:  # one agent's, times their number
-        params, segments, key = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), (params, segments, key)
+        params, segments = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), (params, segments)
         )
-    shapes = jax.eval_shape(gather, params, market, segments, key)
-    return agent.num_seeds * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
+    count = segments.index.shape[0]
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
+    collect = functools.partial(
+        ALGORITHMS[agent.learner.advantages].collect, setup_of(policy, agent)
+    )
+    batch = jax.eval_shape(collect, params, market, segments, Draw(keys, segments.episode))[1]
+    return agent.num_seeds * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(batch))

@@ -30,6 +30,7 @@ C, H, READ = 8, 16, 32  # widths of the perceptron and of its readout
 POLICY = PolicyConfig(kind="mlp", window=1, channels=C, hidden=H, head_hidden=READ)
 MLP = dataclasses.replace(AGENT, policy=POLICY)
 PEAK = Rates(1e9, 1e12, "made up")
+WRITING = 2.0  # seconds, of a checkpoint, while training goes on
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,14 @@ def env():
 
 @pytest.fixture(scope="module")
 def found(env, tmp_path_factory):
+    write = profiling.Checkpoints._write
+
+    def slowly(*args):
+        time.sleep(WRITING)
+        write(*args)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling.Checkpoints, "_write", slowly)
         patch.setattr(profiling, "rates_of", lambda device, dtype: PEAK)
         patch.setattr(profiling, "TIMED", 3)
         return profile(env, MLP, tmp_path_factory.mktemp("profile"), steps=2)
@@ -99,18 +107,8 @@ def test_a_cycle_is_as_long_as_the_config_says():
     assert profiling.between_checkpoints(CheckpointConfig(), 0.1) == 300
 
 
-def test_of_a_save_only_what_training_waits_for_is_counted(env, monkeypatch, tmp_path):
-    write = profiling.Checkpoints._write
-
-    def slowly(*args):
-        time.sleep(2.0)
-        write(*args)
-
-    monkeypatch.setattr(profiling.Checkpoints, "_write", slowly)
-    monkeypatch.setattr(profiling, "rates_of", lambda device, dtype: PEAK)
-    monkeypatch.setattr(profiling, "TIMED", 3)
-    found = profile(env, MLP, tmp_path, steps=2)
-    assert found["cycle"]["parts"]["save"] < 2.0
+def test_of_a_save_only_what_training_waits_for_is_counted(found):
+    assert found["cycle"]["parts"]["save"] < WRITING
 
 
 def test_what_compiling_cost_and_that_nothing_was_compiled_again(found):

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from nca_trader.errors import RunError
 from nca_trader.scale.hlo import read_module
-from nca_trader.scale.profile import HOST, Interval, Op, coarse, files_of, ops_of, split
+from nca_trader.scale.profile import HOST, Interval, Op, coarse, ops_of, split
 
 A, B, LOOP = Op("a", False), Op("b", False), Op("loop", True)
 TEXT = """HloModule jit_iterate
@@ -87,8 +86,3 @@ def test_a_split_is_what_a_clock_of_ticks_finds_and_sums_to_the_whole(seed):
 def test_parts_are_added_up_by_what_they_are_of():
     found = coarse({"learn: encoder forward": 1.0, "learn: update": 2.0, HOST: 4.0})
     assert found == {"collect": 0.0, "learn": 3.0, "replay": 0.0, "other": 0.0, HOST: 4.0}
-
-
-def test_a_folder_without_a_trace_is_refused(tmp_path):
-    with pytest.raises(RunError, match="holds no trace"):
-        files_of(tmp_path)
