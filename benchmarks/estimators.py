@@ -9,7 +9,7 @@ changes. Compilation is not in the seconds. Nothing else should run beside it.
 import argparse
 import dataclasses
 
-from nca_trader.agents.presets import load_agent
+from nca_trader.agents import load_agent
 from nca_trader.evaluate.prove.trials import prepare, train_and_judge
 
 ESTIMATORS = ("exact", "gae", "group")

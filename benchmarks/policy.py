@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.agents import presets
+from nca_trader import agents
 from nca_trader.agents.policy import make_policy, read_out
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import open_account
@@ -36,7 +36,7 @@ def rows(
     seconds: float = SECONDS,
 ) -> Iterator[dict[str, Any]]:
     """Yields rows of a policy for two assets; with peers, also of an NCA of CAX."""
-    agent = presets.load_agent(args.agent)
+    agent = agents.load_agent(args.agent)
     spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
     case = _Case(agent, spec, segments, length)
     longer = _Case(agent, spec, max(1, segments // LONG), length * LONG)

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.agents.presets import load_agent
 from nca_trader.config.ranges import switched
 from nca_trader.data.samples import sample_bars
 from nca_trader.data.synthetic import task_of

@@ -9,7 +9,7 @@ Every preset trains from the same seed on the same bars, and is judged on the sa
 import argparse
 import dataclasses
 
-from nca_trader.agents.presets import load_agent
+from nca_trader.agents import load_agent
 from nca_trader.config import PrecisionConfig
 from nca_trader.evaluate.prove.trials import prepare, train_and_judge
 

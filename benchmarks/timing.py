@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from nca_trader.errors import ConfigError
-from nca_trader.learner.compilations import Compilations
+from nca_trader.learner.programs import Compilations
 
 SECONDS = 3.0  # for which a program is measured, ours and a peer's
 ROUNDS = 5  # in which its calls are timed

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from nca_trader.envs import register
 
 if TYPE_CHECKING:
-    from nca_trader.agents import rules
+    from nca_trader.agents import load_agent, rules
     from nca_trader.agents.check import check_policy
     from nca_trader.agents.policy import make_policy
-    from nca_trader.agents.presets import load_agent
     from nca_trader.agents.rules import Strategy
     from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.data import synthetic
@@ -117,7 +116,7 @@ _HOME = {
     "backtest": "evaluate.backtest",
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck.check",
-    "load_agent": "agents.presets",
+    "load_agent": "agents",
     "load_env": "envs",
     "make_learner": "learner.learner",
     "make_mesh": "parallel.mesh",

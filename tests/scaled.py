@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from nca_trader.learner.advantages import reward_scale
+from nca_trader.learner.ppo import reward_scale
 
 
 def scaled(market, setup, scale):

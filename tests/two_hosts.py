@@ -34,7 +34,7 @@ def meshes():
 
 def main(folder, coordinator="", process="0"):
     from nca_trader.parallel import hosts
-    from nca_trader.parallel.distributed import Peers, joined
+    from nca_trader.parallel.processes import Peers, joined
     from nca_trader.runs.checkpoint import flatten
 
     peers = Peers(coordinator, 2, int(process), heartbeat=100)

@@ -14,8 +14,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.peers.clock import row, run
 from benchmarks.ppo import market_draws
+from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.agents.presets import load_agent
 from nca_trader.envs.sb3 import SB3VecEnv
 from nca_trader.evaluate.prove.judge import greedy_positions, judge, pieces
 

@@ -13,11 +13,10 @@ import jax
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.gru import GRU
+from nca_trader.agents import load_agent
 from nca_trader.agents.heads import Distribution, Head, account_features, distribution
-from nca_trader.agents.mlp import MLP
 from nca_trader.agents.nca import NCA, Fire
-from nca_trader.agents.presets import load_agent
+from nca_trader.agents.windowed import GRU, MLP
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Account

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints each row as it is measured; with `--json`, one object per line."""
-    from nca_trader.agents.presets import load_agent
+    from nca_trader.agents import load_agent
     from nca_trader.cli import print_json
     from nca_trader.errors import ConfigError
 

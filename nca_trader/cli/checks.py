@@ -63,10 +63,10 @@ def _check_configs(args: argparse.Namespace, given: dict[str, Any]) -> None:
 
         slice_of(given["topology"])
     if args.command == "train":
-        from nca_trader.parallel import distributed
+        from nca_trader.parallel import processes
 
-        if (peers := distributed.options(args)) is not None:
-            distributed.check(peers)
+        if (peers := processes.options(args)) is not None:
+            processes.check(peers)
     strategy = given.get("strategy")
     if strategy is not None:
         check_strategy(strategy, of_a_file=args.command == "leakcheck")
@@ -74,7 +74,7 @@ def _check_configs(args: argparse.Namespace, given: dict[str, Any]) -> None:
 
 def agent_of(args: argparse.Namespace) -> Any:
     """The agent of `--agent`, with `--set` and `--devices` applied."""
-    from nca_trader.agents.presets import load_agent
+    from nca_trader.agents import load_agent
 
     agent = load_agent(args.agent, overrides(args, ""))
     if getattr(args, "devices", None) is None:

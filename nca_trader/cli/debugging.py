@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nca_trader.learner.compilations import Compilations
+    from nca_trader.learner.programs import Compilations
 
 SWITCHES = {  # option: the setting of jax, its value, what it does
     "debug-nans": ("jax_debug_nans", True, "stop at the first dropped update or NaN outside one"),
@@ -48,7 +48,7 @@ def debugged(args: argparse.Namespace, report: Report) -> Iterator[Watch]:
 
     from nca_trader.cloud import local
     from nca_trader.errors import ConfigError
-    from nca_trader.learner.compilations import Compilations
+    from nca_trader.learner.programs import Compilations
 
     if args.profile is not None:
         local(args.run_dir, "the trace of --profile")

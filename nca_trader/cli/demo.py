@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def train(demo: Demo) -> Any:
     """Trains the seeds in one program; returns the run, or None where it was asked to stop."""
-    from nca_trader.agents.presets import load_agent
+    from nca_trader.agents import load_agent
     from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.cli.train import shown
     from nca_trader.envs import load_env

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     wanted = None
     if args.agent:
-        from nca_trader.agents.presets import load_agent
+        from nca_trader.agents import load_agent
 
         wanted = load_agent(args.agent).mesh
     facts = gather(args.data, args.coordinator, reading_options(args))

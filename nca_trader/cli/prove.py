@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       CheckFailed: a bar is missed; the JSON line is printed before.
       ConfigError: an unknown market, agent or kind of output.
     """
-    from nca_trader.agents.presets import load_agent
+    from nca_trader.agents import load_agent
     from nca_trader.evaluate.prove.page import write
     from nca_trader.evaluate.prove.trials import prove
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       CheckFailed: it died too often.
     """
     from nca_trader.errors import ConfigError
-    from nca_trader.parallel.supervisor import Supervisor
+    from nca_trader.parallel.processes import Supervisor
 
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not words:

@@ -90,7 +90,7 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any] | None:
     """Trains; returns the run's path and its last metrics, in the first process of several."""
-    from nca_trader.parallel.distributed import joined, options
+    from nca_trader.parallel.processes import joined, options
 
     peers = options(args)
     if peers is None:
@@ -194,7 +194,7 @@ def replay_line(env: Any, agent: Any) -> str:
 
     from nca_trader.agents.policy import make_policy
     from nca_trader.learner.learner import make_learner
-    from nca_trader.learner.replay import described
+    from nca_trader.learner.sampled import described
 
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     return described(jax.eval_shape(learner.init, jax.random.key(0)).replay)

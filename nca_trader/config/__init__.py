@@ -2,7 +2,7 @@
 
 An experiment is env x agent x data. `EnvConfig` and `AgentConfig` hold the first two; every
 field has its default and its range in its own class. `nca_trader.config.toml` reads and writes
-them. `nca_trader.envs.load_env` and `nca_trader.agents.presets.load_agent` load them by
+them. `nca_trader.envs.load_env` and `nca_trader.agents.load_agent` load them by
 name.
 """
 

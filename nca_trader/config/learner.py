@@ -32,7 +32,7 @@ class LearnerConfig:
       advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
         baseline; "exact": every position and action is enumerated, where the account has finitely
         many states; "pathwise": derivatives of what weights earn, no critic and no sampling. See
-        `nca_trader.learner.advantages`, `.exact` and `.pathwise`.
+        `nca_trader.learner.ppo`, `.exact` and `.pathwise`.
       shard_updates: updates on one shard, where data are shards larger than memory, before the
         next takes its place; None: until as many bars were drawn as the longest shard has.
       replay_slots: earlier rollouts that are kept on the device; each update learns from one of

@@ -34,9 +34,7 @@ from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import Episode, TradingEnv, to_target, transition
 from nca_trader.errors import ConfigError
-from nca_trader.learner.advantages import horizon, reward_scale
-from nca_trader.learner.curriculum import moved
-from nca_trader.learner.ppo import Loss, Old, ppo_loss
+from nca_trader.learner.ppo import Loss, Old, Setup, horizon, ppo_loss, reward_scale
 from nca_trader.learner.rollout import (
     Algorithm,
     Draw,
@@ -45,9 +43,9 @@ from nca_trader.learner.rollout import (
     advanced,
     encode_span,
     mean_statistics,
+    moved,
     span_of,
 )
-from nca_trader.learner.setup import Setup
 from nca_trader.numerics import einsum32, logprob32
 from nca_trader.types import EnvSpec
 

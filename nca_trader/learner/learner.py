@@ -14,25 +14,26 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from nca_trader.agents import load_agent
 from nca_trader.agents.policy import Policy
-from nca_trader.agents.presets import load_agent
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.config.ranges import divides, expect, refuse
+from nca_trader.data.shards import Shards
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv, begin_dropout
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.layout import Layout, make_layout
-from nca_trader.learner.markets import begun_anew, check_shards, shard_updates
-from nca_trader.learner.memory import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
 from nca_trader.learner.population import (
     agents_at_once,
     draw_hyper,
     init_each,
     step_each,
 )
-from nca_trader.learner.replay import begin_ring, ring_spec
+from nca_trader.learner.programs import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
 from nca_trader.learner.rollout import Segments
+from nca_trader.learner.sampled import begin_ring, ring_spec
 from nca_trader.learner.update import LearnerState, Metrics, Parts, make_parts, update
+from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import (
     BATCH,
     FSDP,
@@ -247,3 +248,63 @@ def _check(env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, layo
             f"{config.segment_length}; take "
             f"{max(1, round(episode / config.segment_length)) * config.segment_length}."
         )
+
+
+def shard_updates(shards: Shards, config: LearnerConfig) -> int:
+    """Updates on a shard before the next: as the config says, or until its bars are met once."""
+    if config.shard_updates is not None:
+        return config.shard_updates
+    longest = max(shard.rows for shard in shards)
+    return -(-longest // (config.num_segments * config.segment_length))
+
+
+def begun_anew(turn: int, update: Array, segments: Segments) -> Segments:
+    """The segments, all of them over where `update` is the first on another shard."""
+    return segments._replace(left=jnp.where(update % turn == 0, 0, segments.left))
+
+
+def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
+    """Refuses what cannot be learnt from shards.
+
+    Raises:
+      BarError: a shard that is too short. ConfigError: settings that are about one market.
+    """
+    learner = config.learner
+    shards = env.shards
+    if shards is None:
+        return
+    need = policy.first_decision + learner.segment_length + 1
+    for shard in shards:
+        if shard.rows < need:
+            raise BarError(
+                f"{shards.folder / shard.path}: {shard.rows} bars, but training needs {need} of "
+                "each shard; write the shards anew with rows that leave no short last one, or "
+                "lower learner.segment_length or policy.dilations."
+            )
+    empty = [p for p in range(hosts.count()) if not len(own_part(shards, p))]
+    if empty:
+        raise ConfigError(
+            f"{shards.folder}: its {len(shards)} shards, drawn by their names' hashes, "
+            f"leave process {empty[0]} of {hosts.count()} without one; write more and shorter "
+            "shards, or start fewer processes."
+        )
+    if learner.replay_slots:
+        raise ConfigError(
+            "learner.replay_slots: an old rollout is of a shard that is no longer on the device; "
+            "set it to 0 to train on shards."
+        )
+    if learner.advantages == "exact" and env.config.reward == "log_return":
+        raise ConfigError(
+            "learner.advantages = 'exact' with reward = 'log_return' asks of all bars whether any "
+            "is missing, and shards are not all read; take reward = 'pnl', or 'gae'."
+        )
+    if config.policy.neighbours == "nearest" and len({s.symbols for s in shards}) > 1:
+        raise ConfigError(
+            "policy.neighbours = 'nearest' ranks the assets of one universe, but the shards have "
+            "several; take 'ring' or 'all', or shards of the same symbols."
+        )
+
+
+def own_part(shards: Shards, process: int) -> Shards:
+    """The shards that a process of the run reads; all, where it is the only one."""
+    return shards.part(process, hosts.count(), by="file") if hosts.count() > 1 else shards

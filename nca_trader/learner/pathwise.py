@@ -29,9 +29,7 @@ from nca_trader.agents.policy import Params
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import Episode, TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.learner.advantages import reward_scale
-from nca_trader.learner.curriculum import moved
-from nca_trader.learner.ppo import Loss
+from nca_trader.learner.ppo import Loss, Setup, reward_scale
 from nca_trader.learner.rollout import (
     Algorithm,
     Draw,
@@ -40,12 +38,12 @@ from nca_trader.learner.rollout import (
     advanced,
     encode_span,
     mean_statistics,
+    moved,
     select,
     span_of,
     transition_at_costs,
 )
 from nca_trader.learner.sampled import deepest_fall
-from nca_trader.learner.setup import Setup
 
 
 class Starts(NamedTuple):

@@ -17,10 +17,15 @@ from jax import Array
 from jax.sharding import Mesh
 
 from nca_trader.config import AgentConfig, PopulationConfig
-from nca_trader.learner.setup import Hyper, hyper_of
+from nca_trader.errors import ConfigError
+from nca_trader.learner.ppo import Hyper, hyper_of
+from nca_trader.learner.update import LearnerState
 from nca_trader.numerics import cov32
+from nca_trader.parallel import hosts
+from nca_trader.runs.manifest import Run
 
 T = TypeVar("T")
+Fitness = Callable[[LearnerState], Any]
 
 
 # Near 1 it is the distance from 1 that counts: 0.99 is to 0.999 as 0.01 to 0.001.
@@ -137,3 +142,45 @@ def step_each(step: Callable[[Any, Any], T], together: int) -> Callable[..., T]:
         return jax.lax.map(lambda s: step(s, market), state, batch_size=batch_size)
 
     return step_all
+
+
+def number_or_null(value: Any) -> float | None:
+    """A number of metrics.jsonl; None where it is not finite, since JSON has no NaN."""
+    return float(value) if np.isfinite(value) else None
+
+
+def fitness_of(
+    config: PopulationConfig,
+    run: Run,
+    row: dict[str, Any],
+    state: LearnerState,
+    fitness: Fitness | None,
+) -> np.ndarray:
+    """`[M]` how good each agent is, by the caller's measure or by what training earned of late."""
+    if fitness is not None:
+        return hosts.of_first(np.asarray(fitness(state), np.float32))
+    score = np.zeros(state.update.shape, np.float32)
+    if hosts.first():
+        score[:] = mean_reward([*run.metrics(), row][-config.every :])
+    return hosts.of_first(score)
+
+
+def exploited(
+    config: PopulationConfig, state: LearnerState, score: np.ndarray, seed: int, row: dict[str, Any]
+) -> LearnerState:
+    """The population after an exploit, which `row` then tells of."""
+    if score.shape != state.update.shape:
+        raise ConfigError(
+            f"fitness is of shape {list(score.shape)}, but {state.update.size} agents train; give "
+            "one number an agent."
+        )
+    # Folded with no agent's number: those are the agents' own keys.
+    key = jax.random.fold_in(jax.random.key(seed), score.size)
+    key = jax.random.fold_in(key, row["update"])
+    if state.hyper is not None:
+        of = jax.device_get(correlations(state.hyper, jnp.asarray(score)))
+        row["fitness_correlation"] = {name: number_or_null(value) for name, value in of.items()}
+    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
+    state, parent = jax.jit(exploit, static_argnums=0)(config, state, jnp.asarray(score), key)
+    row["seeds"] |= {"fitness": [number_or_null(s) for s in score], "parent": parent.tolist()}
+    return jax.device_put(state, placed)

@@ -1,14 +1,188 @@
-"""The clipped surrogate of proximal policy optimisation, for any policy and any kind of step."""
+"""The formulas of PPO: hyper-parameters, estimates of advantages, and the clipped loss."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import chex
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.config import LearnerConfig
-from nca_trader.learner.setup import Hyper
-from nca_trader.numerics import exp32
+from nca_trader.agents.policy import Policy
+from nca_trader.config import AgentConfig, LearnerConfig
+from nca_trader.envs.market import Market
+from nca_trader.numerics import arrays, exp32, wide
+
+
+class Hyper(NamedTuple):
+    """Hyper-parameters that may differ between the agents of a population.
+
+    Each is a number of the config, or `[]` float32 of one agent (`[M]` of M agents).
+    """
+
+    learning_rate: float | Array
+    entropy_coef: float | Array
+    clip_epsilon: float | Array
+    gae_lambda: float | Array
+    discount: float | Array
+
+
+def hyper_of(config: AgentConfig) -> Hyper:
+    """Returns the config's own hyper-parameters."""
+    learner = config.learner
+    return Hyper(
+        learning_rate=config.optimizer.learning_rate,
+        entropy_coef=learner.entropy_coef,
+        clip_epsilon=learner.clip_epsilon,
+        gae_lambda=learner.gae_lambda,
+        discount=learner.discount,
+    )
+
+
+class Setup(NamedTuple):
+    """What an agent learns with; static but for the hyper-parameters of a population."""
+
+    policy: Policy
+    config: LearnerConfig
+    hyper: Hyper
+
+
+def setup_of(policy: Policy, config: AgentConfig) -> Setup:
+    """Returns the setup of an agent with the config's own hyper-parameters."""
+    return Setup(policy, config.learner, hyper_of(config))
+
+
+def horizon(decay: Any, length: int) -> Any:
+    """Over how many of `length` steps independent noise adds up, discounted by `decay` a step.
+
+    A number, or an array where `decay` is one.
+    `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
+    """
+    return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
+
+
+def reward_scale(setup: Setup, market: Market) -> Any:
+    """Scales rewards so that the values' targets spread by about one, whatever the market.
+
+    Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
+    targets would let the error of the values drown the policy's gradient in the norm clip, and
+    fall outside the band that the value clip allows.
+
+    It is computed from the market that is given and not from the environment's own: as a constant
+    of the program it would have another draw of the same market compile it anew.
+    """
+    config, spec, _ = market.dynamics
+    if config.reward == "differential_sharpe":
+        size: Any = 1.0  # a differential Sharpe ratio is of order one
+    else:
+        # A full position in every asset.
+        size = market.volatility * (spec.num_assets * spec.bounds[1])
+    length = setup.config.segment_length
+    scale = 1.0 / (size * horizon(setup.hyper.discount, length) ** 0.5)
+    # Where prices never move, costs are all that there is.
+    return jnp.where(market.volatility > 0.0, scale, 1.0)
+
+
+# Below this deviation a difference counts for less than a whole one, since it may be rounding.
+# Returns are scaled to order one before (`reward_scale`), and float32 sums of a few hundred of
+# them are right to about 1e-6.
+ROUNDING = 1e-4
+
+
+def normalised(relative: Array, variance: Array, size: Array | float = 1.0) -> Array:
+    """`relative` in deviations: `x / sqrt(variance + (1e-4 size)^2)`.
+
+    The floor keeps accounts that all did the same at advantages near 0: divided by their own
+    deviation, what float32 rounds would count as much as any merit.
+
+    Args:
+      relative: of mean 0, of this `variance`. size: of the returns that were compared.
+    """
+    return relative / jnp.sqrt(variance + (ROUNDING * jnp.maximum(size, 1.0)) ** 2)
+
+
+class Moments(NamedTuple):
+    """Mean and variance of numbers, `[]`; or of each of P equal parts of them, `[P]`."""
+
+    mean: Array
+    variance: Array
+
+    def pooled(self) -> Moments:
+        """Of all parts together: what varies within them, and what between them."""
+        mean = self.mean.mean()
+        return Moments(mean, (self.variance + (self.mean - mean) ** 2).mean())
+
+
+def moments(x: Array) -> Moments:
+    """Of all entries of `x`."""
+    mean = x.mean()
+    return Moments(mean, ((x - mean) ** 2).mean())
+
+
+def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:
+    """Generalised advantage estimates: `A_{t-1} = delta_t + discount_t lambda_t A_t`.
+
+    `delta_t = r_t + discount_t v_t - v_tm1`. The two kinds of boundary are two arguments: ruin
+    is `discount_t` 0, nothing comes after it; data that ran out is `lambda_t` 0 with the
+    discount kept, so `v_t` is bootstrapped and no advantage leaks in from the next episode.
+    Source: Schulman et al. 2016, "High-dimensional continuous control", equation 16.
+
+    Args:
+      r_t: `[T]` reward that followed the action at t - 1.
+      discount_t: `[T]` discount of what comes after that reward.
+      v_tm1: `[T]` value of the observation that the action was taken in.
+      v_t: `[T]` value of the observation that followed it, before any reset.
+      lambda_t: `[T]` in [0, 1]; 0 is one-step, 1 is Monte Carlo.
+
+    Returns:
+      `[T]` float32 at least, whatever the inputs: the sum runs over the whole rollout.
+    """
+    args = [wide(jnp.asarray(x)) for x in (r_t, discount_t, v_tm1, v_t, lambda_t)]
+    chex.assert_rank(args, 1)
+    chex.assert_equal_shape(args)
+    r_t, discount_t, v_tm1, v_t, lambda_t = args
+    delta_t = r_t + discount_t * v_t - v_tm1
+
+    def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, decay = xs
+        advantage = delta + decay * later
+        return advantage, advantage
+
+    # The carry starts from the data, so that it has their sharding type under shard_map.
+    last = jnp.zeros_like(delta_t[0])
+    _, advantages = jax.lax.scan(backward, last, (delta_t, discount_t * lambda_t), reverse=True)
+    return advantages
+
+
+def group_advantages(r_t: Array, discount_t: Array) -> Array:
+    """Return-to-go against that of the other accounts on the segment, without a critic.
+
+    `A_e = (G_e - mean_e G) / std`, with `G_t = r_t + discount_t G_{t+1}` up to the segment's end:
+    accounts that live through the same bars differ by what they did alone, so what the bars did
+    to all of them drops out, bar by bar. The deviation is that of the whole group, over bars and
+    accounts, since a bar alone has too few accounts to say; `normalised` gives it a floor.
+    Source: Shao et al. 2024, "DeepSeekMath", section 4.1.3 (group-relative, process supervision: a
+    step is judged by what follows it).
+
+    Args:
+      r_t: `[L, E]` reward after each step of E accounts. discount_t: `[L, E]` as in `gae`.
+
+    Returns:
+      `[L, E]` float32 at least, of mean 0 at each bar.
+    """
+    r_t, discount_t = (wide(jnp.asarray(x)) for x in (r_t, discount_t))
+    chex.assert_equal_shape([r_t, discount_t])
+
+    def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, discount = xs
+        to_go = reward + discount * later
+        return to_go, to_go
+
+    _, to_go = jax.lax.scan(backward, jnp.zeros_like(r_t[0]), (r_t, discount_t), reverse=True)
+    relative = to_go - to_go.mean(axis=1, keepdims=True)
+    return normalised(relative, (relative**2).mean(), jnp.sqrt((to_go**2).mean()))
 
 
 class Loss(NamedTuple):
@@ -78,3 +252,40 @@ def ppo_loss(
         approx_kl=over_actions(ratio - 1.0 - log_ratio),
         clip_fraction=over_actions((jnp.abs(ratio - 1.0) > eps).astype(ratio.dtype)),
     )
+
+
+def vtrace(
+    r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array, log_rho_tm1: Array
+) -> tuple[Array, Array]:
+    """Advantages and value targets from actions of another policy, their ratios clipped at 1.
+
+    With rho = pi / mu:  `delta_t = min(1, rho_{t-1}) (r_t + discount_t v_t - v_{t-1})`,
+    `e_{t-1} = delta_t + discount_t lambda_t min(1, rho_{t-1}) e_t`; the target is `v_{t-1} +
+    e_{t-1}`, the advantage `min(1, rho_{t-1}) (r_t + discount_t (v_t + lambda_t e_t) - v_{t-1})`.
+    Where mu is pi both are those of `gae`, with its two kinds of boundary.
+    Source: Espeholt et al. 2018, "IMPALA", equation 1 and section 4.2, remark 2 for lambda.
+
+    Args:
+      r_t, discount_t, v_tm1, v_t, lambda_t: `[T]`, as in `gae`.
+      log_rho_tm1: `[T]` log of pi / mu of the action at t - 1.
+
+    Returns:
+      Advantage and value target, `[T]` float32 at least.
+    """
+    args = (r_t, discount_t, v_tm1, v_t, lambda_t, log_rho_tm1)
+    args = [wide(jnp.asarray(x)) for x in args]
+    chex.assert_rank(args, 1)
+    chex.assert_equal_shape(args)
+    r_t, discount_t, v_tm1, v_t, lambda_t, log_rho_tm1 = args
+    rho = jnp.minimum(1.0, exp32(log_rho_tm1))
+    delta_t = rho * (r_t + discount_t * v_t - v_tm1)
+
+    def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        delta, decay = xs
+        return delta + decay * later, (delta + decay * later, later)
+
+    last = jnp.zeros_like(delta_t[0])
+    decay_t = discount_t * lambda_t * rho
+    _, (error_tm1, error_t) = jax.lax.scan(backward, last, (delta_t, decay_t), reverse=True)
+    advantage = rho * (r_t + discount_t * (v_t + lambda_t * error_t) - v_tm1)
+    return advantage, v_tm1 + error_tm1

@@ -4,6 +4,8 @@ A segment is encoded once on the causal lattice; then its accounts are scanned b
 the readout and the environment's own transition.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,12 +17,11 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import Legs
 from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, kept, transition
-from nca_trader.learner.curriculum import moved
-from nca_trader.learner.ppo import Loss
-from nca_trader.learner.setup import Setup
+from nca_trader.learner.ppo import Loss, Setup
 
 
 class Segments(NamedTuple):
@@ -300,3 +301,33 @@ def times(drawn: Array | None, scale: Array | None) -> Array | None:
     if drawn is None or scale is None:
         return drawn if scale is None else scale
     return drawn * scale
+
+
+def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
+    """`[]` float32 factor on all costs in `update` of `num_updates`; None is no curriculum."""
+    return _towards_one(config.costs_from, config.costs_share, update, num_updates)
+
+
+def volatility_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
+    """`[]` float32 factor on all log-returns in `update` of `num_updates`, or None likewise."""
+    return _towards_one(config.volatility_from, config.volatility_share, update, num_updates)
+
+
+def _towards_one(start: float, share: float, update: Array, num_updates: int) -> Array | None:
+    if start == 1.0:
+        return None
+    done = update / max(share * num_updates, 1.0)
+    return start + (1.0 - start) * jnp.minimum(done, 1.0)
+
+
+def moved(legs: Legs, scale: Array | None) -> Legs:
+    """The legs of a market whose every log-return is `scale` times this one's; None is 1.
+
+    `gap' = (1 + gap)^scale - 1`, likewise the body: the legs of the prices `P^scale`, whose
+    volatility is `scale` times as high. Prices in money, which lots and fees are measured in,
+    and payments in cash stay what they are.
+    """
+    if scale is None:
+        return legs
+    gap, body = (jnp.expm1(scale * jnp.log1p(leg)) for leg in (legs.gap, legs.body))
+    return legs._replace(gap=gap, body=body)

@@ -16,34 +16,34 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from numbers import Integral
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.agents.presets import load_agent
 from nca_trader.cloud import CloudPath, place
-from nca_trader.config import AgentConfig, CheckpointConfig, PopulationConfig
+from nca_trader.config import AgentConfig, CheckpointConfig, LearnerConfig
 from nca_trader.config.ranges import expect
+from nca_trader.data.shards import Piece, stream
+from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.learner.compilations import Compilations
-from nca_trader.learner.learner import Learner, make_learner
-from nca_trader.learner.markets import Markets
-from nca_trader.learner.population import correlations, exploit, mean_reward
+from nca_trader.learner.learner import Learner, make_learner, own_part, shard_updates
+from nca_trader.learner.population import Fitness, exploited, fitness_of, number_or_null
+from nca_trader.learner.programs import Compilations
 from nca_trader.learner.update import LearnerState
 from nca_trader.parallel import hosts
+from nca_trader.parallel.mesh import replicated
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run, training_run
 
 Report = Callable[[dict[str, Any]], None]
-Fitness = Callable[[LearnerState], Any]
 log = logging.getLogger(__name__)
 
 
@@ -130,8 +130,8 @@ def train(
                 state = health.roll_back(fault, state, done)
                 continue
             if agent.population.every and done % agent.population.every == 0:
-                score = _score(agent.population, run, row, state, fitness)
-                state = _exploit(agent.population, state, score, seed, row)
+                score = fitness_of(agent.population, run, row, state, fitness)
+                state = exploited(agent.population, state, score, seed, row)
             if hosts.first():
                 run.lines.append(json.dumps(row))
             report(row)
@@ -181,43 +181,6 @@ class Intervals:
         every, seconds = self._config.every, self._config.every_seconds
         by_updates = every > 0 and done % every == 0
         return by_updates or 0.0 < seconds <= self._clock() - self._since
-
-
-def _score(
-    config: PopulationConfig,
-    run: Run,
-    row: dict[str, Any],
-    state: LearnerState,
-    fitness: Fitness | None,
-) -> np.ndarray:
-    """`[M]` how good each agent is, by the caller's measure or by what training earned of late."""
-    if fitness is not None:
-        return hosts.of_first(np.asarray(fitness(state), np.float32))
-    score = np.zeros(state.update.shape, np.float32)
-    if hosts.first():
-        score[:] = mean_reward([*run.metrics(), row][-config.every :])
-    return hosts.of_first(score)
-
-
-def _exploit(
-    config: PopulationConfig, state: LearnerState, score: np.ndarray, seed: int, row: dict[str, Any]
-) -> LearnerState:
-    """The population after an exploit, which `row` then tells of."""
-    if score.shape != state.update.shape:
-        raise ConfigError(
-            f"fitness is of shape {list(score.shape)}, but {state.update.size} agents train; give "
-            "one number an agent."
-        )
-    # Folded with no agent's number: those are the agents' own keys.
-    key = jax.random.fold_in(jax.random.key(seed), score.size)
-    key = jax.random.fold_in(key, row["update"])
-    if state.hyper is not None:
-        of = jax.device_get(correlations(state.hyper, jnp.asarray(score)))
-        row["fitness_correlation"] = {name: _number(value) for name, value in of.items()}
-    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
-    state, parent = jax.jit(exploit, static_argnums=0)(config, state, jnp.asarray(score), key)
-    row["seeds"] |= {"fitness": [_number(s) for s in score], "parent": parent.tolist()}
-    return jax.device_put(state, placed)
 
 
 class Health:
@@ -341,10 +304,6 @@ def dropped_line(row: dict[str, Any]) -> str:
     return f"update {row['update']} dropped: {first}{told}"
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
 def _row(metrics: dict[str, Any], done: int, per_update: int, seconds: float) -> dict[str, Any]:
     """One row of metrics.jsonl: means over seeds, and under "seeds" each one's where several.
 
@@ -352,8 +311,77 @@ def _row(metrics: dict[str, Any], done: int, per_update: int, seconds: float) ->
     """
     row: dict[str, Any] = {"update": done, "steps": done * per_update}
     for name, value in metrics.items():
-        row[name] = _number(np.mean(value))
+        row[name] = number_or_null(np.mean(value))
     if np.ndim(metrics["reward"]):
-        row["seeds"] = {name: [_number(v) for v in value] for name, value in metrics.items()}
+        row["seeds"] = {name: [number_or_null(v) for v in value] for name, value in metrics.items()}
     row["steps_per_s"] = per_update / seconds
     return row
+
+
+class Markets:
+    """The markets of a run's updates, read ahead where they are a stream."""
+
+    def __init__(self, env: TradingEnv, config: LearnerConfig, mesh: Mesh):
+        """Reads nothing yet."""
+        self._env, self._config, self._mesh = env, config, mesh
+        self._stream: Generator[Piece, None, None] | None = None
+        self._turn, self._market = -1, None
+        self._own = None if env.shards is None else own_part(env.shards, hosts.own())
+
+    def __enter__(self) -> Markets:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def shard(self, update: int) -> int | None:
+        """Index of the shard that `update` (from 0) learns from here; None where there are none."""
+        env = self._env
+        if env.shards is None or self._own is None:
+            return None
+        shard = self._own[update // shard_updates(env.shards, self._config) % len(self._own)]
+        return [other.path for other in env.shards].index(shard.path)
+
+    def of(self, update: int) -> Market | None:
+        """The market of `update` (from 0) on the mesh; None is the environment's own.
+
+        Raises:
+          BarError: its shard is missing. StateError: it is not the one that was written.
+        """
+        env = self._env
+        if env.shards is None or self._own is None:
+            return None
+        turn = update // shard_updates(env.shards, self._config)
+        if turn == self._turn:
+            return self._market
+        self._market = None  # so that the device need not hold it beside the next
+        if self._stream is None or turn != self._turn + 1:  # a start, or a way back
+            self._close()
+            place: Any = replicated(_local(self._mesh))
+            first = turn % len(self._own)
+            self._stream = stream(self._own, env.prepare, start=first, repeat=True, device=place)
+        market = next(self._stream).arrays
+        self._market, self._turn = jax.tree.map(self._joined, market), turn
+        return self._market
+
+    def _joined(self, leaf: Array) -> Array:
+        """An array on this process's devices as one on the whole mesh.
+
+        Each device's copy is what its process read. The learner takes the market as something
+        that every device has by itself, and never moves it between them.
+        """
+        if hosts.count() == 1:
+            return leaf
+        copies = [shard.data for shard in leaf.addressable_shards]
+        place = replicated(self._mesh)
+        return jax.make_array_from_single_device_arrays(leaf.shape, place, copies)
+
+
+def _local(mesh: Mesh) -> Mesh:
+    """The devices of the mesh that are this process's, in one row."""
+    own = [device for device in mesh.devices.flat if device.process_index == hosts.own()]
+    return mesh if len(own) == mesh.size else Mesh(np.array(own), ("own",))

@@ -23,7 +23,6 @@ from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.exact import EXACT
 from nca_trader.learner.layout import EVERYWHERE, Layout, by_runs, mean_in_order, one_by_one
 from nca_trader.learner.optimizer import (
@@ -33,11 +32,17 @@ from nca_trader.learner.optimizer import (
     whole_or_nothing,
 )
 from nca_trader.learner.pathwise import PATHWISE
-from nca_trader.learner.ppo import Loss
-from nca_trader.learner.replay import Ring, Stored, add, can_sample, sample, stored
-from nca_trader.learner.rollout import Algorithm, Begun, Draw, Segments, begin_segments
-from nca_trader.learner.sampled import SAMPLED
-from nca_trader.learner.setup import Hyper, Setup, setup_of
+from nca_trader.learner.ppo import Hyper, Loss, Setup, setup_of
+from nca_trader.learner.rollout import (
+    Algorithm,
+    Begun,
+    Draw,
+    Segments,
+    begin_segments,
+    cost_scale,
+    volatility_scale,
+)
+from nca_trader.learner.sampled import SAMPLED, Ring, Stored, add, can_sample, sample, stored
 from nca_trader.parallel.mesh import BATCH
 
 Metrics = dict[str, Array]

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from nca_trader.agents.export import codebook, quantise
-from nca_trader.agents.export.quantise import Leaves
-from nca_trader.agents.export.tensors import read_tensors, refuse_other, write_tensors
+from nca_trader.agents import quantise
 from nca_trader.agents.policy import Params, Policy, make_policy
+from nca_trader.agents.quantise import Leaves
+from nca_trader.agents.tensors import read_tensors, refuse_other, write_tensors
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.records import read_json, record, shown
@@ -52,8 +52,8 @@ class Coding:
     def __post_init__(self):
         if self.bits not in quantise.BITS:
             raise ConfigError(f"{argument('bits', self.bits)}: give 4, 8 or 16.")
-        if self.codebook not in ("none", *codebook.KINDS):
-            known = ", ".join(codebook.KINDS)
+        if self.codebook not in ("none", *quantise.KINDS):
+            known = ", ".join(quantise.KINDS)
             raise ConfigError(f"{argument('codebook', self.codebook)}: there are {known}.")
         if self.codebook == "none" and self.group != 1:
             raise ConfigError(
@@ -100,9 +100,9 @@ class Compact(NamedTuple):
             refuse_other(self.tensors, quantise.layout(shapes, coding.bits))
             leaves = quantise.widened(self.tensors, shapes, coding.bits)
         else:
-            other = codebook.layout(shapes, coding.codebook, coding.bits, coding.group)
+            other = quantise.coded_layout(shapes, coding.codebook, coding.bits, coding.group)
             refuse_other(self.tensors, other)
-            leaves = codebook.decoded(self.tensors, shapes, coding.codebook, coding.bits)
+            leaves = quantise.decoded(self.tensors, shapes, coding.codebook, coding.bits)
         return quantise.params_of(quantise.gauged(leaves, self.steps, coding.bits))
 
 
@@ -126,7 +126,7 @@ def compact(
     """
     leaves = quantise.leaves_of(params)
     if coding.codebook != "none":
-        tensors = codebook.coded(leaves, coding.codebook, coding.bits, coding.group, seed)
+        tensors = quantise.coded(leaves, coding.codebook, coding.bits, coding.group, seed)
         return Compact(coding, tensors, {})
     steps = {}
     if coding.activations:

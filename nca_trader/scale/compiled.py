@@ -205,7 +205,7 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
     import jax
 
     from nca_trader.errors import out_of_memory
-    from nca_trader.learner.memory import bytes_needed
+    from nca_trader.learner.programs import bytes_needed
 
     began = time.perf_counter()
     try:
@@ -249,8 +249,8 @@ def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state
     """Bytes that all devices together collect in an update, before they learn from it."""
     import jax
 
+    from nca_trader.learner.ppo import setup_of
     from nca_trader.learner.rollout import Draw
-    from nca_trader.learner.setup import setup_of
     from nca_trader.learner.update import ALGORITHMS
 
     params, segments = state.params, state.segments

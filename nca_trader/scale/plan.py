@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.agents.presets import load_agent
+from nca_trader.agents import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.data.samples import sample_bars
 from nca_trader.envs import load_env

@@ -25,10 +25,9 @@ from nca_trader.disk import scratch
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.learner.compilations import Compilations
 from nca_trader.learner.learner import make_learner
-from nca_trader.learner.markets import Markets
-from nca_trader.learner.memory import bytes_needed
+from nca_trader.learner.programs import Compilations, bytes_needed
+from nca_trader.learner.train import Markets
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import open_run
 from nca_trader.scale.chips import rates_of

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nca_trader.agents.export import codebook
-from nca_trader.agents.export.codebook import Codebook, load_codebook, train_codebook
+from nca_trader.agents import quantise as codebook
+from nca_trader.agents.quantise import Codebook, load_codebook, train_codebook
 from nca_trader.errors import ConfigError, StateError
 
 

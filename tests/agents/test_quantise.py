@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nca_trader import make_policy
-from nca_trader.agents.export import quantise
+from nca_trader.agents import quantise
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, Gauged
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec

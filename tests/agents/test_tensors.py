@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from nca_trader.agents.export.tensors import read_tensors, write_tensors
+from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.errors import RunError, StateError
 
 KIND = "test"

@@ -19,7 +19,7 @@ TINY = AgentConfig(policy=PolicyConfig(channels=4, hidden=6, steps=2, dilations=
 def rows(monkeypatch):
     monkeypatch.setattr(timing, "ROUNDS", 1)
     monkeypatch.setattr(timing, "SECONDS", 0.0)
-    monkeypatch.setattr("nca_trader.agents.presets.load_agent", lambda name: TINY)
+    monkeypatch.setattr("nca_trader.agents.load_agent", lambda name: TINY)
     monkeypatch.setattr(bench_policy, "REMAT", ("step",))
     args = argparse.Namespace(agent="tiny", peers=None)
     return list(bench_policy.rows(args, segments=2, length=8, bars=5))

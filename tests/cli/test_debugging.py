@@ -15,7 +15,7 @@ from nca_trader.cli.debugging import (
     debugged,
 )
 from nca_trader.errors import CheckFailed, ConfigError
-from nca_trader.learner.compilations import Compilations
+from nca_trader.learner.programs import Compilations
 from nca_trader.parallel.mesh import make_mesh
 
 

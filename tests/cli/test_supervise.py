@@ -11,8 +11,8 @@ import time
 import pytest
 
 from nca_trader.errors import CheckFailed
-from nca_trader.parallel import supervisor as module
-from nca_trader.parallel.supervisor import Supervisor, free_port
+from nca_trader.parallel import processes as module
+from nca_trader.parallel.processes import Supervisor, free_port
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nca_trader.agents.presets import load_agent
+from nca_trader.agents import load_agent
 from nca_trader.config import (
     AgentConfig,
     CheckpointConfig,

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from nca_trader.agents.export.tensors import read_tensors, write_tensors
+from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.config import EnvConfig
 from nca_trader.config.records import sealed, unsealed
 from nca_trader.data.shards import MANIFEST, open_shards, write_shards

@@ -30,9 +30,9 @@ from nca_trader.config.toml import from_toml_text, preset_names, to_toml
 from nca_trader.envs.market import Dynamics, spec_of
 from nca_trader.envs.trading import transition
 from nca_trader.errors import ConfigError
-from nca_trader.learner.curriculum import cost_scale, volatility_scale
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.optimizer import learning_rate
+from nca_trader.learner.rollout import cost_scale, volatility_scale
 from nca_trader.runs.manifest import Run
 
 BARS = random_bars(np.random.default_rng(0), 120, 3)

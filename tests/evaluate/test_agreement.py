@@ -10,7 +10,7 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest, make_policy
-from nca_trader.agents.export import quantise
+from nca_trader.agents import quantise
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.errors import BarError
 from nca_trader.evaluate.agreement import agreement

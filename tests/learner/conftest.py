@@ -14,7 +14,7 @@ from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, mak
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig
 from nca_trader.learner import learner as learners
 from nca_trader.learner import rollout, update
-from nca_trader.learner.setup import setup_of
+from nca_trader.learner.ppo import setup_of
 
 ENV = EnvConfig(
     features=("bollinger", "rsi"),  # 19 bars of warm-up

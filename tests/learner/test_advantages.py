@@ -10,8 +10,7 @@ import pytest
 
 from nca_trader.config import LearnerConfig
 from nca_trader.learner import sampled
-from nca_trader.learner.advantages import Moments, gae, group_advantages, moments
-from nca_trader.learner.setup import Setup
+from nca_trader.learner.ppo import Moments, Setup, gae, group_advantages, moments
 
 GAMMA, LAMBDA, T = 0.97, 0.9, 300
 

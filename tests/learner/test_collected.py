@@ -18,11 +18,10 @@ from ledger import random_bars
 from nca_trader import TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.config import LearnerConfig, MeshConfig, PolicyConfig
 from nca_trader.learner import update
-from nca_trader.learner.advantages import moments
 from nca_trader.learner.layout import EVERYWHERE, Layout
+from nca_trader.learner.ppo import Setup, moments
 from nca_trader.learner.rollout import Algorithm
 from nca_trader.learner.sampled import normalize
-from nca_trader.learner.setup import Setup
 from nca_trader.parallel.mesh import BATCH
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

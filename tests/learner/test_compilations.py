@@ -9,8 +9,8 @@ import pytest
 from tiny import AGENT
 
 from nca_trader.agents.policy import make_policy
-from nca_trader.learner.compilations import Compilations
 from nca_trader.learner.learner import make_learner
+from nca_trader.learner.programs import Compilations
 
 SAID = "compiled again after its first update"
 

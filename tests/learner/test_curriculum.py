@@ -12,9 +12,9 @@ from tiny import AGENT, ENV
 from nca_trader import ConfigError, TradingEnv, make_learner, make_policy
 from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import legs_of
-from nca_trader.learner import curriculum, replay, rollout, sampled
+from nca_trader.learner import rollout, sampled
 from nca_trader.learner.exact import enumerate_segments
-from nca_trader.learner.setup import setup_of
+from nca_trader.learner.ppo import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -35,11 +35,11 @@ def test_factors_go_in_a_straight_line_to_one_and_stay():
     updates = jnp.array([0, 1, 2, 4, 8, 15])
     cost, moves = (
         jax.vmap(lambda u, of=of: of(config, u, 16))(updates)
-        for of in (curriculum.cost_scale, curriculum.volatility_scale)
+        for of in (rollout.cost_scale, rollout.volatility_scale)
     )
     np.testing.assert_allclose(cost, [0.2, 0.3, 0.4, 0.6, 1.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(moves, [4.0, 3.25, 2.5, 1.0, 1.0, 1.0], rtol=1e-6)
-    assert curriculum.volatility_scale(CurriculumConfig(costs_from=0.0), updates[0], 16) is None
+    assert rollout.volatility_scale(CurriculumConfig(costs_from=0.0), updates[0], 16) is None
     with pytest.raises(ConfigError, match="volatility_from"):
         CurriculumConfig(volatility_from=0.0)
 
@@ -50,7 +50,7 @@ def test_moves_of_a_scaled_market_are_those_of_its_prices_to_that_power(scale):
     powers = {name: getattr(bars, name) ** scale for name in ("open", "high", "low", "close")}
     expected = legs_of(dataclasses.replace(bars, **powers))
     with jax.enable_x64(True):
-        got = curriculum.moved(legs_of(bars), jnp.asarray(scale))
+        got = rollout.moved(legs_of(bars), jnp.asarray(scale))
     np.testing.assert_allclose(got.gap, expected.gap, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(got.body, expected.body, rtol=1e-12, atol=1e-15)
     move = np.log1p(np.asarray(expected.gap)) + np.log1p(np.asarray(expected.body))
@@ -78,9 +78,9 @@ def part():
 
     def again(old, cost, moves):
         """The rollout `old` as replay learns from it under these factors."""
-        kept = replay.stored(old, rollout.Begun(segments.episode, segments.episode))
+        kept = sampled.stored(old, rollout.Begun(segments.episode, segments.episode))
         args = (setup, params, params, env.market, kept, (cost, moves))
-        return replay.revalued(*args)[0]
+        return sampled.revalued(*args)[0]
 
     return env, none, live, jax.jit(again)
 

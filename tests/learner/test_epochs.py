@@ -11,8 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.config import AgentConfig, LearnerConfig
-from nca_trader.learner.ppo import Loss, Old, ppo_loss
-from nca_trader.learner.setup import hyper_of
+from nca_trader.learner.ppo import Loss, Old, hyper_of, ppo_loss
 from nca_trader.learner.update import gradient_of, learn
 from nca_trader.parallel.mesh import DATA, make_mesh
 

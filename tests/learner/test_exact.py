@@ -17,7 +17,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.envs.trading import EnvState, Episode
 from nca_trader.learner import exact, rollout, sampled
 from nca_trader.learner.exact import enumerate_segments, read_states, reopened
-from nca_trader.learner.setup import setup_of
+from nca_trader.learner.ppo import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

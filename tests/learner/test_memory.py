@@ -10,8 +10,9 @@ from ledger import random_bars
 from tiny import AGENT, ENV, STEPS_PER_UPDATE
 
 from nca_trader import ConfigError, TradingEnv, machine, make_learner, make_mesh, make_policy
-from nca_trader.learner import memory
-from nca_trader.learner.memory import (
+from nca_trader.learner import programs
+from nca_trader.learner.population import agents_at_once, step_each
+from nca_trader.learner.programs import (
     Fitting,
     Held,
     Sizes,
@@ -20,7 +21,6 @@ from nca_trader.learner.memory import (
     piece_counts,
     sizes_to_try,
 )
-from nca_trader.learner.population import agents_at_once, step_each
 
 ROWS = np.random.default_rng(0).normal(size=(64, 512)).astype("f4")
 BUILT = []
@@ -190,7 +190,7 @@ def test_what_a_cpu_cannot_hold_is_refused_before_it_is_allocated(monkeypatch):
 def test_no_copy_is_kept_of_what_would_not_fit_twice(monkeypatch):
     """A host that is the device has no second memory for what a step takes over."""
     kept = []
-    monkeypatch.setattr(memory, "_spare", lambda leaf: kept.append(leaf.nbytes))
+    monkeypatch.setattr(programs, "_spare", lambda leaf: kept.append(leaf.nbytes))
     step = jax.jit(lambda state: state + 1.0, donate_argnums=0)
     for limit, copies in ((15_000, []), (30_000, [8_000])):
         fitting = Fitting(lambda sizes: step, in_pieces(1, 2), limit)

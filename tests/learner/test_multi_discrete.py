@@ -17,8 +17,8 @@ from tiny import AGENT, ENV
 from nca_trader import TradingEnv, make_policy
 from nca_trader.agents import heads
 from nca_trader.learner import sampled
+from nca_trader.learner.ppo import setup_of
 from nca_trader.learner.rollout import Draw, Segments, roll_out
-from nca_trader.learner.setup import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -15,7 +15,7 @@ from tiny import AGENT
 from nca_trader import ConfigError, Costs, EnvConfig, TradingEnv, make_policy
 from nca_trader.learner import pathwise, rollout
 from nca_trader.learner.pathwise import check_smooth
-from nca_trader.learner.setup import setup_of
+from nca_trader.learner.ppo import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

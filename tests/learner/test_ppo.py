@@ -10,9 +10,9 @@ from scipy.special import log_softmax
 
 from nca_trader.agents import heads
 from nca_trader.learner import sampled
+from nca_trader.learner.ppo import setup_of
 from nca_trader.learner.rollout import encode_span
 from nca_trader.learner.sampled import estimate, normalize, rollout_statistics
-from nca_trader.learner.setup import setup_of
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from nca_trader.config import AgentConfig, LearnerConfig, OptimizerConfig
-from nca_trader.learner.advantages import gae
 from nca_trader.learner.optimizer import make_optimizer
-from nca_trader.learner.ppo import Old, ppo_loss
-from nca_trader.learner.setup import hyper_of
+from nca_trader.learner.ppo import Old, gae, hyper_of, ppo_loss
 from nca_trader.learner.update import learn
 from nca_trader.parallel.mesh import make_mesh
 

@@ -19,8 +19,8 @@ from nca_trader import (
 )
 from nca_trader.cli.train import replay_line
 from nca_trader.config import LearnerConfig
-from nca_trader.learner import replay, sampled
-from nca_trader.learner.advantages import gae
+from nca_trader.learner import sampled
+from nca_trader.learner.ppo import gae, vtrace
 from nca_trader.learner.rollout import Begun, Draw
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -32,16 +32,16 @@ def item(number):
 
 @pytest.mark.parametrize("slots", [2, 3, 5])
 def test_the_ring_holds_the_newest_and_never_reads_what_is_written_next(slots):
-    ring = replay.init(item(0), slots)
+    ring = sampled.init(item(0), slots)
     kept = collections.deque(maxlen=slots)
-    draw = jax.jit(jax.vmap(replay.sample, in_axes=(None, 0)))
+    draw = jax.jit(jax.vmap(sampled.sample, in_axes=(None, 0)))
     keys = jax.random.split(jax.random.key(0), 200)
-    add = jax.jit(replay.add)
+    add = jax.jit(sampled.add)
     for number in range(1, 3 * slots + 2):  # three times around
         ring = add(ring, item(number))
         kept.append(number)
         readable = list(kept)[1:] if len(kept) == slots else list(kept)
-        assert bool(replay.can_sample(ring)) == bool(readable)
+        assert bool(sampled.can_sample(ring)) == bool(readable)
         assert sorted(int(n) for n in ring.data["b"] if n) == sorted(kept)
         seen = draw(ring, keys)
         assert set(np.asarray(seen["b"]).tolist()) == set(readable)
@@ -51,12 +51,12 @@ def test_the_ring_holds_the_newest_and_never_reads_what_is_written_next(slots):
 
 
 def test_sampling_too_early_is_refused():
-    ring = replay.init(item(0), 2)
-    assert not replay.can_sample(ring) and not jax.jit(replay.can_sample)(ring)
+    ring = sampled.init(item(0), 2)
+    assert not sampled.can_sample(ring) and not jax.jit(sampled.can_sample)(ring)
     with pytest.raises(ConfigError, match="ring is empty; add a rollout"):
-        replay.sample(ring, jax.random.key(0))
+        sampled.sample(ring, jax.random.key(0))
     with pytest.raises(ConfigError, match="give at least 2"):
-        replay.init(item(0), 1)
+        sampled.init(item(0), 1)
     with pytest.raises(ConfigError, match="replay_slots=1"):
         LearnerConfig(replay_slots=1)
     with pytest.raises(ConfigError, match="'group' has none"):
@@ -86,7 +86,7 @@ def test_vtrace_is_the_double_sum(steps):
         ]
     )
     later = np.append(error[1:], 0.0)
-    advantage, target = jax.jit(replay.vtrace)(*steps)
+    advantage, target = jax.jit(vtrace)(*steps)
     np.testing.assert_allclose(target, v_tm1 + error, rtol=1e-5, atol=1e-5)
     expected = rho * (r + discount * (v_t + mixing * later) - v_tm1)
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
@@ -105,23 +105,23 @@ def test_vtrace_is_the_formula_of_rlax(steps):
     targets = np.array(errors) + v_tm1
     q = mixing[:-1] * targets[1:] + (1 - mixing[:-1]) * v_tm1[1:]
     q_estimate = r + discount * np.append(q, v_t[-1])
-    advantage, target = replay.vtrace(*steps)
+    advantage, target = vtrace(*steps)
     np.testing.assert_allclose(target, targets, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(advantage, clipped * (q_estimate - v_tm1), rtol=1e-5, atol=1e-5)
 
 
 def test_vtrace_of_the_own_policy_is_gae_and_of_one_that_never_acts_so_is_nothing(steps):
     *own, log_rho = steps
-    advantage, target = replay.vtrace(*own, np.zeros(20))
+    advantage, target = vtrace(*own, np.zeros(20))
     expected = gae(*own)
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(target, expected + own[2], rtol=1e-5, atol=1e-5)
-    advantage, target = replay.vtrace(*own, np.full(20, -50.0))
+    advantage, target = vtrace(*own, np.full(20, -50.0))
     np.testing.assert_allclose(advantage, 0.0, atol=1e-6)
     np.testing.assert_allclose(target, own[2], rtol=1e-5)
     # More often than it was taken counts no more than once.
-    assert not np.allclose(replay.vtrace(*own, log_rho)[0], expected, atol=1e-2)
-    np.testing.assert_allclose(replay.vtrace(*own, np.abs(log_rho))[0], expected, atol=1e-5)
+    assert not np.allclose(vtrace(*own, log_rho)[0], expected, atol=1e-2)
+    np.testing.assert_allclose(vtrace(*own, np.abs(log_rho))[0], expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -133,14 +133,14 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
         segments, fresh = stage.begin(segments, keys)
         draw = Draw(keys, fresh)
         _, rollout = sampled.roll_out(setup, params, market, segments, draw)
-        kept = replay.stored(rollout, Begun(segments.episode, fresh))
-        ring = replay.add(replay.init(kept, 2), kept)
-        old = replay.sample(ring, jax.random.key(0))
+        kept = sampled.stored(rollout, Begun(segments.episode, fresh))
+        ring = sampled.add(sampled.init(kept, 2), kept)
+        old = sampled.sample(ring, jax.random.key(0))
         one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
         settle = lambda batch, found: sampled.normalize(setup, batch, one(found))[0]  # noqa: E731
         again = settle(*sampled.replay(setup, params, average, market, old, (None, None)))
         args = (setup, params, average, market, old)
-        bootstrap = replay.revalued(*args)[0].bootstrap
+        bootstrap = sampled.revalued(*args)[0].bootstrap
         fresh = settle(*sampled.collect(setup, params, market, segments, draw)[1:])
         return fresh, again, rollout, bootstrap
 
@@ -171,9 +171,9 @@ def test_an_old_rollout_at_the_costs_of_its_day_is_what_was_collected_ruin_and_a
     keys = jax.random.split(jax.random.key(1), 16)
     segments, fresh = stage.begin(stage.empty_segments(), keys)
     _, rollout = stage.collect(env.market, segments, fresh, keys)
-    kept = replay.stored(rollout, Begun(segments.episode, fresh))
+    kept = sampled.stored(rollout, Begun(segments.episode, fresh))
     args = (stage.params, stage.params, env.market, kept)
-    again = jax.jit(lambda *args: replay.revalued(stage.setup, *args)[0])(*args)
+    again = jax.jit(lambda *args: sampled.revalued(stage.setup, *args)[0])(*args)
     for name in ("seen", "reward", "log_prob", "value", "bootstrap"):
         got, expected = getattr(again, name), getattr(rollout, name)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=5e-6, err_msg=name)
@@ -245,9 +245,9 @@ def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_re
     state = jax.eval_shape(with_replay.init, jax.random.key(0))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), state.replay.data)
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
-    assert replay.transitions_per_gb(one) == 10**9 * 16 * 8 * 2 // held
-    assert replay.transitions_per_gb(one) >= 10_000_000  # of two assets, even
-    assert replay.described(state.replay).startswith("replay: 512 transitions in 0.01")
+    assert sampled.transitions_per_gb(one) == 10**9 * 16 * 8 * 2 // held
+    assert sampled.transitions_per_gb(one) >= 10_000_000  # of two assets, even
+    assert sampled.described(state.replay).startswith("replay: 512 transitions in 0.01")
 
 
 def test_one_asset_takes_8_bytes_a_transition_and_44_an_account_of_a_segment(stage):

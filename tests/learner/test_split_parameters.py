@@ -17,8 +17,7 @@ from nca_trader.learner import layout as layouts
 from nca_trader.learner import learner as learners
 from nca_trader.learner.layout import Layout, Split, make_layout
 from nca_trader.learner.optimizer import averaged, make_optimizer
-from nca_trader.learner.ppo import Loss
-from nca_trader.learner.setup import Setup
+from nca_trader.learner.ppo import Loss, Setup
 from nca_trader.learner.update import Parts, learn
 from nca_trader.parallel.mesh import BATCH, FSDP, MODEL
 

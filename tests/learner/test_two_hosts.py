@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from two_hosts import CASES
 
-from nca_trader.parallel.supervisor import free_port
+from nca_trader.parallel.processes import free_port
 
 QUICK = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 

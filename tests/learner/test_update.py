@@ -15,8 +15,7 @@ from recording import distance
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.config import AgentConfig, CurriculumConfig, LearnerConfig
 from nca_trader.envs import probes
-from nca_trader.learner.advantages import reward_scale
-from nca_trader.learner.setup import setup_of
+from nca_trader.learner.ppo import reward_scale, setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -24,7 +24,7 @@ from nca_trader.cloud import place
 from nca_trader.data.bars import read_bars
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.errors import ConfigError, StoreError
-from nca_trader.parallel.supervisor import free_port
+from nca_trader.parallel.processes import free_port
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run

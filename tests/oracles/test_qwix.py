@@ -11,7 +11,7 @@ if importlib.util.find_spec("qwix") is None:
 import jax.numpy as jnp
 import qwix
 
-from nca_trader.agents.export.quantise import on_grid
+from nca_trader.agents.quantise import on_grid
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(4, jnp.int4), (8, jnp.int8)])

@@ -14,8 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # what its dependencies ask of jax
     import rlax
 
-from nca_trader.learner.advantages import gae
-from nca_trader.learner.replay import vtrace
+from nca_trader.learner.ppo import gae, vtrace
 
 GAMMA, LAMBDA, LENGTH = 0.97, 0.9, 300
 

@@ -16,8 +16,8 @@ import pytest
 import tiny as tiny_experiment
 from ledger import random_bars
 
+from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.agents.presets import load_agent
 from nca_trader.cli import main
 from nca_trader.config import PopulationConfig
 from nca_trader.config.toml import to_toml
@@ -25,11 +25,9 @@ from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.learner.learner import make_learner
-from nca_trader.learner.markets import shard_updates
-from nca_trader.parallel.distributed import Peers, _is_loss, check, options
+from nca_trader.learner.learner import make_learner, shard_updates
 from nca_trader.parallel.mesh import make_mesh, replicated
-from nca_trader.parallel.supervisor import free_port
+from nca_trader.parallel.processes import Peers, _is_loss, check, free_port, options
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
 
@@ -206,7 +204,7 @@ def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(pla
 # A process of two: joins, agrees, saves what lies on both and reads it again; writes what it saw.
 PEER = """
 import json, pathlib, sys
-from nca_trader.parallel.distributed import Peers, joined
+from nca_trader.parallel.processes import Peers, joined
 
 number, port, folder = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
 with joined(Peers(f"127.0.0.1:{port}", 2, number)):
@@ -313,7 +311,7 @@ def on_halves(first, second, mesh):
 # Joins with what the environment says of the cluster, and writes what it saw.
 MEMBER = """
 import json, pathlib, sys
-from nca_trader.parallel.distributed import Peers, joined
+from nca_trader.parallel.processes import Peers, joined
 
 with joined(Peers(patience=100)):
     import jax

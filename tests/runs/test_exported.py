@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from nca_trader.agents.export import quantise
-from nca_trader.agents.export.tensors import read_tensors, write_tensors
+from nca_trader.agents import quantise
+from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import exported

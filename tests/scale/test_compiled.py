@@ -13,8 +13,8 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
 
+from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy, num_parameters
-from nca_trader.agents.presets import load_agent
 from nca_trader.cli import main
 from nca_trader.config import MeshConfig, PrecisionConfig
 from nca_trader.envs.trading import TradingEnv

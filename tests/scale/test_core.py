@@ -16,9 +16,8 @@ from jax.sharding import PartitionSpec as P
 from ledger import random_bars
 from tiny import ENV
 
-from nca_trader.agents import nca
+from nca_trader.agents import load_agent, nca
 from nca_trader.agents.policy import make_policy
-from nca_trader.agents.presets import load_agent
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.compiled import devices_of

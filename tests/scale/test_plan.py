@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 from tiny import AGENT, ENV
 
-from nca_trader.agents.presets import load_agent
+from nca_trader.agents import load_agent
 from nca_trader.config import MeshConfig
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import GIB, slice_of

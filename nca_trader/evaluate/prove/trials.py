@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.agents.presets import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import switched
 from nca_trader.data.synthetic import Market, market_of, task_of

@@ -1,1 +1,0 @@
-"""Exported agents: arrays, and what quantising does to them."""
