@@ -27,9 +27,9 @@ from nca_trader.agents.windowed import entered
 from nca_trader.config.ranges import switched
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs.trading import TradingEnv, kept
-from nca_trader.evaluate.backtest import encode
-from nca_trader.evaluate.prove.judge import greedy_positions, judge, pieces
-from nca_trader.evaluate.prove.trials import prepare
+from nca_trader.evaluate.optimum import greedy_positions, judge, pieces
+from nca_trader.evaluate.prove import prepare
+from nca_trader.evaluate.simulate import encode
 from nca_trader.learner.learner import make_learner
 
 KINDS = ("nca", "gru", "mlp", "tcn")

@@ -18,7 +18,7 @@ import secrets
 import numpy as np
 
 from nca_trader.agents import load_agent
-from nca_trader.evaluate.prove.trials import BARS, prepare, prove_market
+from nca_trader.evaluate.prove import BARS, prepare, prove_market
 from nca_trader.machine import cores
 from nca_trader.runs.manifest import commit, now
 

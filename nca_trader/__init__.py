@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         StateError,
     )
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.leakcheck.check import leakcheck
-    from nca_trader.evaluate.prove.trials import prove
-    from nca_trader.evaluate.report.compose import report
+    from nca_trader.evaluate.leakcheck import leakcheck
+    from nca_trader.evaluate.prove import prove
+    from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.result import Result
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
@@ -115,7 +115,7 @@ _HOME = {
     "align": "data.bars",
     "backtest": "evaluate.backtest",
     "flat_at_close": "data.calendar",
-    "leakcheck": "evaluate.leakcheck.check",
+    "leakcheck": "evaluate.leakcheck",
     "load_agent": "agents",
     "load_env": "envs",
     "make_learner": "learner.learner",
@@ -124,9 +124,9 @@ _HOME = {
     "new_york": "data.calendar",
     "paper_trade": "paper.session",
     "plan": "scale.plan",
-    "prove": "evaluate.prove.trials",
+    "prove": "evaluate.prove",
     "read_bars": "data.bars",
-    "report": "evaluate.report.compose",
+    "report": "evaluate.report.page",
     "resample": "data.bars",
     "rules": "agents.rules",
     "sample_bars": "data.samples",

@@ -31,8 +31,9 @@ from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import trading
 from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
-from nca_trader.evaluate import backtest as backtest_module
-from nca_trader.evaluate.backtest import encode, strategy_targets
+from nca_trader.evaluate import simulate
+from nca_trader.evaluate.simulate import encode
+from nca_trader.evaluate.targets import strategy_targets
 from nca_trader.types import Costs
 
 SHORT, LONG = 104, 120  # rows: past the longest warm-up of a feature, and few lengths to compile
@@ -363,7 +364,7 @@ def facts_of(name, length):
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
     """Seams between chunks within these few bars."""
-    monkeypatch.setattr(backtest_module, "CHUNK", 64)
+    monkeypatch.setattr(simulate, "CHUNK", 64)
 
 
 def disagreements(name, base, change):
@@ -505,13 +506,13 @@ def a_rule_that_sees_the_next_bar(monkeypatch):
 
 
 def an_account_that_fills_at_the_open_it_decided_on(monkeypatch):
-    honest = backtest_module.legs_of
+    honest = simulate.legs_of
 
     def early(bars, *rest):
         legs = honest(bars, *rest)
         return legs._replace(gap=np.roll(legs.gap, -1, axis=0))
 
-    monkeypatch.setattr(backtest_module, "legs_of", early)
+    monkeypatch.setattr(simulate, "legs_of", early)
     return "equity drawn"
 
 

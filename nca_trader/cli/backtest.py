@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         source, target, costs, fill, order, start=args.start, stop=args.stop, **limits
     )
     if out is not None and out.suffix == ".html":
-        from nca_trader.evaluate.report.compose import report
+        from nca_trader.evaluate.report.page import report
 
         report(bars, result, out, run=run, command=_command(args))
     elif out is not None:

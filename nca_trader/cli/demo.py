@@ -178,7 +178,7 @@ def select(demo: Demo, run: Any) -> list[float]:
 def backtest_all(demo: Demo, run: Any) -> tuple[list[Any], dict[str, Any]]:
     """Every seed and every baseline on the test span: the one look at it, counted first."""
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.report.compose import backtest_baselines
+    from nca_trader.evaluate.report.page import backtest_baselines
     from nca_trader.runs.manifest import Run
 
     results = [
@@ -225,7 +225,7 @@ def write_page(
 ) -> pathlib.Path:
     """Fills the report from the results and from what is on disk."""
     from nca_trader.evaluate.report import page as report
-    from nca_trader.evaluate.report.compose import report_on
+    from nca_trader.evaluate.report.page import report_on
 
     best = run.selected
     page = dataclasses.replace(

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measures, and writes the file if enough decisions are the same."""
     from nca_trader.cloud import local
     from nca_trader.errors import CheckFailed, ConfigError
-    from nca_trader.evaluate.agreement import agreement
+    from nca_trader.evaluate.simulate import agreement
     from nca_trader.runs.exported import Coding, compact, write_exported
     from nca_trader.runs.manifest import Run
 
@@ -176,7 +176,8 @@ def _calibration(run: Any, source: Any, trained: int | None, coding: Any) -> tup
 
 def _count_look(run: Any, source: Any) -> int | None:
     """Notes a look at bars that the run has not seen; None where it was none."""
-    from nca_trader.evaluate.backtest import count_look, seen_rows
+    from nca_trader.evaluate.backtest import count_look
+    from nca_trader.runs.manifest import seen_rows
 
     bars = getattr(source, "bars", source)
     seen = seen_rows(bars, run)

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.cli import print_json
     from nca_trader.data.bars import read_bars
     from nca_trader.errors import CheckFailed
-    from nca_trader.evaluate.leakcheck.check import leakcheck
+    from nca_trader.evaluate.leakcheck import leakcheck
 
     subject = named(args.strategy)
     bars = read_bars(args.data, **reading_options(args))

@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents import load_agent
-    from nca_trader.evaluate.prove.page import write
-    from nca_trader.evaluate.prove.trials import prove
+    from nca_trader.evaluate.prove import prove
+    from nca_trader.evaluate.report.page import write_proofs
 
     agent = load_agent(args.agent, args.set)
     drawn = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         say=functools.partial(print, flush=True),
     )
     if args.out:
-        write(args.out, proofs, args.agent)
+        write_proofs(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")
     return _verdict(proofs, args.json)
 

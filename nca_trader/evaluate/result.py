@@ -1,4 +1,4 @@
-"""What a backtest found: a row a bar, and where equity went."""
+"""The result of a backtest: one row per bar, and where equity went."""
 
 from __future__ import annotations
 
@@ -7,56 +7,50 @@ import dataclasses
 import functools
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.config.ranges import expect
-from nca_trader.envs.account.state import Flows, Rules
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.targets import NO_CUT, Cut
-from nca_trader.types import Costs, Tensor
-
-
-class Trace(NamedTuple):
-    """What the account did at each bar, `[N]` or `[N, A]` float64, as of the close of the bar.
-
-    log_equity, weight: high parts plus low parts. target: as decided, NaN is no order. traded:
-    signed notional as a fraction of equity. cost: likewise. flows: where equity went.
-    """
-
-    log_equity: Tensor
-    weight: Tensor
-    target: Tensor
-    traded: Tensor
-    cost: Tensor
-    flows: Flows
+from nca_trader.types import Costs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a backtest found, by bar; a bar's entry is as of its close, after a fill there.
+    """The result of a backtest, by bar; a bar's entry is as of its close, after a fill there.
 
     Attributes:
-      name: of the strategy. equity: `[N]`, capital before the first bar is 1.0.
-      log_equity: `[N]` its logarithm, with the digits that a large equity loses.
-      targets: `[N, A]` weights decided, NaN is no order. weights: `[N, A]` held.
-      turnover: `[N]` sum of absolute traded notional over equity. cost: `[N]` what trading cost
-        as a fraction of equity.
-      flows: `[N]` where equity went in each bar, a column an item of `account.Flows`, in units of
+      name: of the strategy.
+      equity: `[N]`; capital before the first bar is 1.0.
+      log_equity: `[N]`, its logarithm, with the digits that a large equity loses.
+      targets: `[N, A]` weights decided; NaN is no order.
+      weights: `[N, A]` weights held.
+      turnover: `[N]`, sum of absolute traded notional over equity.
+      cost: `[N]`, cost of trading as a fraction of equity.
+      flows: `[N]` where equity went in each bar, a column per item of `account.Flows`, in units of
         the capital; a row sums to the change of equity.
       logits: `[N, A, n]` float32 of an agent, NaN where it did not decide; None of a strategy.
-      charged: the costs given. rules: of the account, `fill` and `order` among them.
+      charged: the costs.
+      rules: of the account, with `fill` and `order`.
       bars_per_year: of the bars.
-      note: what a report must say.
-      in_sample: how many of these bars are no later than the last that trained the agent or
-        selected it, see `seen_rows`; None where no run is behind the targets, so that nobody
-        knows what they were chosen on.
-      looks: how often agents were judged on these symbols in years that overlap, this time
-        included; None where that was not counted, see `looks_at`.
-      cut: orders for more than the account may hold: how many bars had one, and the largest.
+      note: what a report must say of the data.
+      in_sample: how many of these bars are no later than the last that trained or selected the
+        agent, see `seen_rows`; None where the targets are not of a run.
+      looks: evaluations of agents on these symbols in years that overlap, with this one; None
+        where that was not counted, see `looks_at`.
+      cut: orders for more than the account may hold.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[-250:]
+      >>> result = nca.backtest(bars, nca.rules.buy_and_hold(), nca.Costs(commission=1e-3))
+      >>> float(result.equity.iloc[0]), sorted(result.metrics)[:3]
+      (1.0, ['annual_volatility', 'bars', 'cagr'])
     """
 
     name: str
@@ -78,12 +72,12 @@ class Result:
 
     @property
     def num_fills(self) -> int:
-        """Bars at which something was filled; 0 says that metrics judge cash alone."""
+        """The number of bars with a fill; at 0 the metrics are those of cash alone."""
         return int((self.turnover > 0.0).sum())
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What must be said beside the figures: nothing was filled, or orders were cut."""
+        """Warnings to show with the metrics: nothing was filled, or orders were cut."""
         said = []
         if not self.num_fills:
             said.append("NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
@@ -97,24 +91,24 @@ class Result:
 
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
-        """The figures of `metrics.summary`, of this result."""
+        """The metrics of this result, see `metrics.summary`."""
         return metrics.summary(self.equity, self.weights, self.turnover, self.bars_per_year)
 
     @property
     def fill(self) -> str:
-        """Where orders filled."""
+        """Where orders fill: "next_open" or "close"."""
         return self.rules.fill
 
     @property
     def order(self) -> str:
-        """When a target traded."""
+        """When a target trades: "on_change" or "rebalance"."""
         return self.rules.order
 
     @property
     def costs(self) -> pd.DataFrame:
-        """Where equity went: a row an item, and their sum, which is final equity less 1.
+        """Where equity went: one row per item, and their sum, which is final equity less 1.
 
-        Columns: `amount` in units of the capital, gains positive; `a_year` the same by year.
+        Columns: `amount` in units of the capital, gains positive; `a_year`, the same per year.
         """
         amount = self.flows.sum()
         table = pd.DataFrame({"amount": [*amount, amount.sum()]}, index=[*amount.index, "total"])
@@ -122,9 +116,9 @@ class Result:
         return table.assign(a_year=table["amount"] * self.bars_per_year / len(self.equity))
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a bar: time, equity, log_equity, turnover, cost, `target:SYM`, `weight:SYM`.
+        """Returns one row per bar: time, equity, log_equity, turnover, cost and per symbol columns.
 
-        An agent's logits are `logits:SYM:i` for action i.
+        They are `target:SYM` and `weight:SYM`, and for an agent `logits:SYM:i` of action i.
         """
         columns: dict[str, Any] = {
             "time": self.equity.index,
@@ -142,10 +136,17 @@ class Result:
         return pd.DataFrame(columns)
 
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Writes `to_frame()`, every digit kept, to a name in .parquet or .csv.
+        """Writes `to_frame()` with every digit.
+
+        Args:
+          path: ends in .parquet or .csv.
+
+        Returns:
+          The path.
 
         Raises:
-          ConfigError: another suffix. StateError: it cannot be written; then nothing is.
+          ConfigError: another suffix.
+          StateError: it cannot be written; then no file is left.
         """
         expect("path", path, str | os.PathLike, "a path in .parquet or .csv")
         path = pathlib.Path(path)
@@ -165,5 +166,5 @@ class Result:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             what = error.strerror or str(error)
-            raise StateError(f"{path}: cannot be written ({what}); mend that.") from None
+            raise StateError(f"{path}: cannot be written ({what}); repair that.") from None
         return path

@@ -1,7 +1,4 @@
-"""Targets as users give them: checked against the bars before anything is traded.
-
-They are weights, or a `Strategy` whose update is scanned here.
-"""
+"""Targets of a backtest, validated against the bars: weights, or the scan of a `Strategy`."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, us
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars
 
-LARGEST = 10.0  # a weight: beyond it percent or units were written for a fraction of equity
-ROUNDING = 1e-6  # of weights that float32 sums to their limit
+LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
+ROUNDING = 1e-6  # of weights whose float32 sum is at the limit
 ACCEPTED = (
     "give weights [N] or [N, A], NaN for no order; a Strategy, e.g. nca.rules.sma_cross(10, 30); "
     "or a Run, e.g. nca.Run('runs/mine')"
@@ -34,13 +31,13 @@ TRACED = (
 
 
 def refuse_no_targets(targets: Any) -> None:
-    """Refuses what holds no weights and decides nothing here: a function, another package's model.
+    """Refuses what is neither weights nor a strategy: a function, or a model of another package.
 
     Raises:
-      ConfigError: it says what is accepted.
+      ConfigError: the message says what is accepted.
     """
     array = isinstance(targets, list | tuple) or hasattr(targets, "__array__")
-    array = array and not hasattr(targets, "_fields")  # a NamedTuple, e.g. a Policy, is no list
+    array = array and not hasattr(targets, "_fields")  # a NamedTuple, e.g. a Policy, is not a list
     if isinstance(targets, Strategy) or (array and not isinstance(targets, Bars)):
         return
     hint = ""
@@ -52,11 +49,11 @@ def refuse_no_targets(targets: Any) -> None:
 
 
 def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
-    """`[N, A]` float64 targets of a strategy: the scan of its update over all bars.
+    """Scans the update of a strategy over all bars; returns targets `[N, A]` float64.
 
     Raises:
-      ConfigError: the strategy raises, or branches on a value that is known only when it runs; the
-        bar and the line of its code are named.
+      ConfigError: the strategy raises, or branches on a value that is known only when it runs. The
+        message names the bar and the line of its code.
     """
     with float64_on_cpu():
         bar = jax.tree.map(jnp.asarray, bars.as_bar())
@@ -67,11 +64,11 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
         except Exception as error:
             if out_of_memory(error):
                 raise  # the machine's fault and not the strategy's
-            raise ConfigError(_strategy_fault(bars, bar, strategy, error)) from error
+            raise ConfigError(_describe_fault(bars, bar, strategy, error)) from error
 
 
-def _strategy_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) -> str:
-    """One line on what a strategy's code did, where, and how to repair it."""
+def _describe_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) -> str:
+    """Describes in one line what a strategy's code did, where, and how to repair it."""
     name, line = f"strategy {strategy.name!r}", user_line(error)
     if isinstance(error, TRACED):
         return (
@@ -81,39 +78,52 @@ def _strategy_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) 
         )
     when = ""
     if line or isinstance(error, jax.errors.JaxRuntimeError):
-        row, error = _first_fault(bar, strategy, len(bars), error)
+        # Bar by bar as Python, to find the first row at which it raises.
+        row = 0
+        with jax.disable_jit():
+            try:
+                state = strategy.init(bars.num_assets)
+                for row in range(len(bars)):
+                    state, _ = strategy.update(state, jax.tree.map(lambda x, row=row: x[row], bar))
+            except Exception as raised:
+                error = raised
         line, when = user_line(error) or line, f" at bar {row} ({bars.index[row]})"
     lines = str(error).strip().splitlines() or ["no message"]
     # What a callback on the host raised is the end of the error that carries it.
     said = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
     what = f"{name}: raises {type(error).__name__}{when}, {line or 'in its update'}: {said[:200]}"
     if not line:
-        what += "; update returns (state, target), a state of the types and shapes it came with"
+        what += "; update returns (state, target), a state of the types and shapes that it received"
     return what.rstrip(".") + "; correct the strategy."
 
 
-def _first_fault(
-    bar: Any, strategy: Strategy, num_bars: int, fault: Exception
-) -> tuple[int, Exception]:
-    """The first row at which the update raises, run bar by bar as Python, and what it raises."""
-    row = 0
-    with jax.disable_jit():
-        try:
-            state = strategy.init(bar.close.shape[1])
-            for row in range(num_bars):
-                state, _ = strategy.update(state, jax.tree.map(lambda x, row=row: x[row], bar))
-        except Exception as error:
-            return row, error
-    return row, fault
-
-
 def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray:
-    """Targets as `[N, A]` float64; refuses what does not fit, orders nothing or cannot be meant.
+    """Converts weights to `[N, A]` float64, and refuses what does not fit the bars.
 
     Args:
-      largest: a weight above it, on either side, is refused.
+      targets: `[N]` or `[N, A]` weights; NaN is no order.
+      bars: of N rows and A assets.
+      largest: the largest weight that is accepted, long or short.
+
+    Raises:
+      BarError: rows, columns or a shape that are not those of the bars; no order; a weight that is
+        infinite, not a number, or too large.
     """
-    _refuse_other_labels(targets, bars)
+    if isinstance(targets, pd.DataFrame) and not isinstance(targets.columns, pd.RangeIndex):
+        if tuple(targets.columns) != bars.symbols:
+            raise BarError(
+                f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
+                f"are {', '.join(bars.symbols)}; give the columns in this order."
+            )
+    index = targets.index if isinstance(targets, pd.DataFrame | pd.Series) else None
+    if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
+        there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
+        if (there != bars.index).any():
+            row = int(np.argmax(there != bars.index))
+            raise BarError(
+                f"targets row {row} is of {index[row]}, but the bar there of {bars.time[row]}; "
+                "reindex the targets by bars.index."
+            )
     try:
         array = np.asarray(targets, np.float64)
     except (TypeError, ValueError) as error:
@@ -133,7 +143,7 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
         row = int(np.argwhere(np.isinf(array))[0, 0])
         raise BarError(f"targets row {row} is infinite; a weight is a finite fraction of equity.")
     if np.isnan(array).all():
-        raise BarError("targets hold no order: all are NaN; give a number where one is meant.")
+        raise BarError("targets hold no order: all are NaN; give a number for each order.")
     if np.nanmax(np.abs(array)) > largest:
         row, asset = np.argwhere(np.abs(array) > largest)[0]
         raise BarError(
@@ -147,8 +157,9 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
 class Cut(NamedTuple):
     """Orders for more than an account may hold, which were cut to what it may.
 
-    orders: bars with such an order. largest: what the largest of them asked for, as the sum of
-    absolute weights.
+    Attributes:
+      orders: bars with such an order.
+      largest: the largest sum of absolute weights that was ordered.
     """
 
     orders: int
@@ -159,10 +170,10 @@ NO_CUT = Cut(0, 0.0)
 
 
 def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
-    """Counts the rows of `targets` `[N, A]` that ask for more than `rules` let an account hold.
+    """Counts the rows of `targets` `[N, A]` that order more than `rules` let an account hold.
 
-    A limit is `max_gross` on the sum of absolute weights, `max_net` on that of the weights, and
-    cash where nothing is borrowed: weights may sum to 1.
+    The limits are `max_gross` on the sum of absolute weights, `max_net` on the sum of weights, and
+    a sum of weights of 1 where nothing may be borrowed.
     """
     asked = np.nan_to_num(targets, nan=0.0)
     gross, net = np.abs(asked).sum(1), asked.sum(1)
@@ -177,27 +188,8 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
     return Cut(int(above.sum()), float(gross[above].max(initial=0.0)))
 
 
-def _refuse_other_labels(targets: Any, bars: Bars) -> None:
-    """Refuses a frame or series whose rows or columns are named, and not as those of the bars."""
-    if isinstance(targets, pd.DataFrame) and not isinstance(targets.columns, pd.RangeIndex):
-        if tuple(targets.columns) != bars.symbols:
-            raise BarError(
-                f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
-                f"are {', '.join(bars.symbols)}; give the columns in this order."
-            )
-    index = targets.index if isinstance(targets, pd.DataFrame | pd.Series) else None
-    if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
-        there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
-        if (there != bars.index).any():
-            row = int(np.argmax(there != bars.index))
-            raise BarError(
-                f"targets row {row} is of {index[row]}, but the bar there of {bars.time[row]}; "
-                "reindex the targets by bars.index."
-            )
-
-
 def in_force(targets: np.ndarray, first: int) -> np.ndarray:
-    """Puts what was last ordered before row `first` at it: a span begins in that position."""
+    """Orders at row `first` what was last ordered before it, so that a span starts there."""
     if first == 0:
         return targets
     held = pd.DataFrame(targets[: first + 1]).ffill().to_numpy()[-1]

@@ -8,7 +8,7 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import ConfigError, rules
-from nca_trader.evaluate.backtest import strategy_targets
+from nca_trader.evaluate.targets import strategy_targets
 
 RULES = (
     rules.buy_and_hold(),

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.policies import KINDS, compare, of_equal_size, short_sighted, sizes
 from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig
-from nca_trader.evaluate.backtest import encode
+from nca_trader.evaluate.simulate import encode
 from nca_trader.types import EnvSpec
 
 SPEC = EnvSpec(symbols=("A",), features=("return_1", "price_level"), targets=(0.0, 1.0), warmup=2)

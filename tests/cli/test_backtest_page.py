@@ -12,8 +12,9 @@ from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 import nca_trader as nca
 from nca_trader.agents import rules
 from nca_trader.config.reading import REPAIRS
-from nca_trader.evaluate.backtest import backtest, seen_rows
+from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
+from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.types import Costs
 

@@ -10,7 +10,7 @@ from ledger import random_bars
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
 from nca_trader.data.bars import write_bars
-from nca_trader.evaluate import agreement as module
+from nca_trader.evaluate import simulate as module
 from nca_trader.runs import trials
 from nca_trader.runs.exported import Exported
 

@@ -17,9 +17,9 @@ from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_folder
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.prove import trials as prove_runs
-from nca_trader.evaluate.prove.judge import Reached, reached_by
-from nca_trader.evaluate.prove.trials import Point, Proof, controls_of, prepare
+from nca_trader.evaluate import prove as prove_runs
+from nca_trader.evaluate.optimum import Reached, reached_by
+from nca_trader.evaluate.prove import Point, Proof, controls_of, prepare
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def test_more_than_can_be_earned_is_no_success():
 
 @pytest.mark.parametrize(
     ("turnover", "excess", "says"),
-    [(0.005, -1e-6, ""), (0.02, -1e-6, "trades 0.020 a step"), (0.005, 1e-3, "looks ahead")],
+    [(0.005, -1e-6, ""), (0.02, -1e-6, "trades 0.020 per step"), (0.005, 1e-3, "looks ahead")],
 )
 def test_where_nothing_can_be_earned_the_bar_is_to_hardly_trade(turnover, excess, says):
     fair = proof(reached(math.nan, turnover, excess), market="martingale", bar=0.0)

@@ -13,7 +13,7 @@ from nca_trader import Costs, EnvConfig, TradingEnv, backtest, make_policy
 from nca_trader.agents import quantise
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.errors import BarError
-from nca_trader.evaluate.agreement import agreement
+from nca_trader.evaluate.simulate import agreement
 
 CONFIG = EnvConfig(features=("return_1",), costs=Costs(commission=5e-4))
 OFFSET = 0.06  # below half a step of 4 bits beside a weight of 1
@@ -88,5 +88,5 @@ def test_continuous_orders_agree_where_they_are_near(bars):
 
 def test_bars_that_are_too_few_are_refused(bars):
     _, run, params = by_hand(bars)
-    with pytest.raises(BarError, match=r"decides from bar .* on; give more"):
+    with pytest.raises(BarError, match=r"decides from bar .* on .*; give more"):
         agreement(bars[: run.policy.first_decision], run, params, params)

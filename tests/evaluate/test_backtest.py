@@ -14,11 +14,12 @@ from tiny import AGENT, ENV
 from nca_trader.agents import rules
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.evaluate import backtest as module
-from nca_trader.evaluate.backtest import backtest, seen_rows, strategy_targets
+from nca_trader.evaluate import simulate as module
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.targets import strategy_targets
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run, open_run, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.types import Costs
 

@@ -11,8 +11,7 @@ from ledger import random_bars
 
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
 from nca_trader.data.features import FEATURES, Feature
-from nca_trader.evaluate.leakcheck.cases import (
-    COLUMNS,
+from nca_trader.evaluate.perturb import (
     Cases,
     Future,
     changed,
@@ -20,7 +19,7 @@ from nca_trader.evaluate.leakcheck.cases import (
     longer,
     without,
 )
-from nca_trader.types import PRICES
+from nca_trader.types import EXTRAS, PRICES
 
 BARS = dataclasses.replace(
     random_bars(np.random.default_rng(1), 160, 2),
@@ -380,7 +379,7 @@ def fails(bars):
             r"writes: it writes into the bars at test_leakcheck.py line \d+ \(.*\); let it copy",
         ),
         (one_row_less, r"one_row_less: it gives shape \(159, 2\), not one row for each of 160"),
-        (words, "words: it gives list, not numbers, one row a bar"),
+        (words, "words: it gives list, not numbers, one row per bar"),
         (nothing, r"nothing: it gives shape \(\), not one row for each"),
         (other_times, "its rows are not at the times of the bars; reindex by bars.index"),
         (
@@ -413,8 +412,8 @@ def test_what_is_kept_between_calls_is_refused():
     [
         ({"cases": 0}, "cases = 0: try at least one"),
         ({"decided": "noon"}, "decided = 'noon' is unknown; there are 'close' and 'open'"),
-        ({"tolerance": -1.0}, "tolerance = -1.0 is no tolerance"),
-        ({"tolerance": float("nan")}, "tolerance = nan is no tolerance"),
+        ({"tolerance": -1.0}, "tolerance = -1.0 is not a tolerance"),
+        ({"tolerance": float("nan")}, "tolerance = nan is not a tolerance"),
     ],
 )
 def test_options_that_mean_nothing(options, says):
@@ -439,6 +438,9 @@ def test_the_same_seed_is_the_same_report_and_progress_is_told():
     assert told["verdict"] == first.verdict
 
 
+FIELDS = (*PRICES, "volume", "present", *EXTRAS)
+
+
 def full_bars():
     """Bars with holes, a late listing, and every column that there can be."""
     rng = np.random.default_rng(3)
@@ -453,7 +455,7 @@ def full_bars():
 
 
 @pytest.mark.parametrize("at_open", [False, True])
-@pytest.mark.parametrize("kind", ["all", "order", *COLUMNS])
+@pytest.mark.parametrize("kind", ["all", "order", *FIELDS])
 def test_another_future_leaves_the_past_alone_and_keeps_the_conventions(kind, at_open):
     bars = full_bars()
     for t in (0, 5, 80, 157):

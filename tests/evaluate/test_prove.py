@@ -13,7 +13,7 @@ from nca_trader.config import PolicyConfig
 from nca_trader.data import synthetic
 from nca_trader.envs import load_env
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.evaluate.prove import judge as prove
+from nca_trader.evaluate import optimum as prove
 
 KNOWN = {
     "ou": {},

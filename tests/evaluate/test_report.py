@@ -214,7 +214,7 @@ def test_every_id_is_unique_and_every_reference_finds_its_id(text):
         "buy and hold",
         "SMA cross",
         "always flat",
-        "Total return CAGR Volatility Sharpe ratio Max drawdown Turnover a year Exposure",
+        "Total return CAGR Volatility Sharpe ratio Max drawdown Turnover per year Exposure",
         "Costs paid",
         "entropy of the policy",
         "approximate KL",
@@ -238,7 +238,7 @@ def test_every_id_is_unique_and_every_reference_finds_its_id(text):
         "python 3.11.9, jax 0.10.0",
         "abc1234",
         "Deflated Sharpe ratio",
-        "Trials in the ledger 3",
+        "Trials in the trial log 3",
         "Test years evaluated once",
         "cpu, 2 cores",
         "train 61.2 s, backtest 3.4 s",
@@ -465,7 +465,7 @@ def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp
     assert not re.findall(claims, told, re.IGNORECASE)
     seen = Page(text).seen
     for words in (
-        "Beside the baselines",
+        "Next to the baselines",
         "What the strategy holds",
         "strategy less buy and hold",
         "Rules and parameters tried nobody counted",
@@ -481,7 +481,7 @@ def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(rep
     sentence = "IN SAMPLE: 700 of these 1,500 bars are no later than the last that the agent was"
     assert seen.count(sentence) == 2  # verdict, what it does not show
     assert seen.index("Verdict: IN SAMPLE") < seen.index(sentence) < seen.index("Total return")
-    assert "IN SAMPLE, beside the baselines" in seen
+    assert "IN SAMPLE, next to the baselines" in seen
     for claim in ("out of sample", "separate years", "Deflated", "Test years evaluated"):
         assert claim.lower() not in seen.lower(), claim
 

@@ -15,7 +15,7 @@ from nca_trader.cli import main
 from nca_trader.config.toml import to_toml
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
-from nca_trader.evaluate.backtest import check_symbols
+from nca_trader.evaluate.simulate import check_symbols
 from nca_trader.learner.learner import begun_anew, check_shards, shard_updates
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.train import Markets, train

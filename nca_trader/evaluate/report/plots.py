@@ -1,4 +1,4 @@
-"""The report's plots, as inline SVG that follows the page's light or dark colours.
+"""Plots as inline SVG in the page's light or dark colours.
 
 matplotlib is used without pyplot: no global state, no display, the same bytes every time.
 """
@@ -6,9 +6,10 @@ matplotlib is used without pyplot: no global state, no display, the same bytes e
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -19,10 +20,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.report.html import Html, join, tag
 
-# matplotlib draws with stand-in colours; the page's style sheet says what each is, by day and
-# by night. None of them may occur otherwise.
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from nca_trader.evaluate.prove import Proof
+
+# matplotlib draws with placeholder colours. The page's style sheet sets the real ones, one set for
+# light and one for dark. No placeholder may occur in another place.
 INK, MUTED, GRID, SEED = "#010101", "#020202", "#030303", "#040404"
 AGENT, *BASELINES = "#050505", "#060606", "#070707", "#080808", "#090909"
 VARIABLES = {
@@ -33,10 +38,14 @@ VARIABLES = {
     AGENT: "--agent",
     **{colour: f"--baseline-{k}" for k, colour in enumerate(BASELINES)},
 }
-# Dashes, drawn over the agent's broad line: an agent that copies a baseline shows both.
+# Colours of a picture that stands alone.
+PRINTED = {AGENT: "#1f5fa8", MUTED: "#555555"} | dict(
+    zip(BASELINES, ("#c25e00", "#2e7d32", "#7b3fa0", "#777777"), strict=True)
+)
+# Drawn over the agent's broad line: an agent that copies a baseline shows both.
 DASHES = ((0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (1.5, 1.5)), (0, (3, 1)))
 SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and restyled
+    "svg.fonttype": "none",  # text stays text: a screen reader reads it, and it can be searched
     "text.parse_math": False,  # a "$" in a name is a dollar
     "font.size": 10.5,
     "axes.edgecolor": GRID,
@@ -59,22 +68,35 @@ SETTINGS: dict[Any, Any] = {
 
 
 class Line(NamedTuple):
-    """One curve: `label` as in the legend, `values` on a time axis, `role` agent|baseline|seed."""
+    """One curve.
+
+    Attributes:
+      label: as in the legend.
+      values: `[N]` on a time axis.
+      role: "agent", "baseline" or "seed".
+    """
 
     label: str
     values: pd.Series
     role: str
 
 
-def svg(figure: Figure, name: str, description: str) -> Html:
-    """The figure as an `<svg>` element that scales with its container.
+def svg(
+    draw: Callable[[Figure], None], size: tuple[float, float] | None, name: str, description: str
+) -> Markup:
+    """Draws an `<svg>` element that scales with its container.
 
     Args:
-      figure: drawn with the stand-in colours.
-      name: of the plot, unique in the page, so that no id in it meets another plot's.
-      description: what a reader who cannot see it should be told.
+      draw: draws on the figure, in placeholder colours.
+      size: of the figure in inches; None where `draw` sets it.
+      name: of the plot, unique in the page, so that its ids are unique too.
+      description: what a reader who cannot see the plot needs to know.
     """
+    from markupsafe import Markup
+
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
         out = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", metadata=nothing)
@@ -83,72 +105,78 @@ def svg(figure: Figure, name: str, description: str) -> Html:
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     used = set(re.findall(r"#([\w.-]+)[\")]", text))
     text = re.sub(r' id="([\w.-]+)"', lambda m: m[0] if m[1] in used else "", text)
-    text = (
-        re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", text[: text.index(">")])
-        + (text[text.index(">") :])
-    )
+    opening, rest = text.removeprefix("<svg").split(">", 1)
+    opening = re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", opening).strip()
     for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    label = tag("svg", role="img", aria_label=description).removesuffix("></svg>")
-    return Html(label + text.removeprefix("<svg").strip())
+        rest = rest.replace(colour, f"var({variable})")
+    label = Markup('<svg role="img" aria-label="{}" ').format(description)
+    return label + Markup(f"{opening}>{rest}".strip())
 
 
-def _both_widths(draw, name: str, description: str) -> Html:
-    """A wide drawing and a narrow one: scaled down, a wide one's text could not be read."""
-    drawn = []
-    for kind, size in (("wide", (11.6, 4.2)), ("narrow", (4.6, 3.7))):
-        with matplotlib.rc_context(SETTINGS):
-            figure = Figure(figsize=size, layout="constrained")
-            draw(figure.add_subplot(), narrow=kind == "narrow")
-        image = svg(figure, f"{name}-{kind}", description)
-        drawn.append(tag("div", image, class_=kind))
-    return join(drawn)
+def _curves_over_time(
+    lines: Sequence[Line], name: str, description: str, finish: Callable[[Axes], None]
+) -> Markup:
+    """Draws lines over time, once wide and once narrow, as text of a scaled plot is too small."""
+    from markupsafe import Markup
 
-
-def _draw_lines(axes: Axes, lines: Sequence[Line], narrow: bool) -> None:
-    baseline = 0
-    for line in lines:
-        colour, dash, width, order, alpha = SEED, "-", 0.9, 1, 0.8
-        if line.role == "agent":
-            colour, width, order, alpha = AGENT, 2.6, 2, 1.0
-        elif line.role == "baseline":
-            colour = BASELINES[baseline % len(BASELINES)]
-            dash, width, order, alpha = DASHES[baseline % len(DASHES)], 1.4, 3, 1.0
-            baseline += 1
-        axes.plot(
-            line.values.index.tz_localize(None).to_numpy(),  # type: ignore[attr-defined]
-            line.values.to_numpy(),
-            color=colour,
-            linestyle=dash,
-            linewidth=width,
-            zorder=order,
-            alpha=alpha,
-            label=line.label.lstrip("_"),  # matplotlib hides labels that begin with it
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        narrow = figure.get_figwidth() < 6
+        baseline = 0
+        for line in lines:
+            colour, dash, width, order, alpha = SEED, "-", 0.9, 1, 0.8
+            if line.role == "agent":
+                colour, width, order, alpha = AGENT, 2.6, 2, 1.0
+            elif line.role == "baseline":
+                colour = BASELINES[baseline % len(BASELINES)]
+                dash, width, order, alpha = DASHES[baseline % len(DASHES)], 1.4, 3, 1.0
+                baseline += 1
+            axes.plot(
+                line.values.index.tz_localize(None).to_numpy(),  # type: ignore[attr-defined]
+                line.values.to_numpy(),
+                color=colour,
+                linestyle=dash,
+                linewidth=width,
+                zorder=order,
+                alpha=alpha,
+                label=line.label.lstrip("_"),  # matplotlib hides labels that begin with it
+            )
+        locator = AutoDateLocator(minticks=3, maxticks=5 if narrow else 9)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        axes.margins(x=0.01)
+        handles, labels = axes.get_legend_handles_labels()
+        once = {}  # one entry for all seeds
+        for label, handle in zip(labels, handles, strict=True):
+            once.setdefault(label, handle)
+        axes.legend(
+            list(once.values()),
+            list(once),
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            ncols=2 if narrow else len(once),
+            borderaxespad=0.2,
+            columnspacing=1.4,
+            handlelength=2.4,
         )
-    locator = AutoDateLocator(minticks=3, maxticks=5 if narrow else 9)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    axes.margins(x=0.01)
-    handles, labels = axes.get_legend_handles_labels()
-    first = dict(zip(reversed(labels), reversed(handles), strict=True))  # one entry for all seeds
-    order = [label for label in dict.fromkeys(labels)]
-    axes.legend(
-        [first[label] for label in order],
-        order,
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=2 if narrow else len(order),
-        borderaxespad=0.2,
-        columnspacing=1.4,
-        handlelength=2.4,
+        finish(axes)
+
+    both = {"wide": (11.6, 4.2), "narrow": (4.6, 3.7)}
+    images = {kind: svg(draw, size, f"{name}-{kind}", description) for kind, size in both.items()}
+    return Markup("").join(
+        Markup('<div class="{}">{}</div>').format(kind, image) for kind, image in images.items()
     )
 
 
-def equity_plot(lines: Sequence[Line], standing: str = "") -> Html:
-    """Equity on a log scale, capital before the first bar = 1; `standing` as of `Evidence`."""
+def equity_plot(lines: Sequence[Line], standing: str = "") -> Markup:
+    """Draws equity on a log scale; capital before the first bar is 1.
 
-    def draw(axes: Axes, narrow: bool) -> None:
-        _draw_lines(axes, lines, narrow)
+    Args:
+      lines: of equity.
+      standing: as of `Evidence`.
+    """
+
+    def finish(axes: Axes) -> None:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         if high / low > 20:
@@ -163,19 +191,18 @@ def equity_plot(lines: Sequence[Line], standing: str = "") -> Html:
     ends = "; ".join(
         f"{line.label} ends at {line.values.iloc[-1]:.2f}" for line in lines if line.role != "seed"
     )
-    told = f"Equity {standing}".rstrip()
-    return _both_widths(draw, "equity", f"{told} on a log scale. {ends}.")
+    title = f"Equity {standing}".rstrip()
+    return _curves_over_time(lines, "equity", f"{title} on a log scale. {ends}.", finish)
 
 
-def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Html:
-    """Drawdown from the highest equity so far; `values` of the lines are equity."""
+def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Markup:
+    """Draws the drawdown from the highest equity so far; takes the same lines as `equity_plot`."""
     fallen = []
     for line in lines:
         depth = metrics.drawdown_series(metrics.simple_returns(line.values))
         fallen.append(line._replace(values=pd.Series(depth, line.values.index)))
 
-    def draw(axes: Axes, narrow: bool) -> None:
-        _draw_lines(axes, fallen, narrow)
+    def finish(axes: Axes) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylim(top=0.0)
@@ -184,33 +211,35 @@ def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Html:
     ends = "; ".join(
         f"{line.label} {line.values.min():.1%}" for line in fallen if line.role != "seed"
     )
-    told = f"Drawdown {standing}".rstrip()
-    return _both_widths(draw, "drawdown", f"{told}. Deepest: {ends}.")
+    title = f"Drawdown {standing}".rstrip()
+    return _curves_over_time(fallen, "drawdown", f"{title}. Deepest: {ends}.", finish)
 
 
 def per_seed(rows: Sequence[Mapping[str, object]], key: str) -> np.ndarray:
-    """`[U, S]` one metric of `metrics.jsonl`: a number is one seed, a list one number a seed."""
+    """Returns `[U, S]` of one metric of `metrics.jsonl`: a number is one seed, a list all seeds."""
     return np.stack([np.atleast_1d(np.asarray(row[key], np.float64)) for row in rows])
 
 
 def training_plot(
-    rows: Sequence[Mapping[str, object]], key: str, label: str, seed: int, who: str
-) -> Html:
-    """One metric over updates: the seed that acts, and the band between all seeds' extremes.
+    rows: Sequence[Mapping[str, object]], key: str, label: str, seed: int, seed_name: str
+) -> Markup:
+    """Draws one metric over updates: the seed that acts, and the band between all seeds' extremes.
 
     Args:
       rows: of `metrics.jsonl`, each with `update`.
-      key: the metric. label: its name for readers.
-      seed: column of the seed that acts. who: what to call it, e.g. "the selected seed".
+      key: the metric.
+      label: its name for readers.
+      seed: column of the seed that acts.
+      seed_name: for readers, e.g. "the selected seed".
     """
     values = per_seed(rows, key)
     chosen = values[:, min(seed, values.shape[1] - 1)]
     updates = np.array([row["update"] for row in rows], np.float64)
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(4.4, 2.6), layout="constrained")
+
+    def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         if values.shape[1] > 1:
-            # A row of NaN (a metric not yet defined) leaves a gap and no warning.
+            # fmin and fmax: a row of NaN (a metric not yet defined) leaves a gap and no warning.
             low = np.fmin.reduce(values, axis=1)
             high = np.fmax.reduce(values, axis=1)
             axes.fill_between(updates, low, high, color=SEED, alpha=0.35, linewidth=0)
@@ -221,5 +250,42 @@ def training_plot(
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
         axes.margins(x=0.01)
-    told = f"{label} over {len(rows)} updates: from {chosen[0]:.3g} to {chosen[-1]:.3g}"
-    return svg(figure, f"training-{key}", f"{told} for {who}.")
+
+    ends = f"{label} over {len(rows)} updates: from {chosen[0]:.3g} to {chosen[-1]:.3g}"
+    return svg(draw, (4.4, 2.6), f"training-{key}", f"{ends} for {seed_name}.")
+
+
+def draw_proofs(figure: Figure, proofs: Sequence[Proof], colours: Mapping[str, str]) -> None:
+    """Draws a small plot per market: a line per seed, and dashed lines for its controls."""
+    markets = list(dict.fromkeys(proof.market for proof in proofs))
+    across = min(3, len(markets))
+    down = math.ceil(len(markets) / across)
+    figure.set_size_inches(3.9 * across, 2.6 * down)
+    for place, market in enumerate(markets):
+        axes = figure.add_subplot(down, across, place + 1)
+        axes.set_title(market, loc="left", fontsize=10)
+        runs = [proof for proof in proofs if proof.market == market]
+        lines = [
+            (curve, BASELINES[number], DASHES[number], 1.2)
+            for number, curve in enumerate(runs[0].controls.values())
+        ]
+        lines += [(proof.curve, AGENT, "-", 1.6) for proof in runs]
+        for curve, colour, dash, width in lines:
+            x, y = [point.seconds for point in curve], [point.height for point in curve]
+            axes.plot(x, y, color=colours.get(colour, colour), linestyle=dash, linewidth=width)
+        axes.axhline(runs[0].goal, color=colours.get(MUTED, MUTED), linewidth=0.8)
+        axes.set_ylabel("of the optimum" if runs[0].earns else "turnover per step")
+        if runs[0].earns:
+            axes.set_ylim(-0.05, 1.05)
+        axes.set_xlim(left=0.0)
+        axes.set_xlabel("seconds of training")
+
+
+def proofs_picture(proofs: Sequence[Proof], kind: str) -> bytes:
+    """Draws the curves of `prove` as a picture of this kind, e.g. "png" or "svg"."""
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "prove", "axes.grid": True}):
+        figure = Figure(layout="constrained")
+        draw_proofs(figure, proofs, PRINTED)
+        figure.savefig(out, format=kind, dpi=110)
+    return out.getvalue()

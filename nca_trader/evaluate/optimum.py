@@ -1,8 +1,8 @@
-"""How much of a known optimum an agent reaches, held against what is best on the same bars.
+"""How much of a known optimum an agent reaches, compared with the optimal policy on the same bars.
 
 An agent takes its most probable action along pieces of a path that it was not trained on, all of
-them in one scan. What it earns is the market's own account of the positions it ordered, and the
-optimal policy is sent along the same pieces: what the path gives to both is no merit.
+them in one scan. Its reward is the market's own account of the positions that it ordered. The
+optimal policy runs along the same pieces, so the luck of the path cancels.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ from nca_trader.envs.market import Market
 from nca_trader.envs.rewards import begun
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.evaluate.backtest import encode
+from nca_trader.evaluate.simulate import encode
 
-WARM, COUNTED = 256, 1024  # bars of a piece: those in which it forgets that it began flat, the rest
+WARM, COUNTED = 256, 1024  # bars of a piece: first those that do not count, then those that do
 CELLS = 2**18  # bars times assets of an evaluation's path
 
 
 class Reached(NamedTuple):
     """What positions earned on a path, in the unit of the market's optimum.
 
-    fraction: of the optimum; NaN where the optimum is 0. error: its standard error.
-    earned: with the noise of returns taken out, not compared with anything; earned_error.
-    excess: of the returns as they came, over what the optimal policy earned of them;
-      excess_error. Nobody who sees the past alone has an excess in the long run.
-    turnover: mean of the sum of |position - previous| a step.
+    Attributes:
+      fraction: of the optimum; NaN where the optimum is 0.
+      error: standard error of the fraction.
+      earned: with the noise of returns removed, not compared with anything.
+      earned_error: standard error of `earned`.
+      excess: what the returns as drawn gave, over what they gave the optimal policy. A policy that
+        sees the past only has no excess in the long run.
+      excess_error: standard error of `excess`.
+      turnover: mean of the sum of |position - previous| per step.
     """
 
     fraction: float
@@ -50,22 +54,24 @@ class Reached(NamedTuple):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether more was earned than can be, by 3 standard errors."""
+        """Whether more was earned than is possible, by 3 standard errors."""
         return self.excess > 3 * self.excess_error + 1e-9
 
 
 def evaluation_bars(num_assets: int) -> int:
-    """Bars of a path to evaluate on: fewer where each has many assets."""
+    """Returns the bars of a path to evaluate on: fewer where each has many assets."""
     return CELLS // num_assets
 
 
 def pieces(num_bars: int, first: int) -> np.ndarray:
-    """`[P, WARM + COUNTED]` rows of the pieces of a path that is decided on from row `first`.
+    """Cuts a path that is decided on from row `first` into pieces.
 
-    What counts of one piece begins where the one before ends.
+    Returns:
+      `[P, WARM + COUNTED]` rows. The counted part of a piece begins where that of the one before
+      ends.
 
     Raises:
-      BarError: too few bars for 8 pieces, fewer than a standard error can be had of.
+      BarError: fewer bars than 8 pieces need, which are too few for a standard error.
     """
     count = (num_bars - 1 - first - WARM) // COUNTED
     if count < 8:
@@ -77,10 +83,11 @@ def pieces(num_bars: int, first: int) -> np.ndarray:
 
 
 def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Reached:
-    """What the greedy agent reaches in `env`, which is one of a task's bars.
+    """Evaluates the greedy agent in `env`, an environment of a task's bars.
 
     Raises:
-      ConfigError: the environment's bars are of no known optimum. BarError: they are too few.
+      ConfigError: no optimum is known for the environment's bars.
+      BarError: too few bars.
     """
     task = env.task
     if task is None or task.optimum is None:
@@ -99,11 +106,15 @@ def greedy_positions(
     rows: np.ndarray,
     cells: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`[P, L, A]` float64 weights that the most probable actions order at the closes of `rows`.
+    """Returns `[P, L, A]` float64 weights that the most probable actions order.
 
     Args:
-      rows: `[P, L]` consecutive rows of bars; each of the P accounts begins flat.
-      cells: `[N, A, C]` of all bars, where they are not those of the bars as they are.
+      env: an environment of the path.
+      policy: of the agent.
+      params: of the agent.
+      rows: `[P, L]` consecutive rows of bars, at whose closes the agent orders; each of the P
+        accounts begins flat.
+      cells: `[N, A, C]` of all bars; None encodes the bars as they are.
     """
     if cells is None:
         cells = encode(policy, params, env.features, env.bars.present)
@@ -115,7 +126,7 @@ def greedy_positions(
 def _scan_pieces(
     policy: Policy, params: Params, market: Market, cells: Array, rows: Array
 ) -> Array:
-    """The environment's own transitions along every piece at once; `cells` `[N, A, C]`."""
+    """Runs the environment's own transitions along all pieces at once; `cells` `[N, A, C]`."""
     spec, decide = policy.spec, policy.distribution
     dynamics = market.dynamics._replace(spec=spec)
 
@@ -138,7 +149,7 @@ def _scan_pieces(
 
 
 def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
-    """`[P, L, A]` what the optimal policy holds at the closes of `rows` `[P, L]`, from flat."""
+    """Returns `[P, L, A]` positions of the optimal policy at the closes of `rows`, from flat."""
     if task.optimal_policy is None:
         raise ConfigError(f"{task.name}: no optimal policy is known.")
     position, held = np.zeros((len(rows), task.num_assets)), []
@@ -149,53 +160,51 @@ def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
 
 
 def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
-    """Holds positions `[P, L, A]`, ordered at the closes of `rows` `[P, L]`, against the best.
+    """Compares positions with the optimal ones on the same path.
 
-    A position earns `pay` on the next bar. From it `a (r - E[r | state])` is taken: its mean is 0
-    for whoever sees the past alone, and where `pay` is linear in r what remains is
-    E[pay | state]. Standard errors are those of the means of pieces, which hardly overlap in
-    anything; that of a score which is no mean, e.g. a logarithm of one, is by its slope.
+    A position earns `pay` on the next bar. From it `a (r - E[r | state])` is subtracted, whose mean
+    is 0 for any policy that sees the past only. What remains is E[pay | state] if `pay` is linear
+    in r. Standard errors are those of the means of pieces. For a score that is not a mean, e.g. the
+    logarithm of one, they are multiplied by its slope.
+
+    Args:
+      task: the market.
+      rows: `[P, L]` of the pieces.
+      positions: `[P, L, A]` weights ordered at their closes.
     """
-    best = optimal_positions(task, rows)
-    raw, raw_best = _pay(task, rows, positions), _pay(task, rows, best)
-    slope = _slope(task, raw_best.mean())
-    # Where pay is no return of equity but a function of one, neither is its noise.
-    quiet = raw - _noise(task, rows, positions) / slope
-    quiet_best = raw_best - _noise(task, rows, best) / slope
+    if task.expected_return is None:
+        raise ConfigError(f"{task.name}: no expected return is known.")
+    counted = rows[:, WARM:]
+    returns = task.returns[counted + 1]
+    noise = returns - task.expected_return(task.states[counted])
+    paid, noises = [], []
+    for weights in (positions, optimal_positions(task, rows)):
+        before, held = weights[:, WARM - 1 : -1], weights[:, WARM:]
+        paid.append(np.asarray(task.pay(before, held, returns)))
+        noises.append((held * noise).sum(-1))
+    raw, raw_best = paid
+    mean = raw_best.mean()
+    step = 1e-6 * max(abs(mean), 1e-3)
+    slope = (task.score(mean + step) - task.score(mean - step)) / (2 * step)
+    # Noise is in units of the score, and pay may be a function of it: `merton` scores a logarithm
+    # of the mean of what it pays.
+    quiet, quiet_best = (pay - noise / slope for pay, noise in zip(paid, noises, strict=True))
     optimum = float(task.optimum or 0.0)
+    # Both policies ran on the same path, so its luck cancels in the difference.
     gap = task.score(quiet.mean()) - task.score(quiet_best.mean())
-    before = np.concatenate([np.zeros_like(positions[:, :1]), positions[:, :-1]], axis=1)
+    previous = np.concatenate([np.zeros_like(positions[:, :1]), positions[:, :-1]], axis=1)
     return Reached(
         fraction=1.0 + gap / optimum if optimum else math.nan,
         error=abs(slope) * _error(quiet - quiet_best) / optimum if optimum else math.nan,
         earned=task.score(quiet.mean()),
         earned_error=abs(slope) * _error(quiet),
+        # The noise stays in here: an agent that sees the next return shows in it alone.
         excess=slope * float((raw - raw_best).mean()),
         excess_error=abs(slope) * _error(raw - raw_best),
-        turnover=float(np.abs(positions - before).sum(-1)[:, WARM:].mean()),
+        turnover=float(np.abs(positions - previous).sum(-1)[:, WARM:].mean()),
     )
 
 
-def _pay(task: Task, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """`[P, COUNTED]` what the market pays."""
-    before, held = positions[:, WARM - 1 : -1], positions[:, WARM:]
-    return np.asarray(task.pay(before, held, task.returns[rows[:, WARM:] + 1]))
-
-
-def _noise(task: Task, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """`[P, COUNTED]` what positions made of the part of returns that the state does not tell."""
-    if task.expected_return is None:
-        raise ConfigError(f"{task.name}: no expected return is known.")
-    held, at = positions[:, WARM:], rows[:, WARM:]
-    return (held * (task.returns[at + 1] - task.expected_return(task.states[at]))).sum(-1)
-
-
 def _error(x: np.ndarray) -> float:
-    """The standard error of the mean of `[P, L]`, pieces being independent of each other."""
+    """Computes the standard error of the mean of `[P, L]` from its P independent pieces."""
     return float(x.mean(axis=1).std(ddof=1) / len(x) ** 0.5)
-
-
-def _slope(task: Task, mean_pay: float) -> float:
-    """How fast the score rises with the mean of what is paid."""
-    step = 1e-6 * max(abs(mean_pay), 1e-3)
-    return (task.score(mean_pay + step) - task.score(mean_pay - step)) / (2 * step)

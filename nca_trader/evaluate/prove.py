@@ -1,4 +1,7 @@
-"""The runs of `nca-trader prove`: each trains in memory on one draw and is judged on another."""
+"""Trains an agent on markets whose optimum is known, and measures the fraction that it reaches.
+
+Each run trains in memory on one draw of a market and is evaluated on another.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,23 @@ from nca_trader.data.synthetic.market import PriceOutOfRange
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.prove.judge import Reached, evaluation_bars, reached_by
+from nca_trader.evaluate.optimum import Reached, evaluation_bars, reached_by
 from nca_trader.learner.exact import check_finite
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
 
-# What an agent sees of every market: the last return, and how high price and volume stand. All
-# of it comes from the bars up to the decision; the market's own state is not among it.
+# What an agent observes of every market. All of it comes from bars up to the decision; the market's
+# own state is not part of it. The levels are measured from an average of 4,096 bars: measured from
+# the whole past, agents memorised the few excursions of a price that wanders.
 FEATURES = ("return_1", "price_level", "volume_level")
-TRAINING_CELLS = 2**22  # bars times assets of the path that is trained on
-LOOKS = 12  # evaluations along a run, for the curve; the clock stands still in them
-MOST_TURNOVER = 0.01  # a step, where nothing can be earned
+# Bars times assets of the training path. Where a signal is 1% of the variance, the number of bars
+# bounds what can be learnt: `ar1_weak` ends at 98.6%, with half of the bars and steps at 96 to 98%.
+TRAINING_CELLS = 2**22
+LOOKS = 12  # evaluations along a run, for the curve; they do not count as training time
+MOST_TURNOVER = 0.01  # per step, where nothing can be earned
 CONTROLS = ("no_history", "no_neighbours")  # what a control lacks
-CONTROL_PART = 4  # a control's run has 1 / 4 of the agent's steps: two take half of its time
-# What the nano preset reaches, as a fraction of the optimum, in each seed: claims and no settings.
+CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
+# The claim for the nano preset: the fraction of the optimum that it reaches with every seed.
 BARS = {
     "ou_mid": 0.95,
     "ou_log": 0.98,
@@ -51,24 +57,34 @@ BARS = {
     "hidden_level": 0.95,
     "kelly": 0.95,
     "merton": 0.95,
-    "martingale": 0.0,  # there is nothing to earn: the bar is that it hardly trades
+    "martingale": 0.0,  # there is nothing to earn: the agent must hardly trade
 }
 DEFAULT_BAR = 0.95
 NUM_SEEDS = 3
-# Fields of an environment that leave alone what a position is paid.
+# Fields of an environment that do not change what a position is paid.
 FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "random_start",
         "random_costs", "feature_dropout")  # fmt: skip
-
 
 Say = Callable[[str], None]
 
 
 class Point(NamedTuple):
-    """A point of a curve: seconds of training, steps done, what was reached by then."""
+    """A point of a curve.
+
+    Attributes:
+      seconds: of training.
+      steps: environment steps done.
+      reached: by then.
+    """
 
     seconds: float
     steps: int
     reached: Reached
+
+    @property
+    def height(self) -> float:
+        """The fraction reached; the turnover where there is nothing to earn."""
+        return self.reached.turnover if math.isnan(self.reached.fraction) else self.reached.fraction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +92,10 @@ class Trial:
     """One market, the agent to prove there, and its controls.
 
     Attributes:
-      market: name. config: of the environment. agent: the one to prove. controls: agents that
-        lack something, by what they lack: `CONTROLS`.
+      market: name of the environment.
+      config: of the environment.
+      agent: the one to prove.
+      controls: agents that lack something, by what they lack, see `CONTROLS`.
     """
 
     market: str
@@ -88,11 +106,14 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
-    """One seed of the agent on one market.
+    """The result of one seed of the agent on one market.
 
     Attributes:
-      market, seed, bar: what was tried. curve: from the untrained agent on; the last point counts.
-      controls: curves of the market's controls, trained once, with the first seed; by `CONTROLS`.
+      market: name of the environment.
+      seed: of the market's draws and the agent.
+      bar: the fraction to reach.
+      curve: from the untrained agent on; the last point counts.
+      controls: curves of the market's controls, trained once, with the first seed.
     """
 
     market: str
@@ -103,8 +124,18 @@ class Proof:
 
     @property
     def reached(self) -> Reached:
-        """What the trained agent reached."""
+        """The result of the trained agent."""
         return self.curve[-1].reached
+
+    @property
+    def earns(self) -> bool:
+        """Whether the market has something to earn; if not, the agent must hardly trade."""
+        return not math.isnan(self.reached.fraction)
+
+    @property
+    def goal(self) -> float:
+        """The level to reach: the bar, or the most turnover where there is nothing to earn."""
+        return self.bar if self.earns else MOST_TURNOVER
 
     @property
     def without(self) -> dict[str, float | None]:
@@ -117,56 +148,75 @@ class Proof:
 
     @property
     def complaint(self) -> str:
-        """Why the bar is missed; "" where it is reached."""
+        """The reason why the bar is missed; "" where it is reached."""
         reached, untrained = self.reached, self.without["untrained"]
+        # A bar that needs no training proves nothing: with its optimum in the middle of the allowed
+        # range, `merton` was reached by agents as they were initialised.
         if untrained is not None and untrained >= self.bar:
             return "void: the untrained agent reaches the bar"
         if reached.looks_ahead:
-            return "earns more than can be: it looks ahead"
-        if np.isnan(reached.fraction):
+            return "earns more than is possible: it looks ahead"
+        if not self.earns:
             too_much = reached.turnover >= MOST_TURNOVER
-            return f"trades {reached.turnover:.3f} a step" if too_much else ""
+            return f"trades {reached.turnover:.3f} per step" if too_much else ""
         return "" if reached.fraction >= self.bar else "below the bar"
 
     @property
     def passed(self) -> bool:
-        """Whether the bar is reached, and nothing is earned that cannot be."""
+        """Whether the bar is reached, and no more is earned than is possible."""
         return not self.complaint
 
     @property
     def seconds_to_bar(self) -> float | None:
-        """Seconds of training after which the bar was first seen to be reached."""
+        """Seconds of training after which the bar was first reached; None if it was not."""
         over = (p.seconds for p in self.curve if p.reached.fraction >= self.bar)
         return next(over, None)
 
     def row(self) -> dict[str, Any]:
-        """For `--json`; fraction is None where there is nothing to earn."""
+        """Returns the row of `--json`; fraction is None where there is nothing to earn."""
         last, reached = self.curve[-1], self.reached
-        nothing = np.isnan(reached.fraction)
         return {
             "market": self.market,
-            "fraction": None if nothing else float(reached.fraction),
+            "fraction": float(reached.fraction) if self.earns else None,
             **self.without,
             "bar": self.bar,
             "passed": self.passed,
             "steps": last.steps,
             "seconds": last.seconds,
             "seed": self.seed,
-            "error": None if nothing else float(reached.error),
+            "error": float(reached.error) if self.earns else None,
             "seconds_to_bar": self.seconds_to_bar,
             "turnover": reached.turnover,
         }
 
+    def __str__(self) -> str:
+        """The result in one line of a table."""
+        last, reached, when = self.curve[-1], self.reached, self.seconds_to_bar
+        found = f"trades {reached.turnover:.4f} per step, bar {MOST_TURNOVER:g}"
+        if self.earns:
+            found = f"{reached.fraction:z7.1%} +-{reached.error:.1%}, bar {self.bar:.0%}"
+        soon = "" if when is None else f", bar after {when:.1f} s"
+        parts = [
+            f"{self.market:<18} seed {self.seed:<7} {found:<30}",
+            f"{last.steps / 1e6:5.2f} M steps {last.seconds:6.1f} s{soon:<20}",
+            self.complaint or "ok",
+        ]
+        known = {name: fraction for name, fraction in self.without.items() if fraction is not None}
+        parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
+        return " ".join(parts)
+
 
 def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
-    """The trial of `agent` in the environment called `name`, for `steps` or the agent's own.
+    """Prepares the trial of `agent` in one environment.
 
-    The agent's own are of one asset. A step of A assets teaches as much as some A / 2 of one: a
-    position is learnt from each, yet what comes from the third neighbour is no likelier seen.
+    Args:
+      name: of the environment, a preset or a TOML file.
+      agent: the agent to prove.
+      steps: environment steps; None is the agent's own, fewer where there are several assets.
 
     Raises:
-      ConfigError: no such environment; one whose bars are real; one that does not pay what its
-        market pays.
+      ConfigError: an unknown environment; one on real bars; one that does not pay what its market
+        pays.
     """
     config = load_env(name)
     if not config.market:
@@ -175,18 +225,23 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     check_account(name, config, solved)
     config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
     kind = _env_of(config, 0)
-    config = dataclasses.replace(config, market_bars=TRAINING_CELLS // kind.spec.num_assets)
-    steps = steps or min(agent.learner.steps, -(-2 * agent.learner.steps // kind.spec.num_assets))
-    agent = dataclasses.replace(_for_steps(suited(agent, kind), steps), num_seeds=1)
-    controls = controls_of(agent, kind.spec.num_assets) if solved.optimum else {}
+    num_assets = kind.spec.num_assets
+    config = dataclasses.replace(config, market_bars=TRAINING_CELLS // num_assets)
+    # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
+    # each asset, but a message from the third neighbour is not seen more often: `ring_hop3` needs
+    # twice the steps that A alone would give.
+    steps = steps or min(agent.learner.steps, -(-2 * agent.learner.steps // num_assets))
+    agent = dataclasses.replace(suited(agent, kind), num_seeds=1)
+    agent = dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
+    controls = controls_of(agent, num_assets) if solved.optimum else {}
     return Trial(market=name, config=config, agent=agent, controls=controls)
 
 
 def check_account(name: str, config: EnvConfig, solved: Market) -> None:
-    """Refuses an environment whose account is not the market's: what it pays has another optimum.
+    """Refuses an environment whose account is not the market's, because its optimum differs.
 
     Raises:
-      ConfigError: one line, every field that differs, and what the market has there.
+      ConfigError: one line, with every field that differs and the value of the market.
     """
     given, paid = (
         {name: x for name, x in vars(c).items() if name not in (*FREE, "costs")}
@@ -205,16 +260,14 @@ def check_account(name: str, config: EnvConfig, solved: Market) -> None:
         )
 
 
-def _for_steps(agent: AgentConfig, steps: int) -> AgentConfig:
-    return dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
-
-
 def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
-    """The agent with the estimator of least noise that the environment allows.
+    """Returns the agent with the estimator of least noise that the environment allows.
 
-    "exact" where an account has finitely many states, "pathwise" where what it earns is a smooth
-    function of the weights that it orders; else the agent's own.
+    "exact" where an account has finitely many states, "pathwise" where its reward is a smooth
+    function of the ordered weights; else the agent's own.
     """
+    # With a learnt critic `garleanu_pedersen` ended at 93 to 98%: its error about the position
+    # moved the mean of the policy. These two need no critic.
     for name, check in (("exact", check_finite), ("pathwise", check_smooth)):
         try:
             check(env)
@@ -226,7 +279,7 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
 
 
 def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
-    """Agents that lack history or neighbours, where `agent` has them; each trains a short run."""
+    """Returns agents without history or neighbours, where `agent` has them, with short runs."""
     found = {}
     if agent.policy.kind != "mlp" or agent.policy.window > 1:
         one_bar = dataclasses.replace(load_agent("mlp").policy, window=1)
@@ -235,7 +288,8 @@ def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
         alone = switched(agent.policy, neighbours="none")
         found["no_neighbours"] = dataclasses.replace(agent, policy=alone)
     short = max(agent.learner.steps // CONTROL_PART, 1)
-    return {name: _for_steps(control, short) for name, control in found.items()}
+    learner = dataclasses.replace(agent.learner, steps=short)
+    return {name: dataclasses.replace(each, learner=learner) for name, each in found.items()}
 
 
 def prove(
@@ -251,7 +305,8 @@ def prove(
 
     Args:
       markets: environments, each a preset's name or the path of a TOML file; None is all presets
-        of known optimum. agent: a config, a preset's name, or a path.
+        of known optimum.
+      agent: a config, a preset's name, or a path.
       steps: environment steps of each run; None is the agent's own.
       seeds: one run each, of every market; None draws three.
       controls: whether to train, once per market, agents that lack history or neighbours.
@@ -271,6 +326,7 @@ def prove(
     """
     names = list(BARS) if markets is None else list(markets)
     loaded = load_agent(agent)
+    # All are prepared first: a mistake in the last name must not cost the runs before it.
     trials = [prepare(name, loaded, steps) for name in names]
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds
     return [proof for trial in trials for proof in prove_market(trial, seeds, controls, say)]
@@ -279,7 +335,7 @@ def prove(
 def prove_market(
     trial: Trial, seeds: Sequence[int], controls: bool, say: Say = lambda line: None
 ) -> list[Proof]:
-    """Trains and judges every seed on one market; trains the controls with the first."""
+    """Trains and evaluates every seed on one market; trains the controls with the first."""
     bar = BARS.get(trial.market, DEFAULT_BAR)
     wanted = trial.controls if controls else {}
     curves = {
@@ -290,33 +346,14 @@ def prove_market(
         curve = train_and_judge(trial.config, trial.agent, seed)
         proof = Proof(market=trial.market, seed=seed, bar=bar, curve=curve, controls=curves)
         proofs.append(proof)
-        say(line_of(proof))
+        say(str(proof))
     return proofs
 
 
-def line_of(proof: Proof) -> str:
-    """One line of the table."""
-    last, reached = proof.curve[-1], proof.reached
-    if np.isnan(reached.fraction):
-        figure = f"trades {reached.turnover:.4f} a step, bar {MOST_TURNOVER:g}"
-    else:
-        figure = f"{reached.fraction:z7.1%} +-{reached.error:.1%}, bar {proof.bar:.0%}"
-    when = proof.seconds_to_bar
-    soon = "" if when is None else f", bar after {when:.1f} s"
-    verdict = "ok" if proof.passed else proof.complaint
-    parts = [
-        f"{proof.market:<18} seed {proof.seed:<7} {figure:<30}",
-        f"{last.steps / 1e6:5.2f} M steps {last.seconds:6.1f} s{soon:<20} {verdict}",
-    ]
-    known = {name: fraction for name, fraction in proof.without.items() if fraction is not None}
-    parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
-    return " ".join(parts)
-
-
 def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
-    """Trains on one draw of the market; looks at another before, now and then, and at the end.
+    """Trains on one draw of the market, and evaluates on another before, along and after training.
 
-    Compilation is not in the seconds, nor are the looks.
+    The seconds of the points contain neither compilation nor evaluations.
     """
     trained_on, judged_on, key = np.random.SeedSequence(seed).generate_state(3)
     env = _env_of(config, int(trained_on))
@@ -339,13 +376,10 @@ def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Po
     return curve
 
 
+# Agents that are tried one after the other share their environments.
 @functools.lru_cache(maxsize=4)
 def _env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
-    """An environment of the draw; kept, for the agents that are tried one after the other.
-
-    Of half as many bars where the price would leave what a float holds: a coin's that is thrown two
-    million times does, for one seed in ten. A price that drifts does so soon, and what is left of
-    the path would be learnt by heart.
+    """Returns an environment of the draw, of fewer bars where its price leaves the floats.
 
     Raises:
       PriceOutOfRange: a quarter of the bars is too long as well.
@@ -353,6 +387,9 @@ def _env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
     try:
         return TradingEnv(task_of(config, seed), config)
     except PriceOutOfRange:
+        # A coin that is thrown two million times leaves the range for one seed in ten, so half of
+        # the bars are tried. A price that drifts leaves it early: what would remain of the path,
+        # once 32,768 bars, is short enough to be memorised. So there are two halvings at most.
         if not halvings:
             raise
         shorter = dataclasses.replace(config, market_bars=config.market_bars // 2)

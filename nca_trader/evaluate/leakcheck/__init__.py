@@ -1,1 +1,0 @@
-"""Searches a strategy for look-ahead."""

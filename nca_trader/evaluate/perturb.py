@@ -1,0 +1,268 @@
+"""Other futures for `leakcheck`: bars that agree with the given ones up to a row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from nca_trader.types import PRICES, Bars
+
+# Known of a bar at its open: that it exists, its open, and the dividend paid overnight.
+KNOWN_AT_OPEN = ("open", "present", "dividend")
+# Fractions of a price: from rounding to more than any limit on daily moves allows.
+NOISE = (1e-3, 0.03, 0.3)
+JUMPS = (1.0, 1.0, 1.3, 1 / 1.3, 3.0, 1 / 3.0, 30.0, 1 / 30.0)
+MISSING = (0.1, 0.5, 1.0)
+# Half of the cases change everything at once: a leak through any column or asset shows there.
+KINDS = ("all", "column", "all", "without", "all", "order", "all", "column", "cut", "longer")
+MOST = 30  # bars that are added, or removed with later ones kept
+
+Arrays = dict[str, np.ndarray]
+
+
+class Future(NamedTuple):
+    """The part of the bars that a perturbation may write.
+
+    Attributes:
+      first: the first row that may change.
+      assets: `[A]` bool, the assets that may change.
+      at_open: whether row `first - 1` is known only as of its open. Its other columns may then
+        change too.
+    """
+
+    first: int
+    assets: np.ndarray
+    at_open: bool = False
+
+    def write(self, arrays: Arrays, name: str, new: np.ndarray) -> None:
+        """Copies `new` `[N, A]` into column `name` of `arrays`, but only in the future."""
+        early = self.at_open and name not in KNOWN_AT_OPEN
+        rows = slice(self.first - early, None)
+        arrays[name][rows, self.assets] = new[rows][:, self.assets]
+
+    def carry(self, arrays: Arrays) -> None:
+        """Gives missing bars of the future the last close as prices and a volume of 0."""
+        present = arrays["present"]
+        row = np.arange(len(present))[:, None]
+        last = np.maximum.accumulate(np.where(present, row, -1), axis=0)
+        carried = np.take_along_axis(arrays["close"], np.maximum(last, 0), axis=0)
+        carried = np.where(last >= 0, carried, np.nan)
+        for name in (*PRICES, "volume"):
+            fill = np.zeros_like(carried) if name == "volume" else carried
+            self.write(arrays, name, np.where(present, arrays[name], fill))
+
+
+def price_factors(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draws factors of a price: one jump for all, which moves levels, and noise for returns."""
+    return rng.choice(JUMPS) * np.exp(rng.choice(NOISE) * rng.normal(size=shape))
+
+
+def other_values(rng: np.random.Generator, arrays: Arrays, name: str) -> np.ndarray:
+    """Draws other values `[N, A]` of one column that are valid next to the other columns."""
+    old = arrays[name]
+    if name == "present":  # halts, gaps, a delisting
+        return old & (rng.random(old.shape) >= rng.choice(MISSING))
+    if name in ("open", "close"):
+        low, high = arrays["low"], arrays["high"]
+        return low + rng.random(low.shape) * (high - low)
+    if name in ("high", "low"):
+        wider = np.exp(rng.choice(NOISE) * np.abs(rng.normal(size=old.shape)))
+        # The absolute value moves a negative price away from the others as well.
+        away = np.abs(old) * (wider - 1.0)
+        return old + (away if name == "high" else -away)
+    size = np.where(np.isfinite(old) & (old != 0), old, 1.0 if name == "volume" else 1e-3)
+    return size * np.exp(rng.normal(size=old.shape)) * (rng.random(old.shape) > 0.05)
+
+
+def changed(rng: np.random.Generator, bars: Bars, kind: str, future: Future) -> Bars:
+    """Returns `bars` with another future.
+
+    Args:
+      rng: draws the future.
+      bars: `[N, A]`.
+      kind: "all" changes every column, "order" shuffles the rows, a name of `bars.fields`
+        changes that column alone.
+      future: where to write.
+    """
+    arrays = arrays_of(bars)
+    if kind == "order":  # a sum or a mean over all bars does not change
+        order = np.arange(len(bars))
+        order[future.first :] = rng.permutation(order[future.first :])
+        for name in arrays:
+            future.write(arrays, name, arrays[name][order])
+    elif kind == "all":
+        factor = price_factors(rng, arrays["close"].shape)
+        for name in PRICES:
+            future.write(arrays, name, arrays[name] * factor)
+        for name in sorted(arrays.keys() - {*PRICES, "present"}):
+            future.write(arrays, name, other_values(rng, arrays, name))
+        # An open that is known already keeps its value, so the range has to include it again.
+        prices = np.stack([arrays[name] for name in PRICES])
+        future.write(arrays, "high", prices[[0, 1, 3]].max(axis=0))
+        future.write(arrays, "low", prices[[0, 2, 3]].min(axis=0))
+        if rng.random() < 0.25:
+            future.write(arrays, "present", other_values(rng, arrays, "present"))
+    else:
+        future.write(arrays, kind, other_values(rng, arrays, kind))
+    future.carry(arrays)
+    return dataclasses.replace(bars, **arrays)
+
+
+def arrays_of(bars: Bars) -> Arrays:
+    """Copies the arrays `[N, A]` of the bars, by name."""
+    return {name: getattr(bars, name).copy() for name in bars.fields}
+
+
+def without(bars: Bars, first: int, stop: int) -> Bars:
+    """Returns the bars without the rows `first <= row < stop`."""
+    kept = np.r_[0:first, stop : len(bars)]
+    arrays = {name: getattr(bars, name)[kept] for name in bars.fields}
+    return dataclasses.replace(bars, time=bars.time[kept], **arrays)
+
+
+def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
+    """Appends `count` bars: copies of earlier ones, at prices that follow the last close."""
+    step = np.median(np.diff(bars.time)) if len(bars) > 1 else np.timedelta64(1, "D")
+    time = np.concatenate([bars.time, bars.time[-1] + step * np.arange(1, count + 1)])
+    rows = np.concatenate([np.arange(len(bars)), rng.integers(0, len(bars), count)])
+    arrays = {name: getattr(bars, name)[rows] for name in bars.fields}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = bars.close[-1] / arrays["close"] * price_factors(rng, (len(rows), bars.num_assets))
+    scale = np.where(np.isfinite(scale), scale, 1.0)
+    for name in PRICES:
+        arrays[name][len(bars) :] *= scale[len(bars) :]
+    Future(len(bars), np.ones(bars.num_assets, bool)).carry(arrays)
+    return dataclasses.replace(bars, time=time, **arrays)
+
+
+def holed(rng: np.random.Generator, bars: Bars, rate: float = 0.05) -> Bars:
+    """Returns the bars with a share `rate` of them missing in addition.
+
+    Code that fills holes backwards leaks only there.
+    """
+    arrays = arrays_of(bars)
+    arrays["present"] &= rng.random(bars.present.shape) >= rate
+    arrays["present"][0] = bars.present[0]
+    Future(1, np.ones(bars.num_assets, bool)).carry(arrays)
+    return dataclasses.replace(bars, **arrays)
+
+
+class Case(NamedTuple):
+    """Two sequences of bars that agree up to row t.
+
+    Attributes:
+      t: the last row that is the same in both.
+      holed: whether `before` is the user's bars with holes added.
+      before: the bars of the first run.
+      after: the bars of the second.
+      change: what was removed or added, in words; "" where only values differ.
+    """
+
+    t: int
+    holed: bool
+    before: Bars
+    after: Bars
+    change: str = ""
+
+    @property
+    def same_length(self) -> bool:
+        """Whether only values differ, so that the change can be taken apart."""
+        return len(self.before) == len(self.after)
+
+    @property
+    def cells(self) -> dict[str, np.ndarray]:
+        """`{column: [cells, 2]}` rows and assets in which bars of the same length differ."""
+        pairs = ((k, getattr(self.before, k), getattr(self.after, k)) for k in self.before.fields)
+        where = {name: np.argwhere(~equal(a, b)) for name, a, b in pairs}
+        return {name: cells for name, cells in where.items() if len(cells)}
+
+
+def equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Compares two arrays by element; NaN equals NaN."""
+    return a == b if a.dtype == bool else (a == b) | (np.isnan(a) & np.isnan(b))
+
+
+class Cases:
+    """Draws cases from bars.
+
+    Args:
+      rng: draws the rows and the futures.
+      bases: the user's bars under False and, if the subject accepts them, bars with holes added
+        under True.
+      output: `[N, ...]` of the subject on the user's bars.
+      at_open: whether row t is known only as of its open.
+      few_lengths: whether each number of bars costs a compilation, so that few are tried.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        bases: dict[bool, Bars],
+        output: np.ndarray,
+        at_open: bool,
+        few_lengths: bool,
+    ):
+        self.rng, self.bases, self.at_open = rng, bases, at_open
+        size = len(bases[False])
+        self.lengths = sorted(set(rng.integers(2, size, 2).tolist())) if few_lengths else None
+        flat = output.reshape(size, -1)
+        moves = np.flatnonzero((~equal(flat[1:], flat[:-1])).any(axis=1)) + 1
+        # Rows at which much is decided: missing bars, and where the output moves.
+        holes = {key: np.flatnonzero(~b.present.all(axis=1)) for key, b in bases.items()}
+        self.rows = holes | {False: np.unique(np.concatenate([moves, moves - 1, holes[False]]))}
+
+    def draw(self, number: int) -> Case:
+        """Draws case `number`: a row t, and another future after it."""
+        rng, kind = self.rng, KINDS[number % len(KINDS)]
+        # Every fourth case is on bars with holes, out of step with the kinds, so that each kind
+        # is tried on both.
+        holed = True in self.bases and (number + number // len(KINDS)) % 4 == 3
+        bars = self.bases[holed]
+        last = len(bars) - 1
+        if kind == "longer":
+            count = 7 if self.lengths else int(rng.integers(1, MOST))
+            change = f"Adding {count} bars after the last"
+            return Case(last, holed, bars, longer(rng, bars, count), change)
+        t = self._draw_row(last if self.at_open else last - 1, holed)
+        if kind in ("cut", "without") and t < last:
+            stop = len(bars)
+            if self.lengths:
+                length = int(rng.choice(self.lengths))
+                t = length - 1 if kind == "cut" else int(rng.integers(0, length))
+                stop = t + 1 + len(bars) - length
+            elif kind == "without":
+                stop = int(min(stop, t + 1 + rng.integers(1, MOST)))
+            change = f"Removing rows {t + 1} to {stop - 1}"
+            if stop == len(bars):
+                change = f"Removing all bars after row {t}"
+            elif stop == t + 2:
+                change = f"Removing row {t + 1}"
+            return Case(t, holed, bars, without(bars, t + 1, stop), change)
+        if kind == "column":
+            kind = str(rng.choice(bars.fields))
+        elif kind != "order":
+            kind = "all"
+        assets = np.ones(bars.num_assets, bool)
+        if rng.random() >= 0.5:
+            assets = np.arange(bars.num_assets) == rng.integers(bars.num_assets)
+        future = Future(t + 1, assets, self.at_open)
+        case = Case(t, holed, bars, changed(rng, bars, kind, future))
+        if not case.cells:  # e.g. another close, where high equals low
+            case = case._replace(after=changed(rng, bars, "all", future))
+        return case
+
+    def _draw_row(self, last: int, holed: bool) -> int:
+        """Draws a row in 0..last: anywhere, near either end, or where something happens.
+
+        A warm-up leaks near the first row, a window that ends early near the last, a rare signal
+        only where it is given, and filled holes only at holes.
+        """
+        way, rows = self.rng.integers(4), self.rows[holed]
+        if len(rows) and (way == 0 or (holed and way < 3)):
+            return int(min(self.rng.choice(rows), last))
+        near = int(np.exp(self.rng.uniform(0.0, np.log(last + 1)))) - 1
+        if way == 1:
+            return near
+        return last - near if way == 2 else int(self.rng.integers(0, last + 1))

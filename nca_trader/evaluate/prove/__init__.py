@@ -1,1 +1,0 @@
-"""Agents on markets whose optimum is known."""

@@ -1,0 +1,253 @@
+"""One account over real bars in float64, ordered by targets or by a trained agent.
+
+The account's step is `envs.account`, scanned; an agent reads features from the same scan that
+trained it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.agents.heads import account_features, best_target
+from nca_trader.agents.policy import Params, Policy
+from nca_trader.data.synthetic import Task
+from nca_trader.envs.account.state import (
+    Account,
+    Flows,
+    Legs,
+    Rules,
+    legs_of,
+    open_account,
+    rules_of,
+)
+from nca_trader.envs.account.step import on_bar, place
+from nca_trader.envs.market import features_of, observed_states
+from nca_trader.envs.rewards import begun, remembered, up_to_first
+from nca_trader.errors import BarError
+from nca_trader.numerics import float64_on_cpu
+from nca_trader.runs.manifest import Run
+from nca_trader.types import Bars, Costs, Tensor
+
+CHUNK = 2048  # bars encoded at once: bounds memory for a history of any length
+NEAR = 0.01  # of the range of weights: continuous orders that are at most this far apart agree
+
+
+class Trace(NamedTuple):
+    """The account at each bar, `[N]` or `[N, A]` float64, as of the close of the bar.
+
+    Attributes:
+      log_equity: high part plus low part.
+      weight: high part plus low part.
+      target: as decided; NaN is no order.
+      traded: signed notional as a fraction of equity.
+      cost: as a fraction of equity.
+      flows: where equity went.
+    """
+
+    log_equity: Tensor
+    weight: Tensor
+    target: Tensor
+    traded: Tensor
+    cost: Tensor
+    flows: Flows
+
+
+def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
+    """Returns the legs of rows first .. last - 1 of an account that opens at the first close."""
+    legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, costs, rules))
+    if legs.years is not None:
+        # Time before the first close earns no interest. The gap before it moves nothing, because
+        # the account is flat until then.
+        years = legs.years.copy()
+        years[0] = 0.0
+        legs = legs._replace(years=years)
+    return legs
+
+
+def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules):
+    """Runs one bar of a backtest: the bar moves the account, which then orders at its close."""
+    account, opened = on_bar(account, legs, costs, rules)
+    account, target, seen = decide(account)
+    account, closed = place(account, target, legs.at_close, costs, rules)
+    trace = Trace(
+        log_equity=account.log_equity + account.log_equity_low,
+        weight=account.held,
+        target=target,
+        traded=opened.traded + closed.traded,
+        cost=opened.cost + closed.cost,
+        flows=jax.tree.map(jnp.add, opened.flows, closed.flows),
+    )
+    return account, (trace, seen)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trace:
+    def step(account, xs):
+        legs_t, target = xs
+        return _step(account, legs_t, lambda account: (account, target, ()), costs, rules)
+
+    account = open_account(jnp.zeros(targets.shape[1], targets.dtype))
+    return jax.lax.scan(step, account, (legs, targets))[1][0]
+
+
+def simulate_targets(
+    bars: Bars, targets: np.ndarray, costs: Costs, rules: Rules, first: int, last: int
+) -> Trace:
+    """Runs an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
+    with float64_on_cpu():
+        legs = _legs(bars, costs, rules, first, last)
+        return jax.tree.map(np.asarray, _scan_targets(legs, targets[first:last], costs, rules))
+
+
+def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Encodes every bar, in chunks with the halo they need; returns cells `[N, A, C]` float32."""
+    halo = policy.receptive_field - 1
+    function = jax.jit(policy.encode)
+    pieces = []
+    for begin in range(0, len(features), CHUNK):
+        first, end = max(begin - halo, 0), min(begin + CHUNK, len(features))
+        # One shape for all chunks, so one compilation. A bar has one place in its chunk, however
+        # many bars follow it, because a matrix product may round its rows by their place.
+        pad = ((halo - (begin - first), begin + CHUNK - end), (0, 0))
+        x = np.pad(features[first:end], (*pad, (0, 0)))
+        m = np.pad(present[first:end], pad)
+        cells = function(params, x[None], m[None])[0, halo : halo + end - begin]
+        pieces.append(np.asarray(cells))
+    return np.concatenate(pieces)
+
+
+def check_symbols(run: Run, bars: Bars) -> None:
+    """Refuses bars of other assets than the run's; a run on shards accepts those of each shard."""
+    universes = run.manifest["data"].get("universes", [list(run.spec.symbols)])
+    if list(bars.symbols) not in universes:
+        more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
+        raise BarError(
+            f"{bars.source or 'bars'}: symbols {', '.join(bars.symbols)}, but the run "
+            f"{run.name} trades {', '.join(universes[0])}{more}, in this order; select those."
+        )
+
+
+def simulate_agent(
+    source: Bars | Task,
+    run: Run,
+    params: tuple[Params, ...],
+    costs: Costs,
+    rules: Rules,
+    first: int,
+    last: int,
+) -> tuple[Trace, tuple[np.ndarray, ...]]:
+    """Runs an account over rows first .. last - 1 that a run's agent orders greedily.
+
+    Args:
+      source: bars, or the synthetic task that they come from.
+      run: gives the policy and the environment.
+      params: the first set decides. The others see the same account, and give logits only.
+      costs: of the account.
+      rules: of the account.
+      first: the first row to trade; bars before it are history.
+      last: the row after the last.
+
+    Returns:
+      The trace, and the logits `[last - first, A, n]` of each set of parameters; NaN where the
+      agent does not decide yet.
+
+    Raises:
+      BarError: bars of other symbols than the run's, or too few for it to decide.
+    """
+    bars = source.bars if isinstance(source, Task) else source
+    check_symbols(run, bars)
+    policy = run.policy
+    if last <= policy.first_decision:
+        raise BarError(
+            f"{bars.source or 'bars'}: {last} bars, but the agent decides from bar "
+            f"{policy.first_decision + 1} on ({policy.spec.warmup} of feature warm-up and a "
+            f"receptive field of {policy.receptive_field}); give more bars before the span."
+        )
+    states = observed_states(source, run.env_config)[1]
+    features = features_of(bars[:last], run.env_config, states[:last])
+    cells = tuple(encode(policy, p, features, bars.present[:last])[first:last] for p in params)
+    ready = np.arange(first, last) >= policy.first_decision
+    with float64_on_cpu():
+        legs = _legs(bars, costs, rules, first, last)
+        found = _scan_agent(params, legs, cells, ready, policy, costs, rules)
+        return jax.tree.map(np.asarray, found)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5, 6))
+def _scan_agent(
+    params: tuple[Params, ...],
+    legs: Legs,
+    cells: tuple[Array, ...],
+    ready: Array,
+    policy: Policy,
+    costs: Costs,
+    rules: Rules,
+) -> tuple[Trace, tuple[Array, ...]]:
+    """Decides greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account."""
+    spec = policy.spec
+
+    def step(account: Account, xs):
+        legs_t, cells_t, ready_t, first_t = xs
+
+        def decide(account: Account) -> tuple[Account, Array, tuple[Array, ...]]:
+            account = remembered(spec, account, first_t)
+            seen = account_features(spec, account)
+            logits = [policy.act(p, c, seen)[0] for p, c in zip(params, cells_t, strict=True)]
+            target = best_target(spec, logits[0], account.ordered)
+            target = jnp.where(ready_t, target, jnp.nan)
+            return account, target, tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
+
+        return _step(account, legs_t, decide, costs, rules)
+
+    account = begun(spec, open_account(jnp.zeros(spec.num_assets, jnp.float64)))
+    xs = (legs, cells, ready, up_to_first(ready))
+    return jax.lax.scan(step, account, xs)[1]
+
+
+class Agreement(NamedTuple):
+    """How far two sets of parameters of one agent decide alike.
+
+    Attributes:
+      share: of decisions that agree: the most probable action is the same, both being shown the
+        account of the first set.
+      decisions: how many, bars times assets.
+      equity: at the end, of 1 at the start, that each set earns with an account of its own.
+    """
+
+    share: float
+    decisions: int
+    equity: tuple[float, float]
+
+    @property
+    def difference(self) -> float:
+        """The second set's final equity, relative to the first's."""
+        return self.equity[1] / self.equity[0] - 1.0
+
+
+def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> Agreement:
+    """Runs the agent of `run` over all bars with `params` and with `other`, at the run's costs.
+
+    Raises:
+      BarError: bars of other symbols, or too few for a decision.
+    """
+    policy, spec = run.policy, run.policy.spec
+    num_bars = len(source.bars if isinstance(source, Task) else source)
+    common = (run.env_config.costs, rules_of(run.env_config), 0, num_bars)
+    trace, logits = simulate_agent(source, run, (params, other), *common)
+    alone, _ = simulate_agent(source, run, (other,), *common)
+    chosen = policy.distribution
+    own, others = (
+        np.asarray(chosen.order(spec, chosen.mode(jnp.asarray(x[policy.first_decision :]))))
+        for x in logits
+    )
+    low, high = spec.bounds
+    same = np.abs(own - others) <= (NEAR * (high - low) if spec.actions == "weights" else 0.5)
+    ours, theirs = (float(np.exp(np.asarray(t.log_equity)[-1])) for t in (trace, alone))
+    return Agreement(float(same.mean()), same.size, (ours, theirs))
