@@ -1,15 +1,26 @@
-"""When a market trades: by a calendar, known beforehand, or as its own bars show."""
+"""When a market trades: by a calendar that is known beforehand, or as its own bars show."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import re
 import zoneinfo
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
+from pandas.tseries.holiday import (
+    AbstractHolidayCalendar,
+    GoodFriday,
+    Holiday,
+    USLaborDay,
+    USMartinLutherKingJr,
+    USMemorialDay,
+    USPresidentsDay,
+    USThanksgivingDay,
+    nearest_workday,
+    sunday_to_monday,
+)
 
 from nca_trader.config.ranges import expect
 from nca_trader.errors import BarError, ConfigError
@@ -19,7 +30,8 @@ HOUR = 3_600_000_000_000  # nanoseconds
 WEEK_HOURS = 7 * 24
 DAY = np.timedelta64(1, "D")
 FILLS = ("next_open", "close")
-REGULAR = 0.2  # of the weeks: an hour that trades more seldom is an exception
+REGULAR = 0.2  # of the weeks: an hour that trades less often is an exception
+FIRST_YEAR, JUNETEENTH = 2014, "2022-06-19"  # before 2014 some half days were other ones
 
 
 def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None) -> np.ndarray:
@@ -27,7 +39,7 @@ def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None)
 
     The trading hours are those hours of the week in which at least every fifth week has bars; an
     hour before or after one without trading counts from its earliest to its latest bar ever. Half
-    days and holidays thus are missing bars, nights are not. Prices are not looked at; the hours are
+    days and holidays thus are missing bars, nights are not. Prices do not matter; the hours are
     those of the whole file.
 
     Args:
@@ -79,7 +91,7 @@ class Sessions:
 
     Sessions are known beforehand: whether a bar is the last of its session follows from the bar's
     own time, never from the next bar. Presets are `EVERY_DAY` (24/7, a market without a close),
-    `FX_WEEK` and `holidays.new_york`.
+    `FX_WEEK` and `new_york`.
 
     Attributes:
       zone: IANA zone, e.g. "America/New_York", with its daylight saving time.
@@ -136,26 +148,21 @@ class Sessions:
         closed = opened.copy()
         monday = local.astype("datetime64[D]") - (index.day_of_week.to_numpy() * DAY)
         off = np.array(sorted(self.holidays), dtype="datetime64[D]")
+        known = sorted(self.half_days)
+        days = np.array(known, dtype="datetime64[D]")
+        early = days + np.array([_local(0, self.half_days[day]) for day in known])
         for day, opens, last, closes in self.weekly:
             # A bar of this week may lie in a session that began in the week before.
             for week in (monday, monday - 7 * DAY):
                 begin, end = week + _local(day, opens), week + _local(last, closes)
-                end = self._early(end)
+                if known:
+                    dates = end.astype("datetime64[D]")
+                    at = np.minimum(np.searchsorted(days, dates), len(days) - 1)
+                    end = np.where(days[at] == dates, early[at], end)
                 inside = (local + length > begin) & (local < end)
                 inside &= ~np.isin(np.maximum(local, begin).astype("datetime64[D]"), off)
                 opened[inside], closed[inside] = begin[inside], end[inside]
         return self._utc(opened), self._utc(closed)
-
-    def _early(self, end: np.ndarray) -> np.ndarray:
-        """Replaces the local closes on half days."""
-        if not self.half_days:
-            return end
-        known = sorted(self.half_days)
-        days = np.array(known, dtype="datetime64[D]")
-        early = days + np.array([_local(0, self.half_days[day]) for day in known])
-        dates = end.astype("datetime64[D]")
-        at = np.minimum(np.searchsorted(days, dates), len(days) - 1)
-        return np.where(days[at] == dates, early[at], end)
 
     def _utc(self, local: np.ndarray) -> np.ndarray:
         """Converts local times; an ambiguous one becomes NaT."""
@@ -231,7 +238,7 @@ def flat_at_close(
             f"targets have {len(out)} rows, but there are {len(bars)} bars; give one each."
         )
     if len(bars) > 1 and bar_length(bars.time) >= DAY:
-        raise ConfigError("bars of a day have no close within it to be flat at; give shorter bars.")
+        raise ConfigError("daily bars have no close within them to be flat at; give shorter bars.")
     out[_last(bars, sessions, ahead=0 if fill == "close" else 1)] = 0.0
     return out
 
@@ -250,8 +257,21 @@ def _last(bars: Bars, sessions: Sessions, ahead: int) -> np.ndarray:
 
 
 # exchange_calendars knows the same days but takes 0.6 s to import and build; it is a test's oracle.
-MONDAY, THURSDAY = 0, 3
-FIRST_YEAR, JUNETEENTH = 2014, 2022  # before 2014 some half days were other ones
+class NewYorkHolidays(AbstractHolidayCalendar):
+    """The days without trading of NYSE and NASDAQ, by their rules since 2014."""
+
+    rules = [  # noqa: RUF012
+        Holiday("New Year's Day", month=1, day=1, observance=sunday_to_monday),
+        USMartinLutherKingJr,
+        USPresidentsDay,
+        GoodFriday,
+        USMemorialDay,
+        Holiday("Juneteenth", month=6, day=19, start_date=JUNETEENTH, observance=nearest_workday),
+        Holiday("Independence Day", month=7, day=4, observance=nearest_workday),
+        USLaborDay,
+        USThanksgivingDay,
+        Holiday("Christmas", month=12, day=25, observance=nearest_workday),
+    ]
 
 
 def new_york(first: int, last: int, closed: Iterable[str] = ()) -> Sessions:
@@ -273,66 +293,18 @@ def new_york(first: int, last: int, closed: Iterable[str] = ()) -> Sessions:
     """
     if not FIRST_YEAR <= first <= last:
         raise ConfigError(f"years {first} to {last}: the rules hold from {FIRST_YEAR} on.")
-    years = range(first, last + 1)
-    holidays = {str(day) for year in years for day in _holidays(year)} | set(closed)
-    half = {str(day): "13:00" for year in years for day in _half_days(year)}
+    begin, end, half = pd.Timestamp(first, 1, 1), pd.Timestamp(last, 12, 31), []
+    days = NewYorkHolidays().holidays(begin, end)
+    # New Year's Day on a Saturday is not observed, as the Friday ends a year.
+    holidays = {str(day.date()) for day in days if day.weekday() < 5} | set(closed)
+    for thanksgiving in USThanksgivingDay.dates(begin, end):
+        eves = [pd.Timestamp(thanksgiving.year, month, day) for month, day in ((7, 3), (12, 24))]
+        half += [day for day in eves if day.weekday() < 4]  # a Friday is the holiday observed
+        half.append(thanksgiving + pd.Timedelta(1, "D"))
+    dates = [str(day.date()) for day in half]
     return Sessions(
         zone="America/New_York",
         weekly=tuple((day, "09:30", day, "16:00") for day in range(5)),
-        half_days={day: close for day, close in half.items() if day not in holidays},
+        half_days={date: "13:00" for date in dates if date not in holidays},
         holidays=frozenset(holidays),
     )
-
-
-def _nth(year: int, month: int, weekday: int, n: int) -> datetime.date:
-    """Returns the n-th weekday of its kind in a month; the last one for n = -1."""
-    if n < 0:
-        end = datetime.date(year + month // 12, month % 12 + 1, 1) - datetime.timedelta(1)
-        return end - datetime.timedelta((end.weekday() - weekday) % 7)
-    start = datetime.date(year, month, 1)
-    return start + datetime.timedelta((weekday - start.weekday()) % 7 + 7 * (n - 1))
-
-
-def _observed(day: datetime.date) -> datetime.date:
-    """Moves a Saturday's holiday to Friday and a Sunday's to Monday."""
-    return day + datetime.timedelta({5: -1, 6: 1}.get(day.weekday(), 0))
-
-
-def _good_friday(year: int) -> datetime.date:
-    """Returns Good Friday by the Gregorian computus (Meeus, Jones, Butcher)."""
-    a, (b, c) = year % 19, divmod(year, 100)
-    d, e = divmod(b, 4)
-    g = (8 * b + 13) // 25
-    h = (19 * a + b - d - g + 15) % 30
-    i, k = divmod(c, 4)
-    m = (32 + 2 * e + 2 * i - h - k) % 7
-    n = (a + 11 * h + 22 * m) // 451
-    month, day = divmod(h + m - 7 * n + 114, 31)
-    return datetime.date(year, month, day + 1) - datetime.timedelta(2)
-
-
-def _holidays(year: int) -> list[datetime.date]:
-    """Returns the days without trading."""
-    new_year = datetime.date(year, 1, 1)
-    days = [
-        _nth(year, 1, MONDAY, 3),  # Martin Luther King Jr. Day
-        _nth(year, 2, MONDAY, 3),  # Presidents' Day
-        _good_friday(year),
-        _nth(year, 5, MONDAY, -1),  # Memorial Day
-        _observed(datetime.date(year, 7, 4)),
-        _nth(year, 9, MONDAY, 1),  # Labor Day
-        _nth(year, 11, THURSDAY, 4),  # Thanksgiving
-        _observed(datetime.date(year, 12, 25)),
-    ]
-    if new_year.weekday() != 5:  # on a Saturday it is not observed: the Friday ends a year
-        days.append(_observed(new_year))
-    if year >= JUNETEENTH:
-        days.append(_observed(datetime.date(year, 6, 19)))
-    return days
-
-
-def _half_days(year: int) -> list[datetime.date]:
-    """Returns the days that close at 13:00."""
-    days = [datetime.date(year, 7, 3), datetime.date(year, 12, 24)]
-    days = [day for day in days if day.weekday() < 4]  # on a Friday the holiday itself is observed
-    return [*days, _nth(year, 11, THURSDAY, 4) + datetime.timedelta(1)]

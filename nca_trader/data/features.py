@@ -1,6 +1,10 @@
-"""Online statistics, and the form of a feature: an update that sees one bar at a time.
+"""Features as online updates: a batch and a live loop see the same values.
 
-Every average weighs by the past alone, and every state is a pytree of numpy arrays for one asset.
+A feature is `init() -> state` and `update(state, bar) -> state, value`, written for one asset in
+float64; a state is a pytree of numpy arrays. Its batch form is the scan of its update. Look-ahead
+thus cannot be written, and the live loop sees training's numbers bit for bit. Every value is
+normalised by the past alone: by statistics of the bars before it, or by an indicator's own
+definition, which includes the bar.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ def make_feature(
     Args:
       init: `() -> state`.
       update: `(state, bar, count) -> state, value`, called for counted bars; `count` is their
-        number before this one. At the first (0) the state is `init`'s and not a bar's.
+        number before this one. At the first bar (0) the state is the one from `init`.
       warmup: counted bars before the value is meaningful.
       counts: whether a bar counts.
     """
@@ -125,27 +129,27 @@ def shift(window: Tensor, x: Tensor) -> Array:
     return jnp.concatenate([window[1:], x[None]])
 
 
-class Market(NamedTuple):
+class Closes(NamedTuple):
     """Recent closes `[W]`, oldest first, and the EW mean of squared one-bar log-returns."""
 
-    closes: Tensor
+    window: Tensor
     squares: Average
 
 
-def empty_market(window: int) -> Market:
-    """Returns the market before any bar, which will keep `window` closes."""
-    return Market(np.ones(window), empty_average())
+def empty_closes(window: int) -> Closes:
+    """Returns the state before any bar, which will keep `window` closes."""
+    return Closes(np.ones(window), empty_average())
 
 
-def advance(market: Market, bar: Bar, count: Array) -> tuple[Market, Array]:
-    """Returns the market after `bar`, and the volatility per bar `[]` of the bars before it.
+def advance(past: Closes, bar: Bar, count: Array) -> tuple[Closes, Array]:
+    """Returns the closes up to `bar`, and the volatility per bar `[]` of the bars before it.
 
     sigma_{t-1} = sqrt(EW mean of r^2), r = log(close_t / close_{t-1}), mean return taken as 0.
     Source: RiskMetrics Technical Document (1996), section 5.2, with span SPAN.
     """
-    r = jnp.log(bar.close / market.closes[-1])
-    squares = keep_unless(count > 0, market.squares, add(market.squares, r * r))
-    return Market(shift(market.closes, bar.close), squares), jnp.sqrt(market.squares.mean)
+    r = jnp.log(bar.close / past.window[-1])
+    squares = keep_unless(count > 0, past.squares, add(past.squares, r * r))
+    return Closes(shift(past.window, bar.close), squares), jnp.sqrt(past.squares.mean)
 
 
 DAY = 86_400  # seconds
@@ -153,18 +157,18 @@ YEAR = 365.2425 * DAY  # seconds, the mean Gregorian year
 LEVEL_SPAN = 4096  # bars: span of the average that a level is measured from
 
 
-def _log_return(horizon: int) -> Feature:
+def log_return(horizon: int) -> Feature:
     """log(close_t / close_{t-h}) / (sigma_{t-1} sqrt(h)), h = `horizon` bars."""
 
-    def update(market, bar, count):
-        r = jnp.log(bar.close / market.closes[0])
-        market, sigma = advance(market, bar, count)
-        return market, ratio(r, sigma * np.sqrt(horizon))
+    def update(past, bar, count):
+        r = jnp.log(bar.close / past.window[0])
+        past, sigma = advance(past, bar, count)
+        return past, ratio(r, sigma * np.sqrt(horizon))
 
-    return make_feature(lambda: empty_market(horizon), update, warmup=max(SPAN, horizon))
+    return make_feature(lambda: empty_closes(horizon), update, warmup=max(SPAN, horizon))
 
 
-def _volatility_ratio(fast: int = 10) -> Feature:
+def volatility_ratio(fast: int = 10) -> Feature:
     """log(sigma_fast / sigma_slow), both up to t, with spans `fast` and SPAN."""
 
     def update(state, bar, count):
@@ -183,7 +187,7 @@ def _volatility_ratio(fast: int = 10) -> Feature:
     return make_feature(init, update, warmup=SPAN)
 
 
-def _rsi(period: int = 14) -> Feature:
+def rsi(period: int = 14) -> Feature:
     """Wilder's RSI / 50 - 1 = (G - L) / (G + L), in [-1, 1]; 0 where the price did not move.
 
     G, L: Wilder averages of max(d, 0) and max(-d, 0), d = close_t - close_{t-1}.
@@ -200,26 +204,26 @@ def _rsi(period: int = 14) -> Feature:
     return make_feature(lambda: (np.ones(()), np.zeros(()), np.zeros(())), update, warmup=period)
 
 
-def _macd(fast: int = 12, slow: int = 26) -> Feature:
+def macd(fast: int = 12, slow: int = 26) -> Feature:
     """MACD line over price and past volatility: (EMA_fast - EMA_slow) / (close_t sigma_{t-1}).
 
     Source: Appel, Technical Analysis (2005); EMAs of span 12 and 26, bias-corrected at the start.
     """
 
     def update(state, bar, count):
-        market, *averages = state
-        market, sigma = advance(market, bar, count)
+        past, *averages = state
+        past, sigma = advance(past, bar, count)
         averages = [add(a, bar.close, s) for a, s in zip(averages, (fast, slow), strict=True)]
         line = averages[0].mean - averages[1].mean
-        return (market, *averages), ratio(line / bar.close, sigma)
+        return (past, *averages), ratio(line / bar.close, sigma)
 
     def init():
-        return empty_market(1), empty_average(), empty_average()
+        return empty_closes(1), empty_average(), empty_average()
 
     return make_feature(init, update, warmup=SPAN)
 
 
-def _atr(period: int = 14) -> Feature:
+def atr(period: int = 14) -> Feature:
     """Wilder's ATR / close, z-scored by its own EW mean and deviation up to t-1.
 
     True range: max(high, close_{t-1}) - min(low, close_{t-1}).
@@ -240,7 +244,7 @@ def _atr(period: int = 14) -> Feature:
     return make_feature(init, update, warmup=period + SPAN)
 
 
-def _bollinger(window: int = 20) -> Feature:
+def bollinger(window: int = 20) -> Feature:
     """(close_t - mean) / (2 deviations) over the last `window` closes, t included.
 
     1 is the upper band, -1 the lower. Source: Bollinger, Bollinger on Bollinger Bands (2001).
@@ -255,40 +259,29 @@ def _bollinger(window: int = 20) -> Feature:
     return make_feature(lambda: np.ones(window), update, warmup=window - 1)
 
 
-def _has_volume(bar: Bar) -> Tensor:
+def has_volume(bar: Bar) -> Tensor:
     """Returns whether a bar has a volume."""
     return bar.present & (bar.volume > 0)  # False for NaN
 
 
-def _volume() -> Feature:
-    """log(volume_t), z-scored by its own EW mean and deviation up to t-1.
+def level(
+    value: Callable[[Bar], Tensor], counts: Callable[[Bar], Tensor], span: int = LEVEL_SPAN
+) -> Feature:
+    """log(x_t), z-scored by the EW mean and deviation of its counted values up to t-1.
 
-    A bar with volume 0 or NaN is not counted, and its value is 0.
-    """
-
-    def update(past, bar, count):
-        x = jnp.log(jnp.where(_has_volume(bar), bar.volume, 1.0))
-        return add(past, x), z_score(past, x)
-
-    return make_feature(empty_average, update, warmup=SPAN, counts=_has_volume)
-
-
-def _level(value: Callable[[Bar], Tensor], counts: Callable[[Bar], Tensor]) -> Feature:
-    """log(x_t), z-scored by the EW mean and deviation of its values up to t-1, of LEVEL_SPAN.
-
-    It is for what returns to a level of its own: a spread, a rate, turnover. Most prices do not.
-    Over all of a price's past a path has one or two excursions, which an agent would memorise; the
-    span prevents that.
+    Of LEVEL_SPAN it is for what returns to a level of its own: a spread, a rate, turnover. Most
+    prices do not. Over all of a price's past a path has one or two excursions, which an agent would
+    memorise; the span prevents that.
     """
 
     def update(past, bar, count):
         x = jnp.log(jnp.where(counts(bar), value(bar), 1.0))
-        return add(past, x, span=LEVEL_SPAN), z_score(past, x)
+        return add(past, x, span), z_score(past, x)
 
     return make_feature(empty_average, update, warmup=SPAN, counts=counts)
 
 
-def _range() -> Feature:
+def bar_range() -> Feature:
     """x_t over the EW mean of x up to t-1, less 1; x = (high - low) / close."""
 
     def update(past, bar, count):
@@ -298,21 +291,21 @@ def _range() -> Feature:
     return make_feature(empty_average, update, warmup=SPAN)
 
 
-def _drawdown(window: int = SPAN) -> Feature:
+def drawdown(window: int = SPAN) -> Feature:
     """log(close_t / highest close of the last `window` bars) / (sigma_{t-1} sqrt(window)), <= 0.
 
     The high is rolling, as a running one would show a peak of years ago.
     """
 
-    def update(market, bar, count):
-        market, sigma = advance(market, bar, count)
-        depth = jnp.log(bar.close / jnp.max(market.closes))
-        return market, ratio(depth, sigma * np.sqrt(window))
+    def update(past, bar, count):
+        past, sigma = advance(past, bar, count)
+        depth = jnp.log(bar.close / jnp.max(past.window))
+        return past, ratio(depth, sigma * np.sqrt(window))
 
-    return make_feature(lambda: empty_market(window), update, warmup=window)
+    return make_feature(lambda: empty_closes(window), update, warmup=window)
 
 
-def _calendar(phase: Callable[[Array], Array], wave: Callable[[Array], Array]) -> Feature:
+def calendar_wave(phase: Callable[[Array], Array], wave: Callable[[Array], Array]) -> Feature:
     """wave(2 pi phase) of the bar's open in UTC; `phase` maps seconds since 1970 to [0, 1)."""
 
     def update(state, bar, count):
@@ -321,33 +314,28 @@ def _calendar(phase: Callable[[Array], Array], wave: Callable[[Array], Array]) -
     return make_feature(lambda: (), update, warmup=0)
 
 
-def _day_of_week(time: Array) -> Array:
-    return (time // DAY + 3) % 7 / 7.0  # 1970-01-01 was a Thursday; Monday has phase 0
-
-
-def _day_of_year(time: Array) -> Array:
-    return (time % YEAR) / YEAR  # 1 January has phase 0, give or take a day or two
-
-
-def _time_of_day(time: Array) -> Array:
-    return (time % DAY) / float(DAY)
-
-
+PHASES: dict[str, Callable[[Array], Array]] = {
+    # 1970-01-01 was a Thursday; Monday has phase 0.
+    "day_of_week": lambda time: (time // DAY + 3) % 7 / 7.0,
+    # 1 January has phase 0, give or take a day or two.
+    "day_of_year": lambda time: (time % YEAR) / YEAR,
+    "time_of_day": lambda time: (time % DAY) / float(DAY),
+}
 FEATURES: dict[str, Feature] = {
-    **{f"return_{h}": _log_return(h) for h in (1, 5, 20, 60)},
-    "volatility_ratio": _volatility_ratio(),
-    "rsi": _rsi(),
-    "macd": _macd(),
-    "atr": _atr(),
-    "bollinger": _bollinger(),
-    "volume": _volume(),
-    "price_level": _level(lambda bar: bar.close, lambda bar: bar.present),
-    "volume_level": _level(lambda bar: bar.volume, _has_volume),
-    "range": _range(),
-    "drawdown": _drawdown(),
+    **{f"return_{h}": log_return(h) for h in (1, 5, 20, 60)},
+    "volatility_ratio": volatility_ratio(),
+    "rsi": rsi(),
+    "macd": macd(),
+    "atr": atr(),
+    "bollinger": bollinger(),
+    "volume": level(lambda bar: bar.volume, has_volume, span=SPAN),
+    "price_level": level(lambda bar: bar.close, lambda bar: bar.present),
+    "volume_level": level(lambda bar: bar.volume, has_volume),
+    "range": bar_range(),
+    "drawdown": drawdown(),
     **{
-        f"{phase.__name__[1:]}_{wave.__name__}": _calendar(phase, wave)
-        for phase in (_day_of_week, _day_of_year, _time_of_day)
+        f"{name}_{wave.__name__}": calendar_wave(phase, wave)
+        for name, phase in PHASES.items()
         for wave in (jnp.sin, jnp.cos)
     },
 }
@@ -394,12 +382,9 @@ class FeatureSet:
         return new, jnp.stack(values, axis=-1).astype(jnp.float32)
 
     @functools.cached_property
-    def _jitted_update(self):
-        return jax.jit(self.update)
-
-    @functools.cached_property
-    def _jitted_scan(self):
-        return jax.jit(lambda state, bars: jax.lax.scan(self.update, state, bars))
+    def jitted(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """`update` and its scan over bars, compiled."""
+        return jax.jit(self.update), jax.jit(functools.partial(jax.lax.scan, self.update))
 
     def step(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], np.ndarray]:
         """Runs `update` for a live loop, compiled, in float64 on the CPU.
@@ -412,13 +397,13 @@ class FeatureSet:
           The new state, and values `[A, F]` float32, bit for bit those of `batch`.
         """
         with float64_on_cpu():
-            state, values = self._jitted_update(state, bar)
+            state, values = self.jitted[0](state, bar)
         return state, np.asarray(values)
 
     def batch(self, bars: Bars) -> np.ndarray:
         """Returns values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
         with float64_on_cpu():
-            _, values = self._jitted_scan(self.init(bars.num_assets), bars.as_bar())
+            _, values = self.jitted[1](self.init(bars.num_assets), bars.as_bar())
         return np.asarray(values)
 
 

@@ -1,19 +1,19 @@
 """Shards: Parquet files of bars under one manifest, for markets larger than memory.
 
 `shards.json` lists each shard's path relative to the manifest, rows, SHA-256, first and last time
-and symbols. A shard is a market of its own: features begin anew in each.
+and symbols. A shard is a market of its own: features start again in each. `stream` moves shards to
+the device, read ahead by threads while the device computes.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import io
 import itertools
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -31,7 +31,29 @@ from nca_trader.types import Bars
 
 FORMAT = 1
 MANIFEST = "shards.json"
-AGAIN = "copy it again from where it came, or write the shards anew"
+AGAIN = "copy it again from the source, or write the shards again"
+# Measured on two cores (docs/lab-notes/streaming.md): a second reader takes from the computation.
+READERS = 1
+PREFETCH = 2
+
+
+class Entry(TypedDict):
+    """A shard in the manifest; `span` holds the times of its first and last bar."""
+
+    path: str
+    rows: int
+    sha256: str
+    span: list[str]
+    symbols: list[str]
+    source: NotRequired[str]
+    note: NotRequired[str]
+
+
+class Listing(TypedDict):
+    """The manifest."""
+
+    format: int
+    shards: list[Entry]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,14 +139,13 @@ class Shards(Sequence[Shard]):
             word = hashlib.sha256(f"{self._depth}:{name}".encode()).digest()
             return int.from_bytes(word[:8]) % count == index
 
-        def taken(shard: Shard) -> tuple[str, ...]:
-            if by == "file":
-                return shard.symbols if here(shard.path) else ()
-            return tuple(symbol for symbol in shard.symbols if here(symbol))
-
-        chosen = ((shard, taken(shard)) for shard in self)
-        shards = [dataclasses.replace(shard, symbols=own) for shard, own in chosen if own]
-        return Shards(self.folder, shards, self._depth + 1, self._verified)
+        chosen = []
+        for shard in self:
+            whole = by == "file" and here(shard.path)
+            own = tuple(s for s in shard.symbols if whole or (by == "symbol" and here(s)))
+            if own:
+                chosen.append(dataclasses.replace(shard, symbols=own))
+        return Shards(self.folder, chosen, self._depth + 1, self._verified)
 
     def read(self, shard: Shard) -> Bars:
         """Reads the bars `[rows, A]` of a shard; its SHA-256 is checked when first read.
@@ -142,11 +163,7 @@ class Shards(Sequence[Shard]):
             arrays: dict[str, Any] = {name: table[name].to_numpy().reshape(shape) for name in names}
             time = arrays.pop("time")[:, 0]
             bars = Bars(
-                time=time,
-                symbols=shard.stored,
-                source=shard.source,
-                note=shard.note,
-                **arrays,
+                time=time, symbols=shard.stored, source=shard.source, note=shard.note, **arrays
             )
         except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
             what = str(error).partition("\n")[0].rstrip(".")
@@ -173,7 +190,10 @@ class Shards(Sequence[Shard]):
             raise type(faults[0])(*(line for fault in faults for line in fault.args))
 
     def _content(self, shard: Shard) -> bytes:
-        """Returns the file's bytes, compared with the manifest: the same bytes are then parsed."""
+        """Returns the file's bytes after comparing them with the manifest.
+
+        The caller parses these very bytes, so the file cannot change between check and use.
+        """
         path = self.folder / shard.path
         try:
             if isinstance(path, CloudPath):
@@ -214,6 +234,13 @@ def write_shards(
     Raises:
       ConfigError: `rows` is below 1. BarError: there are no bars.
       StateError: the folder has a manifest already, or can't be written.
+
+    Example:
+      >>> import tempfile
+      >>> import nca_trader as nca
+      >>> shards = write_shards(nca.sample_bars("sp500"), tempfile.mkdtemp(), rows=3_000)
+      >>> [len(shards.read(shard)) for shard in shards]
+      [3000, 2031]
     """
     folder = place(folder)
     if rows < 1:
@@ -226,29 +253,49 @@ def write_shards(
         raise StateError(
             f"{folder}: cannot be made ({error.strerror}); choose another folder."
         ) from None
-    entries: list[dict[str, Any]] = []
+    entries: list[Entry] = []
     for series in [bars] if isinstance(bars, Bars) else bars:
         for first in range(0, len(series), rows):
-            piece, name = series[first : first + rows], f"{len(entries):06d}.parquet"
-            content = _parquet(piece)
-            # The manifest is written last, so that a part of a folder is never opened.
-            write_atomically(folder / name, content)
-            entries.append(
-                {
-                    "path": name,
-                    "rows": len(piece),
-                    "sha256": hashlib.sha256(content).hexdigest(),
-                    "span": [str(piece.time[0]), str(piece.time[-1])],
-                    "symbols": list(piece.symbols),
-                    "source": piece.source,
-                    "note": piece.note,
-                }
+            piece = series[first : first + rows]
+            content = parquet_of(piece)
+            entry = Entry(
+                path=f"{len(entries):06d}.parquet",
+                rows=len(piece),
+                sha256=hashlib.sha256(content).hexdigest(),
+                span=[str(piece.time[0]), str(piece.time[-1])],
+                symbols=list(piece.symbols),
+                source=piece.source,
+                note=piece.note,
             )
+            # The manifest is written last, so that a part of a folder is never opened.
+            write_atomically(folder / entry["path"], content)
+            entries.append(entry)
     if not entries:
         raise BarError(f"{folder}: there are no bars to write; give at least one.")
-    manifest = {"format": FORMAT, "shards": entries}
+    manifest = Listing(format=FORMAT, shards=entries)
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return open_shards(folder)
+
+
+def parquet_of(bars: Bars) -> bytes:
+    """Returns a bar file, one row per asset and time, that `read_bars` reads as well."""
+    width = bars.num_assets
+    codes = np.tile(np.arange(width, dtype=np.int32), len(bars))
+    columns = {
+        "time": pa.array(bars.time.repeat(width), pa.timestamp("ns", "UTC")),
+        "symbol": pa.DictionaryArray.from_arrays(codes, list(bars.symbols)),
+        **{name: pa.array(getattr(bars, name).ravel()) for name in bars.fields},
+    }
+    file = io.BytesIO()
+    # Prices hardly repeat, so a dictionary of them costs time and saves nothing.
+    pyarrow.parquet.write_table(
+        pa.table(columns),
+        file,
+        row_group_size=max(len(codes), 1),
+        use_dictionary=["symbol"],  # pyright: ignore[reportArgumentType]
+        column_encoding={"time": "DELTA_BINARY_PACKED"},
+    )
+    return file.getvalue()
 
 
 def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
@@ -261,25 +308,6 @@ def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
         return found.parent
     cloud = isinstance(found, CloudPath)
     return found if (not found.suffix if cloud else (found / MANIFEST).is_file()) else None
-
-
-class Entry(TypedDict):
-    """A shard in the manifest; `span` holds the times of its first and last bar."""
-
-    path: str
-    rows: int
-    sha256: str
-    span: list[str]
-    symbols: list[str]
-    source: NotRequired[str]
-    note: NotRequired[str]
-
-
-class Listing(TypedDict):
-    """The manifest."""
-
-    format: int
-    shards: list[Entry]
 
 
 def open_shards(folder: str | Path | CloudPath) -> Shards:
@@ -305,57 +333,21 @@ def open_shards(folder: str | Path | CloudPath) -> Shards:
     if type(version) is int and version != FORMAT:
         raise BarError(
             f"{path}: has format {shown(version)}, this version reads {FORMAT}; write the shards "
-            "anew."
+            "again."
         )
-    return Shards(folder, [_shard(e, where) for e in record(Listing, read, where, AGAIN)["shards"]])
-
-
-def _shard(entry: Entry, where: str) -> Shard:
-    """Returns the shard of an entry of the manifest."""
-    symbols = tuple(entry["symbols"])
-    path = PurePosixPath(entry["path"])
-    if path.is_absolute() or ".." in path.parts:  # a manifest may be a stranger's
-        raise StateError(f"{where}: {path} lies outside the folder; {AGAIN}.")
-    try:
-        first, last = (np.datetime64(end, "ns") for end in entry["span"])
-    except ValueError:
-        raise StateError(f"{where}: span = {shown(entry['span'])}; {AGAIN}.") from None
-    return Shard(
-        path=str(path),
-        rows=entry["rows"],
-        sha256=entry["sha256"],
-        span=(first, last),
-        symbols=symbols,
-        stored=symbols,
-        source=entry.get("source", ""),
-        note=entry.get("note", ""),
-    )
-
-
-def _parquet(bars: Bars) -> bytes:
-    """Returns a bar file, one row per asset and time, that `read_bars` reads as well."""
-    width = bars.num_assets
-    codes = np.tile(np.arange(width, dtype=np.int32), len(bars))
-    columns = {
-        "time": pa.array(bars.time.repeat(width), pa.timestamp("ns", "UTC")),
-        "symbol": pa.DictionaryArray.from_arrays(codes, list(bars.symbols)),
-        **{name: pa.array(getattr(bars, name).ravel()) for name in bars.fields},
-    }
-    file = io.BytesIO()
-    # Prices hardly repeat, so that a dictionary of them costs time and saves nothing.
-    pyarrow.parquet.write_table(
-        pa.table(columns),
-        file,
-        row_group_size=max(len(codes), 1),
-        use_dictionary=["symbol"],  # pyright: ignore[reportArgumentType]
-        column_encoding={"time": "DELTA_BINARY_PACKED"},
-    )
-    return file.getvalue()
-
-
-# Measured on two cores (docs/lab-notes/streaming.md): a second reader takes from the computation.
-READERS = 1
-PREFETCH = 2
+    shards = []
+    for entry in record(Listing, read, where, AGAIN)["shards"]:
+        own = PurePosixPath(entry["path"])
+        if own.is_absolute() or ".." in own.parts:  # the manifest may be a stranger's
+            raise StateError(f"{where}: {own} lies outside the folder; {AGAIN}.")
+        try:
+            first, last = (np.datetime64(end, "ns") for end in entry["span"])
+        except ValueError:
+            raise StateError(f"{where}: span = {shown(entry['span'])}; {AGAIN}.") from None
+        symbols = tuple(entry["symbols"])
+        known: Any = entry | {"path": str(own), "span": (first, last), "symbols": symbols}
+        shards.append(Shard(**known, stored=symbols))
+    return Shards(folder, shards)
 
 
 class Piece(NamedTuple):
@@ -391,7 +383,7 @@ def stream(
 
     The pieces and their order do not depend on the options. A reader's exception is raised in its
     shard's place and ends the stream. The threads end when the stream ends, is closed or is
-    forgotten, after the shards that are being read.
+    garbage-collected, after the shards that are being read.
 
     Args:
       shards: what to stream; `shards.part(index, count)` for one host's own.
@@ -402,7 +394,7 @@ def stream(
       prefetch: shards read ahead; 0 reads each shard when it is asked for, without threads.
       device: a device or a sharding; None is JAX's default device.
       start: index of the first shard.
-      repeat: begin again after the last, without end.
+      repeat: start again after the last, without end.
 
     Raises:
       ConfigError: no reader, or a negative prefetch. From the stream: BarError, StateError (see
@@ -421,67 +413,49 @@ def stream(
             with jax.profiler.TraceAnnotation("stream_read"):
                 bars = shards.read(shard)
             with jax.profiler.TraceAnnotation("stream_prepare"):
-                return Piece(shard, bars, jax.tree.map(_ours, prepare(bars)))
+                arrays = prepare(bars)
+                # The device may go on reading the host's memory, also that of a view's base.
+                for leaf in jax.tree.leaves(arrays):
+                    for part in (leaf, getattr(leaf, "base", None)):
+                        if isinstance(part, np.ndarray):
+                            part.setflags(write=False)
+                return Piece(shard, bars, arrays)
 
-    def place(piece: Piece) -> Piece:
+    def put(piece: Piece) -> Piece:
         with jax.enable_x64(x64), jax.default_device(default):
             with jax.profiler.TraceAnnotation("stream_place"):
                 return piece._replace(arrays=jax.device_put(piece.arrays, device))
 
     order = itertools.islice(itertools.cycle(shards) if repeat else shards, start, None)
-    if not prefetch:
-        return (place(load(shard)) for shard in order)
-    return _ahead(order, load, place, min(readers, prefetch), prefetch)
 
-
-def _ahead(
-    todo: Iterator[Shard],
-    load: Callable[[Shard], Piece],
-    place: Callable[[Piece], Piece],
-    readers: int,
-    prefetch: int,
-) -> Generator[Piece, None, None]:
-    """Yields pieces in order; at most `prefetch` are loaded or loading, and one is being placed."""
-    loading: collections.deque[Future[Piece]] = collections.deque()
-    with contextlib.ExitStack() as stack:
-        # Closed in reverse: first nothing more is read, then nothing more is placed.
-        placer = stack.enter_context(_pool(1, "stream-place"))
-        reader = stack.enter_context(_pool(readers, "stream-read"))
+    def ahead() -> Generator[Piece, None, None]:
+        placer = ThreadPoolExecutor(1, "stream-place")
+        reader = ThreadPoolExecutor(min(readers, prefetch), "stream-read")
+        loading: collections.deque[Future[Piece]] = collections.deque()
 
         def load_next(count: int) -> None:
-            loading.extend(reader.submit(load, shard) for shard in itertools.islice(todo, count))
+            loading.extend(reader.submit(load, shard) for shard in itertools.islice(order, count))
 
         def place_next() -> Future[Piece] | None:
             if not loading:
                 return None
             loaded = loading.popleft()
-            return placer.submit(lambda: place(loaded.result()))
+            return placer.submit(lambda: put(loaded.result()))
 
-        load_next(prefetch)
-        current = place_next()
-        while current is not None:
-            piece = current.result()
-            load_next(1)
+        try:
+            load_next(prefetch)
             current = place_next()
-            # No name here holds the piece while the consumer has it.
-            box = [piece]
-            del piece
-            yield box.pop()
+            while current is not None:
+                piece = current.result()
+                load_next(1)
+                current = place_next()
+                # No name here refers to the piece while the consumer has it, so its memory is
+                # free as soon as the consumer drops it.
+                box = [piece]
+                del piece
+                yield box.pop()
+        finally:  # first nothing more is read, then nothing more is placed
+            for pool in (reader, placer):
+                pool.shutdown(wait=True, cancel_futures=True)
 
-
-@contextlib.contextmanager
-def _pool(threads: int, name: str) -> Generator[ThreadPoolExecutor, None, None]:
-    """Opens threads that end with the block; tasks not begun by then are cancelled."""
-    pool = ThreadPoolExecutor(threads, name)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _ours(leaf: Any) -> Any:
-    """Makes an array read-only, as a device may go on reading the host's memory."""
-    for part in (leaf, getattr(leaf, "base", None)):
-        if isinstance(part, np.ndarray):
-            part.setflags(write=False)
-    return leaf
+    return ahead() if prefetch else (put(load(shard)) for shard in order)

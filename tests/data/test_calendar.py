@@ -146,7 +146,7 @@ def test_what_can_t_be_flat_at_a_close_is_refused():
     _, sessions = trading_days("2024-06-24", "2024-07-12")
     daily = bars_at(pd.bdate_range("2024-06-24", periods=9, tz="UTC"))
     assert session_ends(daily, sessions).all()
-    with pytest.raises(ConfigError, match="bars of a day have no close within it"):
+    with pytest.raises(ConfigError, match="daily bars have no close within them"):
         flat_at_close(np.ones(9), daily, sessions)
     with pytest.raises(ConfigError, match="fill = 'open' is unknown; there are next_open and clo"):
         flat_at_close(np.ones(9), daily, sessions, "open")

@@ -142,7 +142,7 @@ def test_batch_is_the_update_called_bar_by_bar_bit_for_bit():
     bars = dataclasses.replace(bars, present=present)
     features = feature_set(ALL)
     with jax.enable_x64(True):
-        final, _ = features._jitted_scan(features.init(2), bars.as_bar())
+        final, _ = features.jitted[1](features.init(2), bars.as_bar())
     state, values, columns = features.init(2), [], bars.as_bar()
     for row in range(len(bars)):
         state, value = features.step(state, row_of(columns, row))

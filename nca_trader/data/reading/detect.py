@@ -48,7 +48,10 @@ def detect(table: Table, request: Request) -> list[Fault]:
     Returns:
       The faults in the order in which a message lists them.
     """
-    faults = sorted(table.faults, key=_rank)
+    faults = sorted(
+        table.faults,
+        key=lambda fault: (_column_rank(fault), fault.code.name, fault.fixes, fault.say),
+    )
     faults += time_faults(table.times, request.timezone) if table.times else []
     faults += value_faults(table) + factor_faults(table) + extra_faults(table)
     faults += line_faults(table)
@@ -56,16 +59,16 @@ def detect(table: Table, request: Request) -> list[Fault]:
     volume = table["volume"]
     for name, value in table.others:
         if name.lower().replace(" ", "_") not in forensic.ADJUSTMENTS:
-            swapped = []
             found = forensic.volume_swapped(name, value, volume, table.columns)
-            if found is not None and found.each_row:
-                fix = ("swap-volume",)
-                swapped = [Fault(Code.D028, found.say, found.mask, repairs=fix, values=value)]
-            elif found is not None:
-                remedy = "Swap them on one side of it"
-                swapped = [Fault(Code.D028, found.say, found.mask, remedy, ())]
-            volume = volume_put_back(volume, swapped, request.repairs)
-            faults += swapped
+            if found is None:
+                continue
+            # Where only the place of the change is known, no repair can put the volume back.
+            remedy = "" if found.each_row else "Swap them on one side of it"
+            fixes = ("swap-volume",) if found.each_row else ()
+            values = value if found.each_row else None
+            fault = Fault(Code.D028, found.say, found.mask, remedy, fixes, values=values)
+            volume = volume_put_back(volume, [fault], request.repairs)
+            faults.append(fault)
         elif not table.columns.keys() & FACTORS:
             mask, use = forensic.unadjusted(name, value, table["close"], table["symbol"])
             if mask.any():
@@ -91,11 +94,6 @@ def detect(table: Table, request: Request) -> list[Fault]:
     return faults + between + series_faults(columns, table.symbols, sound)
 
 
-def _rank(fault: Fault) -> tuple[int, str, tuple[str, ...], str]:
-    """Orders faults of columns."""
-    return _column_rank(fault), fault.code.name, fault.fixes, fault.say
-
-
 def _column_rank(fault: Fault) -> int:
     """Orders faults of values by their column, those of no column last."""
     return NUMBERS.index(fault.about) if fault.about in NUMBERS else len(NUMBERS)
@@ -103,10 +101,17 @@ def _column_rank(fault: Fault) -> int:
 
 def time_faults(times: Times, timezone: str | None) -> list[Fault]:
     """Finds times that cannot be read or placed; `timezone` is that of the file."""
+    if (order := times.order) is not None:
+        if order["day_first"].any():
+            names = sorted(("day_first", "month_first"), key=lambda name: order[name].sum())
+            few, most = (order.texts[name] for name in names)
+            say = f"time {few!r} has day and month in another order than {most!r}"
+            return [Fault(Code.D017, say, order[names[0]])]
+        say = f"time {order.texts['known']!r}: no date shows which is the day, which the month"
+        ways = " or ".join(argument("dates", name) for name in ("dmy", "mdy"))
+        return [Fault(Code.D017, say, order["known"], f"Pass {ways}")]
     texts, zone = times.marks.texts, f"{argument('timezone')}, e.g. "
     zone += argument("timezone", "America/New_York")
-    if times.order is not None:
-        return [_order_of_days(times)]
     faults = []
     unread, naive, skipped = (times.marks[name] for name in ("unread", "naive", "skipped"))
     if unread.any():
@@ -125,24 +130,10 @@ def time_faults(times: Times, timezone: str | None) -> list[Fault]:
     return faults
 
 
-def _order_of_days(times: Times) -> Fault:
-    """Returns the fault of dates that prove no order of day and month, or both."""
-    order = times.order
-    assert order is not None
-    if order["day_first"].any():
-        names = sorted(("day_first", "month_first"), key=lambda name: order[name].sum())
-        few, most = (order.texts[name] for name in names)
-        say = f"time {few!r} has day and month in another order than {most!r}"
-        return Fault(Code.D017, say, order[names[0]])
-    say = f"time {order.texts['known']!r}: no date shows which is the day, which the month"
-    ways = " or ".join(argument("dates", name) for name in ("dmy", "mdy"))
-    return Fault(Code.D017, say, order["known"], f"Pass {ways}")
-
-
 class _Checks:
     """Faults of single rows; a row counts in the first check that it fails.
 
-    Rows whose `present` is False are not looked at.
+    Rows whose `present` is False are not checked.
     """
 
     def __init__(self, table: Table):
@@ -276,14 +267,27 @@ def order_faults(
     local = time
     if timezone is not None:
         local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone).tz_localize(None).to_numpy()
-    other = _exchanged(local)
-    # Sorting such rows would hide the wrong dates, so no repair fixes this fault.
-    if _explains(other[rows], local[rows], inside):
+    # Day and month exchanged, where the day can be a month; both count from 0.
+    day = (local.astype("datetime64[D]") - local.astype("datetime64[M]")).astype(int)
+    month = local.astype("datetime64[M]").astype(int) % 12
+    moved = (local.astype("datetime64[Y]").astype("datetime64[M]") + day).astype("datetime64[D]")
+    clock = local - local.astype("datetime64[D]")
+    other = np.where(day < 12, moved + month + clock, local)
+
+    def path(each: np.ndarray) -> tuple[float, int]:
+        step = np.diff(each)[inside].astype(np.int64).astype(np.float64)
+        back = min((step < 0).sum(), (step > 0).sum()) + (step == 0).sum()
+        return float(np.abs(step).sum()), int(back)
+
+    # Exchanged, the rows run in one direction by far shorter steps. Sorting them would hide the
+    # wrong dates, so no repair fixes this fault.
+    (short, few), (long, many) = path(other[rows]), path(local[rows])
+    if 2 * short < long and 2 * few <= many:
         mask = among & (other != local)
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
         say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
         remedy = Code.D019.remedy
-        if dates is not None and (_day(local)[among] < 12).all():  # no date proves the order
+        if dates is not None and (day[among] < 12).all():  # no date proves the order
             remedy += f", or pass {argument('dates', 'mdy' if dates == 'dmy' else 'dmy')}"
         return [Fault(Code.D019, say, mask, remedy)]
     faults = []
@@ -319,30 +323,6 @@ def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndar
     return rows, symbol[1:] == symbol[:-1], time[1:] > time[:-1]
 
 
-def _exchanged(time: np.ndarray) -> np.ndarray:
-    """Returns `time` with day and month exchanged, where the day can be a month."""
-    day, month = _day(time), time.astype("datetime64[M]").astype(int) % 12  # both from 0
-    moved = (time.astype("datetime64[Y]").astype("datetime64[M]") + day).astype("datetime64[D]")
-    return np.where(day < 12, moved + month + (time - time.astype("datetime64[D]")), time)
-
-
-def _day(time: np.ndarray) -> np.ndarray:
-    """Returns the days since the first of the month."""
-    return (time.astype("datetime64[D]") - time.astype("datetime64[M]")).astype(int)
-
-
-def _explains(other: np.ndarray, time: np.ndarray, inside: np.ndarray) -> bool:
-    """Returns whether `other` runs in one direction by far shorter steps than `time`."""
-
-    def path(each: np.ndarray) -> tuple[float, int]:
-        step = np.diff(each)[inside].astype(np.int64).astype(np.float64)
-        back = min((step < 0).sum(), (step > 0).sum()) + (step == 0).sum()
-        return float(np.abs(step).sum()), int(back)
-
-    (short, few), (long, many) = path(other), path(time)
-    return 2 * short < long and 2 * few <= many
-
-
 def series_faults(
     columns: dict[str, np.ndarray], symbols: list[str], sound: np.ndarray
 ) -> list[Fault]:
@@ -351,9 +331,14 @@ def series_faults(
     Args:
       columns: `[rows]` each, of all rows, with adjusted prices.
       symbols: the names.
-      sound: `[rows]` bool, the rows that are looked at.
+      sound: `[rows]` bool, the rows that are compared.
     """
-    rows = _by_time(columns, sound)
+    rows = slice(None) if sound.all() else np.flatnonzero(sound)
+    code, time = columns["symbol"][rows], columns["time"][rows]
+    later = (code[1:] > code[:-1]) | ((code[1:] == code[:-1]) & (time[1:] >= time[:-1]))
+    if not later.all():  # else the slice stays, which copies nothing
+        order = np.lexsort((time, code))
+        rows = order if isinstance(rows, slice) else rows[order]
     code, time, present = (columns[name][rows] for name in ("symbol", "time", "present"))
     faults: list[Fault] = []
 
@@ -391,14 +376,3 @@ def series_faults(
     say = f"{name} goes on from the price of another asset, and that one from its: their columns "
     add(Code.D029, at, f"{say}look swapped from here, or up to here")
     return faults
-
-
-def _by_time(columns: dict[str, np.ndarray], among: np.ndarray) -> slice | np.ndarray:
-    """Returns the rows by symbol and time; a slice, to copy nothing, where they stand so."""
-    rows = slice(None) if among.all() else np.flatnonzero(among)
-    code, time = columns["symbol"][rows], columns["time"][rows]
-    later = (code[1:] > code[:-1]) | ((code[1:] == code[:-1]) & (time[1:] >= time[:-1]))
-    if later.all():
-        return rows
-    order = np.lexsort((time, code))
-    return order if isinstance(rows, slice) else rows[order]

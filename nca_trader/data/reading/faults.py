@@ -105,6 +105,17 @@ class Unread:
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
     texts: dict[int, str] = dataclasses.field(default_factory=dict)
 
+    def add(self, rows: np.ndarray, column: pd.Series, begin: int) -> None:
+        """Adds the cells at `rows` of a chunk that starts at row `begin` of the file."""
+        self.rows.append(rows + begin)
+        # A hostile file may hold nothing but long texts.
+        left = UNREAD_TEXT - sum(map(len, self.texts.values()))
+        for row in rows[: max(left, 0)]:
+            text = f"{column.iloc[row]}"
+            if (left := left - len(text)) < 0:
+                break
+            self.texts[int(row) + begin] = text
+
     def text(self, row: int) -> str:
         """Returns the cell as it was written, or "a text" where it was not kept."""
         return self.texts.get(row, "a text")
@@ -224,6 +235,7 @@ def refuse(
 
 
 FACTORS = ("split", "dividend")
+UNREAD_TEXT = 1 << 20  # characters of cells that are not numbers, kept for messages
 DROPS = ("drop-nan", "drop-bad")
 FLAT = 0.1  # of the bars: more than that without a range is worth a word
 

@@ -1,4 +1,8 @@
-"""Reads delimited text: its delimiter, header and decimal sign, and its broken lines."""
+"""Reads files and frames a chunk of rows at a time, so that memory stays bounded.
+
+Delimited text shows its delimiter, header and decimal sign by its first lines; broken lines are
+named. Parquet and Feather files are read a part of a row group or record batch at a time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 
-from nca_trader.cloud import CloudPath, Place, fetched, place
+from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.data.reading.faults import Code, refusal
 from nca_trader.errors import BarError, argument
 from nca_trader.types import PRICES
@@ -192,7 +196,20 @@ def load_csv(
             raise
         raise _too_wide(path, layout.delimiter, layout.depth, len(layout.names)) from error
     except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error
+        say = "is not UTF-8"
+        with io.BufferedReader(Bytes(path)) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as at:
+                    byte = line[at.start]
+                    char = bytes([byte]).decode("cp1252" if byte < 0xA0 else "latin-1", "replace")
+                    say = (
+                        f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1 or "
+                    )
+                    say += "Windows-1252"
+                    break
+        raise refusal(path, Code.D001, say, "Save it as UTF-8") from error
     except EndlessRow:
         if layout is not None:
             _field_counts(path, layout.delimiter)  # names the line where a quote is open
@@ -200,10 +217,25 @@ def load_csv(
 
 
 def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
-    """Reads the rows of a text whose layout is known."""
+    """Reads the rows of a text whose layout is known, with options that leave nothing to guess."""
+    columns = range(len(layout.names))
+    options: dict[str, Any] = dict(
+        sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
+        decimal=layout.decimal,
+        header=None,
+        names=columns,
+        skiprows=layout.depth,
+        low_memory=False,  # else a column's type depends on where pandas' own chunks end
+        skip_blank_lines=False,  # keeps the line numbers true
+        # A symbol is its text: pandas alone reads NA as missing and 007 as 7.
+        dtype=dict.fromkeys(layout.texts, "str"),
+        keep_default_na=False,
+        na_values={i: MISSING for i in columns if i not in layout.texts},
+        chunksize=layout.chunk_rows,
+    )
     counts: np.ndarray | None = None
     blank, source = 0, Bytes(path)
-    with _text(source) as file, pd.read_csv(file, **_options(layout)) as chunks:
+    with _text(source) as file, pd.read_csv(file, **options) as chunks:
         for frame in chunks:
             source.taken = 0
             frame.index += layout.depth + 1
@@ -216,7 +248,7 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
                 raise refusal(path, Code.D022, say, "Remove them")
             frame = frame[known]  # without blank lines
             short: tuple[int, ...] = ()
-            # Pandas fills lines up that end early without a word, so fields are counted again.
+            # Pandas silently fills lines up that end early, so fields are counted again.
             if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
                 counts = _field_counts(path, layout.delimiter) if counts is None else counts
                 if len(counts) >= frame.index.max():
@@ -230,9 +262,17 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
 
 def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
     """Finds the layout from the first lines."""
+    lines: list[str] = []
     with _text(Bytes(path)) as file:
-        lines = list(_first(file))
-    delimiter = _delimiter(lines[0]) if lines else ","
+        for line in file:
+            if len(lines) >= SAMPLE or (len(lines) > 3 and sum(map(len, lines)) > LINE):
+                break
+            lines.append(line)
+    top = lines[0] if lines else ","
+    delimiter = max(DELIMITERS, key=top.count)
+    if delimiter not in top:  # then the most frequent other sign; pandas takes only ASCII
+        others = re.sub(r"[^!-~]|[\w.\"'+/:()<>-]", "", top)
+        delimiter = max(others, key=others.count) if others else " "
     sample = [row for row in _fields(path, lines, delimiter) if row]
     if not sample:
         raise refusal(path, Code.D002, "there are no rows")
@@ -249,36 +289,16 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
         raise refusal(path, Code.D022, say, "Give several files of fewer columns")
     if len(names) < width:
         raise _too_wide(path, delimiter, depth, len(names))
-    text = frozenset(i for i, name in enumerate(names) if _is_text(name, i, texts))
+    text = set()
+    for i, name in enumerate(names):
+        level = name[-1] if isinstance(name, tuple) else name
+        known = {str(name), str(i + 1)} & {*texts}
+        if known or "symbol" in (canonical(name), canonical(level)):
+            text.add(i)
     decimal = decimal or _decimal(path, sample[depth:], depth, delimiter)
     size = sum(map(len, lines)) // len(lines) + 1
     chunk_rows = min(max(CHUNK_TEXT // size, 1), CHUNK_ROWS)
-    return Layout(delimiter, depth, names, text, decimal, chunk_rows)
-
-
-def _is_text(name: Any, index: int, texts: Sequence[str]) -> bool:
-    """Returns whether a column holds symbols, or is among `texts` by name or number from 1."""
-    known = {canonical(name), canonical(name[-1]) if isinstance(name, tuple) else ""}
-    return "symbol" in known or str(name) in texts or str(index + 1) in texts
-
-
-def _options(layout: Layout) -> dict[str, Any]:
-    """Returns options for pandas that leave it nothing to guess."""
-    columns = range(len(layout.names))
-    return dict(
-        sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
-        decimal=layout.decimal,
-        header=None,
-        names=columns,
-        skiprows=layout.depth,
-        low_memory=False,  # else a column's type depends on where pandas' own chunks end
-        skip_blank_lines=False,  # keeps the line numbers true
-        # A symbol is its text: pandas alone reads NA as missing and 007 as 7.
-        dtype=dict.fromkeys(layout.texts, "str"),
-        keep_default_na=False,
-        na_values={i: MISSING for i in columns if i not in layout.texts},
-        chunksize=layout.chunk_rows,
-    )
+    return Layout(delimiter, depth, names, frozenset(text), decimal, chunk_rows)
 
 
 def _text(source: Bytes) -> io.TextIOWrapper:
@@ -302,40 +322,6 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
         say = f"line {line}: a field has more than {csv.field_size_limit():,} characters"
         remedy = "Shorten it, or close the quote that is open"
         raise refusal(path, Code.D022, say, remedy) from error
-
-
-def _first(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the lines that show the layout: SAMPLE of them, or fewer where they are long."""
-    size = 0
-    for number, line in enumerate(lines):
-        if number >= SAMPLE or (number > 3 and size > LINE):
-            return
-        size += len(line)
-        yield line
-
-
-def _not_utf8(path: Path) -> BarError:
-    """Returns the error that names the first line and byte that is not UTF-8."""
-    say = "is not UTF-8"
-    with io.BufferedReader(Bytes(path)) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                byte = line[error.start]
-                char = bytes([byte]).decode("cp1252" if byte < 0xA0 else "latin-1", "replace")
-                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1 or "
-                return refusal(path, Code.D001, f"{say}Windows-1252", "Save it as UTF-8")
-    return refusal(path, Code.D001, say, "Save it as UTF-8")
-
-
-def _delimiter(line: str) -> str:
-    """Returns the usual delimiter that a line has most of, else its most frequent other sign."""
-    best = max(DELIMITERS, key=line.count)
-    if best in line:
-        return best
-    others = re.sub(r"[^!-~]|[\w.\"'+/:()<>-]", "", line)  # pandas takes only ASCII
-    return max(others, key=others.count) if others else " "
 
 
 def _is_value(field: str) -> bool:
@@ -439,32 +425,26 @@ def load(
       BarError: there is no table.
     """
     if isinstance(source, pd.DataFrame):
-        path, chunks = "DataFrame", _titled(_slices(source), "DataFrame")
+        path = copy = "DataFrame"
+        chunks = _titled(_slices(source), path)
     else:
         path = place(source)
         try:
             copy = fetched(path) if isinstance(path, CloudPath) else path
         except FileNotFoundError as error:
             raise refusal(path, Code.D001, "no such object", "Check the URL") from error
-        # The file is a copy where the user gave a URL, and is named by that in chunks and errors.
-        chunks = _named(_guarded(copy, texts, numbered, decimal), copy, path)
+        chunks = _guarded(copy, texts, numbered, decimal)
     empty = True
-    for chunk in chunks:
-        if not chunk.frame.empty:
-            empty = False
-            yield chunk
-    if empty:
-        raise refusal(path, Code.D002, "there are no rows")
-
-
-def _named(chunks: Iterator[Chunk], copy: Path, path: Place) -> Iterator[Chunk]:
-    """Gives the chunks of a copy, and the errors that name it, the name that the user gave."""
     try:
         for chunk in chunks:
-            yield chunk._replace(name=str(path))
+            if not chunk.frame.empty:
+                empty = False
+                yield chunk._replace(name=str(path))
     except BarError as error:
-        lines = (line.replace(str(copy), str(path)) for line in error.args)
-        raise BarError(*lines) from error
+        # The file is a copy where the user gave a URL; messages give the URL.
+        raise BarError(*(line.replace(str(copy), str(path)) for line in error.args)) from error
+    if empty:
+        raise refusal(path, Code.D002, "there are no rows")
 
 
 def _guarded(
@@ -497,7 +477,7 @@ def _guarded(
     except MemoryError as error:
         raise refusal(path, Code.D001, "takes more memory than there is") from error
     except Exception as error:
-        # On a damaged file pandas, pyarrow and zlib raise anything, KeyErrors as well.
+        # On a damaged file pandas, pyarrow and zlib raise anything, including KeyError.
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
         raise refusal(path, Code.D001, f"can't be read ({what.rstrip('.')})") from error
 
@@ -523,7 +503,8 @@ def _parquet(path: Path) -> Iterator[pd.DataFrame]:
         return
     with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
         size = _rows(len(file.schema_arrow.names))
-        yield from map(_frame, file.iter_batches(batch_size=size, use_threads=False))
+        for rows in file.iter_batches(batch_size=size, use_threads=False):
+            yield rows.to_pandas(use_threads=False)
 
 
 def _feather(path: Path) -> Iterator[pd.DataFrame]:
@@ -561,17 +542,12 @@ def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
             columns.append(column(at, begin, begin + rows)[0])
             pa.default_memory_pool().release_unused()
         for part in pa.Table.from_arrays(columns, schema=schema).to_batches(_rows(width)):
-            yield _frame(part)
+            yield part.to_pandas(use_threads=False)
 
 
 def _rows(width: int) -> int:
     """Returns the rows of a chunk of that many columns."""
     return max(CELLS // max(width, 1), 1)
-
-
-def _frame(rows: pa.RecordBatch | pa.Table) -> pd.DataFrame:
-    """Converts rows to pandas, in this thread."""
-    return rows.to_pandas(use_threads=False)
 
 
 def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Chunk]:

@@ -1,4 +1,9 @@
-"""Which column of a table is what: long and wide tables become one row per asset and time."""
+"""Parses a file into one table of numbers, one row per asset and time.
+
+A chunk's text is not kept, except for a few cells that are not numbers, which messages name. Memory
+thus depends on the number of bars alone, and on that of further columns of numbers, which may have
+changed places with the volume.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +79,12 @@ def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
         code = {"time": Code.D004, "close": Code.D003}.get(name, Code.D005)
         stand_in = {"time": (), "close": (), "volume": ("no-volume",)}.get(name, ("close-only",))
         remedy = f"Say which it is by {argument('columns', name + '=COLUMN')}"
-        if name == "close":
-            remedy += _wide_closes(arranged, given)
+        numbers = all(map(pd.api.types.is_numeric_dtype, arranged.others.dtypes))
+        known = {"symbol", *FIELDS} & set(frame)
+        if name == "close" and not known and numbers and arranged.others.shape[1] > 1:
+            columns = ",".join(f"{role}={text}" for role, text in ({**given, "close": "*"}).items())
+            remedy += "; where each column is the close of an asset, pass "
+            remedy += f"{argument('columns', columns)} {argument('repair', 'close-only,no-volume')}"
         say = f"no {name} column; the columns are {names}"
         faults.append(Fault(code, say, None, remedy, stand_in))
     # The stand-ins are what the repairs close-only and no-volume would take.
@@ -112,17 +121,6 @@ def _long(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
     frame = pd.DataFrame(found, index=raw.index, copy=False)
     others = raw.iloc[:, [i for i in range(raw.shape[1]) if i not in used]]
     return Arranged(frame, others, faults, None)
-
-
-def _wide_closes(arranged: Arranged, given: Mapping[str, str]) -> str:
-    """Adds to the remedy of D003 how columns of numbers alone are read as closes."""
-    others = arranged.others
-    known = {"symbol", *FIELDS} & set(arranged.frame)
-    if known or others.shape[1] < 2 or not all(map(pd.api.types.is_numeric_dtype, others.dtypes)):
-        return ""
-    columns = ",".join(f"{role}={text}" for role, text in ({**given, "close": "*"}).items())
-    options = f"{argument('columns', columns)} {argument('repair', 'close-only,no-volume')}"
-    return f"; where each column is the close of an asset, pass {options}"
 
 
 def _position(chunk: Chunk, text: str) -> int:
@@ -165,8 +163,9 @@ def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series
         return pd.to_numeric(above, errors="coerce") / below
     used.add(at := _position(chunk, first))
     left = chunk.frame.iloc[:, at]
-    if pd.api.types.is_numeric_dtype(right.dtype):  # 90100 is 09:01:00
-        right = right.astype("Int64").astype("str").str.zfill(6)
+    if pd.api.types.is_numeric_dtype(right.dtype):  # 90100 is 09:01:00; what is not whole, no clock
+        whole = (right % 1 == 0) & (right.abs() < 1e18)
+        right = right.where(whole).astype("Int64").astype("str").str.zfill(6)
     return left.astype("str").str.strip() + " " + right.astype("str").str.strip()
 
 
@@ -224,7 +223,6 @@ def _pair(column: Any) -> tuple[str, str] | None:
 
 NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
 LONGEST = 64  # characters of a symbol at most
-UNREAD_TEXT = 1 << 20  # characters of cells that are not numbers, kept for messages
 
 
 def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Request) -> Table:
@@ -255,10 +253,8 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         if not taken.any():
             continue
         raw = arranged.frame if taken.all() else arranged.frame[taken]
-        numbers = _numbers(raw, chunk.decimal)
-        _note_unread(unread, raw, numbers, begin)
         arrays = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
-        for key, array in (arrays | _bar_columns(raw, numbers)).items():
+        for key, array in (arrays | _numbers(raw, chunk.decimal, unread, begin)).items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
         rest = arranged.others if taken.all() else arranged.others[taken]
         for i, (label, column) in enumerate(rest.items()):
@@ -304,9 +300,16 @@ def spread_columns(names: Container[str]) -> list[str]:
     return ["spread"] if "spread" in names else []
 
 
-def _numbers(raw: pd.DataFrame, decimal: str) -> dict[str, np.ndarray]:
-    """Returns the columns of bars as float64 `[n]`, NaN where they are not numbers."""
-    numbers = {}
+def _numbers(
+    raw: pd.DataFrame, decimal: str, unread: dict[str, Unread], begin: int
+) -> dict[str, np.ndarray]:
+    """Returns a chunk's columns `[n]`: float64, NaN where a cell is not a number, and `present`.
+
+    Adds the half spread, and 0 where no income is paid. Cells of rows from `begin` on that are
+    neither numbers nor empty are added to `unread`.
+    """
+    present = raw["present"].to_numpy()
+    arrays = {"present": present}
     for name in (*FIELDS, *FACTORS, *INCOME, *spread_columns(raw)):
         if name not in raw:
             continue
@@ -318,39 +321,16 @@ def _numbers(raw: pd.DataFrame, decimal: str) -> dict[str, np.ndarray]:
             # One cell that is not a number makes the column text; a point is not a decimal there.
             text = column.astype("str").str.replace(".", "?", regex=False)
             column = text.str.replace(",", ".", regex=False)
-        numbers[name] = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    return numbers
-
-
-def _note_unread(
-    unread: dict[str, Unread], raw: pd.DataFrame, numbers: dict[str, np.ndarray], begin: int
-) -> None:
-    """Adds the cells of rows from `begin` on that are neither numbers nor empty."""
-    for name, values in numbers.items():
+        values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        arrays[name] = values
         if not np.isnan(values).any():
             continue
-        rows = np.flatnonzero(np.isnan(values) & raw[name].notna().to_numpy())
-        if not len(rows):
-            continue
-        cells = unread.setdefault(name, Unread())
-        cells.rows.append(rows + begin)
-        # A hostile file may hold nothing but long texts.
-        left = UNREAD_TEXT - sum(map(len, cells.texts.values()))
-        for row in rows[: max(left, 0)]:
-            text = f"{raw[name].iloc[row]}"
-            if (left := left - len(text)) < 0:
-                break
-            cells.texts[int(row) + begin] = text
-
-
-def _bar_columns(raw: pd.DataFrame, numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a chunk's arrays: with the half spread, and 0 where no income is paid."""
-    present = raw["present"].to_numpy()
-    arrays = {"present": present, **numbers}
-    for name in INCOME:
-        if name in arrays:  # an empty cell means 0, but a text is a fault
-            none = present & raw[name].isna().to_numpy()
-            arrays[name] = np.where(none, 0.0, arrays[name])
+        empty = raw[name].isna().to_numpy()
+        rows = np.flatnonzero(np.isnan(values) & ~empty)
+        if len(rows):
+            unread.setdefault(name, Unread()).add(rows, raw[name], begin)
+        if name in INCOME:  # an empty cell means 0, but a text is a fault
+            arrays[name] = np.where(present & empty, 0.0, values)
     with np.errstate(divide="ignore", invalid="ignore"):
         if "bid" in arrays:
             bid, ask = arrays["bid"], arrays["ask"]
@@ -384,10 +364,22 @@ class _Symbols:
         self._bases = {re.sub(r"-\d{4}$", "", name) for name in self._wanted} | {*self._wanted}
 
     def take(self, rows: Arranged, table: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the codes `[taken]` of the rows that are taken, and which `[rows]` these are."""
+        """Returns the codes `[taken]` of the rows that are taken, and which `[rows]` these are.
+
+        A table without a symbol column holds one asset, named after the file.
+        """
         size = len(rows.frame)
         if "symbol" not in rows.frame:
-            self._code(self._only(table))
+            if len(self._wanted) > 1:
+                remedy = "Ask for one symbol, or add a column"
+                raise refusal(table, Code.D024, "no symbol column", remedy)
+            default = "" if table == "DataFrame" else Path(table).name.split(".")[0]
+            name = self._wanted[0] if self._wanted else default or "asset"
+            if not is_name(name):
+                say = f"the symbol {name[:LONGEST]!r}, from the file's name, does not print"
+                raise refusal(table, Code.D024, say, f"Pass {argument('symbol', 'NAME')}")
+            self._known[name] = None
+            self._code(name)
             return np.zeros(size, dtype=np.int32), np.ones(size, dtype=bool)
         for each in rows.symbols or ():  # side by side: in the order of the columns
             if not self._wanted or each in self._wanted:
@@ -406,23 +398,6 @@ class _Symbols:
     def _code(self, name: str) -> int:
         """Returns the place of a name, a new one for a new name."""
         return self.codes.setdefault(name, len(self.codes))
-
-    def _only(self, table: str) -> str:
-        """Returns the name of the asset of a table without a symbol column.
-
-        Raises:
-          BarError: several are asked for, or the file's name is not a name of an asset.
-        """
-        if len(self._wanted) > 1:
-            remedy = "Ask for one symbol, or add a column"
-            raise refusal(table, Code.D024, "no symbol column", remedy)
-        default = "" if table == "DataFrame" else Path(table).name.split(".")[0]
-        name = self._wanted[0] if self._wanted else default or "asset"
-        if not is_name(name):
-            say = f"the symbol {name[:LONGEST]!r}, from the file's name, does not print"
-            raise refusal(table, Code.D024, say, f"Pass {argument('symbol', 'NAME')}")
-        self._known[name] = None
-        return name
 
     def check(self, table: str) -> None:
         """Refuses a symbol that was asked for and that the file does not have."""

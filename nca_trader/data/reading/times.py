@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,7 +33,7 @@ class Growing:
     """An array that chunks are added to.
 
     It doubles as it grows, and no page of it takes memory before it is written to. A list of the
-    chunks, joined at the end, would take twice the memory, as what is freed of it lies scattered.
+    chunks, joined at the end, would take twice the memory: what is freed of it is fragmented.
     """
 
     def __init__(self, dtype: np.dtype | type | str):
@@ -74,8 +73,8 @@ class Marks:
         return self.masks[name].whole
 
 
-class Times(NamedTuple):
-    """The times of a whole file.
+class Times:
+    """The times of a file as one way of reading them gives them, chunk after chunk.
 
     Attributes:
       utc: `[rows]` datetime64[ns], NaT where a time cannot be read.
@@ -86,24 +85,16 @@ class Times(NamedTuple):
         `known` dates, and those with `day_first` or `month_first`; None where it does.
     """
 
-    utc: np.ndarray
-    marks: Marks
-    num_aware: int
-    clocked: bool
-    order: Marks | None
-
-
-class _Reading:
-    """The times of a file as one way of reading them gives them."""
-
     def __init__(self, timezone: str | None):
-        self._timezone = timezone
+        self.timezone = timezone
         self.utc = Growing("datetime64[ns]")
         self.marks = Marks("unread", "naive", "skipped")
         self.num_aware, self.clocked = 0, False
+        self.order: Marks | None = None
 
-    def add(self, times: pd.Series, aware: np.ndarray, column: pd.Series) -> None:
+    def add(self, times: pd.Series, aware: np.ndarray | bool, column: pd.Series) -> None:
         """Appends times `[n]`, those without offset by the zone's clock; `column` is their text."""
+        aware = np.broadcast_to(aware, len(column))
         times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
         wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
         utc = times.mask(wild).to_numpy("datetime64[ns]").copy()
@@ -111,11 +102,11 @@ class _Reading:
         if naive.any():
             days = utc[naive].astype("datetime64[D]").astype("datetime64[ns]")
             self.clocked = self.clocked or bool((utc[naive] != days).any())
-        if self._timezone is not None and naive.any():
-            local = pd.DatetimeIndex(utc[naive])
-            local = local.tz_localize(self._timezone, ambiguous="NaT", nonexistent="NaT")
-            utc[naive] = local.tz_convert(None).to_numpy("datetime64[ns]")
-            skipped = naive & np.isnat(utc)
+            if self.timezone is not None:
+                local = pd.DatetimeIndex(utc[naive])
+                local = local.tz_localize(self.timezone, ambiguous="NaT", nonexistent="NaT")
+                utc[naive] = local.tz_convert(None).to_numpy("datetime64[ns]")
+                skipped = naive & np.isnat(utc)
 
         def text(row: int) -> str:
             value = column.iloc[row]
@@ -152,7 +143,7 @@ class TimeReader:
         self._form, self._size = "", float("nan")
         self._head: list[pd.Series] = []  # the first rows, until there are HEAD
         # In each order of day and month that the file may have; other forms are read in one way.
-        self._readings: dict[str, _Reading] = {}
+        self._readings: dict[str, Times] = {}
         self._order = Marks("known", "day_first", "month_first")
 
     def add(self, column: pd.Series) -> None:
@@ -166,37 +157,60 @@ class TimeReader:
         self._flush()
         if not self._form:
             # Of a file that begins with typed times, texts are read as ISO 8601.
-            self._form, self._readings = "moment", {"": _Reading(self._timezone)}
+            self._form, self._readings = "moment", {"": Times(self._timezone)}
         if moments and self._form != "day":
             aware = getattr(column.dtype, "tz", None) is not None
-            self._readings[""].add(column, np.full(len(column), aware), column)
+            self._readings[""].add(column, aware, column)
         else:
             self._take(column)
 
     def finish(self) -> Times:
-        """Returns the times of all rows."""
+        """Returns the times of all rows.
+
+        Epochs in a coarser unit than the others, e.g. seconds after milliseconds, are not read. In
+        the others' unit these are of 1970 or 1971, and nothing leads from there to the others.
+        """
         self._flush()
-        if len(self._readings) == 1:
-            reading, order = next(iter(self._readings.values())), None
-        else:  # both orders of day and month are possible, or neither is
-            reading, order = _Reading(None), self._order
-            reading.utc.add(np.full(len(order["known"]), np.datetime64("NaT", "ns")))
-        self._unread_coarser(reading)
-        utc = reading.utc.whole
-        return Times(utc, reading.marks, reading.num_aware, reading.clocked, order)
+        if len(self._readings) > 1 or not self._readings:
+            # Both orders of day and month are possible, or neither is.
+            read = Times(None)
+            read.order = self._order
+            read.utc.add(np.full(len(self._order["known"]), np.datetime64("NaT", "ns")))
+            return read
+        read = next(iter(self._readings.values()))
+        unit = _unit(self._size) if self._form == "number" else None
+        if unit is not None:
+            times, unread = read.utc.whole, read.marks["unread"]
+            early = (times >= EPOCH) & (times < UNIT_BEGINS)
+            if early.any() and times[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
+                if not unread[: int(np.argmax(early))].any():
+                    first = int(times[early][0].astype(np.int64)) // unit
+                    read.marks.texts["unread"] = str(first)
+                unread |= early
+                times[early] = np.datetime64("NaT", "ns")
+        return read
 
     def _flush(self) -> None:
-        """Finds the form of the first rows, and takes these."""
+        """Finds the form of the first rows, "iso", "number", "digits" or "day", and takes these."""
         head, self._head = self._head, []
         if not head:
             return
-        first = pd.concat([_texts(column) for column in head])[:HEAD]
-        self._form = _form_of(first)
-        if self._form == "number":
-            self._size = float(pd.to_numeric(first, errors="coerce").abs().median())
+        text = pd.concat([_texts(column) for column in head])[:HEAD]
+        self._form, iso = "iso", _iso(text).notna().mean()
+        if iso <= 0.5:
+            days = text.str.replace("[ T].*$", "", regex=True).str.match(DAY_AND_MONTH).mean()
+            numbers = pd.to_numeric(text, errors="coerce")
+            size = float(numbers.abs().median())
+            known = numbers.notna().mean() > 0.5 and size < EPOCHS[0][0] * 100
+            if known and _of_numbers(numbers, size)[0].notna().mean() > 0.5:
+                self._form, self._size = "number", size
+            elif text.str.fullmatch(DIGITS).mean() > 0.5:
+                self._form = "digits"
+            elif days > iso:
+                self._form = "day"
         orders = [self._dates] if self._dates else ORDERS
         names = orders if self._form == "day" else ("",)
-        self._readings = {name: _Reading(self._timezone) for name in names}
+        self._readings = {name: Times(self._timezone) for name in names}
         for column in head:
             self._take(column)
 
@@ -205,10 +219,14 @@ class TimeReader:
         if self._form == "number":
             numbers = column if holds_numbers(column) else _texts(column)
             times, moments = _of_numbers(pd.to_numeric(numbers, errors="coerce"), self._size)
-            return self._readings[""].add(times, np.full(len(column), moments), column)
+            return self._readings[""].add(times, moments, column)
         text = _texts(column)
-        if self._form == "digits":
-            return self._readings[""].add(_of_digits(text), np.zeros(len(text), bool), column)
+        if self._form == "digits":  # 20181231 143000, with or without the blank, and fractions
+            digits = text.where(text.str.fullmatch(DIGITS)).str.replace("[ T]", "", regex=True)
+            pattern = r"^(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d*)$"
+            iso = digits.str.replace(pattern, r"\1-\2-\3 \4:\5:\6.\7", regex=True) + "0"
+            times = pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
+            return self._readings[""].add(times, False, column)
         aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
         if self._form == "day":
             return self._take_days(text, aware)
@@ -242,40 +260,6 @@ class TimeReader:
             dates = np.append(dates.to_numpy("datetime64[ns]"), np.datetime64("NaT", "ns"))
             reading.add(pd.Series(dates[code] + since), aware, text)
 
-    def _unread_coarser(self, reading: _Reading) -> None:
-        """Marks epochs that are in a coarser unit than the others, e.g. seconds after ms.
-
-        Read in the others' unit these are of 1970 or 1971, and nothing leads from there to the
-        others.
-        """
-        unit = _unit(self._size) if self._form == "number" else None
-        if unit is None:
-            return
-        times, unread = reading.utc.whole, reading.marks["unread"]
-        early = (times >= np.datetime64(0, "s")) & (times < UNIT_BEGINS)
-        if early.any() and times[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
-            if not unread[: int(np.argmax(early))].any():
-                first = int(times[early][0].astype(np.int64)) // unit
-                reading.marks.texts["unread"] = str(first)
-            unread |= early
-            times[early] = np.datetime64("NaT", "ns")
-
-
-def _form_of(text: pd.Series) -> str:
-    """Returns "iso", "number", "digits" or "day", the form of most of the texts."""
-    iso = _iso(text).notna().mean()
-    if iso > 0.5:
-        return "iso"
-    numbers = pd.to_numeric(text, errors="coerce")
-    size = float(numbers.abs().median())
-    if numbers.notna().mean() > 0.5 and size < EPOCHS[0][0] * 100:
-        if _of_numbers(numbers, size)[0].notna().mean() > 0.5:
-            return "number"
-    if text.str.fullmatch(DIGITS).mean() > 0.5:
-        return "digits"
-    known = text.str.replace("[ T].*$", "", regex=True).str.match(DAY_AND_MONTH)
-    return "day" if known.mean() > iso else "iso"
-
 
 def _texts(column: pd.Series) -> pd.Series:
     """Returns texts; whole numbers without the point that pandas adds where some are missing."""
@@ -291,14 +275,6 @@ def _iso(text: pd.Series) -> pd.Series:
     # "2018" is not a day, and an epoch such as 1801010100 is not an hour of the year 1801.
     none = (size < len("2018-1-2")) | ((size > len("20180102")) & text.str.isdigit())
     return times.mask(none.to_numpy(dtype=bool, na_value=True))
-
-
-def _of_digits(text: pd.Series) -> pd.Series:
-    """Returns times of 20181231 143000, with or without the blank, and fractions of a second."""
-    digits = text.where(text.str.fullmatch(DIGITS)).str.replace("[ T]", "", regex=True)
-    pattern = r"^(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d*)$"
-    iso = digits.str.replace(pattern, r"\1-\2-\3 \4:\5:\6.\7", regex=True) + "0"
-    return pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
 
 
 def _unit(size: float) -> int | None:
