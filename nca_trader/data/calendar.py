@@ -150,7 +150,8 @@ class Sessions:
         off = np.array(sorted(self.holidays), dtype="datetime64[D]")
         known = sorted(self.half_days)
         days = np.array(known, dtype="datetime64[D]")
-        early = days + np.array([_local(0, self.half_days[day]) for day in known])
+        clocks = [_local(0, self.half_days[day]) for day in known]
+        early = days + np.array(clocks, dtype="timedelta64[ns]")
         for day, opens, last, closes in self.weekly:
             # A bar of this week may lie in a session that began in the week before.
             for week in (monday, monday - 7 * DAY):

@@ -1,4 +1,4 @@
-"""What a synthetic market is: how it is drawn, what it pays, and what is best there."""
+"""Synthetic markets: how they are drawn, what they pay, and their best policy."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Path(NamedTuple):
-    """What a market's generator draws, of JAX's default float type.
+    """One path of a market, in JAX's default float type.
 
-    states: `[N, S]` what is known at each bar's close; S may be 0.
-    returns: `[N, A]` of each bar, from the close before it to its own: log or simple ones.
-    start: `[A]` log of the price before the first bar, over `PRICE`.
+    Attributes:
+      states: `[N, S]` what is known at each bar's close; S may be 0.
+      returns: `[N, A]` log or simple returns, from the close before each bar to its own.
+      start: `[A]` log of the price before the first bar, relative to `PRICE`.
     """
 
     states: Array
@@ -53,24 +54,27 @@ class Market:
     is `sum_i a_i r_i - c sum_i |a_i - a_{t-1,i}|`, c being `costs.commission`.
 
     Attributes:
-      name: as `make` knows it. parameters: all of them, with defaults filled in.
-      num_assets: A. state_names: S names. moments: mean and deviation of each state variable in
-        the long run, S numbers each. bounds: of each asset's position, which may be inf.
-      costs: what turnover costs in an environment.
       reward: "log" or "simple": the kind of return r that `pay` takes.
       generate: `generate(key, num_bars) -> Path`; compiled once per `num_bars`.
+      name: a key of `MARKETS`.
+      parameters: all of them, with defaults filled in.
       pay: `pay(previous [..., A], position [..., A], r [..., A]) -> [...]`.
-      score: what the mean of `pay` is worth, in the unit of `optimum`; mostly the mean itself.
-      optimum: the best long-run average reward a step, or None where it is not known.
+      score: maps the mean of `pay` to the unit of `optimum`; for most markets the identity.
+      num_assets: A.
+      state_names: S names.
+      moments: long-run mean and deviation of each state variable, S numbers each.
+      bounds: of each asset's position, which may be inf.
+      costs: the cost of turnover in an environment.
+      optimum: the best long-run average reward per step, or None where it is not known.
       optimal_policy: `optimal_policy(state [..., S], position [..., A]) -> [..., A]` attains it,
-        for numpy arrays as for jax's; the position is the one held.
+        for numpy and jax arrays; `position` is the one held.
       expected_return: `expected_return(state [..., S]) -> [..., A]`, E[r of the next bar]. Where
         `pay` is linear in r, paying it instead of r takes the noise out of an evaluation.
-      volume: `volume(state [..., S]) -> [..., A]` of the bar that the state is known at the close
-        of: how bars show a state that prices do not tell. None is a volume of 1.
+      volume: `volume(state [..., S]) -> [..., A]` of the bar at whose close the state is known.
+        Bars show a state by it that prices do not show. None is a volume of 1.
       environment: fields of the `EnvConfig` in which an agent earns what the market pays.
-      score_reward: what the mean reward of that environment is worth, in the unit of `optimum`.
-      details: what else the solution knows, e.g. the cuts of a threshold rule.
+      score_reward: maps the mean reward of that environment to the unit of `optimum`.
+      details: other parts of the solution, e.g. the cuts of a threshold rule.
     """
 
     reward: str
@@ -94,10 +98,10 @@ class Market:
 
     @property
     def config(self) -> EnvConfig:
-        """The environment that pays what the market pays, but for the noise of a finite draw.
+        """The environment that pays what the market pays, apart from the noise of a finite draw.
 
-        Positions are held at constant size, or as `environment` says; orders fill at the close,
-        whose price the next bar opens at; what buys cost in cash does not bind.
+        Positions are held at constant size, or as `environment` says. Orders fill at the close,
+        which is the next bar's open; cash does not bind.
         """
         low, high = self.bounds
         given = (f"{name}={json.dumps(value)}" for name, value in self.parameters.items())
@@ -130,7 +134,9 @@ class Task(Market):
 
     Attributes:
       bars: `N` bars of one minute; `open` is the close before, so both fills agree.
-      states: `[N, S]` float64. returns: `[N, A]` float64, as in `Path`. seed: of the draw.
+      states: `[N, S]` float64, as in `Path`.
+      returns: `[N, A]` float64, as in `Path`.
+      seed: of the draw.
     """
 
     bars: Bars
@@ -140,20 +146,20 @@ class Task(Market):
 
     @property
     def config(self) -> EnvConfig:
-        """The environment of these very bars."""
+        """The environment of exactly these bars."""
         return dataclasses.replace(super().config, market_bars=len(self.bars))
 
     @property
     def signal_names(self) -> tuple[str, ...]:
-        """Names of what `signals` holds."""
+        """Names of the columns of `signals`."""
         return ("own_return",) if self._a_state_each else self.state_names
 
     @functools.cached_property
     def signals(self) -> np.ndarray:
-        """`[N, A, S]` the state as an agent sees it, about standard.
+        """`[N, A, S]` the state as an agent sees it, approximately standardised.
 
         Where each asset has a state of its own, it sees that alone. Mean and deviation are those
-        of the market and not of a draw: every path shows the same state as the same number.
+        of the market and not of a draw: the same state is the same number on every path.
         """
         mean, deviation = (np.asarray(moment, np.float64) for moment in self.moments)
         standard = (self.states - mean) / deviation
@@ -166,30 +172,43 @@ class Task(Market):
         return self.num_assets > 1 and len(self.state_names) == self.num_assets
 
     def rewards(self, positions: np.ndarray) -> np.ndarray:
-        """`[N - 1]` what positions `[N, A]`, set at each close from flat, earn on the next bar.
+        """Computes what positions earn on the next bar.
+
+        Args:
+          positions: `[N, A]`, set at each close; flat before the first.
+
+        Returns:
+          `[N - 1]` rewards.
 
         Raises:
           ConfigError: the positions have another shape.
+
+        Example:
+          >>> import numpy as np
+          >>> from nca_trader.data import synthetic
+          >>> task = synthetic.make("ou", num_bars=4)
+          >>> task.rewards(np.zeros((4, 1)))
+          array([0., 0., 0.])
         """
         if positions.shape != self.returns.shape:
             raise ConfigError(
                 f"positions have shape {positions.shape} where [N, A] = {self.returns.shape} is "
-                "expected; give one position a bar and asset."
+                "expected; give one position per bar and asset."
             )
         previous = np.concatenate([np.zeros_like(positions[:1]), positions[:-2]])
         return np.asarray(self.pay(previous, positions[:-1], self.returns[1:]))
 
 
 class PriceOutOfRange(ConfigError):
-    """The price of a drawn path leaves what a float holds; one of fewer bars may not."""
+    """A drawn price leaves the range of a float; a path of fewer bars may not."""
 
 
 def draw(market: Market, num_bars: int, seed: int) -> Task:
     """Draws `num_bars` bars of a market, in float64.
 
     Raises:
-      PriceOutOfRange: the prices leave what a float holds. ConfigError: too few bars are asked for,
-        or more than memory holds.
+      PriceOutOfRange: the prices leave the range of a float. ConfigError: too few bars are asked
+        for, or more than memory holds.
     """
     check({"num_bars": num_bars, "seed": seed}, {"num_bars": 2, "seed": 0})
     need, free = CELL_BYTES * num_bars * market.num_assets, memory().free
@@ -199,7 +218,7 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
             f"and {free / 1e9:.3g} GB are free; give fewer (market_bars of an environment)."
         )
     with jax.enable_x64(True):
-        # An allocation that failed is an error here; numpy's view of it would end the process.
+        # A failed allocation raises here; numpy's view of it would end the process.
         path = jax.block_until_ready(market.generate(jax.random.key(seed), num_bars))
         states, returns, start = (np.asarray(part, np.float64) for part in path)
     given = {field.name: getattr(market, field.name) for field in dataclasses.fields(Market)}
@@ -210,7 +229,7 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
 def bars_of(
     market: Market, states: np.ndarray, returns: np.ndarray, start: np.ndarray, seed: int
 ) -> Bars:
-    """Bars of returns `[N, A]`: each opens at the close before, and moves straight to its own."""
+    """Returns bars with returns `[N, A]`, each from the close before straight to its own."""
     if market.reward == "simple":
         if not (returns > -1.0).all():
             raise ConfigError(
@@ -230,9 +249,7 @@ def bars_of(
     shown = np.ones((length, width)) if market.volume is None else market.volume(states)
     return Bars(
         time=BEGINNING + np.arange(length) * BAR,
-        symbols=tuple(f"{market.name.upper()}{i}" for i in range(width))
-        if width > 1
-        else (market.name.upper(),),
+        symbols=tuple(f"{market.name.upper()}{i if width > 1 else ''}" for i in range(width)),
         open=before,
         high=np.maximum(before, after),
         low=np.minimum(before, after),
@@ -245,10 +262,10 @@ def bars_of(
 
 
 def seed_of(source: str) -> int:
-    """The seed of the draw whose bars have this source.
+    """Returns the seed of the draw whose bars have this `source`.
 
     Raises:
-      ConfigError: they are of no synthetic market.
+      ConfigError: the bars are not from a synthetic market.
     """
     seed = source.rpartition(SEED)[2]
     if not (source.startswith(SOURCE) and seed.isdecimal()):

@@ -1,9 +1,9 @@
 """Optimal trading of a Markov signal at a linear cost: average reward by dynamic programming.
 
 An agent sees a state x, takes a position a in {-1, 0, 1} and earns `a m(x) - c |a - a_prev|`,
-where `m(x)` is the next return's mean; what it does leaves x alone. The position is the sum of two
-units `u` in {0, 1} less one, and reward and cost add up over units, so that one unit's problem
-solves all of it. With `D(x)` the value of holding a unit rather than not, before any cost,
+where `m(x)` is the next return's mean; its actions do not change x. The position is the sum of two
+units `u` in {0, 1} less one. Reward and cost add up over units, so one unit's problem solves all of
+it. With `D(x)` the value of holding a unit rather than not, before any cost,
 
     D(x) = m(x) + E[ clip(D(x'), -c, c) | x ]            take the unit where D > c, drop it where
     average reward = 2 E_pi[ max(D(x) - c, 0) ] - E_pi[m(x)]     D < -c, and else leave it alone.
@@ -23,9 +23,9 @@ import numpy as np
 NODES_PER_PANEL = 12
 MAX_NODES = 4_096
 SWEEPS = 64  # of value iteration, before policy iteration
-ROUNDS = 200
-TINY = 1e-12
-RARE = 1e-9
+ROUNDS = 200  # of policy iteration
+TINY = 1e-12  # relative: rounding
+RARE = 1e-9  # probability per step that does not count
 REFINEMENTS = 16  # of the kinks
 
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -35,8 +35,10 @@ Mean = Callable[[np.ndarray], Any]
 class Switching(NamedTuple):
     """The optimal rule on a line.
 
-    gain: average reward a step. cuts: `[k]` states, ascending, between which the rule changes.
-    signals: `[k + 1]` what to hold in each range: -1.0, 1.0, or 0.0 for whatever is held.
+    Attributes:
+      gain: average reward per step.
+      cuts: `[k]` states, ascending, at which the rule changes.
+      signals: `[k + 1]` the position in each range: -1.0, 1.0, or 0.0 to keep the position held.
     """
 
     gain: float
@@ -45,21 +47,21 @@ class Switching(NamedTuple):
 
 
 def stationary(chain: np.ndarray) -> np.ndarray:
-    """`[n]` the stationary distribution of a chain `[n, n]` with one recurrent class."""
+    """Computes `[n]` the stationary distribution of a chain `[n, n]` with one recurrent class."""
     n = len(chain)
     return np.linalg.solve(np.eye(n) - chain.T + 1.0, np.ones(n))
 
 
 def sides(value: np.ndarray, cost: float) -> np.ndarray:
-    """1.0 where a unit is taken, -1.0 where it is dropped, 0.0 where it is left alone."""
+    """Returns 1.0 where a unit is taken, -1.0 where it is dropped, 0.0 where it is left alone."""
     return np.where(value > cost, 1.0, np.where(value < -cost, -1.0, 0.0))
 
 
 def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
-    """`[n]` D, for a transition matrix `[n, n]` and mean returns `[n]`, by policy iteration.
+    """Computes `[n]` D by policy iteration, for a chain `[n, n]` and mean returns `[n]`.
 
-    A policy is the side of each state; its D solves a linear system over the states that are
-    left alone, since D is clipped to plus or minus the cost in all others.
+    A policy is the side of each state. Its D solves a linear system over the states that are left
+    alone, since D is clipped to plus or minus the cost in all others.
     """
     pi = stationary(chain)
     value = mean.copy()
@@ -69,9 +71,9 @@ def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
     for _ in range(ROUNDS):
         kept = side == 0.0
         if cost > 0 and pi @ ~kept < RARE:
-            side = first_trades(chain, pi, mean, cost)
-            if isinstance(side, _Never):
-                return side.value
+            value, side = first_trades(chain, pi, mean, cost)
+            if side is None:
+                return value
             kept = side == 0.0
         held = cost * side
         known = mean + chain @ held
@@ -79,7 +81,7 @@ def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
         held[kept] = np.linalg.solve(inside, known[kept])
         value = mean + chain @ held
         better = sides(value, cost)
-        # A state whose D is the cost but for rounding may change sides for ever: it does not pay.
+        # A state whose D is the cost up to rounding may change sides without end: it pays nothing.
         settled = np.abs(np.clip(value, -cost, cost) - held).max() <= TINY * np.abs(value).max()
         if settled or (better == side).all():
             return value
@@ -87,43 +89,38 @@ def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
     raise ArithmeticError("policy iteration did not settle; report the market's parameters.")
 
 
-class _Never(NamedTuple):
-    """It never pays to trade, or next to never; value: `[n]` D, but for a constant."""
-
-    value: np.ndarray
-
-
 def first_trades(
     chain: np.ndarray, pi: np.ndarray, mean: np.ndarray, cost: float
-) -> np.ndarray | _Never:
-    """Sides to start from where no state seems worth a trade, or `_Never` if none is.
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns D without trades, up to a constant, and sides `[n]` to start from.
 
-    Without trades D is the solution of Poisson's equation `h = m - drift + P h`, free by a
-    constant; it pays to trade if h spans more than two costs, or if returns drift. A span that
-    is reached once in a billion steps does not count: its system is singular to rounding.
+    The sides are None where trading never pays, or almost never. Without trades D solves Poisson's
+    equation `h = m - drift + P h`. It pays to trade if h spans more than two costs, or if returns
+    drift. A span that is reached once in a billion steps does not count: its system is singular to
+    rounding.
     """
     drift = float(pi @ mean)
     h = np.linalg.solve(np.eye(len(chain)) - chain + pi[None, :], mean - drift)
     h = h - (h.max() + h.min()) / 2
     drifts = abs(drift) > TINY * np.abs(mean).max()
     if not drifts and pi @ (np.abs(h) > cost) < RARE:
-        return _Never(h)
+        return h, None
     side = np.zeros(len(chain))
     if not drifts or drift > 0:
         side[h.argmax()] = 1.0
     if not drifts or drift < 0:
         side[h.argmin()] = -1.0
-    return side
+    return h, side
 
 
 def average_reward(chain: np.ndarray, mean: np.ndarray, value: np.ndarray, cost: float) -> float:
-    """The optimal average reward, from D `[n]` of a chain `[n, n]`."""
+    """Computes the optimal average reward, from D `[n]` of a chain `[n, n]`."""
     pi = stationary(chain)
     return float(2.0 * pi @ np.maximum(value - cost, 0.0) - pi @ mean)
 
 
 def solve_chain(chain: np.ndarray, mean: np.ndarray, cost: float) -> tuple[float, np.ndarray]:
-    """The optimal average reward of a finite chain, and the side `[n]` of each of its states."""
+    """Returns the optimal average reward of a finite chain, and the side `[n]` of each state."""
     value = advantage(chain, mean, cost)
     return average_reward(chain, mean, value, cost), sides(value, cost)
 
@@ -131,11 +128,11 @@ def solve_chain(chain: np.ndarray, mean: np.ndarray, cost: float) -> tuple[float
 def solve_line(
     density: Density, mean: Mean, low: float, high: float, width: float, cost: float
 ) -> Switching:
-    """The optimal rule for a state on a line.
+    """Solves the optimal rule for a state on a line.
 
-    D is smooth, but what is averaged, its clipped form, has kinks where D is plus or minus the
+    D is smooth, but its clipped form, which is averaged, has kinks where D is plus or minus the
     cost. So Gauss's nodes lie on panels that end at the kinks, and kinks and D are refined in
-    turn: the result has about twelve digits instead of the four of an even grid.
+    turn. The result has about twelve digits; an even grid gives four.
 
     Args:
       density: `density(y, x)`, the density of the next state y at x; broadcasts.
@@ -163,7 +160,7 @@ def solve_line(
         before, cuts = cuts, crossings(smooth, y, value, cost)
         if len(before) == len(cuts) and np.all(np.abs(cuts - before) <= 1e-11 * (high - low)):
             break
-    else:  # a kink at the end of the range comes and goes: without effect, or it is a fault
+    else:  # a kink at the end of the range may appear and vanish without an effect on the gain
         if abs(gain - last) > TINY * np.abs(mean(y)).max():
             raise ArithmeticError("the kinks did not settle; report the market's parameters.")
     ends = np.concatenate([[low], cuts, [high]])
@@ -172,7 +169,7 @@ def solve_line(
 
 
 def gauss_nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`[n]` Gauss's nodes and `[n]` their weights, on the panels between `edges`."""
+    """Returns `[n]` Gauss's nodes and `[n]` their weights, on the panels between `edges`."""
     x, weight = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     half = np.diff(edges) / 2
     nodes = ((edges[:-1] + edges[1:]) / 2)[:, None] + half[:, None] * x[None, :]
@@ -180,18 +177,18 @@ def gauss_nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def transitions(density: Density, at: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """`[m, n]` probabilities of the nodes `y`, of weights `w`, after each of the states `at`."""
+    """Returns `[m, n]` probabilities of the nodes `y`, with weights `w`, after the states `at`."""
     rows = density(y[None, :], at[:, None]) * w[None, :]
     return rows / rows.sum(axis=1, keepdims=True)  # what leaves the range stays at its end
 
 
 def panels(low: float, high: float, width: float) -> int:
-    """How many panels of at most `width` the range takes."""
+    """Returns the number of panels of at most `width` that cover the range."""
     return int(np.ceil((high - low) / width))
 
 
 def crossings(smooth: Mean, x: np.ndarray, value: np.ndarray, cost: float) -> np.ndarray:
-    """The states, ascending, where D crosses plus or minus the cost: bisected between nodes."""
+    """Returns the states, ascending, where D crosses plus or minus the cost, by bisection."""
     found = []
     for level in (-cost, cost):
         over = value > level
