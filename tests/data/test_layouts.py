@@ -184,6 +184,13 @@ def test_every_form_of_a_moment_is_that_moment(read, stamp, options):
     assert str(bars.time[0]) == "2021-02-01T14:30:00.000000000"
 
 
+@pytest.mark.parametrize("clock", ["1.5", "1e300", "inf"])
+def test_a_second_column_of_a_time_that_holds_no_clock_is_refused(read, clock):
+    text = f"day,clock,close\n20210201,90100,10\n20210202,{clock},10\n"
+    said = refusal(read, text, columns="time=1+2", repair="close-only,no-volume", timezone="UTC")
+    assert "D013 line 3: time '20210202 " in said
+
+
 def test_columns_are_named_by_name_or_number_and_nothing_is_guessed(read, long):
     text = "Day,Sym,O,H,L,Last,Qty\n" + long.assign(
         time=long["time"].dt.strftime("%Y-%m-%d")

@@ -163,9 +163,10 @@ def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series
         return pd.to_numeric(above, errors="coerce") / below
     used.add(at := _position(chunk, first))
     left = chunk.frame.iloc[:, at]
-    if pd.api.types.is_numeric_dtype(right.dtype):  # 90100 is 09:01:00; what is not whole, no clock
-        whole = (right % 1 == 0) & (right.abs() < 1e18)
-        right = right.where(whole).astype("Int64").astype("str").str.zfill(6)
+    if pd.api.types.is_numeric_dtype(right.dtype):
+        whole = (right % 1 == 0) & (right.abs() < 1e18)  # other numbers are not clocks
+        clock = right.where(whole).astype("Int64").astype("str").str.zfill(6)  # 90100 is 09:01:00
+        right = clock.where(whole, right.astype("str"))
     return left.astype("str").str.strip() + " " + right.astype("str").str.strip()
 
 
@@ -270,7 +271,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         raise refusal(name, Code.D002, "there are no rows")
     read = times.finish()
     # Times come last: what form they have, later rows may decide.
-    arrays = {"time": read.utc} | {key: column.whole for key, column in columns.items()}
+    arrays = {"time": read.utc.whole} | {key: column.whole for key, column in columns.items()}
     return Table(
         name=name,
         place=arrays.pop("place"),
