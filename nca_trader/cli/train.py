@@ -204,12 +204,12 @@ def replay_line(env: Any, agent: Any) -> str:
 def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives the function that shows each row of metrics as progress towards `total` steps."""
     from nca_trader.parallel import hosts
-    from nca_trader.watch.progress import progress
+    from nca_trader.watch.progress import Progress
 
     if not hosts.first():
         yield lambda row: None
         return
-    with progress(total, label) as bar:
+    with Progress(total, label) as bar:
         seen: int | None = None
 
         def report(row: dict[str, Any]) -> None:

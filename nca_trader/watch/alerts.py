@@ -1,4 +1,7 @@
-"""Alert rules as rows of a TOML file, and the state of each: pending, firing, resolved."""
+"""Alert rules of a TOML file, the state of each, and the sinks that are notified.
+
+The states are those of Prometheus' alerting rules: inactive, pending, firing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,18 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 ABSENT = "absent"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 KEYS = ("name", "metric", "comparison", "threshold", "for", "sinks")
+# Kinds of sinks: what stands after the colon, and the remedy.
+SINKS = {
+    "log": (r"$", 'give "log" alone'),
+    "webhook": (r"https?://[^/\s]|\$", "give webhook:http(s)://... or webhook:$NAME of a variable"),
+    "call": (r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "give call:package.module:function"),
+}
 INACTIVE, PENDING, FIRING, RESOLVED = "inactive", "pending", "firing", "resolved"
+TIMEOUT = 5.0  # seconds that one POST may take
+WAITS = (1.0, 5.0, 15.0)  # seconds before each new try
+WAITING = 1000  # notices that may wait for a slow sink; later ones are dropped
+CLOSING = 20.0  # seconds that the end waits for what is under way
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +54,13 @@ class Rule:
     """One `[[rule]]` of a rules file.
 
     Attributes:
-      name: of the alert, once in a file. metric: any exported one, as `watch --once` prints it.
-      comparison: ">", ">=", "<", "<=", "==", "!=", of the metric with the threshold; or "absent":
-        there is no such metric, or it is not a finite number, and no threshold is given.
-      threshold: a number. for_seconds: the key `for`, e.g. "5m": so long must it hold before the
-        alert fires; 0 if left out.
-      sinks: who is told, each "log", "webhook:URL" or "call:PACKAGE.MODULE:FUNCTION".
+      name: of the alert, unique in a file.
+      metric: any exported metric, as `watch --once` prints it.
+      comparison: ">", ">=", "<", "<=", "==" or "!=", of the metric with the threshold; or "absent":
+        the metric is missing, or not a finite number.
+      threshold: a number, None for "absent".
+      for_seconds: the key `for`, e.g. "5m": how long the condition must hold before it fires.
+      sinks: each "log", "webhook:URL" or "call:PACKAGE.MODULE:FUNCTION".
     """
 
     name: str
@@ -56,7 +71,15 @@ class Rule:
     sinks: tuple[str, ...] = ("log",)
 
     def holds(self, samples: Mapping[str, float]) -> bool:
-        """Whether the condition is met; a metric that is missing or NaN meets "absent" alone."""
+        """Returns whether the condition holds.
+
+        A metric that is missing or NaN meets "absent" only.
+
+        Example:
+          >>> rule = Rule(name="kl", metric="approx_kl", comparison=">", threshold=0.05)
+          >>> rule.holds({"approx_kl": 0.1}), rule.holds({})
+          (True, False)
+        """
         value = samples.get(self.metric, math.nan)
         if self.comparison == ABSENT:
             return not math.isfinite(value)
@@ -65,7 +88,7 @@ class Rule:
 
     @property
     def condition(self) -> str:
-        """In words, e.g. `approx_kl > 0.05 for 300 s`."""
+        """The condition in words, e.g. `approx_kl > 0.05 for 300 s`."""
         threshold = "" if self.threshold is None else f" {self.threshold:g}"
         lasting = f" for {self.for_seconds:g} s" if self.for_seconds else ""
         return f"{self.metric} {self.comparison}{threshold}{lasting}"
@@ -73,10 +96,15 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-    """What sinks are told. status: "firing" or "resolved". since: when the condition began to hold.
+    """What a sink receives.
 
-    value: of the metric, None if it has none. Times are seconds since 1970. source: what is
-    watched.
+    Attributes:
+      status: "firing" or "resolved".
+      rule: the rule.
+      value: of the metric, None if it has none.
+      since: when the condition began to hold, in seconds since 1970.
+      at: when this was noticed, in seconds since 1970.
+      source: the run folder or the journal.
     """
 
     status: str
@@ -87,18 +115,21 @@ class Notice:
     source: str
 
     def as_json(self) -> dict[str, Any]:
-        """As a webhook gets it; times in ISO 8601, UTC."""
-        rule = self.rule
+        """Returns the body of a webhook's request. Times are in ISO 8601, UTC."""
+        since, at = (
+            datetime.datetime.fromtimestamp(t, datetime.UTC).isoformat(timespec="seconds")
+            for t in (self.since, self.at)
+        )
         return {
             "status": self.status,
-            "rule": rule.name,
-            "metric": rule.metric,
-            "comparison": rule.comparison,
-            "threshold": rule.threshold,
-            "for_seconds": rule.for_seconds,
+            "rule": self.rule.name,
+            "metric": self.rule.metric,
+            "comparison": self.rule.comparison,
+            "threshold": self.rule.threshold,
+            "for_seconds": self.rule.for_seconds,
             "value": self.value,
-            "since": _iso(self.since),
-            "at": _iso(self.at),
+            "since": since,
+            "at": at,
             "source": self.source,
         }
 
@@ -107,53 +138,49 @@ class Notice:
         return f"{self.source}: {self.rule.name} {self.status}: {self.rule.condition}; now {value}"
 
 
-def _iso(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
-
-
 class Alerts:
-    """The state of every rule; each fires once, and is resolved once, while its condition holds.
+    """The state of every rule. Each fires once, and is resolved once, while its condition holds.
 
-    Source of the states: Prometheus' alerting rules. A pending rule whose condition ends before
-    its time has passed goes back without a word.
+    A pending rule whose condition ends before its time becomes inactive without a notice.
     """
 
     def __init__(self, rules: Sequence[Rule], source: str):
-        """All inactive. source: what is watched, for notices."""
+        """Starts with all rules inactive. source: the run folder or the journal, for notices."""
         self.rules, self._source = tuple(rules), source
         self._since: dict[str, float] = {}
         self._firing: set[str] = set()
 
     def state(self, rule: Rule) -> str:
-        """One of "inactive", "pending" and "firing"."""
+        """Returns "inactive", "pending" or "firing"."""
         if rule.name in self._firing:
             return FIRING
         return PENDING if rule.name in self._since else INACTIVE
 
     def update(self, samples: Mapping[str, float], now: float) -> list[Notice]:
-        """Takes a look's figures at `now`; what there is to tell."""
-        return [notice for rule in self.rules for notice in self._moved(rule, samples, now)]
-
-    def _moved(self, rule: Rule, samples: Mapping[str, float], now: float) -> Iterator[Notice]:
-        value = samples.get(rule.metric, math.nan)
-        told = value if math.isfinite(value) else None
-        if rule.holds(samples):
+        """Takes the metrics at `now`, and returns what there is to notify."""
+        notices = []
+        for rule in self.rules:
+            value = samples.get(rule.metric, math.nan)
+            holds, fired, status = rule.holds(samples), rule.name in self._firing, ""
             since = self._since.setdefault(rule.name, now)
-            if rule.name not in self._firing and now - since >= rule.for_seconds:
+            if holds and not fired and now - since >= rule.for_seconds:
                 self._firing.add(rule.name)
-                yield Notice(FIRING, rule, told, since, now, self._source)
-            return
-        since = self._since.pop(rule.name, now)
-        if rule.name in self._firing:
-            self._firing.discard(rule.name)
-            yield Notice(RESOLVED, rule, told, since, now, self._source)
+                status = FIRING
+            elif not holds:
+                del self._since[rule.name]
+                self._firing.discard(rule.name)
+                status = RESOLVED if fired else ""
+            if status:
+                shown = value if math.isfinite(value) else None
+                notices.append(Notice(status, rule, shown, since, now, self._source))
+        return notices
 
 
 def read_rules(path: str | pathlib.Path) -> list[Rule]:
-    """The rules of a TOML file, one `[[rule]]` each.
+    """Reads the rules of a TOML file, one `[[rule]]` each.
 
     Raises:
-      ConfigError: with a line for each thing that is wrong: file, row, what, remedy.
+      ConfigError: all errors of the file, a line each: file, rule, what, remedy.
     """
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8-sig")
@@ -178,139 +205,111 @@ def read_rules(path: str | pathlib.Path) -> list[Rule]:
         names.add(str(row.get("name")))
         problems += [f"{path}: rule {number}{named}: {what}" for what in found]
     refuse(problems)
-    return [_rule(row) for row in rows]
-
-
-def _rule(row: dict[str, Any]) -> Rule:
-    threshold = row.get("threshold")
-    return Rule(
-        name=row["name"],
-        metric=row["metric"],
-        comparison=row["comparison"],
-        threshold=None if threshold is None else float(threshold),
-        for_seconds=_seconds(row.get("for", 0)) or 0.0,
-        sinks=tuple(row.get("sinks", ("log",))),
-    )
+    return [
+        Rule(
+            name=row["name"],
+            metric=row["metric"],
+            comparison=row["comparison"],
+            threshold=_number(row.get("threshold")),
+            for_seconds=_seconds(row.get("for", 0)) or 0.0,
+            sinks=tuple(row.get("sinks", ("log",))),
+        )
+        for row in rows
+    ]
 
 
 def _problems(row: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with a row, a sentence each."""
+    """Yields what is wrong with a row, a sentence each."""
     for key in row:
         if key not in KEYS:
             named = key if key.isprintable() else repr(key)
             yield f"{named} is not a known key; {nearest(key, KEYS)}Known: {', '.join(KEYS)}."
-    for key in ("name", "metric", "comparison"):
-        if not isinstance(row.get(key), str) or not row[key].strip():
-            yield f"{key} = {row.get(key)!r}: give a text."
+    missing = [k for k in KEYS[:3] if not isinstance(row.get(k), str) or not row[k].strip()]
+    yield from (f"{key} = {row.get(key)!r}: give a text." for key in missing)
     known = (*COMPARISONS, ABSENT)
-    comparison = row.get("comparison")
-    if isinstance(comparison, str) and comparison.strip() and comparison not in known:
+    comparison, threshold = row.get("comparison"), row.get("threshold")
+    if "comparison" not in missing and comparison not in known:
         yield f"comparison = {comparison!r} is not known; it may be {', '.join(known)}."
-    threshold = row.get("threshold")
     if comparison == ABSENT:
         if threshold is not None:
             yield f"threshold = {threshold!r}: what is absent is not compared; leave it out."
-    elif not _is_number(threshold):
+    elif _number(threshold) is None:
         yield f"threshold = {threshold!r}: give a finite number."
     if _seconds(row.get("for", 0)) is None:
-        yield f'for = {row["for"]!r} is no length of time; write e.g. "30s", "5m", "2h".'
+        yield f'for = {row["for"]!r} is not a length of time; write e.g. "30s", "5m", "2h".'
     sinks = row.get("sinks", ["log"])
     if not isinstance(sinks, list) or not sinks:
         yield f'sinks = {sinks!r}: give a list, e.g. ["log", "webhook:https://..."].'
-    else:
-        for sink in sinks:
-            yield from _sink_problems(sink)
-
-
-def _sink_problems(sink: Any) -> Iterator[str]:
-    kind, _, target = str(sink).partition(":")
-    if sink == "log":
         return
-    if kind == "webhook":
-        if not re.match(r"https?://[^/\s]", target) and not target.startswith("$"):
-            yield f"sink {sink!r}: give webhook:http(s)://... or webhook:$NAME of a variable."
-    elif kind == "call":
-        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", target):
-            yield f"sink {sink!r}: give call:package.module:function."
-    else:
-        yield f'sink {sink!r} is not known; it may be "log", "webhook:URL" or "call:MODULE:NAME".'
+    for sink in sinks:
+        kind, _, target = str(sink).partition(":")
+        if kind not in SINKS:
+            known = '"log", "webhook:URL" or "call:MODULE:NAME"'
+            yield f"sink {sink!r} is not known; it may be {known}."
+        elif not re.match(SINKS[kind][0], target):
+            yield f"sink {sink!r}: {SINKS[kind][1]}."
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _number(value: Any) -> float | None:
+    """A finite number, None for anything else; TOML's true and false are not numbers."""
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
 
 
 def _seconds(text: Any) -> float | None:
-    """Seconds that "90s", "5m", "2h", "1d" or a number mean; None if it means none."""
-    if type(text) in (int, float):
-        return float(text) if 0 <= text < math.inf else None
+    """Seconds that "90s", "5m", "2h", "1d" or a number mean, None for anything else."""
+    if (seconds := _number(text)) is not None:
+        return seconds if seconds >= 0 else None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", text) if type(text) is str else None
     return float(found[1]) * UNITS[found[2]] if found else None
 
 
-TIMEOUT = 5.0  # seconds that one POST may take
-WAITS = (1.0, 5.0, 15.0)  # seconds before each new try
-WAITING = 1000  # notices that may wait for a slow sink; later ones are dropped
-CLOSING = 20.0  # seconds that the end waits for what is under way
-log = logging.getLogger(__name__)
-Sink = Callable[[Notice], object]  # what it returns is of no interest
+Sink = Callable[[Notice], object]  # what it returns is ignored
 
 
 def sink_of(text: str) -> Sink:
-    """The function that a rule's `sinks` entry means.
+    """Returns the function that an entry of a rule's `sinks` names.
 
     Raises:
-      ConfigError: a variable is not set, a module can't be imported or has no such function.
+      ConfigError: a variable is not set, a module cannot be imported or has no such function.
     """
     kind, _, target = text.partition(":")
+    if kind == "log":
+        return lambda notice: log.log(
+            logging.WARNING if notice.status == FIRING else logging.INFO, "%s", notice
+        )
     if kind == "webhook":
-        return Webhook(_expanded(target), WAITS)
-    return _function(target) if kind == "call" else _to_log
-
-
-def _to_log(notice: Notice) -> None:
-    log.log(logging.WARNING if notice.status == FIRING else logging.INFO, "%s", notice)
-
-
-def _expanded(url: str) -> str:
-    """The URL, or that of the environment's variable that it names: so no secret is in a file."""
-    if not url.startswith("$"):
-        return url
-    found = os.environ.get(url[1:].strip("{}"), "")
-    if not found.startswith(("http://", "https://")):
-        raise ConfigError(f"sink webhook:{url}: set the variable to a URL, http(s)://...")
-    return found
-
-
-def _function(target: str) -> Sink:
+        # A variable of the environment keeps a secret address out of the file.
+        url = os.environ.get(target[1:].strip("{}"), "") if target.startswith("$") else target
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"sink {text}: set the variable to a URL, http(s)://...")
+        return Webhook(url, WAITS)
     module, _, name = target.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's own module lies there
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, for the user's own module
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"sink call:{target}: {error}; give call:package.module:function that Python finds "
-            "from here."
+            f"sink {text}: {error}; give call:package.module:function that Python finds from here."
         ) from None
     finally:
         sys.path.pop(0)
     if not callable(found):
-        raise ConfigError(f"sink call:{target}: {name} is no function.")
+        raise ConfigError(f"sink {text}: {name} is not a function.")
     return found
 
 
 class Webhook:
-    """Posts a notice as JSON; tries again where the network or the server (5xx, 429) fails."""
+    """Posts a notice as JSON, and tries again if the network or the server (5xx, 429) fails."""
 
     def __init__(self, url: str, waits: Iterable[float]):
-        """url: http or https. waits: seconds before each new try."""
+        """Sets the address, http or https. waits: seconds before each new try."""
         self._url, self._waits = url, tuple(waits)
 
     def __call__(self, notice: Notice) -> None:
-        """Posts it.
+        """Posts the notice.
 
         Raises:
-          OSError: also the last try failed, or the server refused it.
+          OSError: the last try failed too, or the server refused it.
         """
         data = json.dumps(notice.as_json()).encode()
         head = {"Content-Type": "application/json"}
@@ -319,50 +318,49 @@ class Webhook:
             try:
                 with urllib.request.urlopen(request, timeout=TIMEOUT):
                     return
-            except urllib.error.HTTPError as error:
-                error.close()
-                # The server has read it and says no: it will again.
-                if wait is None or (error.code < 500 and error.code != 429):
-                    raise
-            except OSError:
-                if wait is None:
+            except OSError as error:
+                code = 500
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+                    code = error.code
+                # A server that has read it and refuses it will refuse it again.
+                if wait is None or (code < 500 and code != 429):
                     raise
             time.sleep(wait)
 
 
 class Worker:
-    """One sink with a thread of its own, so that a slow one holds up nobody."""
+    """One sink with its own thread, so that a slow sink delays nothing else."""
 
     def __init__(self, name: str, sink: Sink):
-        """Starts the thread. name: for the log, without what follows the scheme of a URL."""
+        """Starts the thread. name: for the log."""
         self._name, self._sink = name, sink
         self._waiting: queue.Queue[Notice | None] = queue.Queue(WAITING)
-        self._thread = threading.Thread(target=self._work, name=f"sink {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
 
     def tell(self, notice: Notice) -> None:
-        """Hands it over; never blocks and never raises."""
+        """Hands a notice over. Never blocks and never raises."""
         try:
             self._waiting.put_nowait(notice)
         except queue.Full:
             log.error("sink %s: too slow; dropped %s", self._name, notice)
 
     def close(self, seconds: float = CLOSING) -> None:
-        """Waits for what was handed over, so long."""
+        """Waits at most `seconds` for what was handed over."""
         try:
             self._waiting.put(None, timeout=seconds)
+            self._thread.join(seconds)
         except queue.Full:
             pass
-        else:
-            self._thread.join(seconds)
         if self._thread.is_alive():
             log.error("sink %s: not done in %g s; what waited is lost", self._name, seconds)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (notice := self._waiting.get()) is not None:
             try:
                 self._sink(notice)
-            except Exception as error:  # whatever a user's function raises
+            except Exception as error:  # a user's function may raise anything
                 log.error("sink %s: failed (%s); lost: %s", self._name, error, notice)
 
 
@@ -376,11 +374,11 @@ class Sinks:
           ConfigError: see `sink_of`; before any thread is started.
         """
         opened = {name: sink_of(name) for name in dict.fromkeys(names)}
-        # A webhook's path is often its secret.
+        # A webhook's path is often its secret: the log names what stands before it.
         self._workers = {n: Worker("/".join(n.split("/")[:3]), s) for n, s in opened.items()}
 
     def tell(self, notices: Iterable[Notice]) -> None:
-        """Hands each notice to its rule's sinks; returns at once."""
+        """Hands each notice to the sinks of its rule, and returns at once."""
         for notice in notices:
             for name in notice.rule.sinks:
                 self._workers[name].tell(notice)

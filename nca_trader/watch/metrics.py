@@ -1,45 +1,46 @@
-"""The figures that are exported and that rules may name, and their Prometheus exporter."""
+"""The metrics that rules may name, and their Prometheus exporter."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import math
-import os
 import pathlib
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any
+from typing import Any
 
-from nca_trader.cloud import CloudPath, Place
+from nca_trader.cloud import Place
 from nca_trader.config.records import read_json
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
 from nca_trader.paper.journal import read_events
 from nca_trader.runs.folder import Lines
 from nca_trader.runs.manifest import row_of
 
-TAIL = 256  # bytes before the place read up to, which must still be there
+TAIL = 256  # bytes before the position that was read to; they must not have changed
 NANOSECONDS = 1_000_000_000
+PREFIX = "nca_trader_"
+SEED = re.compile(r'(\w+)\{seed="(\d+)"\}')
 log = logging.getLogger(__name__)
 
 
 class Rows:
     """The rows of a file of JSON lines that grows.
 
-    A last line without its end is still being written and is left for the next look. A file that
-    was replaced, or whose rows were taken back (a run that went back to a checkpoint), is read
+    A last line without its end is still being written and is left for the next poll. A file that
+    was replaced, or whose rows were taken back (a run that returned to a checkpoint), is read
     again from its beginning.
 
     Attributes:
-      newest: the last row, {} before there is one. count: rows in the file. restarts: how often it
-        was read again.
+      newest: the last row, {} before the first.
+      count: rows in the file.
+      restarts: how often it was read again.
     """
 
     def __init__(self, path: Place):
-        """Reads nothing yet; the file need not be there."""
+        """Reads nothing yet. The file need not exist."""
         self.path = path
         self._lines = Lines(path)
         self.newest: dict[str, Any] = {}
@@ -47,109 +48,85 @@ class Rows:
         self._at, self._tail = 0, b""
 
     def poll(self) -> list[dict[str, Any]]:
-        """The rows that came since the last look; after a restart, all that are there."""
+        """Returns the rows since the last poll; after a restart, all rows."""
         try:
-            file = self._open()
-        except FileNotFoundError:  # not begun, or between two names
-            return []
+            text = self._lines.read()
+            if not text and self.written() is None:  # not begun, or between two names
+                return []
         except StoreError as error:
             log.warning("%s", error)
             return []
-        with file:
-            if self._is_another(file):
-                self.restarts += 1
-                self.newest, self.count, self._at, self._tail = {}, 0, 0, b""
-            file.seek(self._at)
-            whole = file.read().rpartition(b"\n")
-        text = whole[0] + whole[1]
-        self._at += len(text)
-        self._tail = (self._tail + text)[-TAIL:]
-        rows = [row for line in text.splitlines() if (row := self._row(line)) is not None]
+        # What was read must still stand there. The file may have another inode: one that holds
+        # what was read, and more, need not be read again.
+        tail = text[self._at - len(self._tail) : self._at]
+        if len(text) < self._at or tail != self._tail:
+            self.restarts += 1
+            self.newest, self.count, self._at, self._tail = {}, 0, 0, b""
+        end = text.rfind(b"\n") + 1
+        rows = []
+        for line in text[self._at : end].splitlines():
+            try:
+                rows.append(row_of(read_json(line, str(self.path)), str(self.path)))
+            except StateError:
+                log.warning("%s: a line that is not a JSON object is passed over", self.path)
+        self._at, self._tail = end, text[max(end - TAIL, 0) : end]
         self.count += len(rows)
         self.newest = rows[-1] if rows else self.newest
         return rows
 
     def written(self) -> float | None:
-        """When the file was last written, in seconds since 1970; None where it is not there."""
+        """Returns when the file was last written, in seconds since 1970, None if it is missing."""
         return self._lines.modified()
-
-    def _open(self) -> IO[bytes]:
-        if isinstance(self.path, CloudPath):
-            return io.BytesIO(self._lines.read())
-        return open(self.path, "rb")
-
-    def _is_another(self, file: IO[bytes]) -> bool:
-        """Whether what was read is no longer the beginning of the file."""
-        if not self._at:
-            return False
-        if file.seek(0, os.SEEK_END) < self._at:
-            return True
-        file.seek(self._at - len(self._tail))
-        # A file of another name that holds what was read, and more, need not be read again.
-        return file.read(len(self._tail)) != self._tail
-
-    def _row(self, line: bytes) -> dict[str, Any] | None:
-        try:
-            return row_of(read_json(line, str(self.path)), str(self.path))
-        except StateError:
-            log.warning("%s: a line that is no JSON object is passed over", self.path)
-            return None
 
 
 class Paper:
-    """What a paper session's journal says of it now."""
+    """The metrics of a paper session, from its journal."""
 
     def __init__(self, path: pathlib.Path):
-        """Reads nothing yet; the journal need not be there."""
+        """Reads nothing yet. The journal need not exist."""
         self.path = path
         self._seq = 0
         self._peak = 1.0
-        self._figures: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self._seen_at: float | None = None
 
     def poll(self, now: float) -> dict[str, float]:
-        """Its figures at `now`, in seconds since 1970; {} before there is a bar.
+        """Returns the metrics at `now`, in seconds since 1970; {} before the first bar.
 
         paper_equity is a multiple of the capital, paper_drawdown the part that it is below its
-        peak, paper_feed_age_seconds the time since a bar came in.
+        peak, paper_feed_age_seconds the time since the newest bar.
         """
         try:
             events = list(read_events(self.path, after=self._seq)) if self.path.exists() else []
         except (StateError, sqlite3.Error) as error:  # being made, or copied over
-            log.warning("%s: not read at this look (%s)", self.path, error)
+            log.warning("%s: not read this time (%s)", self.path, error)
             events = []
+        metrics = self._metrics
         for event in events:
-            self._take(event)
+            self._seq = event.seq
+            metrics["paper_events"] = float(event.seq)
+            if event.kind in ("bar", "fill"):
+                name = f"paper_{event.kind}s"
+                metrics[name] = metrics.get(name, 0.0) + 1.0
+            if event.kind == "bar":
+                self._seen_at = event.ts_recv / NANOSECONDS
+            elif event.kind in ("halt", "resume"):
+                metrics["paper_halted"] = float(event.kind == "halt")
+            elif event.kind == "snapshot":
+                equity = float(event.body["equity"])
+                self._peak = max(self._peak, equity)
+                metrics |= {"paper_equity": equity, "paper_drawdown": 1.0 - equity / self._peak}
         if self._seen_at is None:
             return {}
-        return self._figures | {"paper_feed_age_seconds": now - self._seen_at}
-
-    def _take(self, event: Any) -> None:
-        self._seq = event.seq
-        figures = self._figures
-        figures["paper_events"] = float(event.seq)
-        if event.kind == "bar":
-            self._seen_at = event.ts_recv / NANOSECONDS
-            figures["paper_bars"] = figures.get("paper_bars", 0.0) + 1.0
-        elif event.kind == "fill":
-            figures["paper_fills"] = figures.get("paper_fills", 0.0) + 1.0
-        elif event.kind in ("halt", "resume"):
-            figures["paper_halted"] = float(event.kind == "halt")
-        elif event.kind == "snapshot":
-            equity = float(event.body["equity"])
-            self._peak = max(self._peak, equity)
-            figures |= {"paper_equity": equity, "paper_drawdown": 1.0 - equity / self._peak}
-
-
-PREFIX = "nca_trader_"
-SEED = re.compile(r'(\w+)\{seed="(\d+)"\}')
+        return metrics | {"paper_feed_age_seconds": now - self._seen_at}
 
 
 class Watched:
     """A run, a journal, or both.
 
     Attributes:
-      name: of the run folder, or of the journal. rows: of metrics.jsonl, None without a run.
+      name: of the run folder, or of the journal.
+      rows: of metrics.jsonl, None without a run.
     """
 
     def __init__(
@@ -161,10 +138,12 @@ class Watched:
         """Reads nothing yet.
 
         Args:
+          run: a run folder, or None. It may be without a row.
+          journal: a journal, or None. It need not exist.
           clock: seconds since 1970.
 
         Raises:
-          RunError: the run folder is not there; one without a row yet is waited for.
+          RunError: the run folder does not exist.
         """
         if run is not None and not run.is_dir():
             raise RunError(
@@ -177,14 +156,16 @@ class Watched:
         self._row_at: float | None = None
 
     def look(self) -> dict[str, float]:
-        """All figures now, by name; one that is null in a row (not finite) is NaN."""
+        """Returns all metrics by name. One that is null in a row (not finite) is NaN."""
         now = self._clock()
         found: dict[str, float] = {}
         if self.rows is not None:
+            # At the first look the newest row is as old as its file.
+            written = self.rows.written() if self._row_at is None else None
+            new = self.rows.poll()
             if self._row_at is None:
-                self._row_at = self._last_written(now)
-                self.rows.poll()
-            elif self.rows.poll():
+                self._row_at = now if written is None else written
+            elif new:
                 self._row_at = now
             found |= flat(self.rows.newest)
             found |= {
@@ -194,61 +175,57 @@ class Watched:
             }
         return found | (self._paper.poll(now) if self._paper else {})
 
-    def _last_written(self, now: float) -> float:
-        assert self.rows is not None
-        written = self.rows.written()
-        return now if written is None else written
-
 
 def flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a row by name; those of several seeds as `seed_NAME{seed="i"}`."""
+    """Returns the numbers of a row by name; those of several seeds are `seed_NAME{seed="i"}`.
+
+    Example:
+      >>> flat({"update": 3, "loss": None, "seeds": {"reward": [0.5, 1]}})
+      {'update': 3.0, 'loss': nan, 'seed_reward{seed="0"}': 0.5, 'seed_reward{seed="1"}': 1.0}
+    """
     found: dict[str, float] = {}
     for name, value in row.items():
         if name == "seeds" and isinstance(value, dict):
             for each, numbers in value.items():
-                for seed, number in enumerate(numbers):
-                    found[f'seed_{each}{{seed="{seed}"}}'] = _number(number)
+                seeds = {f'seed_{each}{{seed="{i}"}}': n for i, n in enumerate(numbers)}
+                found |= flat(seeds)
         elif isinstance(value, dict):
             found |= flat(value, f"{prefix}{name}_")
         elif value is None or isinstance(value, int | float):
-            found[prefix + name] = _number(value)
+            found[prefix + name] = math.nan if value is None else float(value)
     return found
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
 class Collector:
-    """The last look, as prometheus_client asks for it."""
+    """The samples of the last look, in the form that prometheus_client asks for."""
 
     def __init__(self, run: str):
-        """run: the value of every metric's label "run"."""
+        """Holds no sample yet. run: the value of every metric's label "run"."""
         self._run = run
         self.samples: dict[str, float] = {}
 
     def collect(self) -> Iterable[Any]:
-        """A gauge a name, `nca_trader_` before it; labels: run, and seed where agents differ."""
+        """Returns a gauge per name, `nca_trader_` before it, with the labels run and seed."""
         from prometheus_client.core import GaugeMetricFamily
 
         families: dict[str, Any] = {}
         for key, value in self.samples.items():
             match = SEED.fullmatch(key)
             name = PREFIX + re.sub(r"\W", "_", match[1] if match else key)
-            labels = ["run", "seed"] if match else ["run"]
+            labels = {"run": self._run} | ({"seed": match[2]} if match else {})
             if name not in families:
                 about = f"{name}, see docs/guides/watch.md"
-                families[name] = GaugeMetricFamily(name, about, None, labels)
-            families[name].add_metric([self._run, match[2]] if match else [self._run], value)
+                families[name] = GaugeMetricFamily(name, about, None, list(labels))
+            families[name].add_metric(list(labels.values()), value)
         return families.values()
 
 
 @contextlib.contextmanager
 def exporter(address: str, collector: Collector) -> Iterator[int]:
-    """Serves the metrics on `[HOST:]PORT` until it ends; gives the port.
+    """Serves the metrics on `[HOST:]PORT` until its end, and yields the port.
 
     Raises:
-      ConfigError: no such address, or prometheus_client is not installed.
+      ConfigError: not an address, or prometheus_client is not installed.
       StateError: the port is taken.
     """
     host, _, port = address.rpartition(":")
@@ -266,7 +243,7 @@ def exporter(address: str, collector: Collector) -> Iterator[int]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)  # pyright: ignore[reportArgumentType]
     try:
-        # Of this machine alone unless a host is given: figures of a strategy are no one else's.
+        # Open to this machine only unless a host is given: a strategy's metrics are private.
         server, thread = start_http_server(int(port), host or "127.0.0.1", registry)
     except OSError as error:
         raise StateError(

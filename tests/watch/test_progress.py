@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nca_trader.watch.progress import duration, human, progress, stage
+from nca_trader.watch.progress import Progress, duration, human, stage
 
 
 class Clock:
@@ -41,7 +41,7 @@ def terminal(monkeypatch):
 
 def run(stream, clock, updates=100, steps=10_000, seconds=0.5, first=8.0, **metrics):
     """A job whose first update compiles: it takes `first` seconds, the others `seconds`."""
-    with progress(updates * steps, "train", stream, clock) as shown:
+    with Progress(updates * steps, "train", stream, clock) as shown:
         for update in range(updates):
             clock.now += seconds if update else first
             shown.update(steps, **metrics)
@@ -92,7 +92,7 @@ def test_a_metric_is_not_waited_for_unless_a_line_is_due(clock):
 
 def test_a_job_stopped_half_way_says_where_and_claims_no_more(clock):
     stream = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), progress(1000, "train", stream, clock) as shown:
+    with pytest.raises(KeyboardInterrupt), Progress(1000, "train", stream, clock) as shown:
         for _ in range(5):
             clock.now += 1.0
             shown.update(100)
@@ -103,7 +103,7 @@ def test_a_job_stopped_half_way_says_where_and_claims_no_more(clock):
 
 def test_99_9_percent_is_not_100(clock):
     stream = io.StringIO()
-    with progress(1000, "train", stream, clock) as shown:
+    with Progress(1000, "train", stream, clock) as shown:
         clock.now += 1.0
         shown.update(999)
     assert " 99%" in stream.getvalue() and "100%" not in stream.getvalue()
@@ -111,7 +111,7 @@ def test_99_9_percent_is_not_100(clock):
 
 def test_a_job_without_steps_ends_and_closing_twice_is_closing_once(clock):
     stream = io.StringIO()
-    shown = progress(0, "train", stream, clock)
+    shown = Progress(0, "train", stream, clock)
     shown.close()
     shown.close()
     assert stream.getvalue().count("\n") == 1
@@ -120,7 +120,7 @@ def test_a_job_without_steps_ends_and_closing_twice_is_closing_once(clock):
 def test_a_job_that_was_refused_before_it_began_leaves_the_error_alone(clock, terminal):
     stream = io.StringIO()
     for out in (stream, terminal):
-        with pytest.raises(ValueError), progress(1000, "train", out, clock):
+        with pytest.raises(ValueError), Progress(1000, "train", out, clock):
             raise ValueError("refused")
     assert stream.getvalue() == ""
     # The bar is wiped: nothing but blanks after the last return to the line's start but one.
@@ -129,7 +129,7 @@ def test_a_job_that_was_refused_before_it_began_leaves_the_error_alone(clock, te
 
 def test_a_job_that_failed_on_the_way_shows_how_far_it_came(clock):
     stream = io.StringIO()
-    with pytest.raises(ValueError), progress(1000, "train", stream, clock) as shown:
+    with pytest.raises(ValueError), Progress(1000, "train", stream, clock) as shown:
         clock.now += 1.0
         shown.update(10)
         clock.now += 1.0
@@ -179,11 +179,10 @@ def test_a_dumb_terminal_gets_plain_lines(clock, terminal, monkeypatch):
 
 def test_a_stage_prints_its_label_at_once_and_its_seconds_at_the_end(clock):
     stream = io.StringIO()
-    with stage("backtest", stream, clock) as timed:
+    with stage("backtest", stream, clock):
         assert stream.getvalue() == "backtest ... "
         clock.now += 3.21
     assert stream.getvalue() == "backtest ... 3.2 s\n"
-    assert timed.seconds == pytest.approx(3.21)
 
 
 def test_a_stage_that_fails_does_not_look_done(clock):
@@ -244,7 +243,7 @@ def test_a_real_terminal_shows_the_bar_even_one_that_reports_no_size(clock, monk
 
 def test_steps_done_before_are_progress_but_no_speed(clock):
     stream = io.StringIO()
-    with progress(1000, "train", stream, clock) as bar:
+    with Progress(1000, "train", stream, clock) as bar:
         bar.skip(500)
         for _ in range(5):
             clock.now += 10.0
