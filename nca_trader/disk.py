@@ -1,4 +1,4 @@
-"""Files that are whole or not there, known by their SHA-256; locks; folders that are not kept."""
+"""Atomic writes, checksums, locks and temporary folders on this machine's disk."""
 
 import contextlib
 import fcntl
@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.errors import RunError, StateError
 
+SCRATCH = "nca-trader."
+
 
 def write_atomically(path: Place, content: str | bytes) -> None:
-    """Writes `content`, a text as UTF-8, so that a reader, or a crash, never sees half of it.
+    """Writes `content`, a text as UTF-8, so that no reader and no crash sees half of it.
 
     Raises:
-      StateError: it can't be written; then nothing of it is left. Of a store see `CloudPath`.
+      StateError: it cannot be written. Nothing of it is left then.
+      ConfigError, StoreError: of a store, see `CloudPath`.
     """
     content = content.encode() if isinstance(content, str) else content
     if isinstance(path, CloudPath):
@@ -37,7 +40,7 @@ def write_atomically(path: Place, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise StateError(
-            f"{path}: cannot be written ({error.strerror}); mend that, then try again."
+            f"{path}: cannot be written ({error.strerror}); fix that, then try again."
         ) from None
 
 
@@ -45,7 +48,7 @@ def run_file(folder: Place) -> Place:
     """Returns the path of a run folder's `run.json`.
 
     Raises:
-      RunError: there is none.
+      RunError: the file does not exist.
     """
     file = folder / "run.json"
     if not file.is_file():
@@ -57,32 +60,39 @@ def run_file(folder: Place) -> Place:
 
 
 def sha256_of(path: pathlib.Path) -> str:
-    """SHA-256 of the bytes of a file, hexadecimal."""
+    """Returns the SHA-256 of a file's bytes, hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class HeldError(Exception):
-    """Another process holds a lock; the text names it: pid, host and command."""
+    """Another process holds a lock. The text names it: pid, host and command."""
 
 
 def take_lock(path: pathlib.Path) -> int:
-    """Locks the file `path`, made if it is missing, and writes into it who holds it.
+    """Locks a file, made if it is missing, and writes into it who holds the lock.
 
-    The kernel releases the lock when the returned descriptor is closed or the process ends, in
-    whatever way. The lock is on the file and not on its name: a program that the process starts
-    does not inherit it.
+    The kernel releases the lock when the returned descriptor is closed or the process ends. The
+    lock belongs to the file and not to its name. A program that the process starts does not
+    inherit it.
+
+    Returns:
+      A descriptor that holds the lock.
 
     Raises:
-      HeldError: another process holds it, or another descriptor of this one.
+      HeldError: another process, or another descriptor of this one, holds it.
       OSError: the file cannot be opened, or its file system has no locks.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_nlink:  # else its holder deleted it before it was locked
-                text = _own_name().encode()
+            # Between the opening and the lock its holder may have deleted it: then a new one.
+            if os.fstat(descriptor).st_nlink:
+                program = pathlib.Path(sys.argv[0]).name
+                program = "nca-trader" if program == "__main__.py" else program
+                command = shlex.join([program, *sys.argv[1:]])[:900]
+                text = f"process {os.getpid()} on {socket.gethostname()} ({command})\n".encode()
                 os.pwrite(descriptor, text, 0)
                 os.ftruncate(descriptor, len(text))
                 return descriptor
@@ -96,49 +106,34 @@ def take_lock(path: pathlib.Path) -> int:
         os.close(descriptor)
 
 
-def _own_name() -> str:
-    program = pathlib.Path(sys.argv[0]).name
-    words = ["nca-trader" if program == "__main__.py" else program, *sys.argv[1:]]
-    command = shlex.join(words)[:900]
-    return f"process {os.getpid()} on {socket.gethostname()} ({command})\n"
-
-
-SCRATCH = "nca-trader-"
-
-
 @contextlib.contextmanager
 def scratch() -> Iterator[pathlib.Path]:
-    """A temporary folder, gone at the end; where the process was killed, the next call deletes it.
+    """Makes a temporary folder that is deleted at the end.
 
-    The file beside it is locked while its process lives, whichever container that is in.
+    The next call deletes the folder of a process that was killed. A folder is locked while its
+    process lives, whichever container that is in.
     """
-    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{SCRATCH}*.lock"):
-        with contextlib.suppress(OSError), open(left, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _delete(left)
-    with _locked() as lock:
-        try:
-            folder = lock.with_suffix("")
-            folder.mkdir(mode=0o700)
-            yield folder
-        finally:
-            _delete(lock)
+    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError), _opened(left) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            folder = pathlib.Path(tempfile.mkdtemp(prefix=SCRATCH))
+            with contextlib.suppress(OSError):  # without locks nobody deletes it either
+                descriptor = stack.enter_context(_opened(folder))
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Another process may have taken it for a left one before it was locked.
+            if folder.is_dir():
+                break
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
 
 
 @contextlib.contextmanager
-def _locked() -> Iterator[pathlib.Path]:
-    while True:
-        descriptor, name = tempfile.mkstemp(".lock", SCRATCH)
-        try:
-            with contextlib.suppress(OSError):  # not every file system has locks: nor its cleaners
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:  # else another took it for left, before it was locked
-                yield pathlib.Path(name)
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _delete(lock: pathlib.Path) -> None:
-    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-    lock.unlink(missing_ok=True)
+def _opened(folder: pathlib.Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

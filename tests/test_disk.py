@@ -52,19 +52,18 @@ def test_what_a_killed_process_left_is_deleted_and_a_live_ones_is_not(here, root
     assert alive.returncode == 0 and list(here.iterdir()) == []
 
 
-def test_a_file_that_is_taken_for_left_before_it_is_locked_is_made_anew(here, monkeypatch):
+def test_a_folder_that_is_taken_for_left_before_it_is_locked_is_made_again(here, monkeypatch):
     flock, taken = disk.fcntl.flock, []
 
     def late(file, how):
         if not taken:  # what another process does between the making and the locking
             taken.extend(here.iterdir())
-            taken[0].unlink()
+            taken[0].rmdir()
         return flock(file, how)
 
     monkeypatch.setattr(disk.fcntl, "flock", late)
     with disk.scratch() as folder:
-        assert folder.with_suffix(".lock") != taken[0]
-        assert folder.with_suffix(".lock").exists() and folder.is_dir()
+        assert folder.is_dir() and folder != taken[0]
 
 
 def test_without_locks_nobody_elses_folder_is_touched(here, monkeypatch):

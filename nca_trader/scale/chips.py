@@ -69,6 +69,7 @@ CHIPS = {
     "v5e": Chip(197, 16, 15.75 * GIB, 819, 400, 128, 4, 1, 1, (2, 4)),
     "v5p": Chip(459, 95, 95.73 * GIB, 2765, 1200, 128, 8, 1, 2, (2, 2, 1)),
     "v6e": Chip(918, 32, 31.24 * GIB, 1638, 800, 256, 4, 1, 1, (2, 4)),
+    # Two JAX devices per chip, of 94.74 GiB each.
     "tpu7x": Chip(2307, 192, 2 * 94.74 * GIB, 7380, 1200, 256, 4, 2, 0, (2, 2, 1)),
 }
 # Chips by the name that JAX gives a device.
@@ -150,7 +151,7 @@ def slice_of(name: str) -> Slice:
                 f"{given}: a slice of {kind} has {axes} axes of at least 1 chip, e.g. {host.name}."
             )
         return Slice(kind, shape)
-    if number is None:
+    if number is None:  # a generation alone is the largest slice that is one machine
         return host
     if not chip.cores_in_name:
         raise ConfigError(

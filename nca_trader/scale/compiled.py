@@ -138,6 +138,7 @@ def devices_of(there: Slice) -> list[Any]:
     """
     from jax.experimental import topologies
 
+    # That a name is accepted does not prove that a cloud rents such a slice out.
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=there.name).devices
     except Exception as error:  # the class depends on what is wrong
@@ -161,6 +162,7 @@ def answer(question: Question) -> Answer:
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent, mesh)
     state = jax.eval_shape(learner.init, jax.random.key(0))
+    # From the table: a program that fits is compiled without a word about what there is.
     limit = there.of.hbm_usable / there.of.devices
     if agent.learner.memory_gb is not None:
         limit = min(limit, agent.learner.memory_gb * 1e9)
@@ -216,6 +218,7 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
             (path,) = folder.glob("*.after_codegen.txt")
             text = path.read_text()
     except jax.errors.JaxRuntimeError as error:
+        # Too much memory is the one refusal that is an answer; it comes within a second.
         if not out_of_memory(error):
             said = str(error).splitlines()[0]
             raise RunError(f"the TPU compiler says: {said}; try another topology.") from None
@@ -253,6 +256,7 @@ def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state
     from nca_trader.learner.rollout import Draw
     from nca_trader.learner.update import ALGORITHMS
 
+    # Shapes alone, by tracing: the rollout is a temporary of the program, which it does not return.
     params, segments = state.params, state.segments
     if agent.num_seeds > 1:  # one agent's, times their number
         params, segments = jax.tree.map(

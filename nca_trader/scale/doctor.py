@@ -112,6 +112,7 @@ def xla_flags(facts: Facts) -> Findings:
                 name, _, value = word.partition("=")
                 if value not in given.setdefault(name, []):
                     given[name].append(value)
+                # Only libtpu knows them. The CPU's backend aborts on a flag that it does not know.
                 if word.startswith("--xla_tpu_"):
                     what = f"XLA_FLAGS holds {word}, which ends every process without a TPU"
                     yield ERROR, what, "Put it into LIBTPU_INIT_ARGS"
@@ -176,6 +177,7 @@ def gpu(facts: Facts) -> Findings:
             plugin = any(name.startswith("jax-cuda") for name in facts.versions)
             remedy = "Update the driver for the plugin" if plugin else "pip install 'jax[cuda13]'"
             yield ERROR, f"{count}, but JAX runs on the CPU", f"{remedy}; {meant}"
+    # JAX takes its share when it starts, also if another process holds that memory already.
     others = sorted({pid for _, pid in facts.gpu_users if pid != facts.pid})
     preallocates = given.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
     part = given.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")

@@ -118,6 +118,7 @@ def gather(
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
+    # The driver is asked, and not JAX: a GPU that JAX does not see is a finding.
     gpus = _nvidia("--query-gpu=uuid,name")
     numbers = {uuid: number for number, (uuid, _) in enumerate(gpus)}
     users = _nvidia("--query-compute-apps=gpu_uuid,pid")
@@ -188,7 +189,7 @@ def _tpu_files() -> tuple[str, ...]:
 
 def _cache(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"cache": folder}
-    if not folder or "://" in folder:
+    if not folder or "://" in folder:  # jax can keep programs in a store, which is not looked at
         return found
     path = pathlib.Path(folder)
     try:

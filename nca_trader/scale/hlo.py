@@ -66,6 +66,7 @@ class Instruction(NamedTuple):
     @property
     def cycles(self) -> int:
         """The compiler's estimate for one run, 0 where it gives none."""
+        # Not `optimal_seconds` of XLA's cost analysis: it can be negative.
         found = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
         return int(found[1]) if found else 0
 
@@ -188,7 +189,7 @@ def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iter
                 for branch in branches
             }
             yield from runs(module, max(branches, key=cycles.__getitem__), times, here)
-        elif instruction.opcode in ("call", "async-start"):
+        elif instruction.opcode in ("call", "async-start"):  # a fusion's parts do not run alone
             for called in instruction.called("to_apply", "calls")[:1]:
                 if called in module.computations:
                     yield from runs(module, called, times, here)
@@ -261,6 +262,7 @@ def cost_of(module: Module, devices: int) -> Cost:
         if kind in COLLECTIVES:
             count, size, dtypes, group = collectives.get(kind, Collective(0, 0, (), 1))
             shapes = [s for each in _operands(instruction, computation) for s in each]
+            # Groups are listed, {{0,1},{2,3}}, or counted, [2,2]. Without either there is one.
             listed = re.search(r"replica_groups=\{\{([\d,]*)\}", instruction.attributes)
             counted = re.search(r"replica_groups=\[\d+,(\d+)\]", instruction.attributes)
             together = int(counted[1]) if counted else devices
@@ -350,6 +352,7 @@ def traffic_of(module: Module, instruction: Instruction, computation: Computatio
     An array that is only sliced, or written in place, counts with the size of the slice.
     """
     opcode = instruction.opcode
+    # Space 0 is main memory. What stays in the chip's other memories costs nothing here.
     if opcode in NO_TRAFFIC or opcode.endswith(("-done", "-update")):
         return 0
     operands = _operands(instruction, computation)
@@ -360,7 +363,7 @@ def traffic_of(module: Module, instruction: Instruction, computation: Computatio
         return _fusion_traffic(instruction, operands, inner)
     read = [s for shapes in operands for s in shapes if s.space == 0]
     written = [s for s in instruction.shapes if s.space == 0]
-    if opcode in READS_PART:
+    if opcode in READS_PART:  # the slice is read and written, the rest of the array is not touched
         return 2 * sum(s.bytes for s in written) + sum(s.bytes for s in read[1:])
     if opcode == "dynamic-update-slice":
         return 2 * operands[1][0].bytes if written else 0

@@ -160,6 +160,7 @@ def estimate(found: Answer, chip: Chip) -> Report:
     cost = found.cost
     if cost is None:
         raise ValueError("a program that the compiler refused has no cost")
+    # The vendor counts both directions of a link. A ring sends in one.
     one_way = chip.ici_gb_per_s * 1e9 / 2 / chip.devices
     seconds = {
         "compute": cost.cycles / chip.clock,
@@ -184,6 +185,7 @@ def estimate(found: Answer, chip: Chip) -> Report:
 def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
     """Returns how much of a matrix unit each width fills, and the next width that fills it."""
     audit = []
+    # A matrix unit works on whole squares, so a width is padded to the next multiple of its side.
     for name in ("channels", "head_hidden", "hidden"):
         if name != "hidden" or agent.policy.kind != "gru":  # a GRU has no hidden layer
             width = getattr(agent.policy, name)
@@ -286,7 +288,7 @@ def most_that_fits(attempt: Attempt, begin: int, unit: int) -> int:
         if share is not None:
             shares[segments] = share
         low, high = (segments, high) if fits else (low, segments)
-        if not low and high > unit:
+        if not low and high > unit:  # the first batch does not fit: does any?
             segments = unit
             continue
         if not low or (share is not None and fits and share >= 1 - NEAR):

@@ -77,10 +77,10 @@ def profile(
             nonlocal state, market, done
             market = markets.of(done) or learner.market
             state, metrics = learner.step(state, market)
-            jax.device_get(metrics)
+            jax.device_get(metrics)  # waits for the update: jax dispatches it asynchronously
             done += 1
 
-        first = _seconds(train)
+        first = _seconds(train)  # compiles
         compiled.again()
         found: dict[str, Any] = {
             "compile_s": compiled.seconds,
@@ -106,6 +106,7 @@ def profile(
     )
     cost, rates = cost_of(module, learner.mesh.size), rates_of(device, agent.precision.matmul)
     traffic = cost.hbm_bytes / update / rates.bytes
+    # A CPU has no memory statistics: there only the compiler's account is known.
     sizes, held = program.memory_analysis(), device.memory_stats() or {}
     found |= {
         "first_s": first,

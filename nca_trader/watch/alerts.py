@@ -171,7 +171,7 @@ class Alerts:
                 self._firing.discard(rule.name)
                 status = RESOLVED if fired else ""
             if status:
-                shown = value if math.isfinite(value) else None
+                shown = value if math.isfinite(value) else None  # JSON has no NaN
                 notices.append(Notice(status, rule, shown, since, now, self._source))
         return notices
 
@@ -183,6 +183,7 @@ def read_rules(path: str | pathlib.Path) -> list[Rule]:
       ConfigError: all errors of the file, a line each: file, rule, what, remedy.
     """
     try:
+        # Editors on Windows put a byte-order mark before the text.
         text = pathlib.Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error}); save it as UTF-8.") from None
@@ -335,6 +336,7 @@ class Worker:
     def __init__(self, name: str, sink: Sink):
         """Starts the thread. name: for the log."""
         self._name, self._sink = name, sink
+        # Bounded: a sink that hangs for days must not fill the memory.
         self._waiting: queue.Queue[Notice | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()

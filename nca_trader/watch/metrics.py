@@ -167,6 +167,7 @@ class Watched:
                 self._row_at = now if written is None else written
             elif new:
                 self._row_at = now
+            # The newest row alone: rules and gauges are about the present.
             found |= flat(self.rows.newest)
             found |= {
                 "rows": float(self.rows.count),
