@@ -30,7 +30,7 @@ C, H, READ = 8, 16, 32  # widths of the perceptron and of its readout
 POLICY = PolicyConfig(kind="mlp", window=1, channels=C, hidden=H, head_hidden=READ)
 MLP = dataclasses.replace(AGENT, policy=POLICY)
 PEAK = Rates(1e9, 1e12, "made up")
-WRITING = 2.0  # seconds, of a checkpoint, while training goes on
+WRITING = 1.0  # seconds, of a checkpoint, while training goes on
 
 
 @pytest.fixture(scope="module")

@@ -19,26 +19,29 @@ def told(rule, course):
     return found
 
 
-def test_a_rule_fires_after_its_time_and_is_resolved_once():
-    high, low = 0.1, 0.01
-    course = [(0, low), (1, high), (6, high), (10, high), (11, high), (20, high), (21, low),
-              (22, low)]  # fmt: skip
-    assert told(KL, course) == [(11, "firing"), (21, "resolved")]
+AT_ONCE = Rule(name="x", metric="x", comparison=">=", threshold=1.0)
+COURSES = {
+    "fires after its time and is resolved once": (
+        KL, [(0, .01), (1, .1), (6, .1), (10, .1), (11, .1), (20, .1), (21, .01), (22, .01)],
+        [(11, "firing"), (21, "resolved")],
+    ),
+    "ends before its time, and nothing is notified": (
+        KL, [(0, .1), (9, .1), (9.5, 0), (10, .1), (19, .1), (19.9, 0)], [],
+    ),
+    "comes back and waits its time again": (
+        KL, [(0, .1), (10, .1), (11, 0), (12, .1), (21, .1), (22, .1)],
+        [(10, "firing"), (11, "resolved"), (22, "firing")],
+    ),
+    "without a time it fires at once": (
+        AT_ONCE, [(0, .5), (1, 1), (2, 1), (3, 0)], [(1, "firing"), (3, "resolved")],
+    ),
+}  # fmt: skip
 
 
-def test_a_condition_that_ends_before_its_time_is_never_told():
-    course = [(0, 0.1), (9, 0.1), (9.5, 0.0), (10, 0.1), (19, 0.1), (19.9, 0.0)]
-    assert told(KL, course) == []
-
-
-def test_an_alert_that_comes_back_waits_its_time_again():
-    course = [(0, 0.1), (10, 0.1), (11, 0.0), (12, 0.1), (21, 0.1), (22, 0.1)]
-    assert told(KL, course) == [(10, "firing"), (11, "resolved"), (22, "firing")]
-
-
-def test_without_a_time_it_fires_at_once():
-    rule = Rule(name="x", metric="x", comparison=">=", threshold=1.0)
-    assert told(rule, [(0, 0.5), (1, 1.0), (2, 1.0), (3, 0.0)]) == [(1, "firing"), (3, "resolved")]
+@pytest.mark.parametrize("name", COURSES)
+def test_a_rule_is_notified_as_the_ledger_says(name):
+    rule, course, expected = COURSES[name]
+    assert told(rule, course) == expected
 
 
 def test_a_metric_that_is_missing_meets_absent_alone():
