@@ -116,12 +116,13 @@ def backtest(
     if run is None:
         refuse_no_targets(targets)
         order = order or ("on_change" if isinstance(targets, Strategy) else "rebalance")
+    # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
     rules = _with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
     logits, in_sample, looks = None, None, None
     if run:
         trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
         in_sample = max(min(seen, last) - first, 0)
-        # Counted before a number is shown, so that an interrupted evaluation counts too.
+        # Counted before a number is shown. A run that is refused above is not an evaluation.
         if look and first + in_sample < last:
             looks = count_look(run, bars[first + in_sample : last])
     else:

@@ -329,8 +329,10 @@ class _Search:
                 f"{self.subject.name}: {described(error)}; it must return one row per bar on the "
                 "bars as they are, so repair that first."
             ) from None
+        # One that draws random numbers differs from itself, and every case would look like a leak.
         bases, self.outputs[False] = {False: bars}, output
         self.refuse_other(again, "gives other values on the same bars the second time")
+        # Code that fills holes backwards leaks only where there are holes. Some code refuses them.
         try:
             bases[True] = holed(rng, bars)
             self.outputs[True] = self.values(bases[True])
@@ -385,6 +387,7 @@ class _Search:
         found = compare(before, after, case.t, self.tolerance)
         if found is not None:
             self.leaking.append((case, found))
+        # An output that never reacts was not tested: it may read its data elsewhere.
         later = slice(case.t + 1 - self.at_open, min(len(before), len(after)))
         self.reacted += bool((~equal(before[later], after[later])).any())
 
@@ -393,6 +396,7 @@ class _Search:
         values = [leak for leak in self.leaking if leak[0].same_length]
         others = [leak for leak in self.leaking if not leak[0].same_length]
         shrunk = [self._shrink(*leak) for leak in values[:SHRUNK]]
+        # A leak through values shows in removed bars as well, so "length" is named only alone.
         if others and not shrunk:
             self.through.add(LENGTH)
         best = min(shrunk + others[:1], key=lambda leak: size(leak[0]), default=None)
@@ -402,10 +406,12 @@ class _Search:
         """Removes from the change what the leak does not need; notes the columns that leak."""
         best = (case, found)
         names = case.cells
+        # Each column alone: a leak may need one of several that changed together.
         alone = {name: self._leak(case, mixed(case, columns=(name,))) for name in names}
         leaking = {name: leak for name, leak in alone.items() if leak is not None}
         self.through |= set(leaking or names)
         if leaking:
+            # The close if it leaks: an example with it is the easiest to follow.
             best = leaking.get("close") or next(iter(leaking.values()))
         assets = range(case.before.num_assets)
         smaller = (self._leak(best[0], mixed(best[0], asset=asset)) for asset in assets)
@@ -471,6 +477,7 @@ def described(error: Exception) -> str:
     """Describes an exception of the subject in one line, with the line of code it came from."""
     if isinstance(error, _NotRows):
         return str(error)
+    # Arrays of bars are read-only, so that code which changes them fails at its own line.
     if isinstance(error, ValueError) and "read-only" in str(error):
         return f"it writes into the bars at {user_line(error)}; let it copy them first"
     said = " ".join(str(error).split()) or "no message"
@@ -490,6 +497,7 @@ def example(case: Case, found: Found) -> Example:
     bars, symbols = case.before, case.before.symbols
     holes = ", on bars with holes added" if case.holed else ""
     row, *place = found.where
+    # The output may have other columns than an asset each, e.g. features.
     names = [f"column {i}" for i in place]
     if place and place[0] < len(symbols):
         names[0] = symbols[place[0]]

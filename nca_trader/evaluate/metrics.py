@@ -1,11 +1,8 @@
-"""Performance metrics, under the names and with the formulas of the field.
+"""Performance metrics, with the names and formulas of the field.
 
-Everything takes simple returns `r [T]`, one a bar, in float64; `simple_returns` makes them from
-equity. One rule for NaN, everywhere: a NaN return is a bar without information and is left out;
-a metric that is then undefined (no bars, or no volatility to divide by) is NaN, never 0 and never
-infinite. Volatility below 1e-12 a bar is rounding, and counts as none. Where nothing was ever
-filled, what moved is cash that earned interest: a ratio of such returns judges no strategy, and is
-NaN (`judged`).
+They take simple returns `r [T]`, one per bar, in float64; `simple_returns` computes them from
+equity. One rule for NaN: a NaN return is a bar without information and is left out. A metric that
+is then undefined (no bars, or no volatility to divide by) is NaN, never 0 and never infinite.
 """
 
 from __future__ import annotations
@@ -18,17 +15,17 @@ from numpy.typing import ArrayLike
 
 from nca_trader.errors import ConfigError
 
-NO_VOLATILITY = 1e-12  # a bar; what a constant return leaves behind in float64
-NO_WEIGHT = 1e-9  # of equity; what a closed position leaves behind in a pair of floats
+NO_VOLATILITY = 1e-12  # per bar; a constant return leaves this much behind in float64
+NO_WEIGHT = 1e-9  # of equity; a closed position leaves this much behind in a pair of floats
 
 
 def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray:
-    """Simple returns of an equity curve: `r_t = E_t / E_{t-1} - 1`.
+    """Computes simple returns of an equity curve: `r_t = E_t / E_{t-1} - 1`.
 
     Args:
       equity: `[N]`, positive.
-      capital: `E_{-1}`, what the account held before the first bar; a backtest's is 1. None for a
-        curve whose first entry is itself the start, e.g. a price.
+      capital: `E_{-1}`, equity before the first bar; that of a backtest is 1. None for a curve
+        whose first entry is the start, e.g. a price.
 
     Returns:
       `[N]`, or `[N - 1]` where capital is None.
@@ -44,7 +41,7 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
 
 
 def known(returns: ArrayLike) -> np.ndarray:
-    """The returns that are not NaN, `[T]` float64."""
+    """Returns the returns that are not NaN, `[T]` float64."""
     r = np.asarray(returns, np.float64)
     if r.ndim != 1:
         raise ConfigError(f"returns have shape {r.shape}; metrics take one account's, [T].")
@@ -52,47 +49,50 @@ def known(returns: ArrayLike) -> np.ndarray:
 
 
 def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
-    """The returns that ratios are of: all of them; zeros, whose ratios are NaN, without a fill.
+    """Returns the returns that ratios are computed from: zeros if nothing was ever filled.
 
     Args:
-      returns: `[T]`. turnover: `[T]` traded notional as a fraction of equity; None is unknown.
+      returns: `[T]`.
+      turnover: `[T]` traded notional as a fraction of equity; None where it is unknown.
     """
     r = np.asarray(returns, np.float64)
+    # Without a fill, equity moves by the interest on cash alone. A ratio of that does not measure
+    # a strategy; the ratios of zeros are NaN.
     return r if turnover is None or np.nansum(np.asarray(turnover)) > 0.0 else np.zeros_like(r)
 
 
 def total_return(returns: ArrayLike) -> float:
-    """`prod(1 + r) - 1`. NaN for no bars."""
+    """Computes `prod(1 + r) - 1`. NaN for no bars."""
     r = known(returns)
     return float(np.prod(1.0 + r) - 1.0) if r.size else math.nan
 
 
 def cagr(returns: ArrayLike, bars_per_year: float) -> float:
-    """Compound annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
+    """Computes the annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
 
-    T counts the NaN bars too: their time has passed. NaN for no bars, and for an account that
-    lost more than all it had.
+    NaN for no bars, and for an account that lost more than its equity.
     """
     r = known(returns)
     growth = float(np.prod(1.0 + r))
+    # T counts the NaN bars as well, because their time has passed.
     return (
         growth ** (bars_per_year / np.size(returns)) - 1.0 if r.size and growth >= 0 else math.nan
     )
 
 
 def annual_volatility(returns: ArrayLike, bars_per_year: float) -> float:
-    """`std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
+    """Computes `std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
     r = known(returns)
     return float(np.std(r, ddof=1) * math.sqrt(bars_per_year)) if r.size > 1 else math.nan
 
 
 def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> float:
-    """Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
+    """Computes the Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
 
     Args:
       returns: `[T]`.
       bars_per_year: P.
-      risk_free: rf, a simple rate a year, e.g. 0.015.
+      risk_free: rf, a simple rate per year, e.g. 0.015.
 
     Returns:
       The annualised ratio; NaN where the returns have no volatility: an account that is always
@@ -106,13 +106,13 @@ def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> 
 
 
 def downside_deviation(returns: ArrayLike, bars_per_year: float) -> float:
-    """`sqrt(mean(min(r, 0) ** 2)) * sqrt(P)`: the mean is over all bars (Sortino 1994)."""
+    """Computes `sqrt(mean(min(r, 0) ** 2) * P)`, the mean over all bars (Sortino 1994)."""
     r = known(returns)
     return float(np.sqrt(np.mean(np.minimum(r, 0) ** 2) * bars_per_year)) if r.size else math.nan
 
 
 def sortino(returns: ArrayLike, bars_per_year: float) -> float:
-    """`mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
+    """Computes `mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
     r = known(returns)
     downside = downside_deviation(r, bars_per_year)
     if not downside >= NO_VOLATILITY:
@@ -121,39 +121,39 @@ def sortino(returns: ArrayLike, bars_per_year: float) -> float:
 
 
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
-    """`E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return counts as no move here."""
+    """Computes `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is no move here."""
     r = np.nan_to_num(np.asarray(returns, np.float64), nan=0.0)
     equity = np.cumprod(1.0 + r)
-    # The capital before the first bar is a high too: a loss on the first bar is a drawdown.
+    # The capital before the first bar counts as a high: a loss on the first bar is a drawdown.
     return equity / np.maximum(np.maximum.accumulate(equity), 1.0) - 1.0
 
 
 def max_drawdown(returns: ArrayLike) -> float:
-    """The deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
+    """Computes the deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
     r = known(returns)
     return float(drawdown_series(r).min()) if r.size else math.nan
 
 
 def calmar(returns: ArrayLike, bars_per_year: float) -> float:
-    """`cagr / |max_drawdown|` (Young 1991), over the whole span. NaN where nothing was lost."""
+    """Computes `cagr / |max_drawdown|` (Young 1991) of the span. NaN where nothing was lost."""
     deepest = max_drawdown(returns)
     return cagr(returns, bars_per_year) / -deepest if deepest < 0 else math.nan
 
 
 def hit_rate(returns: ArrayLike) -> float:
-    """Share of winning bars among the bars with a return other than 0. NaN if there are none."""
+    """Computes the share of winning bars among those with a return other than 0; NaN for none."""
     r = known(returns)
     moved = r[r != 0]
     return float(np.mean(moved > 0)) if moved.size else math.nan
 
 
 def skewness(returns: ArrayLike) -> float:
-    """Third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`. NaN without volatility."""
+    """Computes the third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`."""
     return _standardised_moment(returns, 3)
 
 
 def kurtosis(returns: ArrayLike) -> float:
-    """Fourth standardised moment, not in excess: a Gaussian has 3. NaN without volatility."""
+    """Computes the fourth standardised moment, not in excess: a Gaussian has 3."""
     return _standardised_moment(returns, 4)
 
 
@@ -166,28 +166,25 @@ def _standardised_moment(returns: ArrayLike, power: int) -> float:
 
 
 def positions(weights: ArrayLike) -> np.ndarray:
-    """-1 short, 0 flat, 1 long of each weight, in the shape of `weights`.
+    """Returns -1 (short), 0 (flat) or 1 (long) of each weight, in the shape of `weights`.
 
-    A weight within 1e-9 of 0 is flat: it is rounding. A NaN weight is nothing held.
+    A weight within 1e-9 of 0 is rounding, and flat. So is a NaN weight.
     """
     held = np.nan_to_num(np.asarray(weights, np.float64), nan=0.0)
     return np.where(np.abs(held) > NO_WEIGHT, np.sign(held), 0.0).astype(np.int8)
 
 
 def exposure(weights: ArrayLike) -> float:
-    """Share of bars with a position in some asset; `weights [N, A]`, see `positions`.
-
-    NaN for no bars.
-    """
+    """Computes the share of bars with a position in an asset; `weights` `[N, A]`. NaN for none."""
     held = positions(weights)
     return float(np.mean(held.any(axis=1))) if len(held) else math.nan
 
 
 def annual_turnover(turnover: ArrayLike, bars_per_year: float) -> float:
-    """Traded notional a year, in multiples of equity: `sum_t sum_i |d_ti| * P / N`.
+    """Computes the traded notional per year, in multiples of equity: `sum_t sum_i |d_ti| * P / N`.
 
     Args:
-      turnover: `[N]`, the bar's traded notional as a fraction of equity, both sides counted: from
+      turnover: `[N]`, traded notional of each bar as a fraction of equity, both sides counted: from
         flat to fully long is 1, from long to short 2. NaN is no trade.
       bars_per_year: P.
     """
@@ -202,13 +199,13 @@ def summary(
     bars_per_year: float = 252.0,
     capital: float | None = 1.0,
 ) -> dict[str, float]:
-    """Every metric of one account, by name.
+    """Computes every metric of one account, by name.
 
     Args:
       equity: `[N]` equity at each bar's close.
       weights: `[N, A]` weights held at each close, for `exposure`.
-      turnover: `[N]` traded fraction of equity a bar, for `turnover` (a year).
-      bars_per_year: P; `Bars.bars_per_year` has it.
+      turnover: `[N]` traded fraction of equity per bar, for `turnover` (per year).
+      bars_per_year: P, see `Bars.bars_per_year`.
       capital: equity before the first bar, see `simple_returns`.
 
     Returns:

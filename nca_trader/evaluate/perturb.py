@@ -38,6 +38,7 @@ class Future(NamedTuple):
 
     def write(self, arrays: Arrays, name: str, new: np.ndarray) -> None:
         """Copies `new` `[N, A]` into column `name` of `arrays`, but only in the future."""
+        # As of its open a bar has no range, close or volume yet: they belong to the future.
         early = self.at_open and name not in KNOWN_AT_OPEN
         rows = slice(self.first - early, None)
         arrays[name][rows, self.assets] = new[rows][:, self.assets]
@@ -45,6 +46,7 @@ class Future(NamedTuple):
     def carry(self, arrays: Arrays) -> None:
         """Gives missing bars of the future the last close as prices and a volume of 0."""
         present = arrays["present"]
+        # What the reader does with a missing bar: no value may show that a bar was perturbed.
         row = np.arange(len(present))[:, None]
         last = np.maximum.accumulate(np.where(present, row, -1), axis=0)
         carried = np.take_along_axis(arrays["close"], np.maximum(last, 0), axis=0)
@@ -126,10 +128,12 @@ def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
     """Appends `count` bars: copies of earlier ones, at prices that follow the last close."""
     step = np.median(np.diff(bars.time)) if len(bars) > 1 else np.timedelta64(1, "D")
     time = np.concatenate([bars.time, bars.time[-1] + step * np.arange(1, count + 1)])
+    # Copies have a range, a volume and holes such as these bars have.
     rows = np.concatenate([np.arange(len(bars)), rng.integers(0, len(bars), count)])
     arrays = {name: getattr(bars, name)[rows] for name in bars.fields}
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = bars.close[-1] / arrays["close"] * price_factors(rng, (len(rows), bars.num_assets))
+    # An asset that is not listed at the end has no close to follow: its copies keep their prices.
     scale = np.where(np.isfinite(scale), scale, 1.0)
     for name in PRICES:
         arrays[name][len(bars) :] *= scale[len(bars) :]
@@ -144,7 +148,7 @@ def holed(rng: np.random.Generator, bars: Bars, rate: float = 0.05) -> Bars:
     """
     arrays = arrays_of(bars)
     arrays["present"] &= rng.random(bars.present.shape) >= rate
-    arrays["present"][0] = bars.present[0]
+    arrays["present"][0] = bars.present[0]  # nothing before it could be carried
     Future(1, np.ones(bars.num_assets, bool)).carry(arrays)
     return dataclasses.replace(bars, **arrays)
 
@@ -207,6 +211,7 @@ class Cases:
         self.rng, self.bases, self.at_open = rng, bases, at_open
         size = len(bases[False])
         self.lengths = sorted(set(rng.integers(2, size, 2).tolist())) if few_lengths else None
+        # A row where the output moves is where a rare signal is given.
         flat = output.reshape(size, -1)
         moves = np.flatnonzero((~equal(flat[1:], flat[:-1])).any(axis=1)) + 1
         # Rows at which much is decided: missing bars, and where the output moves.
@@ -228,7 +233,7 @@ class Cases:
         t = self._draw_row(last if self.at_open else last - 1, holed)
         if kind in ("cut", "without") and t < last:
             stop = len(bars)
-            if self.lengths:
+            if self.lengths:  # t follows from a length that is compiled already
                 length = int(rng.choice(self.lengths))
                 t = length - 1 if kind == "cut" else int(rng.integers(0, length))
                 stop = t + 1 + len(bars) - length

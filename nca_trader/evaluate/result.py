@@ -81,6 +81,7 @@ class Result:
         said = []
         if not self.num_fills:
             said.append("NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
+        # A cut order is not an error, but a user who meant leverage reads other results.
         if self.cut.orders:
             said.append(
                 f"CUT: on {self.cut.orders:,} bars the order was for more than the account may "
@@ -155,6 +156,7 @@ class Result:
                 f"{argument('path', str(path))}: a result by bar is written to .parquet or .csv; "
                 "give such a name. The command `backtest` writes a page to .html."
             )
+        # Renamed when complete, so that the file is whole or not there.
         part = path.with_name(path.name + ".part")
         try:
             if path.suffix == ".csv":

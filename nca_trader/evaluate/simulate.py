@@ -77,6 +77,7 @@ def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: R
     account, target, seen = decide(account)
     account, closed = place(account, target, legs.at_close, costs, rules)
     trace = Trace(
+        # The pair is summed here, in float64; the account keeps it apart for float32 in training.
         log_equity=account.log_equity + account.log_equity_low,
         weight=account.held,
         target=target,
@@ -172,6 +173,7 @@ def simulate_agent(
         )
     states = observed_states(source, run.env_config)[1]
     features = features_of(bars[:last], run.env_config, states[:last])
+    # Before float64 is on: training and the live loop encode in float32 too.
     cells = tuple(encode(policy, p, features, bars.present[:last])[first:last] for p in params)
     ready = np.arange(first, last) >= policy.first_decision
     with float64_on_cpu():
@@ -240,6 +242,8 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
     policy, spec = run.policy, run.policy.spec
     num_bars = len(source.bars if isinstance(source, Task) else source)
     common = (run.env_config.costs, rules_of(run.env_config), 0, num_bars)
+    # Both decide on the account of the first: accounts of their own would drift apart after one
+    # decision that differs, and every later one would count.
     trace, logits = simulate_agent(source, run, (params, other), *common)
     alone, _ = simulate_agent(source, run, (other,), *common)
     chosen = policy.distribution

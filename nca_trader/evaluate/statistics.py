@@ -1,6 +1,6 @@
-"""How much of a Sharpe ratio is luck: PSR, DSR, MinTRL, and bootstrap intervals.
+"""Inference on Sharpe ratios: PSR, DSR, MinTRL and bootstrap intervals.
 
-Sharpe ratios in here are per bar, not annualised, where a docstring does not say otherwise.
+Sharpe ratios are per bar, not annualised, unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from nca_trader.evaluate import metrics
 
 
 class Moments(NamedTuple):
-    """What the distribution of an estimated Sharpe ratio depends on.
+    """The moments that the distribution of an estimated Sharpe ratio depends on.
 
-    sharpe: per bar, `mean / std(ddof=1)`. num_bars: T. skewness. kurtosis: a Gaussian's is 3.
+    Attributes:
+      sharpe: per bar, `mean / std(ddof=1)`.
+      num_bars: T.
+      skewness: third standardised moment.
+      kurtosis: fourth standardised moment; a Gaussian's is 3.
     """
 
     sharpe: float
@@ -30,31 +34,32 @@ class Moments(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A confidence interval; `low` and `high` are NaN where it is undefined."""
+    """A confidence interval.
+
+    Attributes:
+      low: lower end; NaN where the interval is undefined.
+      high: upper end; likewise.
+      level: of confidence, e.g. 0.95.
+    """
 
     low: float
     high: float
     level: float
 
-    @property
-    def holds_zero(self) -> bool:
-        """True where 0 is in the interval; False also where the interval is undefined."""
-        return self.low <= 0.0 <= self.high
-
 
 def moments(returns: ArrayLike) -> Moments:
-    """The moments of returns `[T]`; NaN returns are left out."""
+    """Computes the moments of returns `[T]`; NaN returns are left out."""
     r = metrics.known(returns)
     return Moments(metrics.sharpe(r, 1.0), r.size, metrics.skewness(r), metrics.kurtosis(r))
 
 
 def _spread(m: Moments) -> float:
-    """`sqrt(1 - skew SR + (kurt - 1) / 4 SR^2)`, the estimate's standard error times sqrt(T-1)."""
+    """Computes `sqrt(1 - skew SR + (kurt - 1) / 4 SR^2)`, the standard error times sqrt(T - 1)."""
     return math.sqrt(1.0 - m.skewness * m.sharpe + (m.kurtosis - 1.0) / 4.0 * m.sharpe**2)
 
 
 def probabilistic_sharpe(m: Moments, benchmark: float = 0.0) -> float:
-    """Probability that the true Sharpe ratio exceeds `benchmark` (per bar).
+    """Computes the probability that the true Sharpe ratio exceeds `benchmark` (per bar).
 
     `PSR = Phi((SR - SR*) sqrt(T - 1) / sqrt(1 - skew SR + (kurt - 1) / 4 SR^2))`
     (Bailey and Lopez de Prado 2012, eq. 11). NaN where the Sharpe ratio is undefined.
@@ -65,7 +70,7 @@ def probabilistic_sharpe(m: Moments, benchmark: float = 0.0) -> float:
 
 
 def min_track_record(m: Moments, benchmark: float = 0.0, confidence: float = 0.95) -> float:
-    """Bars needed before PSR against `benchmark` reaches `confidence`.
+    """Computes the bars needed before PSR against `benchmark` reaches `confidence`.
 
     `MinTRL = 1 + (1 - skew SR + (kurt - 1) / 4 SR^2) (Z / (SR - SR*))^2` (the same paper, eq. 13).
     Infinite where the Sharpe ratio does not exceed the benchmark; `m.num_bars` is not used.
@@ -79,15 +84,13 @@ def min_track_record(m: Moments, benchmark: float = 0.0, confidence: float = 0.9
 
 
 def expected_max_sharpe(num_trials: int, variance: float) -> float:
-    """Sharpe ratio that the best of N trials without any skill is expected to show.
+    """Computes the Sharpe ratio that the best of N trials without skill is expected to show.
 
     `SR0 = sqrt(V) ((1 - g) Z(1 - 1/N) + g Z(1 - 1/(N e)))`, g = Euler-Mascheroni, V = variance of
     the trials' Sharpe ratios (Bailey and Lopez de Prado 2014). 0 for a single trial.
     """
     if num_trials < 1:
-        raise ConfigError(
-            f"num_trials = {num_trials}; the trial that is judged counts: at least 1."
-        )
+        raise ConfigError(f"num_trials = {num_trials}; the evaluated trial counts: at least 1.")
     if num_trials == 1:
         return 0.0  # the formula is an approximation for large N, and -inf here
     ends = norm.ppf([1.0 - 1.0 / num_trials, 1.0 - 1.0 / (num_trials * math.e)])
@@ -95,15 +98,15 @@ def expected_max_sharpe(num_trials: int, variance: float) -> float:
 
 
 def deflated_sharpe(m: Moments, num_trials: int, variance: float | None = None) -> float:
-    """Probability that the true Sharpe ratio exceeds 0 once N trials are allowed for.
+    """Computes the probability that the true Sharpe ratio exceeds 0, allowing for N trials.
 
     `DSR = PSR(SR0)` with SR0 of `expected_max_sharpe` (Bailey and Lopez de Prado 2014).
 
     Args:
       m: moments of the selected trial's returns.
-      num_trials: N, independent trials made, this one among them.
-      variance: of the trials' Sharpe ratios, per bar; None takes 1 / (T - 1), what trials without
-        any skill have.
+      num_trials: N, independent trials so far, with this one.
+      variance: of the trials' Sharpe ratios, per bar; None takes 1 / (T - 1), the variance of
+        trials without skill.
     """
     if math.isnan(m.sharpe):
         return math.nan
@@ -118,7 +121,7 @@ def bootstrap_interval(
     repetitions: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile interval by the stationary bootstrap (Politis and Romano 1994).
+    """Computes a percentile interval by the stationary bootstrap (Politis and Romano 1994).
 
     Args:
       statistic: of samples like those given.
@@ -137,29 +140,27 @@ def bootstrap_interval(
     undefined = Interval(math.nan, math.nan, level)
     if len(samples) < 20 or (columns.std(axis=0) < metrics.NO_VOLATILITY).all():
         return undefined
-    # arch costs a second to import (statsmodels): only who asks for an interval pays it.
-    from arch.bootstrap import StationaryBootstrap
+    # Imported here because it costs a second (statsmodels).
+    from arch.bootstrap import StationaryBootstrap, optimal_block_length
 
     # arch's annotation says int; the mean length of a geometric block is any number above 1.
-    block: Any = _block_length(columns)
+    block: Any = len(columns) ** (1 / 3)  # the rate of the optimal length, if none is estimated
+    # A constant column has no autocorrelation to estimate a length from.
+    moving = columns[:, columns.std(axis=0) >= metrics.NO_VOLATILITY]
+    estimated = float(np.max(optimal_block_length(moving)["stationary"]))
+    if math.isfinite(estimated):
+        block = max(1.0, estimated)
     bootstrap = StationaryBootstrap(block, samples, seed=seed)
     values = bootstrap.apply(lambda drawn: np.array(statistic(drawn)), repetitions)
+    # A resample without a trade has no Sharpe ratio. The rest would be another statistic.
     if not np.isfinite(values).all():
         return undefined
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level)
 
 
-def _block_length(columns: np.ndarray) -> float:
-    from arch.bootstrap import optimal_block_length
-
-    moving = columns[:, columns.std(axis=0) >= metrics.NO_VOLATILITY]
-    length = float(np.max(optimal_block_length(moving)["stationary"]))
-    return max(1.0, length) if math.isfinite(length) else len(columns) ** (1 / 3)
-
-
 def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> Interval:
-    """95% interval of the annualised Sharpe ratio of returns `[T]`."""
+    """Computes the 95% interval of the annualised Sharpe ratio of returns `[T]`."""
     return bootstrap_interval(
         lambda r: metrics.sharpe(r, bars_per_year), metrics.known(returns), seed=seed
     )
@@ -168,11 +169,12 @@ def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> 
 def mean_difference_interval(
     returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
 ) -> Interval:
-    """95% interval of `P * mean(r - r_other)`, a difference of returns a year; paired by bar.
+    """Computes the 95% interval of `P * mean(r - r_other)`, returns per year, paired by bar.
 
     Identical series differ by exactly 0: the interval is then [0, 0].
     """
     difference = np.asarray(returns, np.float64) - np.asarray(other, np.float64)
+    # Resampling zeros has no volatility, which counts as undefined elsewhere.
     if not difference.any():
         return Interval(0.0, 0.0, 0.95)
     return bootstrap_interval(
@@ -183,7 +185,8 @@ def mean_difference_interval(
 def sharpe_difference_interval(
     returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
 ) -> Interval:
-    """95% interval of the difference of two annualised Sharpe ratios; paired by bar."""
+    """Computes the 95% interval of the difference of two annualised Sharpe ratios, by bar."""
+    # Both columns are resampled by the same bars, so what they share cancels.
     pairs = np.column_stack([returns, other]).astype(np.float64)
 
     def difference(rows: np.ndarray) -> float:

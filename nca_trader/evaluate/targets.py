@@ -22,6 +22,7 @@ ACCEPTED = (
     "give weights [N] or [N, A], NaN for no order; a Strategy, e.g. nca.rules.sma_cross(10, 30); "
     "or a Run, e.g. nca.Run('runs/mine')"
 )
+# Raised by code that needs the value of a traced array.
 TRACED = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -78,7 +79,7 @@ def _describe_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) 
         )
     when = ""
     if line or isinstance(error, jax.errors.JaxRuntimeError):
-        # Bar by bar as Python, to find the first row at which it raises.
+        # Compiled code does not say at which bar it raised, so it runs again bar by bar as Python.
         row = 0
         with jax.disable_jit():
             try:
@@ -109,12 +110,14 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
       BarError: rows, columns or a shape that are not those of the bars; no order; a weight that is
         infinite, not a number, or too large.
     """
+    # Columns that are numbered have no names to compare.
     if isinstance(targets, pd.DataFrame) and not isinstance(targets.columns, pd.RangeIndex):
         if tuple(targets.columns) != bars.symbols:
             raise BarError(
                 f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
                 f"are {', '.join(bars.symbols)}; give the columns in this order."
             )
+    # Weights of other days would fit by shape, and be traded on the wrong bars.
     index = targets.index if isinstance(targets, pd.DataFrame | pd.Series) else None
     if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
         there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
@@ -175,7 +178,7 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
     The limits are `max_gross` on the sum of absolute weights, `max_net` on the sum of weights, and
     a sum of weights of 1 where nothing may be borrowed.
     """
-    asked = np.nan_to_num(targets, nan=0.0)
+    asked = np.nan_to_num(targets, nan=0.0)  # no order asks for nothing
     gross, net = np.abs(asked).sum(1), asked.sum(1)
     above = np.zeros(len(asked), bool)
     for size, limit in (

@@ -151,6 +151,7 @@ def weigh(
     returns, ratios, scored = {}, {}, {}
     # The agent last and under None, so that it cannot take a baseline's name.
     for name, result in [*baselines.items(), (None, agent)]:
+        # Numbers compare only on the same bars, at the same costs and fills.
         same_rules = (result.charged, result.fill) == (agent.charged, agent.fill)
         if not (same_rules and result.equity.index.equals(agent.equity.index)):
             raise ConfigError(
@@ -178,6 +179,7 @@ def weigh(
         )
         for name in baselines
     }
+    # By targets and not by equity: a copy with other costs earns something else.
     nearest, share = nearest_baseline(
         agent.targets, {name: result.targets for name, result in baselines.items()}
     )
@@ -185,6 +187,7 @@ def weigh(
         agent=ours,
         baselines=scored,
         differences=differences,
+        # As NaN, the ratio of a flat baseline would win or lose a max by its place.
         best=max(scored, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
@@ -269,6 +272,7 @@ def verdict(
     interval = difference.mean_return_interval
     ours, theirs = evidence.agent.metrics, evidence.baselines[evidence.best].metrics
     low, high = percent(interval.low), percent(interval.high)
+    # Comparisons with NaN are False: without an interval nothing is distinguishable.
     found, ends = "is not distinguishable from", f"{low} to {high}, includes 0"
     if interval.low > 0 or interval.high < 0:
         found = "earned more than" if interval.low > 0 else "earned less than"
@@ -287,11 +291,13 @@ def verdict(
         f"{decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the difference in mean "
         f"return is {percent(difference.mean_return)} per year, {limits}.",
     ]
+    # First, so that nobody reads the numbers before it.
     if evidence.in_sample:
         sentences.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
     if evidence.copies:
         sentences.append(copy_sentence(evidence))
     if interval.low > 0 and not evidence.in_sample and num_trials is not None:
+        # Success alone needs it: the best of many trials earns more than a baseline by luck.
         deflated = statistics.deflated_sharpe(evidence.moments, num_trials, sharpe_variance)
         luck = f", below {DEFLATED_ENOUGH}: luck in the search is not ruled out"
         sentences.append(

@@ -1,13 +1,16 @@
 """The report page: whole, self-contained, escaped, and saying what it must."""
 
 import dataclasses
+import functools
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
 import pytest
+from made_up import made_up_result
 
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.evaluate.report.page import (
     Parity,
@@ -19,52 +22,8 @@ from nca_trader.evaluate.report.page import (
     write_report,
 )
 from nca_trader.evaluate.report.plots import Line, equity_plot, per_seed
-from nca_trader.types import Costs
 
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
-COSTS = Costs(commission=5e-4, slippage=2e-4)
-
-
-@dataclasses.dataclass(frozen=True)
-class Fake:
-    """What a backtest's result looks like, made up."""
-
-    name: str
-    equity: pd.Series
-    targets: pd.DataFrame
-    weights: pd.DataFrame
-    turnover: pd.Series
-    cost: pd.Series
-    charged: Costs = COSTS
-    fill: str = "next_open"
-    order: str = "on_change"
-    in_sample: int | None = 0
-
-    @property
-    def costs(self):
-        amount = {"market": self.equity.iloc[-1] - 1.0 + 0.01, "commission": -0.01, "impact": 0.0}
-        total = sum(amount.values())
-        return pd.DataFrame(
-            {"amount": amount | {"total": total}, "a_year": amount | {"total": total}}
-        )
-
-
-def fake(name, targets, market, symbols, **rules):
-    """A toy backtest: yesterday's target earns today's market return, less costs."""
-    time = pd.date_range("2013-01-02", periods=len(market), freq="B", tz="UTC", name="time")
-    held = np.vstack([np.zeros((1, targets.shape[1])), targets[:-1]])
-    traded = np.abs(np.diff(held, axis=0, prepend=0.0)).sum(axis=1)
-    growth = 1.0 + (held * market).sum(axis=1) - traded * 7e-4
-    frame = pd.DataFrame(targets, time, list(symbols))
-    return Fake(
-        name,
-        pd.Series(np.cumprod(growth), time),
-        frame,
-        pd.DataFrame(held, time, list(symbols)),
-        pd.Series(traded, time),
-        pd.Series(traded * 7e-4, time),
-        **rules,
-    )
 
 
 def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
@@ -72,6 +31,7 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
     rng = np.random.default_rng(7)
     bars = 1500
     market = rng.normal(0.0004, 0.009, (bars, 2)) + rng.normal(0, 0.004, (bars, 1))
+    fake = functools.partial(made_up_result, market=market, symbols=symbols)
     trend = np.cumsum(market, axis=0)
     lagged = np.vstack([np.zeros((50, 2)), trend[:-50]])
     rules = {
@@ -79,14 +39,13 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "SMA cross": np.where(trend > lagged, 0.5, 0.0),
         "always flat": np.zeros((bars, 2)),
     }
-    baselines = {name: fake(name, w, market, symbols) for name, w in rules.items()}
+    baselines = {name: fake(name, w) for name, w in rules.items()}
 
     def wander():
-        steps = np.repeat(rng.choice([-0.5, 0.0, 0.5, 0.5], (bars // 25, 2)), 25, axis=0)
-        return steps
+        return np.repeat(rng.choice([-0.5, 0.0, 0.5, 0.5], (bars // 25, 2)), 25, axis=0)
 
     weights = wander() if agent_follows is None else rules[agent_follows].copy()
-    agent = fake("nca", weights, market, symbols)
+    agent = fake("nca", weights)
     update = np.arange(60)
     training = [
         {
@@ -106,7 +65,7 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "agent": agent,
         "baselines": baselines,
         "evidence": weigh(agent, baselines, 252.0),
-        "other_seeds": [fake(f"seed {k}", wander(), market, symbols) for k in (0, 2)],
+        "other_seeds": [fake(f"seed {k}", wander()) for k in (0, 2)],
         "seed": 1,
         "seeds": [
             SeedScore(seed=0, selection=0.41, out_of_sample=0.2),
@@ -328,7 +287,9 @@ def test_an_agent_that_copies_a_baseline_is_named_so(tmp_path):
 
 
 def test_fills_at_the_close_are_called_idealised(report, tmp_path):
-    at_close = dataclasses.replace(report, agent=dataclasses.replace(report.agent, fill="close"))
+    at_close = dataclasses.replace(
+        report, agent=dataclasses.replace(report.agent, rules=Rules(fill="close"))
+    )
     seen = Page(write_report(tmp_path / "r.html", at_close).read_text(encoding="utf-8")).seen
     assert "at the close that was seen: idealised" in seen
     assert "next bar's open" not in seen

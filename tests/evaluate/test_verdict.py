@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from made_up import made_up_result
 
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.statistics import Interval, Moments
@@ -164,26 +165,16 @@ def test_baselines_of_another_shape_or_none_are_refused():
         nearest_baseline(frame([0.5]), {})
 
 
-@dataclasses.dataclass(frozen=True)
-class Fake:
-    name: str
-    equity: pd.Series
-    targets: pd.DataFrame
-    weights: pd.DataFrame
-    turnover: pd.Series
-    cost: pd.Series
-    charged: Costs = Costs(commission=1e-3)
-    fill: str = "next_open"
-    order: str = "on_change"
-    in_sample: int | None = 0
-
-
 def fake(returns, target, **rules):
-    held = pd.DataFrame(np.full((len(TIME), 1), float(target)), TIME)
-    traded = pd.Series(0.0, TIME)
-    traded.iloc[0] = abs(target)
-    return Fake(
-        "x", pd.Series(np.cumprod(1 + returns), TIME), held, held, traded, traded * 1e-3, **rules
+    """An account that holds `target` throughout and earns `returns`, costs aside."""
+    market = np.full((len(TIME), 1), float(target))
+    result = made_up_result("x", market, market * 0.0, **rules)
+    equity = pd.Series(np.cumprod(1 + returns), TIME)
+    cost = pd.Series(0.0, TIME)
+    cost.iloc[0] = abs(target) * 1e-3
+    weights = pd.DataFrame(market, TIME)
+    return dataclasses.replace(
+        result, equity=equity, weights=weights, turnover=cost * 1e3, cost=cost
     )
 
 
@@ -219,7 +210,7 @@ def test_the_same_account_as_a_baseline_is_a_copy_and_not_distinguishable():
 def test_baselines_under_easier_rules_are_refused():
     market = np.random.default_rng(0).normal(5e-4, 0.01, len(TIME))
     agent = fake(market, 1.0)
-    for rules in ({"charged": Costs()}, {"fill": "close"}):
+    for rules in ({"costs": Costs()}, {"fill": "close"}):
         with pytest.raises(ConfigError, match="backtest both alike"):
             weigh(agent, {"hold": fake(market, 1.0, **rules)}, 252.0)
 

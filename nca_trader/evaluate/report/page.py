@@ -14,26 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from nca_trader.agents import rules
 from nca_trader.config.toml import to_toml
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.evaluate import metrics, statistics
+from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.backtest import backtest, looks_at
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.verdict import (
-    COPY_SHARE,
-    Evidence,
-    copy_sentence,
-    count,
-    decimal,
-    in_sample_sentence,
-    percent,
-    times,
-    verdict,
-    weigh,
-)
+from nca_trader.evaluate.verdict import Evidence, percent, weigh
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.types import Bars
@@ -60,7 +51,7 @@ NOT_CHARGED = {
     "interest_lend": "interest on cash",
 }
 # What the templates write numbers and sentences with.
-WRITERS = (count, decimal, percent, times, copy_sentence, in_sample_sentence)
+WRITERS = ("count", "decimal", "percent", "times", "copy_sentence", "in_sample_sentence")
 SIDES = {"short": -1, "flat": 0, "long": 1}
 PROOF_HEADERS = ("market", "seed", "fraction", "error", "bar", "verdict", "steps", "seconds")
 
@@ -190,6 +181,7 @@ class Report:
     def __post_init__(self):
         if self.seeds and self.seed not in [row.seed for row in self.seeds]:
             raise ConfigError(f"seed = {self.seed} has no row in seeds; score every seed.")
+        # The page of a strategy must not claim what only a trial log can show.
         if (self.trials is None) != (self.evidence.in_sample is None):
             raise ConfigError(
                 "trials and evidence.in_sample belong together: an agent has both, a strategy none."
@@ -200,14 +192,14 @@ class Report:
     @property
     def verdict(self) -> str:
         """The sentences at the top of the page."""
-        known: dict[str, Any] = {"num_trials": None}
-        if self.trials is not None:
-            known = {
-                "num_trials": self.trials.count,
-                "selected": self.trials.selected,
-                "sharpe_variance": self.trials.sharpe_variance,
-            }
-        return verdict(self.evidence, note=self.data_note, **known)
+        tried = self.trials or Trials(count=0, test_touched=0)
+        return words.verdict(
+            self.evidence,
+            num_trials=self.trials and tried.count,
+            selected=tried.selected,
+            sharpe_variance=tried.sharpe_variance,
+            note=self.data_note,
+        )
 
     @property
     def label(self) -> str:
@@ -237,12 +229,8 @@ class Report:
 
         Seeds without a Sharpe ratio (they never traded) are left out; NaN where too few remain.
         """
-        scores = np.array([row.out_of_sample for row in self.seeds])
-        scores = scores[~np.isnan(scores)]
-        if not scores.size:
-            return np.nan, np.nan, np.nan, np.nan
-        deviation = float(np.std(scores, ddof=1)) if scores.size > 1 else np.nan
-        return float(scores.mean()), deviation, float(scores.min()), float(scores.max())
+        scores = pd.Series([row.out_of_sample for row in self.seeds], dtype=float)
+        return scores.mean(), scores.std(), scores.min(), scores.max()
 
 
 def report(
@@ -279,6 +267,7 @@ def report(
     """
     index = result.equity.index
     after = bars.index.searchsorted(index[-1]) + 1
+    # Baselines stop where the result did, which may be before the last bar.
     stop = str(bars.index[after]) if after < len(bars) else None
     baselines = backtest_baselines(bars, result, str(index[0]), stop)
     return write_report(path, report_on(bars, result, baselines, run, command))
@@ -308,29 +297,26 @@ def report_on(
       run: that acted; None where a strategy did.
       command: that makes the page again.
     """
-    index, here = result.equity.index, versions()
+    index, made = result.equity.index, versions() | {"commit": commit()}
     traded = {"first": index[0], "last": index[-1], "rows": len(index)}
-    spans = {"backtest": traded}
-    known: dict[str, Any] = {"versions": here, "commit": commit()}
+    spans: dict[str, Any] = {"backtest": traded}
+    known: dict[str, Any] = {}
     if run is not None:
         manifest, chosen = run.manifest, run.selection
         spans = {"training": manifest["data"], "selection": chosen.get("data")}
         spans |= {"backtest" if result.in_sample else "test": traded}
-        tested = bars.between(str(index[0]), None)[: len(index)]
         # Two versions where the run was trained with another than this page is made with.
         trained = manifest["versions"] | {"commit": manifest["commit"]}
-        both = {
-            name: now
-            if trained.get(name) == now
-            else f"{trained.get(name, 'unknown')} to train, {now} here"
-            for name, now in (here | {"commit": commit()}).items()
-        }
+        for name, here in made.items():
+            if trained.get(name) != here:
+                made[name] = f"{trained.get(name, 'unknown')} to train, {here} here"
+        # A run folder that was copied has no trial log, but its own seeds are trials.
+        logged = trials.count(run.root, "train", manifest["data"])
+        # Only the traded bars: evaluations are counted by years that overlap.
+        tested = bars.between(str(index[0]), None)[: len(index)]
         known = {
             "trials": Trials(
-                # A run folder that was copied has no trial log, but its own seeds are trials.
-                count=max(
-                    trials.count(run.root, "train", manifest["data"]), run.agent_config.num_seeds
-                ),
+                count=max(logged, run.agent_config.num_seeds),
                 test_touched=result.looks or looks_at(run, tested),
                 selected=chosen.get("selected") == run.selected,
             ),
@@ -339,8 +325,6 @@ def report_on(
             "features": run.spec.features,
             "env_toml": to_toml(run.env_config),
             "agent_toml": to_toml(run.agent_config),
-            "commit": both.pop("commit"),
-            "versions": both,
             "device": manifest["device"],
         }
     return Report(
@@ -355,6 +339,8 @@ def report_on(
         data_digest=bars.digest(),
         command=command,
         created=now(),
+        commit=made.pop("commit"),
+        versions=made,
         **known,
     )
 
@@ -376,6 +362,7 @@ def page(report: Report) -> str:
         *(plots.Line(name, b.equity, "baseline") for name, b in report.baselines.items()),
         *(plots.Line("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
+    # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
     seed_name = "the selected seed" if searched and searched.selected else f"seed {report.seed}"
@@ -394,7 +381,7 @@ def page(report: Report) -> str:
         ],
         seed_name=seed_name,
         several_seeds=any(plots.per_seed(rows, key).shape[1] > 1 for key in keys),
-        copy_share=COPY_SHARE,
+        copy_share=words.COPY_SHARE,
         held=[
             (symbol, {name: float(np.mean(p == side)) for name, side in SIDES.items()})
             for symbol, p in held.items()
@@ -473,17 +460,18 @@ def _render(template: str, **shown: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined,  # else a misspelt name is an empty cell
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {f.__name__: f for f in WRITERS}
+    environment.globals |= {name: getattr(words, name) for name in WRITERS}
     environment.filters["percent"] = percent
     return environment.get_template(template).render(shown)
 
 
 def _write(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all, and the folder where it is missing."""
+    # Renamed when complete: a reader never sees half a page.
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

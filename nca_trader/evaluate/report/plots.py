@@ -94,18 +94,23 @@ def svg(
     """
     from markupsafe import Markup
 
+    # Ids are hashes. Without a salt of our own they are random, and without the plot's name in it
+    # those of two plots could be the same.
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         out = io.StringIO()
+        # The date of writing would make every page different.
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :]  # no XML prolog inside HTML
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # matplotlib numbers its groups alike in every plot: ids without a reference would repeat.
     used = set(re.findall(r"#([\w.-]+)[\")]", text))
     text = re.sub(r' id="([\w.-]+)"', lambda m: m[0] if m[1] in used else "", text)
     opening, rest = text.removeprefix("<svg").split(">", 1)
+    # Without a size of its own the drawing takes the width of its container.
     opening = re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", opening).strip()
     for colour, variable in VARIABLES.items():
         rest = rest.replace(colour, f"var({variable})")
@@ -146,7 +151,7 @@ def _curves_over_time(
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         axes.margins(x=0.01)
         handles, labels = axes.get_legend_handles_labels()
-        once = {}  # one entry for all seeds
+        once: dict[str, Any] = {}  # one entry for all seeds
         for label, handle in zip(labels, handles, strict=True):
             once.setdefault(label, handle)
         axes.legend(

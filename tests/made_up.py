@@ -1,0 +1,34 @@
+"""Results of backtests that never ran, from weights and returns chosen by a test."""
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.envs.account.state import Rules
+from nca_trader.evaluate.result import Result
+from nca_trader.types import Costs
+
+
+def made_up_result(name, targets, market, costs=None, fill="next_open", rate=7e-4, symbols=None):
+    """A target earns the next return of `market` `[N, A]`, less `rate` of what it trades."""
+    time = pd.date_range("2013-01-02", periods=len(market), freq="B", tz="UTC", name="time")
+    symbols = list(symbols or [f"S{i}" for i in range(targets.shape[1])])
+    held = np.vstack([np.zeros((1, targets.shape[1])), targets[:-1]])
+    traded = np.abs(np.diff(held, axis=0, prepend=0.0)).sum(axis=1)
+    equity = np.cumprod(1.0 + (held * market).sum(axis=1) - traded * rate)
+    flows = pd.DataFrame({"market": np.diff(equity, prepend=1.0), "commission": 0.0}, time)
+    flows.loc[time[0], ["market", "commission"]] += [0.01, -0.01]
+    return Result(
+        name=name,
+        equity=pd.Series(equity, time),
+        log_equity=np.log(equity),
+        targets=pd.DataFrame(targets, time, symbols),
+        weights=pd.DataFrame(held, time, symbols),
+        turnover=pd.Series(traded, time),
+        cost=pd.Series(traded * rate, time),
+        flows=flows.assign(impact=0.0),
+        logits=None,
+        charged=costs or Costs(commission=5e-4, slippage=2e-4),
+        rules=Rules(fill=fill, order="on_change"),
+        bars_per_year=252.0,
+        in_sample=0,
+    )
