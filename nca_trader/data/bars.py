@@ -1,4 +1,4 @@
-"""Reads and writes bars: strict by default, repaired only as asked."""
+"""Reads, checks, writes and resamples bars; a file is repaired only as asked."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def read_bars(
     Columns bid and ask (or half_spread), dividend (or dividends; cash per unit, on the ex-date) and
     funding (or funding_rate; paid by a long position) are read as well: see `Bars`.
 
-    A file is read in chunks. In addition to the bars, memory is bounded, but for 8 bytes per row of
-    each further column of numbers.
+    A file is read in chunks. In addition to the bars, memory is bounded, except for 8 bytes per row
+    of each further column of numbers.
 
-    Prices are taken as they stand, unless `columns` names factors: a split factor multiplies open,
+    Prices are taken unchanged, unless `columns` names factors: a split factor multiplies open,
     high, low and close and divides volume; a dividend factor multiplies the four prices alone.
-    Both are taken relative to the symbol's first bar, so that a bar depends on no later event.
+    Both are relative to the symbol's first bar, so that a bar does not depend on a later event.
 
     Args:
       source: the file or the frame; or a `gs://` or `s3://` URL of a file.
@@ -65,10 +65,10 @@ def read_bars(
         then says what was repaired.
       columns: column by role, by name or number from 1, where the names do not say it:
         "time=datadate,close=prccd". A time may be two columns, "time=1+2"; "close=*" takes each
-        column but the time as an asset's close; "funding=-" takes none. "split" and "dividend"
+        column except the time as an asset's close; "funding=-" takes none. "split" and "dividend"
         name factors, which may be quotients: "split=1/ajexdi", "dividend=Adj Close/Close".
         "cash_dividend" is cash, "spread" a spread in the price's unit.
-      dates: "dmy" or "mdy" for dates such as 01/02/2018, where no date of the file proves it.
+      dates: "dmy" or "mdy" for dates such as 01/02/2018, if no date of the file proves the order.
       decimal: "," or "." of a CSV, where its numbers do not show it.
       every: the bars' length, e.g. "1min", "1h", "1d". Times of the file's own trading hours (see
         `calendar.expected_times`) at which no asset has a bar then become missing bars.
@@ -162,7 +162,7 @@ def validate(bars: Bars) -> None:
     if "dividend" in columns:
         columns["cash_dividend"] = columns.pop("dividend")
     table = Table(bars.source or "bars", columns, list(bars.symbols))
-    # Arrays in memory have no option that repairs them; their owner does.
+    # Arrays in memory have no option that repairs them, so the remedy must not name one.
     found = value_faults(table) + extra_faults(table)
     faults = [fault._replace(repairs=()) for fault in found]
     width, names = bars.num_assets, bars.symbols
@@ -170,15 +170,16 @@ def validate(bars: Bars) -> None:
 
 
 def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, note: str) -> Bars:
-    """Puts rows, in any order, on one axis of time.
+    """Puts rows, in any order, on one time axis.
 
     Args:
-      table: rows, each of another symbol and time; its columns are taken out of it.
+      table: rows without a repeated symbol and time. Its columns are removed as they are used.
       step: the bars' length, to make gaps in the trading hours missing bars; or None.
       timezone: the zone of the trading hours.
-      note: what a report must say of the bars.
+      note: the `Bars.note`.
     """
     columns = table.columns
+    # Repairs may have dropped every row of a symbol.
     used = np.flatnonzero(np.bincount(columns["symbol"], minlength=len(table.symbols)))
     symbols = tuple(table.symbols[i] for i in used)
     own, code = columns.pop("time"), columns.pop("symbol")
@@ -203,6 +204,7 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
         out[at, code] = values
         return out
 
+    # The close comes first: the other prices of a missing bar are taken from it.
     close = grid(columns.pop("close"), np.nan)
     fields, given = {"close": close}, None
     if len(own) < len(time) * len(symbols):  # a missing bar carries the last close, volume 0
@@ -218,7 +220,9 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
         if column in columns:
             values = columns.pop(column)
             fields[name] = grid(values, values.dtype.type(0))
-    for array in (time, *fields.values()):  # ours alone: frozen, they need not be copied
+    # `Bars` copies arrays that could be written to. These have no other owner, so they are frozen
+    # here; a view is writable through its base.
+    for array in (time, *fields.values()):
         for part in (array, array.base):
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
@@ -229,8 +233,8 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
     """Aggregates bars to a longer length, each stamped by its close.
 
     A bin is half-open: [10:00, 11:00) takes the bars that open in it and is stamped 11:00. `time`
-    is thus the close, unlike that of bars that are read, so that the last bar at or before a moment
-    is always complete. Bins count from midnight UTC. With `sessions` they count from each session's
+    is thus the close, unlike in bars that are read. The last bar at or before a moment is therefore
+    always complete. Bins count from midnight UTC. With `sessions` they count from each session's
     open, the last one ends at its close (early on a half day), "1d" is the session, and bars
     outside every session are left out. A bin without a bar is left out, and so is a last one that
     is not complete.
@@ -332,7 +336,7 @@ def _aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np
     last = np.append(starts[1:], len(rows)) - 1
     high = np.maximum.reduceat(np.where(present, bars.high[rows], -np.inf), starts, axis=0)
     low = np.minimum.reduceat(np.where(present, bars.low[rows], np.inf), starts, axis=0)
-    # The first present bar's row; any other where there is none.
+    # The first present bar's row. Where a bin has none, any row will do: `has` masks it below.
     order = np.where(present, np.arange(len(rows))[:, None], len(rows) - 1)
     first = np.minimum.reduceat(order, starts, axis=0)
     close = bars.close[rows][last]  # a missing bar carries the last close

@@ -25,7 +25,7 @@ from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar, Bars, Tensor
 
 SPAN = 60  # bars: span of every average that normalises, 2 / (SPAN + 1) the newest bar's weight
-LEAST = 1e-12  # at or below it (in units of price) prices did not move, and nothing is scaled
+LEAST = 1e-12  # a scale at or below it means that prices did not move, and gives 0
 
 
 class Feature(NamedTuple):

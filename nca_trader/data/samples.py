@@ -1,4 +1,4 @@
-"""Real bars that every installation has, for the demo and the examples."""
+"""Real bars that ship with every installation, for the demo and the examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLES = ("sp500",)
 
 
 class EarlierLooks(NamedTuple):
-    """A lower bound on the evaluations of a span that this project made before a user's first.
+    """A lower bound on the number of this project's own evaluations of a span.
 
     Attributes:
       symbols: of the bars.

@@ -168,7 +168,7 @@ def test_prices_at_or_below_zero_name_back_adjusted_futures_and_their_remedy():
     frame = frame_of(np.array([4.0, 2.0, 1.0, -0.5, -1.0]))
     said = refusal(frame, repair="keep-jumps")
     assert "D008 row 3 and 1 more: close = -0.5" in said
-    assert "a back-adjusted future is to be adjusted by ratios in place of differences" in said
+    assert "adjust a back-adjusted future by ratios instead of differences" in said
     assert "or an offset added to all its prices" in said
     shifted = frame.assign(**{name: frame[name] + 100.0 for name in PRICES})
     np.testing.assert_array_equal(np.diff(read_bars(shifted).close[:, 0]), [-2, -1, -1.5, -0.5])

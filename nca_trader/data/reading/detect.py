@@ -1,4 +1,4 @@
-"""Finds what is wrong with a table of bars; changes nothing in it."""
+"""Finds the faults of a table of bars, without changing it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from nca_trader.types import PRICES
 
 SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
 BACK_ADJUSTED = (
-    "; a back-adjusted future is to be adjusted by ratios in place of differences, or an offset "
-    "added to all its prices, whose returns are then of that sum"
+    "; adjust a back-adjusted future by ratios instead of differences, or add an offset to all its "
+    "prices, whose returns are then of that sum"
 )
-# A row with one of these says nothing of the bars around it.
+# A row with one of these faults cannot be compared with the bars around it.
 ROW_FAULTS = {
     *(Code.D006, Code.D007, Code.D008, Code.D009, Code.D010, Code.D011, Code.D012),
     *(Code.D022, Code.D030, Code.D031, Code.D033),
@@ -55,7 +55,8 @@ def detect(table: Table, request: Request) -> list[Fault]:
     faults += time_faults(table.times, request.timezone) if table.times else []
     faults += value_faults(table) + factor_faults(table) + extra_faults(table)
     faults += line_faults(table)
-    # A volume that is put back from one column must not be found swapped with a second one.
+    # Each column is compared with the volume after the swaps found so far, so that a volume that
+    # belongs to one column is not found swapped with a second one.
     volume = table["volume"]
     for name, value in table.others:
         if name.lower().replace(" ", "_") not in forensic.ADJUSTMENTS:
@@ -76,7 +77,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
                 remedy = f"Pass {argument('columns', use)}"
                 faults.append(Fault(Code.D027, f"{say}stand", mask, remedy))
     if any(fault.code == Code.D005 and fault.about in ("time", "symbol") for fault in faults):
-        return faults  # which rows follow each other depends on that column
+        return faults  # the order of rows depends on that column
     # Rows that a repair drops are not compared with others, as the bars will not hold them.
     stays = rows_that_stay(table, faults, request.repairs)
     between = order_faults(table, stays, request.timezone, request.dates)
@@ -131,7 +132,7 @@ def time_faults(times: Times, timezone: str | None) -> list[Fault]:
 
 
 class _Checks:
-    """Faults of single rows; a row counts in the first check that it fails.
+    """Collects faults of single rows; a row counts in the first check that it fails.
 
     Rows whose `present` is False are not checked.
     """
@@ -147,7 +148,7 @@ class _Checks:
             return
         row = int(np.argmax(mask))
         cells = {name: column[row] for name, column in self.table.columns.items()}
-        if code == Code.D009:  # the table holds NaN in its place
+        if code == Code.D009:  # the table holds NaN in place of the text
             cells[about] = self.table.unread[about].text(row)
         say = say.format(**cells)
         self.faults.append(Fault(code, say, mask, about=about, **options))
@@ -169,7 +170,7 @@ class _Checks:
 def value_faults(table: Table) -> list[Fault]:
     """Finds faults of open, high, low, close and volume, row by row."""
     checks = _Checks(table)
-    for name in ("close", "open", "high", "low"):  # the others may stand in for a close
+    for name in ("close", "open", "high", "low"):  # the close first: it may stand in for the others
         remedy = Code.D008.remedy + BACK_ADJUSTED
         wrong = checks.number(name) <= 0
         checks.fail(Code.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy)
@@ -202,7 +203,7 @@ def factor_faults(table: Table) -> list[Fault]:
 def extra_faults(table: Table) -> list[Fault]:
     """Finds faults of quotes, spreads, dividends paid in cash and funding, row by row."""
     checks = _Checks(table)
-    # Where the half spread was computed, the columns that it is from are checked in its place.
+    # A computed half spread is checked by its source columns, which the user knows.
     spread = spread_columns(table.columns.keys() - {"half_spread"}) or spread_columns(table.columns)
     for name in (*spread, *(name for name in INCOME if name in table)):
         value = checks.number(name)
@@ -300,7 +301,7 @@ def order_faults(
         stamp = np.datetime_as_string(time[row], unit="s")
         say = f"duplicate time {stamp}Z with {words} ({close[first]} and {close[row]})"
         faults.append(Fault(Code.D021, say, again))
-        # A repeated time is not before the row above; without it, the others may be in order.
+        # Without the repeated rows, the others may be in order.
         rows, inside, forward = _steps(table, among & ~again)
     back = inside & ~forward
     if back.any():
@@ -313,7 +314,7 @@ def order_faults(
 
 
 def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
-    """Returns rows by symbol, as they stand; from each to the next: same symbol, later time."""
+    """Returns rows by symbol, in file order, and for each step: same symbol, and later time."""
     rows = slice(None) if among.all() else np.flatnonzero(among)
     symbol = table["symbol"][rows]
     if (symbol[1:] < symbol[:-1]).any():
@@ -356,7 +357,7 @@ def series_faults(
         say = f"{symbols[code[first]]} has bars from {days[0]} to {days[1]} and again from "
         add(Code.D025, parted, f"{say}{days[2]} to {days[3]}: a ticker used again, or a gap")
     checked = present & (columns["close"][rows] > 0)
-    if not checked.all():  # a missing bar carries a price that was not traded
+    if not checked.all():  # a missing bar carries an old price that was not traded
         rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]
     bars = Series(*(columns[name][rows] for name in ("symbol", "time", *PRICES, "volume")))
     at, say = forensic.jump_fault(bars, symbols)

@@ -1,4 +1,7 @@
-"""Faults of a bar file, and the message that lists them all at once, each with its remedy."""
+"""A table of bars, its faults, and the two answers to them: refuse the file or repair it.
+
+A message lists all faults at once, each with its remedy.
+"""
 
 from __future__ import annotations
 
@@ -72,12 +75,12 @@ class Fault(NamedTuple):
 
     Attributes:
       code: its kind.
-      say: the words for the first faulty row.
+      say: the message about the first faulty row.
       mask: `[rows]` bool, the faulty rows; None for the table as a whole.
       remedy: in place of the code's; or "".
       repairs: in place of the code's, the first that was asked for is applied; or None.
       about: the column, or "".
-      values: `[rows]` what the faulty rows of the volume should hold, where that is known.
+      values: `[rows]` the right volume of the faulty rows, where that is known.
     """
 
     code: Code
@@ -100,7 +103,7 @@ class Fault(NamedTuple):
 
 @dataclasses.dataclass
 class Unread:
-    """Cells of a column that hold other than numbers: their rows, and the texts of the first."""
+    """Cells of a column that are not numbers: their rows, and the texts of the first ones."""
 
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
     texts: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -108,7 +111,7 @@ class Unread:
     def add(self, rows: np.ndarray, column: pd.Series, begin: int) -> None:
         """Adds the cells at `rows` of a chunk that starts at row `begin` of the file."""
         self.rows.append(rows + begin)
-        # A hostile file may hold nothing but long texts.
+        # Bounded, as a hostile file may hold nothing but long texts.
         left = UNREAD_TEXT - sum(map(len, self.texts.values()))
         for row in rows[: max(left, 0)]:
             text = f"{column.iloc[row]}"
@@ -136,7 +139,7 @@ class Table:
       wide: whether a line holds several assets.
       unread: by column, the cells that hold other than numbers.
       short: rows of lines that end early.
-      times: what reading the times showed; None where they were times already.
+      times: the evidence from reading the times; None where they were times already.
       faults: what is wrong with the columns.
     """
 
@@ -175,7 +178,7 @@ class Table:
 
 
 class Request(NamedTuple):
-    """What `read_bars` was asked for, apart from the file.
+    """The arguments of `read_bars`, apart from the file.
 
     Attributes:
       columns: column by role.
@@ -193,7 +196,7 @@ class Request(NamedTuple):
 
 
 def refusal(source: object, code: Code, say: str, remedy: str = "") -> BarError:
-    """Returns the error of one fault for which reading stops at once."""
+    """Returns the error of one fault that ends reading at once."""
     return BarError(f"{source}: {code.name} {say}. {remedy or code.remedy}.")
 
 
@@ -237,7 +240,7 @@ def refuse(
 FACTORS = ("split", "dividend")
 UNREAD_TEXT = 1 << 20  # characters of cells that are not numbers, kept for messages
 DROPS = ("drop-nan", "drop-bad")
-FLAT = 0.1  # of the bars: more than that without a range is worth a word
+FLAT = 0.1  # of the bars: if more have no range, the note says so
 
 
 def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Table:
@@ -252,7 +255,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
       BarError: no row is left.
     """
     stays = rows_that_stay(table, faults, repairs)
-    # Of the faults between rows only this one drops any; "sort" is done when rows get their places.
+    # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
     if any(fault.code == Code.D021 for fault in faults) and stays.any():
         stays &= ~repeated_rows(table, stays, repairs)
     if not stays.any():
@@ -269,9 +272,9 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
     symbols = table.symbols
     if "part-reuse" in repairs:
         columns["symbol"], symbols = _parted(columns, symbols)
-    # After the symbols are parted: each span begins at its own first factor.
+    # After the symbols are split up: each span starts at its own first factor.
     columns = adjusted(columns, np.ones(len(columns["time"]), dtype=bool))
-    # What only detection needs is not kept.
+    # The columns and texts that only detection needs are freed here.
     return Table(name=table.name, columns=columns, symbols=symbols)
 
 
@@ -305,16 +308,16 @@ def volume_put_back(
 
 
 def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the columns with prices adjusted for splits and dividends: f_t / f_first times them.
+    """Returns the columns with prices multiplied by f_t / f_first, for splits and dividends.
 
-    f is split times dividend, f_first that of the symbol's first present row. Volume is divided by
-    split_t / split_first, dividends leave it. Cash per unit is split as its price is. Vendors
-    divide by the last factor, which is not known at t: relative to the first one, a later split
-    changes no earlier bar.
+    f is split times dividend, and f_first is that of the symbol's first present row. Volume is
+    divided by split_t / split_first alone. Cash per unit is multiplied by the same quotient.
+    Vendors divide by the last factor, which is not known at t. Relative to the first factor, a
+    later split changes no earlier bar.
 
     Args:
       columns: `[rows]` each.
-      among: `[rows]` bool, the rows among which a symbol's first is looked for.
+      among: `[rows]` bool, the rows that may be a symbol's first.
     """
     given = [name for name in FACTORS if name in columns]
     out = dict(columns)
@@ -341,7 +344,7 @@ def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, 
 
 
 def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> str:
-    """Returns what a report must say of the bars: repairs, adjustment, and bars of closes alone."""
+    """Returns the note for reports: repairs, adjustments, and bars that hold a close alone."""
     done = [
         f"{fault.code.name} by {fault.fixed_by(repairs)}"
         + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")

@@ -1,8 +1,8 @@
-"""Faults that no row shows alone: jumps, and columns that changed places for a while.
+"""Finds faults that no row shows alone: jumps, and columns that are swapped for some bars.
 
-Of the pairs of open, high, low and close all but one break a single bar, as no open or close is
-above the high or below the low. A bar whose open and close are swapped looks like any other; only
-the next open shows it, which goes on from the open before and not from the close.
+Swapping any two of open, high, low and close breaks a single bar, as no open or close is above the
+high or below the low. The exception is open and close: such a bar looks like any other. Only the
+next open shows it, because it continues from the open before and not from the close.
 
 Every function takes the bars of all symbols in order of symbol and time, and returns places in
 that order.
@@ -19,17 +19,17 @@ import pandas as pd
 
 REUSE = np.timedelta64(180, "D")  # without bars, at least
 CHANGES = 1e-3  # relative: adjusted closes are rounded
-BLOCK = 1 << 16  # rows looked at together: temporary arrays stay small, and medians local
+BLOCK = 1 << 16  # rows examined together: temporary arrays stay small, and medians local
 JUMP = np.log(1.8)  # at least, and
-JUMP_MOVES = 25  # times the symbol's median move: what is wild already jumps higher
+JUMP_MOVES = 25  # times the symbol's median move: wild symbols jump higher
 RATIOS = (  # shares after and before, of the splits that are common
     (5, 4), (4, 3), (3, 2), (5, 3), (2, 1), (5, 2), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1),
     (8, 1), (10, 1), (15, 1), (20, 1), (25, 1), (30, 1), (50, 1), (100, 1),
 )  # fmt: skip
-NEAR_RATIO = 0.025  # as logarithms: what the price itself moved over night
+NEAR_RATIO = 0.025  # as logarithms: the price's own move overnight
 SPLIT_MOVES = 8  # times the moves of the bars around, at least
 AROUND = 50  # bars before and after, at most
-QUIET = 12.0  # or this part of the jump: what opens a third lower on news moves on by more
+QUIET = 12.0  # or this part of the jump: a price that opens a third lower on news moves on by more
 CALM = 3.0  # times the range of the bars around, at most: news moves a price within the bar too
 BUSY = 2.5  # times the volume of the bars before, at most
 EVIDENCE = 20.0  # natural logarithms; clean files reach 15, see docs/lab-notes/bar-files.md
@@ -37,7 +37,7 @@ FINE = 0.05  # quantile of the bars' bodies, and part of the median one: smaller
 MIRRORED = 10.0  # times an asset's median move from close to close: a jump that another mirrors
 NEAR = 0.25  # of that jump: how far from the other asset's price it ends, at most
 FAR = 0.4  # as a logarithm, at least: of a high or a low from the open and the close of its bar
-# Columns from which vendors compute adjusted prices, or what they computed.
+# Columns of vendors that hold adjusted prices or factors for them.
 ADJUSTMENTS = {
     "split_factor", "price_factor", "adj_close", "adjclose", "adjusted_close", "ajexdi",
     "factor", "adj_factor", "adjustment_factor",
@@ -79,13 +79,13 @@ def blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def logs(*prices: np.ndarray) -> list[np.ndarray]:
-    """Returns natural logarithms, silent where there is none."""
+    """Returns natural logarithms; NaN or infinite, without a warning, where there is none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return [np.log(price) for price in prices]
 
 
 def jump_fault(bars: Series, names: list[str]) -> tuple[np.ndarray, str]:
-    """Returns the places of jumps (see `jumps`), and the words for the first."""
+    """Returns the places of jumps (see `jumps`), and the message about the first."""
     at = jumps(bars)
     if not len(at):
         return at, ""
@@ -136,10 +136,10 @@ def _typical(value: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndar
 
 
 def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
-    """Returns whether nothing but the level changes at `row`.
+    """Returns whether only the level of the price changes at `row`.
 
-    News that moves a price as far also widens the bar's range and multiplies its volume; a split
-    of k for 1 makes the volume k times what it was.
+    News that moves a price as far also widens the bar's range and multiplies its volume. A split of
+    k for 1 multiplies the volume by k.
     """
     first, last = max(row - AROUND, 0), min(row + AROUND + 1, len(bars.code))
     part = slice(first, last)
@@ -164,7 +164,7 @@ def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
     known = volume[:at][own[:at]]
     if not len(known) or not np.median(known) > 0.0:
         return True
-    more = max(1.0, float(np.exp(-gaps[row - 1])))  # what the volume becomes in the new unit
+    more = max(1.0, float(np.exp(-gaps[row - 1])))  # the factor of the volume in the new unit
     return bool(volume[at] <= more * max(BUSY * np.median(known), 1.5 * np.percentile(known, 95)))
 
 
@@ -227,14 +227,14 @@ def _moves(bars: Series, inside: np.ndarray, part: slice) -> list[np.ndarray]:
     body = np.abs(c - o)
     fine = 0.0
     if len(body := body[body > 0.0]):
-        # In a quiet hour a price goes up and down by one tick, which may look like anything.
+        # In a quiet hour a price moves up and down by one tick, which is no evidence.
         fine = max(np.quantile(body, FINE), FINE * np.median(body))
     typical = max(float(usual), float(fine)) or 1.0
     return [np.log1p(move / typical) for move in moves]
 
 
 def assets_swapped(bars: Series) -> np.ndarray:
-    """Returns places where two assets jump each to the other's price at one time."""
+    """Returns places where two assets jump to each other's price at the same time."""
     jumped = []
     inside = bars.inside
     for begin, end in symbol_ends(bars.code):
@@ -264,7 +264,7 @@ def range_volume_swapped(bars: Series, name: str) -> np.ndarray:
 
     There it is far from open and close, and the volume ends near them on the right side.
     """
-    side = 1.0 if name == "high" else -1.0  # logarithms turned round, for the low
+    side = 1.0 if name == "high" else -1.0  # for the low the logarithms are negated
     found = [np.zeros(0, dtype=int)]
     for begin, end in symbol_ends(bars.code):
         for start, stop in blocks(begin, end):
@@ -281,7 +281,7 @@ def range_volume_swapped(bars: Series, name: str) -> np.ndarray:
 def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarray:
     """Returns places of the first bar after half a year without a row.
 
-    A row that says itself that the bar is missing does not count as such a gap.
+    A row whose `present` is False does not count as such a gap.
 
     Args:
       time, code: `[n]` of rows in order of symbol and time.
@@ -325,10 +325,10 @@ class Crossing(NamedTuple):
 def volume_swapped(
     name: str, value: np.ndarray, volume: np.ndarray, bars: dict[str, np.ndarray]
 ) -> Crossing | None:
-    """Finds rows whose volume stands in another column `[rows]`, or where two columns cross.
+    """Finds rows whose volume is in another column `[rows]`, or where two columns cross.
 
-    A column of traded value, volume times price, shows it row by row. Of any other only the place
-    is known at which two columns of different sizes change places.
+    A column of traded value, volume times price, shows it row by row. For any other column only the
+    place is known at which two columns of different sizes are swapped.
     """
     close = bars["close"]
     rows = np.flatnonzero((volume > 0) & (value > 0) & (close > 0) & bars["present"])

@@ -47,7 +47,7 @@ VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 LINE, WIDTH = 1 << 22, 1 << 16  # bytes of a line and columns of a file, at most
-MOST_TEXT = 32 * CHUNK_TEXT  # read for one chunk: later lines may be longer than the first ones
+MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer than the first ones
 BLANK = 1 << 20  # lines without a value in succession, at most
 UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
 RECODE, TABLE = "Save it as UTF-8", "Save the table in it as CSV"
@@ -88,7 +88,7 @@ class Chunk(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a text is written.
+    """The layout of a delimited text.
 
     Attributes:
       delimiter: one character; " " is any white space.
@@ -108,7 +108,7 @@ class Layout(NamedTuple):
 
 
 class EndlessRow(ValueError):
-    """Rows that take too much text for a chunk: a quote is open, or lines grow without bound."""
+    """Rows with too much text for a chunk: a quote is open, or lines grow without bound."""
 
 
 class Bytes(io.RawIOBase):
@@ -325,7 +325,7 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
 
 
 def _is_value(field: str) -> bool:
-    """Returns whether a field is a number or a time, and thus not a name."""
+    """Returns whether a field is a number or a time, and so cannot be a column's name."""
     return VALUE.fullmatch(field.strip()) is not None
 
 
@@ -335,7 +335,7 @@ def _header_depth(rows: list[list[str]]) -> int:
         return 0
     if len(rows) < 2 or any(map(_is_value, rows[1])):
         return 1
-    # In a header of two levels one row holds fields and the other symbols.
+    # In a header of two levels one row holds the fields and the other the symbols.
     if ("close" in map(canonical, rows[0])) == ("close" in map(canonical, rows[1])):
         return 1
     if len(rows[1]) != len(rows[0]) or any(not field.strip() for field in rows[1][1:]):
@@ -397,7 +397,7 @@ def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
         remedy = "Name every field, or the columns by number, e.g. "
         remedy += f"{argument('columns', 'time=1,close=5')} (or time=1+2 of date and clock)"
     else:
-        what, remedy = "so it can't be told which is which", "Correct the line"
+        what, remedy = "so the columns are not certain", "Correct the line"
     names = f"the header's {width} names" if depth else f"line 1's {width} fields"
     say = f"line {line}{more}: {count} fields, more than {names}, {what}"
     return refusal(path, Code.D022, say, remedy)
@@ -454,7 +454,7 @@ def _guarded(
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            # Its size is 0, and a file is read more than once.
+            # A pipe has size 0 and cannot be read twice, which the layout needs.
             kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
             say = f"is {kind} and not a file"
             raise refusal(path, Code.D001, say, "Save what it gives to a file")
@@ -498,7 +498,7 @@ def _parquet(path: Path) -> Iterator[pd.DataFrame]:
             if {*fragment.physical_schema.names, *keys} != set(files.schema.names):
                 say = "its columns are not those of the folder's other files"
                 raise refusal(fragment.path, Code.D005, say, "Write them alike")
-            # The fragment's own scan would hold a whole row group.
+            # The fragment's own scan would hold a whole row group in memory.
             yield from (frame.assign(**keys) for frame in _parquet(Path(fragment.path)))
         return
     with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
@@ -551,7 +551,7 @@ def _rows(width: int) -> int:
 
 
 def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Chunk]:
-    """Makes chunks whose columns include the frames' own index, if it is a time or a symbol."""
+    """Makes chunks whose columns include the frames' index, if it is a time or a symbol."""
     begin = 0
     for each in frames:
         frame: Any = each

@@ -32,7 +32,7 @@ from nca_trader.data.reading.formats import Chunk, canonical, load
 from nca_trader.data.reading.times import Growing, TimeReader, holds_numbers
 from nca_trader.errors import argument
 
-NONE = "-"  # in place of a column: the table has none in this role
+NONE = "-"  # in place of a column: no column has this role
 WIDE = re.compile(
     r"(?P<symbol>.+?)[ _.:/|-](?P<field>open|high|low|close|volume|vol|half_spread|bid|ask"
     r"|dividends?|cash_dividend|funding|funding_rate)"
@@ -47,7 +47,7 @@ class Arranged(NamedTuple):
     """A chunk under the canonical names, one row per asset and time.
 
     Attributes:
-      frame: time, open, high, low, close, volume, present, and what else of `ROLES` there is.
+      frame: time, open, high, low, close, volume, present, and further `ROLES` of the table.
       others: the other columns of the same rows.
       faults: what is wrong with the columns.
       symbols: of a wide table, in the order of its columns; None of a long one.
@@ -62,7 +62,7 @@ class Arranged(NamedTuple):
 def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
     """Puts a chunk under the canonical names.
 
-    Columns that are missing get stand-ins, so that the rows are checked all the same.
+    Missing columns get stand-ins, so that the rows are checked in spite of them.
 
     Args:
       chunk: rows of the table.
@@ -124,7 +124,7 @@ def _long(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
 
 
 def _position(chunk: Chunk, text: str) -> int:
-    """Returns which column is meant by its name, else by its number from 1.
+    """Returns the place of the column with this name, else with this number from 1.
 
     Raises:
       BarError: none is, or more than one.
@@ -177,7 +177,7 @@ def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
     if "symbol" in roles or ("close" in roles and not all_closes):
         return None
     clock = given.get("time")
-    # A frame's time may be named at either level of its header.
+    # In a header of two levels, either level may name the time.
     levels = [column if isinstance(column, tuple) else (column,) for column in raw.columns]
     times = [i for i, level in enumerate(levels) if "time" in map(canonical, level)]
     at = _position(chunk, clock) if clock else (times or [None])[0]
@@ -196,7 +196,8 @@ def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
         fields[field] = i
     for symbol, fields in positions.items():
         part = pd.DataFrame({field: raw.iloc[:, i] for field, i in fields.items()})
-        # An empty row is not a bar; one that holds nothing but income is kept, to be refused.
+        # An empty row is not a bar. A row that holds income alone is kept and refused later, so no
+        # dividend is lost silently.
         paid = part[[name for name in INCOME if name in part]].fillna(0.0).ne(0.0).any(axis=1)
         part = part[part[[name for name in FIELDS if name in part]].notna().any(axis=1) | paid]
         part.insert(0, "symbol", symbol)
@@ -245,9 +246,9 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     for chunk in load(source, texts, numbered, request.decimal):
         arranged = arrange(chunk, given)
         name, unit, wide = chunk.name, chunk.unit, arranged.symbols is not None
-        if not {"time", "close"} <= set(arranged.frame):  # nothing can stand in for these
+        if not {"time", "close"} <= set(arranged.frame):  # no other column can stand in for these
             refuse(name, arranged.faults)
-        # Every chunk has the same header, so each fault is kept once.
+        # Every chunk has the same header, so the same faults come with each.
         faults |= {(fault.code, fault.say): fault for fault in arranged.faults}
         # Rows of symbols that were not asked for are dropped here, before they take memory.
         code, taken = symbols.take(arranged, name)
@@ -270,14 +271,14 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     if not begin:
         raise refusal(name, Code.D002, "there are no rows")
     read = times.finish()
-    # Times come last: what form they have, later rows may decide.
+    # Times come last, since later rows may decide their form.
     arrays = {"time": read.utc.whole} | {key: column.whole for key, column in columns.items()}
     return Table(
         name=name,
         place=arrays.pop("place"),
         columns=arrays,
         symbols=list(symbols.codes),
-        # A shorter one was text in some chunk.
+        # A column shorter than the table held text in some chunk.
         others=[(key[1], c.whole) for key, c in others.items() if len(c.whole) == begin],
         unit=unit,
         wide=wide,
@@ -289,7 +290,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
 
 
 def spread_columns(names: Container[str]) -> list[str]:
-    """Returns which columns the half spread is taken from, the most direct there are.
+    """Returns the columns that give the half spread, the most direct ones of the table.
 
     >>> spread_columns({"bid", "ask", "spread"})
     ['bid', 'ask']
@@ -361,7 +362,7 @@ class _Symbols:
         self.codes: dict[str, int] = {}
         self._wanted, self._parted = request.symbols, "part-reuse" in request.repairs
         self._known: dict[str, None] = {}  # every name of the file, in its order
-        # FB-2012 is a span of FB, if the repair makes one.
+        # FB-2012 names a span of FB, if the repair part-reuse makes one.
         self._bases = {re.sub(r"-\d{4}$", "", name) for name in self._wanted} | {*self._wanted}
 
     def take(self, rows: Arranged, table: str) -> tuple[np.ndarray, np.ndarray]:
