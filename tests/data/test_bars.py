@@ -131,10 +131,9 @@ def test_newest_first_is_named_and_sorted_on_request(read):
     message = refusal(read, text)
     assert message.startswith("D020 line 3 and 2 more: times run backwards, newest first.")
     assert message.endswith('or pass repair="sort".')
-    mended = read(text, repair="sort")
-    assert mended.digest() == read(GOOD).digest()
-    mended = read(text, repair="sort")
-    assert mended.note == "Repaired on reading: D020 by sort (3 rows)."
+    repaired = read(text, repair="sort")
+    assert repaired.note == "Repaired on reading: D020 by sort (3 rows)."
+    assert repaired.digest() == read(GOOD).digest()
 
 
 def test_repairs_do_what_they_say_and_nothing_else(read):

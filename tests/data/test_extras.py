@@ -169,6 +169,6 @@ def test_prices_at_or_below_zero_name_back_adjusted_futures_and_their_remedy():
     said = refusal(frame, repair="keep-jumps")
     assert "D008 row 3 and 1 more: close = -0.5" in said
     assert "adjust a back-adjusted future by ratios instead of differences" in said
-    assert "or an offset added to all its prices" in said
+    assert "or add an offset to all its prices" in said
     shifted = frame.assign(**{name: frame[name] + 100.0 for name in PRICES})
     np.testing.assert_array_equal(np.diff(read_bars(shifted).close[:, 0]), [-2, -1, -1.5, -0.5])

@@ -11,8 +11,10 @@ import pytest
 import nca_trader as nca
 from nca_trader.data import synthetic
 from nca_trader.data.bars import validate
+from nca_trader.data.synthetic.market import draw
 from nca_trader.errors import ConfigError
 
+SIMPLE = ("martingale", "kelly", "merton", "ring")  # those that pay simple returns
 STRESS = ("regime_switching", "jump", "garch")
 SOLVED = [name for name in synthetic.MARKETS if name not in STRESS]
 CASES = [
@@ -117,9 +119,11 @@ def test_naive_policies_earn_their_published_fraction(name, parameters, naive, f
 
 @pytest.mark.parametrize("name", synthetic.MARKETS)
 def test_bars_are_valid_and_open_at_the_close_before(name):
-    task = synthetic.make(name, num_bars=500, seed=3)
+    market = synthetic.market(name)  # solved once for all draws
+    task = draw(market, 500, 3)
     bars = task.bars
     validate(bars)
+    assert task.reward == ("simple" if name in SIMPLE else "log")
     assert len(bars) == 500 and bars.num_assets == task.num_assets == task.returns.shape[1]
     assert task.states.shape == (500, len(task.state_names))
     np.testing.assert_array_equal(bars.open[1:], bars.close[:-1])
@@ -130,16 +134,9 @@ def test_bars_are_valid_and_open_at_the_close_before(name):
     ratio = bars.close / bars.open
     moved = np.log(ratio) if task.reward == "log" else ratio - 1
     np.testing.assert_allclose(moved, task.returns, atol=1e-12)
-    assert synthetic.make(name, num_bars=500, seed=3).bars.digest() == bars.digest()
-    same = synthetic.make(name, num_bars=500, seed=4).bars.digest() == bars.digest()
+    assert draw(market, 500, 3).bars.digest() == bars.digest()
+    same = draw(market, 500, 4).bars.digest() == bars.digest()
     assert same == (name == "sine")  # in which nothing is random
-
-
-def test_rewards_kinds_are_the_published_ones():
-    kinds = {name: synthetic.market(name).reward for name in SOLVED}
-    logs = {"ou", "ar1", "markov_drift", "sine", "garleanu_pedersen", "lagged_ar", "hidden_level"}
-    assert {name for name, kind in kinds.items() if kind == "log"} == logs
-    assert {name for name, kind in kinds.items() if kind == "simple"} == set(SOLVED) - logs
 
 
 @pytest.mark.parametrize("name", synthetic.MARKETS)
