@@ -16,6 +16,7 @@ from configs import described, ranges_of, sentence
 from nca_trader import cli
 from nca_trader.config import AgentConfig, EnvConfig, env, toml
 from nca_trader.config.reading import REPAIRS
+from nca_trader.config.records import plain
 from nca_trader.data import features
 from nca_trader.data.reading import faults
 from nca_trader.envs import rewards
@@ -38,7 +39,7 @@ def keys(cls: Any) -> str:
     for f in dataclasses.fields(cls):
         if not dataclasses.is_dataclass(f.default):
             kind, limit = f.type.replace(" | ", " or "), limits.get(f.name, "")
-            default = f"`{toml._value(f.default)}`"
+            default = f"`{toml.literal(plain(f.default, toml.NONE))}`"
             rows.append((f.name, kind, default, limit and f"`{limit}`", about[f.name]))
     return table("key, type, default, range, description", rows)
 

@@ -152,4 +152,4 @@ def _fresh_draw(run: Any) -> Any:
     """Another draw of the market that a run was trained in."""
     from nca_trader.data.synthetic import seed_of, task_of
 
-    return task_of(run.env_config, seed=seed_of(run.manifest["data"]["source"]) + 1)
+    return task_of(run.env_config, seed=seed_of(run.manifest.data.source) + 1)

@@ -138,7 +138,7 @@ def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
         page = write_page(demo, run, results, scores, baselines, parity)
     print_table([agent, *baselines.values()])
     print(parity.sentence)
-    trained = trials.count(run.root, "train", run.manifest["data"])
+    trained = trials.count(run.root, "train", run.manifest.data)
     print(f"  {run.described}")
     print(f"Agents trained so far: {trained}. {looks_sentence(agent)}")
     print(f"The page: {page}")
@@ -158,7 +158,7 @@ def evaluate(demo: Demo, run: Any) -> dict[str, Any]:
 def select(demo: Demo, run: Any) -> list[float]:
     """Sharpe ratio of each seed on the selection span; the best is noted in the run's folder."""
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.runs.manifest import Run
+    from nca_trader.runs.manifest import Run, Selection
     from nca_trader.runs.trials import data_record
 
     scores = [
@@ -171,7 +171,7 @@ def select(demo: Demo, run: Any) -> list[float]:
     best = max(range(NUM_SEEDS), key=lambda i: (scores[i] == scores[i], scores[i]))
     known = [score if score == score else None for score in scores]
     seen = data_record(demo.bars.between(TRAIN_UNTIL, SELECT_UNTIL))
-    run.write_json("selection.json", {"selected": best, "sharpe": known, "data": seen})
+    run.write_json("selection.json", Selection(selected=best, sharpe=known, data=seen))
     return scores
 
 

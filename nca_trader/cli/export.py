@@ -126,35 +126,35 @@ def _bars(args: argparse.Namespace, run: Any) -> tuple[Any, int | None]:
     from nca_trader.data.synthetic import seed_of, task_of
     from nca_trader.errors import BarError, ConfigError
 
-    record, config = run.manifest["data"], run.env_config
+    record, config = run.manifest.data, run.env_config
     if args.data is not None:
         bars = load_bars(args).between(None, args.until)
         return bars, _trained_rows(bars, record)
     if args.until is not None:
         raise ConfigError("--until is about a bar file; give --data FILE with it.")
     if config.market:
-        task = task_of(config, seed_of(record["source"]))
+        task = task_of(config, seed_of(record.source))
         return task, len(task.bars)
     try:
-        sample = record["source"].startswith("sample bars ")
-        bars = sample_bars("sp500") if sample else read_bars(record["source"])
-        if sample and list(bars.symbols) != record["symbols"]:
-            bars = bars.select(*record["symbols"])
+        sample = record.source.startswith("sample bars ")
+        bars = sample_bars("sp500") if sample else read_bars(record.source)
+        if sample and list(bars.symbols) != record.symbols:
+            bars = bars.select(*record.symbols)
         rows = _trained_rows(bars, record)
     except BarError:
         rows = None
     if rows is None:
         raise ConfigError(
-            f"{run.path}: the bars that trained it are not in {record['source']} as it is now; "
+            f"{run.path}: the bars that trained it are not in {record.source} as it is now; "
             "give them by --data FILE, with the options that read them."
         )
     return bars[:rows], rows
 
 
-def _trained_rows(bars: Any, record: dict[str, Any]) -> int | None:
+def _trained_rows(bars: Any, record: Any) -> int | None:
     """Of the first bars, how many are those of a manifest's record; None where they are not."""
-    rows = record["rows"]
-    return rows if len(bars) >= rows and bars[:rows].digest() == record["sha256"] else None
+    rows = record.rows
+    return rows if len(bars) >= rows and bars[:rows].digest() == record.sha256 else None
 
 
 def _calibration(run: Any, source: Any, trained: int | None, coding: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""An agent: all of its parts, and what must hold between them."""
+"""Schema of an agent: its policy, how it learns, where it runs, and how these must agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nca_trader.config.ranges import (
 )
 
 KINDS = ("nca", "mlp", "gru")
-# The fields that not every kind has.
+# The fields that only some kinds of policy have.
 KINDS_WITH = {
     "hidden": ("nca", "mlp"),
     "window": ("mlp", "gru"),
@@ -27,7 +27,7 @@ KINDS_WITH = {
     **dict.fromkeys(("neighbours", "num_neighbours"), ("nca",)),
 }
 NEIGHBOURS = ("none", "ring", "nearest", "all")
-# Far above what trains; a mistyped or damaged number would take all memory or never end.
+# Far above what trains: a mistyped or damaged number would take all memory or never end.
 MAX_STEPS, MAX_WIDTH = 1024, 1 << 16
 MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
 
@@ -35,30 +35,30 @@ MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """What encodes bars into cells, and the readout.
+    """The encoder, which turns bars into cells, and the policy head.
 
     Attributes:
-      kind: "nca", the neural cellular automaton; "mlp", a perceptron over the last `window` bars
-        of an asset (1 is no history); "gru", a gated recurrent unit over them. A field that a kind
-        does not have must be left at its default.
-      channels: C, state channels of a cell. hidden: H, width of the hidden layer; of the
-        perceptron it may be 0, no such layer; the recurrent unit has none.
+      kind: "nca", the neural cellular automaton; "mlp", a multilayer perceptron over the last
+        `window` bars of an asset (1 is no history); "gru", a gated recurrent unit over them. A
+        field that a kind does not have must be left at its default.
+      channels: C, state channels of a cell. hidden: H, width of the hidden layer. An MLP may have
+        0, no hidden layer; a GRU has none.
       window: bars that "mlp" and "gru" see: their receptive field.
       steps: K, updates of every cell. dilations: bars between taps at step 1, 2, ...; repeated
         if K is longer. The receptive field is 1 + 2 * sum(dilations over K steps) bars. Both are
-        of the automaton.
-      neighbours: of the automaton, what a cell sees of other assets: "none"; "ring", the one
-        before and the one after; "nearest", the `num_neighbours` most correlated ones over the
-        training bars, each with its own weights; "all", the mean.
-      leak: of the automaton, fraction of its state that a cell forgets a step; it bounds the
-        state by 1 / leak.
-      fire_rate: of the automaton, share of cell updates that take place in training, drawn by
-        bar, asset and step, and divided by it; 1 is all. Backtest and paper make every update.
-      remat: of the automaton, what of the forward pass is computed again for the gradient, to
-        save memory: "none"; "step", all but the states between steps; "every:n", all but the
-        states between blocks of n steps; "dots", all but the results of matrix products.
+        of the NCA.
+      neighbours: of the NCA, what a cell sees of other assets: "none"; "ring", the previous and
+        the next one; "nearest", the `num_neighbours` most correlated ones over the training bars,
+        each with its own weights; "all", the mean.
+      leak: of the NCA, fraction of its state that a cell forgets per step; it bounds the state by
+        1 / leak.
+      fire_rate: of the NCA, share of cell updates that take place in training, drawn by bar,
+        asset and step, and divided by it; 1 is all. Backtest and paper make every update.
+      remat: of the NCA, what of the forward pass is computed again for the gradient, to save
+        memory: "none"; "step", all but the states between steps; "every:n", all but the states
+        between blocks of n steps; "dots", all but the results of matrix products.
       feature_clip: features are clipped to plus or minus this before the first layer.
-      head_hidden: width of the readout's hidden layer.
+      head_hidden: width of the policy head's hidden layer.
     """
 
     kind: str = "nca"
@@ -109,7 +109,7 @@ class PolicyConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields without effect given the values `given`, and what they need."""
+        """Yields each field without effect given the values `given`, and what it needs."""
         if given.kind not in KINDS:
             return
         for name, kinds in KINDS_WITH.items():
@@ -117,6 +117,16 @@ class PolicyConfig:
                 yield name, f"kind={' or '.join(map(repr, kinds))}"
         if given.kind == "nca" and given.neighbours in {*NEIGHBOURS} - {"nearest"}:
             yield "num_neighbours", "neighbours='nearest'"
+
+
+# The hyper-parameters that agents of a population may draw, and where their ranges end.
+RANGED = {
+    "learning_rate": float("inf"),
+    "entropy_coef": float("inf"),
+    "clip_epsilon": 1.0,
+    "gae_lambda": 1.0,
+    "discount": 1.0,
+}
 
 
 @strict
@@ -128,8 +138,8 @@ class PopulationConfig:
       learning_rate, entropy_coef, clip_epsilon, gae_lambda, discount: (low, high) from which each
         agent draws its own, evenly in its log (gae_lambda, discount: in the log of 1 - x); "none"
         takes the agent's.
-      every: updates between two exploits, when the worst agents go on as copies of the best;
-        0 lets each agent go its own way.
+      every: updates between two exploits, when copies of the best agents replace the worst; 0
+        trains every agent on its own.
       share: of the agents that are replaced. perturb: factor by which a copy's hyper-parameters
         are multiplied or divided, within their ranges.
     """
@@ -149,9 +159,8 @@ class PopulationConfig:
             *between(self, "(0, 0.5]", "share"),
             *between(self, "(1, inf)", "perturb"),
         ]
-        for name in ("learning_rate", "entropy_coef", "clip_epsilon", "gae_lambda", "discount"):
+        for name, most in RANGED.items():
             ends = getattr(self, name)
-            most = float("inf") if name in ("learning_rate", "entropy_coef") else 1.0
             if ends is not None and not (len(ends) == 2 and 0.0 < ends[0] <= ends[1] < most):
                 problems.append(
                     f"{name}={ends} is not a range of numbers between 0 and {most}; give "
@@ -161,7 +170,7 @@ class PopulationConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields without effect given the values `given`, and what they need."""
+        """Yields each field without effect given the values `given`, and what it needs."""
         if given.every == 0:
             yield "share", "every of at least 1"
             yield "perturb", "every of at least 1"
@@ -169,14 +178,13 @@ class PopulationConfig:
     @property
     def ranged(self) -> bool:
         """Whether agents differ in more than their seeds."""
-        ends = (self.learning_rate, self.entropy_coef, self.clip_epsilon, self.gae_lambda)
-        return any((*ends, self.discount))
+        return any(getattr(self, name) for name in RANGED)
 
 
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
-    """What of the encoder may be of bfloat16; parameters, sums, readout and losses are float32.
+    """What the encoder computes in bfloat16; parameters, sums, policy head and losses are float32.
 
     The usual presets: f32 is all "float32"; bf16 has `matmul = "bfloat16"`; float32 parameters
     with bfloat16 compute has `compute = "bfloat16"` as well. See docs/concepts/precision.md.
@@ -196,18 +204,14 @@ class PrecisionConfig:
         for name in ("matmul", "compute", "params"):
             if getattr(self, name) == "float16":
                 refuse(
-                    [
-                        f"{name}='float16' ends at 65,504 and at 6e-8: gradients leave that range, "
-                        "and the loss is not scaled to keep them there; take 'bfloat16', whose "
-                        "range is float32's."
-                    ]
+                    f"{name}='float16' ends at 65,504 and at 6e-8: gradients leave that range, "
+                    "and the loss is not scaled to keep them there; take 'bfloat16', whose range "
+                    "is float32's."
                 )
         if self.params == "bfloat16":
             refuse(
-                [
-                    "params='bfloat16' would lose updates below 1/256 of a weight, unless float32 "
-                    "values were kept beside, and then it saves nothing; take 'float32'."
-                ]
+                "params='bfloat16' would lose updates below 1/256 of a weight, unless float32 "
+                "values were kept as well, and then it saves nothing; take 'float32'."
             )
         refuse(
             one_of(self, "matmul", ("float32", "bfloat16")),
@@ -216,17 +220,15 @@ class PrecisionConfig:
         )
         if self.compute == "bfloat16" and self.matmul == "float32":
             refuse(
-                [
-                    "compute='bfloat16' rounds what products of matmul='float32' would read; take "
-                    "matmul='bfloat16' with it."
-                ]
+                "compute='bfloat16' rounds what products of matmul='float32' would read; take "
+                "matmul='bfloat16' with it."
             )
 
 
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """The devices that a run is spread over, as a mesh of axes (data, fsdp, model).
+    """The devices of a run, as a mesh of axes (data, fsdp, model).
 
     Attributes:
       devices: all of them; None is data * fsdp * model. By itself it is the size of `data`.
@@ -244,24 +246,19 @@ class MeshConfig:
     deterministic: bool = False
 
     def __post_init__(self):
-        given = [name for name in ("devices", "data") if getattr(self, name) is not None]
-        refuse(whole(self, 1, *given, "fsdp", "model"))
+        refuse(whole(self, 1, "devices", "data", "fsdp", "model"))
         inner = self.fsdp * self.model
         if self.devices is not None and self.devices != (self.data or 1) * inner:
             if self.data is not None:
                 refuse(
-                    [
-                        f"devices={self.devices}, but data * fsdp * model = {self.data * inner}; "
-                        "give one of devices and data."
-                    ]
+                    f"devices={self.devices}, but data * fsdp * model = {self.data * inner}; give "
+                    "one of devices and data."
                 )
             refuse(multiple("devices", self.devices, "fsdp * model", inner))
         if self.deterministic and inner > 1:
             refuse(
-                [
-                    f"deterministic=true is of the data axis alone, but fsdp={self.fsdp} and "
-                    f"model={self.model}; set both to 1, or leave it out."
-                ]
+                f"deterministic=true is of the data axis alone, but fsdp={self.fsdp} and "
+                f"model={self.model}; set both to 1, or leave it out."
             )
 
     @property
@@ -274,7 +271,7 @@ class MeshConfig:
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What is kept of a run, and when it goes back to it.
+    """When a run saves its state, and when it rolls back to it.
 
     Attributes:
       every: updates between checkpoints. every_seconds: seconds between them, whichever comes
@@ -282,8 +279,8 @@ class CheckpointConfig:
         checkpoint takes about 0.1 s of one core, while training goes on.
       keep: newest checkpoints that stay.
       max_skips: updates dropped in a row (their gradients were not finite) after which the run
-        goes back to its newest checkpoint, with another key; NaN in parameters does so at once.
-      max_rollbacks: times that it goes back to the same checkpoint before it gives up.
+        rolls back to its newest checkpoint, with another key; NaN in parameters does so at once.
+      max_rollbacks: times that it rolls back to the same checkpoint before it gives up.
     """
 
     every: int = 0
@@ -293,14 +290,23 @@ class CheckpointConfig:
     max_rollbacks: int = 3
 
     def __post_init__(self):
-        refuse(whole(self, 1, "keep", "max_skips"), whole(self, 0, "every", "max_rollbacks"))
-        refuse(between(self, "[0, inf)", "every_seconds"))
+        refuse(
+            whole(self, 1, "keep", "max_skips"),
+            whole(self, 0, "every", "max_rollbacks"),
+            between(self, "[0, inf)", "every_seconds"),
+        )
 
 
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """An agent: its policy and how it learns. `num_seeds` agents train in one program."""
+    """An agent: its policy and how it learns. `num_seeds` agents train in one program.
+
+    >>> import dataclasses
+    >>> agent = AgentConfig(policy=PolicyConfig(channels=32))
+    >>> dataclasses.replace(agent, num_seeds=4).policy.channels
+    32
+    """
 
     num_seeds: int = 1
     policy: PolicyConfig = PolicyConfig()
@@ -315,15 +321,14 @@ class AgentConfig:
     def __post_init__(self):
         refuse(whole(self, 1, "num_seeds"))
         if (self.population.ranged or self.population.every) and self.num_seeds < 2:
-            refuse(["population is of several agents; give num_seeds, e.g. 8."])
+            refuse("population is of several agents; give num_seeds, e.g. 8.")
         if self.learner.replay_slots and not self.optimizer.ema_decay:
             refuse(
-                [
-                    "learner.replay_slots needs an average of the parameters to bootstrap values; "
-                    "give optimizer.ema_decay, e.g. 0.99."
-                ]
+                "learner.replay_slots needs an average of the parameters to bootstrap values; "
+                "give optimizer.ema_decay, e.g. 0.99."
             )
-        data, fsdp, model = self.mesh.axes
-        name = "mesh.devices" if fsdp * model == 1 else "mesh's data * fsdp"
+        data, fsdp, _ = self.mesh.axes
+        name = "mesh.devices" if self.mesh.model * fsdp == 1 else "mesh's data * fsdp"
+        # The batch is split over data and fsdp; `model` splits layers.
         shards = self.learner.logical_shards
         refuse(multiple("learner.logical_shards", shards, name, data * fsdp))

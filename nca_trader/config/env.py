@@ -1,4 +1,4 @@
-"""What an environment may be: what is seen, what may be done, what it costs."""
+"""Schema of an environment: what is observed, which actions there are, and what trading costs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import Any, ClassVar
 
 from nca_trader.config.ranges import between, one_of, refuse, strict, whole, without_effect
 
+# At and above these it is percent that was written for a fraction: no venue charges a tenth.
+IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "interest_borrow": 2.0}
+FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
+AMOUNTS = ("impact", "fixed_fee")
+
 
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
     """What trading and holding cost; a pytree, so that a compiled backtest takes any costs.
+
+    >>> Costs(commission=5e-4).scaled(2.0).commission
+    0.001
 
     A fill's price is worse than the bar's by slippage + half_spread + the bars' own half_spread +
     impact. Rates per year are charged for the time that positions were held, before they change: at
@@ -26,7 +34,7 @@ class Costs:
         what the bars quote.
       impact: square-root impact: the price worsens by `impact * sqrt(units / volume of the bar)`,
         a fraction of price; needs `capital`.
-      fixed_fee: money a fill, whatever its size; needs `capital`.
+      fixed_fee: money per fill, whatever its size; needs `capital`.
       borrow_fee: per year, fraction of the value that is sold short.
       interest_lend, interest_borrow: per year, on cash that is held, and on cash that is owed.
       funding: per year, fraction of the position's value that a long pays and a short receives.
@@ -45,32 +53,31 @@ class Costs:
     liquidation_fee: float = 0.0
 
     def __post_init__(self):
-        refuse(self._problems())
-
-    def _problems(self) -> Iterator[str]:
+        problems = []
         for field in dataclasses.fields(self):
             name, given = f"costs.{field.name}", getattr(self, field.name)
             if given is None or isinstance(given, str | list | tuple | dict):
-                yield f"{name} = {given!r} is not a number; give one, e.g. 5e-4."
+                problems.append(f"{name} = {given!r} is not a number; give one, e.g. 5e-4.")
             if not isinstance(given, Real):
                 continue  # under a trace the fields are arrays, of values that were checked before
             value = float(given)
-            if field.name in FRACTIONS:
-                if not 0.0 <= value < 1.0:
-                    yield f"{name} = {value} is not a fraction in [0, 1); 5 bp is 5e-4."
-                elif value >= IMPLAUSIBLE.get(field.name, 1.0):
-                    yield (
-                        f"{name} = {value} is {value:.0%} of what is traded; give a fraction and "
-                        f"not percent: {value}% is {value / 100:g}."
-                    )
-            elif field.name in AMOUNTS:
-                if not 0.0 <= value < float("inf"):
-                    yield f"{name} = {value} is not a number in [0, inf)."
-            elif not abs(value) < (most := IMPLAUSIBLE.get(field.name, 10.0)):
-                yield (
-                    f"{name} = {value} is not a rate per year within {most:g}; give a fraction and "
-                    "not percent: 3% per year is 0.03."
+            if field.name in FRACTIONS and not 0.0 <= value < 1.0:
+                problems.append(f"{name} = {value} is not a fraction in [0, 1); 5 bp is 5e-4.")
+            elif field.name in FRACTIONS and value >= IMPLAUSIBLE.get(field.name, 1.0):
+                problems.append(
+                    f"{name} = {value} is {value:.0%} of what is traded; give a fraction and not "
+                    f"percent: {value}% is {value / 100:g}."
                 )
+            elif field.name in AMOUNTS and not 0.0 <= value < float("inf"):
+                problems.append(f"{name} = {value} is not a number in [0, inf).")
+            elif field.name not in FRACTIONS + AMOUNTS:
+                most = IMPLAUSIBLE.get(field.name, 10.0)
+                if not abs(value) < most:
+                    problems.append(
+                        f"{name} = {value} is not a rate per year within {most:g}; give a fraction "
+                        "and not percent: 3% per year is 0.03."
+                    )
+        refuse(problems)
 
     @property
     def carries(self) -> bool:
@@ -79,18 +86,10 @@ class Costs:
         return any(rate != 0.0 for rate in rates)
 
     def scaled(self, factor: Any) -> Costs:
-        """What trading and borrowing cost, times `factor`; interest earned and funding stay."""
-        names = (field.name for field in dataclasses.fields(self))
-        kept = ("interest_lend", "funding")
-        return dataclasses.replace(
-            self, **{name: factor * getattr(self, name) for name in names if name not in kept}
-        )
+        """Returns the costs of trading and borrowing times `factor`; income and funding stay."""
+        names = {field.name for field in dataclasses.fields(self)} - {"interest_lend", "funding"}
+        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
 
-
-# From here on it is percent that was written for a fraction: no venue charges a tenth.
-IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "interest_borrow": 2.0}
-FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
-AMOUNTS = ("impact", "fixed_fee")
 
 DEFAULT_FEATURES = (
     "return_1",
@@ -111,7 +110,7 @@ DEFAULT_FEATURES = (
     "day_of_year_cos",
 )
 REWARDS = ("log_return", "pnl", "differential_sharpe", "drawdown", "mean_variance", "crra")
-# The fields that not every reward has.
+# The fields that only some rewards have.
 REWARDS_WITH = {
     "pnl_returns": ("pnl",),
     "risk_aversion": ("pnl", "mean_variance", "crra"),
@@ -122,19 +121,16 @@ REWARDS_WITH = {
 
 
 def limit_problems(rules: Any) -> Iterator[str]:
-    """What is wrong with the trading limits of an `EnvConfig`, or of an account's rules."""
-    for name in ("max_gross", "max_net", "capital", "maintenance_margin", "max_participation"):
-        if getattr(rules, name) is not None:
-            high = "1]" if name in ("maintenance_margin", "max_participation") else "inf)"
-            yield from between(rules, f"(0, {high}", name)
+    """Yields what is wrong with the trading limits of an `EnvConfig`, or of an account's rules."""
+    yield from between(rules, "(0, inf)", "max_gross", "max_net", "capital")
+    yield from between(rules, "(0, 1]", "maintenance_margin", "max_participation")
     yield from between(rules, "[0, inf)", "lot", "tick", "min_notional")
     yield from between(rules, "[0, 1]", "delist_haircut")
-    if rules.delist_after is not None:
-        yield from whole(rules, 1, "delist_after")
+    yield from whole(rules, 1, "delist_after")
 
 
 def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
-    """Names what needs to know how much money is traded, where `capital` is not given."""
+    """Yields one problem if `capital` is None and a limit or cost is an amount of money."""
     if rules.capital is not None:
         return
     names = [name for name in ("lot", "tick", "min_notional") if getattr(rules, name)]
@@ -144,32 +140,15 @@ def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
         yield f"capital=None, but {', '.join(names)} need money; give capital, e.g. 100000."
 
 
-def unpaid_problems(config: Any) -> Iterator[str]:
-    """Names what moves an account and is not in the reward "pnl"."""
-    if config.reward != "pnl":
-        return
-    paid = ("commission", "slippage", "half_spread")
-    names = [f.name for f in dataclasses.fields(Costs) if f.name not in paid]
-    given = [f"costs.{name}" for name in names if getattr(config.costs, name)]
-    limits = ("maintenance_margin", "lot", "tick", "min_notional", "max_participation")
-    given += [name for name in limits if getattr(config, name)]
-    given += ["delist_after"] * (config.delist_after is not None)
-    if given:
-        yield (
-            f"reward='pnl' does not pay for {', '.join(given)}; leave them out, or choose "
-            "reward='log_return'."
-        )
-
-
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """One trading environment: what is seen, what may be done, what it costs.
+    """One trading environment: what is observed, which actions there are, and what they cost.
 
     Attributes:
       features: names from `nca_trader.data.features.FEATURES`, in order.
       fill: "next_open" fills at the open of the bar after the decision; "close" at the close
-        that was seen, which no one can trade in life, so reports say so.
+        that the decision saw. No one can trade there in reality, and reports say so.
       order: "on_change" trades when the ordered target changes; "rebalance" every bar.
       short: True gives the actions short, flat, long; False gives flat, long.
       size: the weight that long means in each asset; None is 1 / number of assets.
@@ -177,12 +156,12 @@ class EnvConfig:
         the last ordered target one step; "weights" orders any weight up to `size`.
       reward: of a step: "log_return" of equity; "pnl", `a r - c |da| - q/2 da^2 - k/2 a^2` of
         positions a of constant size, where c is commission + slippage + half_spread; it refuses
-        what else moves an account; "differential_sharpe";
-        "drawdown"; "mean_variance"; "crra". See `nca_trader.envs.rewards` for each.
+        everything else that moves an account; "differential_sharpe"; "drawdown"; "mean_variance";
+        "crra". See `nca_trader.envs.rewards` for each.
       pnl_returns: r of "pnl", "log" or "simple".
       risk_aversion: k of "pnl" and "mean_variance", the relative risk aversion of "crra".
       quadratic_cost: q of "pnl".
-      drawdown_penalty: of "drawdown", a bar, times how far the log of equity is below its peak.
+      drawdown_penalty: of "drawdown", per bar, times how far the log of equity is below its peak.
       sharpe_decay: of "differential_sharpe", the weight of a new bar in its moving moments.
       max_gross, max_net: caps on the sum of absolute target weights and on the absolute sum of
         them; the whole target is scaled to them; None is no cap.
@@ -201,7 +180,7 @@ class EnvConfig:
         None trades at `costs`.
       feature_dropout: chance that an episode hides an asset's features of a bar from the policy.
         Orders fill in that bar, and the features of later bars are computed with it.
-      ruin_floor: equity, as a fraction of the start's, at or below which an account is ruined.
+      ruin_floor: equity, as a fraction of the start's, at or below which an account is bankrupt.
       market: a synthetic market, drawn if no bars are given, by name and parameters,
         e.g. "ou(phi=0.95, cost=0.005)"; "" for real bars. Its state is observed with the
         features unless `market_state` is False. market_bars: how many bars are drawn.
@@ -252,10 +231,22 @@ class EnvConfig:
             *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),
             *between(self, "[0, 1)", "feature_dropout"),
             *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),
+            *between(self, "(0, inf)", "size"),
+            *whole(self, 2, "episode_bars", "market_bars"),
             *limit_problems(self),
             *capital_problems(self, self.costs),
-            *unpaid_problems(self),
         ]
+        if self.reward == "pnl":  # a sum of returns and trading costs: no equity, no margin
+            paid = ("commission", "slippage", "half_spread")
+            costs = [field.name for field in dataclasses.fields(Costs) if field.name not in paid]
+            given = [f"costs.{name}" for name in costs if getattr(self.costs, name)]
+            limits = ("maintenance_margin", "lot", "tick", "min_notional", "max_participation")
+            given += [name for name in (*limits, "delist_after") if getattr(self, name)]
+            if given:
+                problems.append(
+                    f"reward='pnl' does not pay for {', '.join(given)}; leave them out, or choose "
+                    "reward='log_return'."
+                )
         if self.random_costs is not None:
             low, high = self.random_costs
             if not 0.0 < low <= high < float("inf"):
@@ -263,7 +254,6 @@ class EnvConfig:
                     f"random_costs={self.random_costs} is not a range of factors above 0; give "
                     "(low, high), e.g. (0.5, 2.0)."
                 )
-        problems += whole(self, 2, "market_bars")
         if isinstance(self.features, str):
             problems.append(f"features={self.features!r} is a text; give a tuple of names.")
         repeated = sorted({name for name in self.features if self.features.count(name) > 1})
@@ -271,17 +261,13 @@ class EnvConfig:
             problems.append(f"features={repeated} are named twice; name each feature once.")
         if not self.features and not (self.market and self.market_state):
             problems.append('features=() is empty; name at least one, e.g. "return_1".')
-        if self.size is not None:
-            problems += between(self, "(0, inf)", "size")
-        if self.episode_bars is not None:
-            problems += whole(self, 2, "episode_bars")
         refuse(problems, without_effect(self))
         if self.size is not None and self.max_gross is not None and self.size > self.max_gross:
-            refuse([f"size={self.size} is above max_gross={self.max_gross}; raise max_gross."])
+            refuse(f"size={self.size} is above max_gross={self.max_gross}; raise max_gross.")
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields without effect given the values `given`, and what they need."""
+        """Yields each field without effect given the values `given`, and what it needs."""
         for name, rewards in REWARDS_WITH.items():
             if given.reward in REWARDS and given.reward not in rewards:
                 yield name, f"reward={' or '.join(map(repr, rewards))}"

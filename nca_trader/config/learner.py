@@ -1,4 +1,4 @@
-"""How one agent learns: rollouts and losses, the optimiser, and what is easier at the start."""
+"""Schema of how an agent learns: rollouts and losses, the optimiser, the curriculum."""
 
 from __future__ import annotations
 
@@ -74,6 +74,8 @@ class LearnerConfig:
         counts = ("steps", "num_segments", "segment_length", "envs_per_segment", "logical_shards")
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
+            whole(self, 1, "shard_updates"),
+            between(self, "(0, inf)", "memory_gb", "max_kl"),
             one_of(self, "advantages", ("gae", "group", "exact", "pathwise")),
             whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),
@@ -88,29 +90,21 @@ class LearnerConfig:
         of = "num_segments / logical_shards"
         refuse(divides("num_minibatches", self.num_minibatches, of, each))
         if self.replay_slots == 1:
-            refuse(["replay_slots=1: a slot is read while another is written; give 2 or more."])
+            refuse("replay_slots=1: a slot is read while another is written; give 2 or more.")
         if self.replay_slots and self.advantages != "gae":
             refuse(
-                [
-                    f"replay_slots={self.replay_slots} corrects sampled advantages of values, and "
-                    f"advantages={self.advantages!r} has none; take 'gae', or replay_slots=0."
-                ]
+                f"replay_slots={self.replay_slots} corrects sampled advantages of values, and "
+                f"advantages={self.advantages!r} has none; take 'gae', or replay_slots=0."
             )
-        if self.shard_updates is not None:
-            refuse(whole(self, 1, "shard_updates"))
-        given = [n for n in ("memory_gb", "max_kl") if getattr(self, n) is not None]
-        refuse(between(self, "(0, inf)", *given))
         if self.advantages == "group" and self.envs_per_segment < 2:
             refuse(
-                [
-                    "advantages='group' compares accounts on one segment, but envs_per_segment=1; "
-                    "give at least 2, or take 'gae'."
-                ]
+                "advantages='group' compares accounts on one segment, but envs_per_segment=1; "
+                "give at least 2, or take 'gae'."
             )
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields without effect given the values `given`, and what they need."""
+        """Yields each field without effect given the values `given`, and what it needs."""
         if given.advantages in ("group", "pathwise"):
             yield "gae_lambda", "advantages='gae' or 'exact'"
         if given.advantages != "gae":
@@ -165,7 +159,7 @@ class OptimizerConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields without effect given the values `given`, and what they need."""
+        """Yields each field without effect given the values `given`, and what it needs."""
         if given.schedule in ("constant", "linear", "cosine"):
             yield "first_period", "schedule='sgdr'"
 
@@ -199,7 +193,7 @@ class CurriculumConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Fields without effect given the values `given`, and what they need."""
+        """Yields each field without effect given the values `given`, and what it needs."""
         if given.costs_from == 1.0:
             yield "costs_share", "costs_from below 1"
         if given.volatility_from == 1.0:

@@ -1,10 +1,12 @@
-"""What a config's values may be. Each check gives sentences: the value, what is wrong, the remedy.
+"""Checks of configs and of arguments.
 
-A config's `__post_init__` collects them and calls `refuse`, so that all faults show at once.
+A check of a config yields a sentence per problem: the value, what is wrong, the remedy. The
+config's `__post_init__` passes them to `refuse`, so that all problems are reported at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -18,31 +20,31 @@ from typing import Any, TypeVar
 from nca_trader.errors import ConfigError, argument
 
 T = TypeVar("T")
-# What ISO 8601 writes; 05/06/2006 is another day on each side of an ocean.
+# ISO 8601 alone: 05/06/2006 is the sixth of May or the fifth of June, depending on the country.
 ISO = re.compile(
     r"\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:?\d{2}(:?\d{2}([.,]\d+)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?)?)?"
 )
 
-T = TypeVar("T")
 
-
-def refuse(*problems: Iterable[str]) -> None:
-    """Raises one ConfigError, a line a problem, if there is any."""
-    lines = [line for some in problems for line in some]
+def refuse(*problems: str | Iterable[str]) -> None:
+    """Raises one ConfigError with one line per problem, if there is any."""
+    lines = [line for some in problems for line in ([some] if isinstance(some, str) else some)]
     if lines:
         raise ConfigError(*lines)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`"did you mean 'x'? "` with the known name closest to `word`, or "" if none is close."""
+    """Returns `"did you mean 'x'? "` with the known name closest to `word`; "" if none is close."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'? " if close else ""
 
 
 def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iterator[str]:
-    """The fields must be whole numbers from `least` to `most`."""
+    """Checks that the fields are whole numbers from `least` to `most`; None where declared."""
     for name in names:
         value = getattr(config, name)
+        if value is None and _optional(config, name):
+            continue
         if isinstance(value, bool) or not isinstance(value, Integral):
             yield f"{name}={value!r} is not a whole number; give one of at least {least}."
         elif value < least:
@@ -52,10 +54,16 @@ def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iter
 
 
 def between(config: Any, interval: str, *names: str) -> Iterator[str]:
-    """The fields must be numbers in `interval`, e.g. "[0, 1)"; "inf" is an end, not a value."""
+    """Checks that the fields are numbers in `interval`, e.g. "[0, 1)"; None where declared.
+
+    "inf" is an end and never a value.
+    """
     low, high = (float(end) for end in interval[1:-1].split(","))
     for name in names:
         value = getattr(config, name)
+        if value is None and _optional(config, name):
+            continue
+        # NaN fails both comparisons.
         number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
         above = number > low or (interval[0] == "[" and number == low)
         below = number < high or (interval[-1] == "]" and number == high)
@@ -63,8 +71,13 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
             yield f"{name}={value!r} is outside its range; give a number in {interval}."
 
 
+def _optional(config: Any, name: str) -> bool:
+    """Returns whether a field of a dataclass or a named tuple is declared as `... | None`."""
+    return "None" in str(type(config).__annotations__[name])
+
+
 def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:
-    """The field must be one of the allowed words."""
+    """Checks that the field is one of the allowed words."""
     allowed = tuple(allowed)
     value = getattr(config, name)
     if value not in allowed:
@@ -73,14 +86,14 @@ def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:
 
 
 def multiple(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
-    """`value` must be a multiple of `of`."""
+    """Checks that `value` is a multiple of `of`."""
     if value % of:
         near = max(of, round(value / of) * of)
         yield f"{name}={value} is not a multiple of {of_name}={of}; the nearest that is: {near}."
 
 
 def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
-    """`value` must divide `of`."""
+    """Checks that `value` divides `of`."""
     if of % value:
         divisors = [d for d in range(1, of + 1) if of % d == 0]
         near = min(divisors, key=lambda d: abs(d - value))
@@ -88,7 +101,7 @@ def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
 
 
 def without_effect(config: Any) -> Iterator[str]:
-    """Fields that the others switch off must be left at their defaults.
+    """Checks that fields which other fields switch off are at their defaults.
 
     Args:
       config: a dataclass with `idle(given)`, which yields the name of each field that changes
@@ -104,61 +117,60 @@ def without_effect(config: Any) -> Iterator[str]:
 
 
 def switched(config: T, **changes: Any) -> T:
-    """A copy of a config with `changes`, in which what they switch off is at its default."""
+    """Returns a copy of a config with `changes`; fields that they switch off get their defaults."""
     fields: Any = config
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(fields)}
     return dataclasses.replace(fields, **at_rest(type(config), given | changes) | changes)
 
 
 def at_rest(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The defaults of what `values`, and the defaults of all others, leave without effect."""
+    """Returns the defaults of all fields without effect, where others have `values`."""
     defaults = defaults_of(cls)
     given = SimpleNamespace(**{**defaults, **values})
     return {name: defaults[name] for name, _ in cls.idle(given)}
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:
-    """The default of each field of a dataclass, by name."""
+    """Returns the default of each field of a dataclass, by name."""
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
 def strict(cls: type[T]) -> type[T]:
-    """Class decorator of a config: refuses what its constructor cannot take in one ConfigError.
+    """Class decorator of a config: its constructor reports all unusable arguments in a ConfigError.
 
     An unknown field names the nearest known one; a value in place of a nested config says which
     config it should be.
     """
-    build = cls.__init__
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
+    build: Any = cls.__init__
+    fields = defaults_of(cls)
+    nested = {key: value for key, value in fields.items() if dataclasses.is_dataclass(value)}
+    # A field of a nested config is suggested by its whole path; own fields win.
+    paths = {f.name: f"{key}.{f.name}" for key in nested for f in dataclasses.fields(nested[key])}
+    paths |= {key: key for key in fields}
 
     @functools.wraps(build)
     def init(self: Any, *args: Any, **values: Any) -> None:
-        refuse(_unknown(cls.__name__, fields, args, values))
+        name, problems = cls.__name__, []
+        if args:
+            example = f"{name}({next(iter(fields))}=...)"
+            problems.append(f"{name}({args[0]!r}): give each value with its name, e.g. {example}.")
+        for key, value in values.items():
+            if key not in fields:
+                close = difflib.get_close_matches(key.lower(), paths, n=1, cutoff=0.5)
+                hint = f"did you mean '{paths[close[0]]}'? " if close else ""
+                problems.append(f"{name} has no field {key}; {hint}There are {', '.join(fields)}.")
+            elif key in nested and not isinstance(value, type(nested[key])):
+                kind = a(type(nested[key]).__name__)
+                problems.append(f"{key} is {described(value)}; give {kind}.")
+        refuse(problems)
         build(self, **values)
 
     cls.__init__ = init
     return cls
 
 
-def _unknown(name: str, fields: dict[str, Any], args: tuple, values: dict[str, Any]):
-    if args:
-        first = next(iter(fields))
-        yield f"{name}({args[0]!r}): give each value with its name, e.g. {name}({first}=...)."
-    own = {key: key for key in fields}
-    nested = {key: field.default for key, field in fields.items()}
-    nested = {key: config for key, config in nested.items() if dataclasses.is_dataclass(config)}
-    below = {f.name: f"{key}.{f.name}" for key in nested for f in dataclasses.fields(nested[key])}
-    for key, value in values.items():
-        if key not in fields:
-            close = difflib.get_close_matches(key.lower(), [*own, *below], n=1, cutoff=0.5)
-            hint = f"did you mean '{(below | own)[close[0]]}'? " if close else ""
-            yield f"{name} has no field {key}; {hint}There are {', '.join(fields)}."
-        elif key in nested and not isinstance(value, type(nested[key])):
-            yield f"{key} is {described(value)}; give {a(type(nested[key]).__name__)}."
-
-
 def described(value: Any) -> str:
-    """What was given, in a few words: `a function (my_rule)`, `the number 0.001`, `a DataFrame`."""
+    """Returns what was given, in a few words: `the number 0.001`, `a function (my_rule)`."""
     if isinstance(value, str):
         return f"the text {value!r}"
     if isinstance(value, Real):
@@ -172,16 +184,17 @@ def described(value: Any) -> str:
 
 
 def a(name: str) -> str:
-    """The name of a class with its article."""
+    """Returns the name of a class with its article."""
     return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
 
 
 def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> None:
-    """Refuses an argument of another type than `kinds`.
+    """Checks the type of an argument.
 
     Args:
-      name: of the argument. accepted: what may be given, for the message.
-      others: the call's other arguments by name; one that would fit here was swapped with it.
+      name: name of the argument. accepted: what may be given, for the message.
+      others: the call's other arguments by name. The message suggests that `value` was swapped
+        with the first of them that has the right type.
 
     Raises:
       ConfigError: `value` is none of `kinds`.
@@ -196,14 +209,14 @@ def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> N
 
 
 def moment(date: Any, name: str = "date") -> Any:
-    """A date as a pandas Timestamp in UTC, which is also taken where it names no zone.
+    """Returns a date as a pandas Timestamp in UTC; a date without a zone is read as UTC.
 
     Args:
       date: ISO 8601 text, e.g. "2013-01-02" or "2013-01-02T14:30Z"; or a datetime of the standard
-        library, numpy or pandas. name: of the argument that it was given as.
+        library, numpy or pandas. name: name of the argument, for the message.
 
     Raises:
-      ConfigError: it is no date, or one whose day and month could be swapped.
+      ConfigError: it is not a date, or its day and month could be swapped.
     """
     import pandas as pd
 
@@ -213,11 +226,10 @@ def moment(date: Any, name: str = "date") -> Any:
             why = "may mean two days"
         raise ConfigError(f"{argument(name, date)} {why}; give one such as 2013-01-02.")
     stamp: Any = pd.NaT
-    if not isinstance(date, Real):  # a number is a count of what nobody said
-        try:
+    # pandas reads a number as nanoseconds since 1970, which nobody means.
+    if not isinstance(date, Real):
+        with contextlib.suppress(TypeError, ValueError):
             stamp = pd.Timestamp(date)
-        except (TypeError, ValueError):
-            stamp = pd.NaT
     if stamp is pd.NaT:
         raise ConfigError(f"{argument(name, date)} is not a date; give one such as 2013-01-02.")
     return stamp.tz_localize("UTC") if stamp.tz is None else stamp.tz_convert("UTC")

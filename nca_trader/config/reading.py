@@ -1,6 +1,7 @@
-"""What `read_bars` may be told: names of repairs, roles of columns, zones, the length of a bar.
+"""Options of `read_bars`: repairs, roles of columns, time zones, the length of a bar; and feeds.
 
-Here and not in `data`, so that a command refuses a wrong one before it imports jax.
+They are checked here and not in `data`, so that a command refuses a wrong one before it imports
+jax.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import zoneinfo
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -39,13 +40,16 @@ DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 
 
 def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
-    """The repairs asked for, from "sort,drop-nan" or a sequence; refuses what is not known."""
+    """Returns the repairs of "sort,drop-nan" or of a sequence.
+
+    Raises:
+      BarError: a repair is unknown, or two exclude each other.
+    """
     expect("repair", repair, str | Iterable | None, 'a text, e.g. "sort,drop-nan"')
     given = repair.split(",") if isinstance(repair, str) else repair or ()
     names = frozenset(name.strip() for name in given) - {""}
-    for name in sorted(names - REPAIRS.keys()):
-        near = difflib.get_close_matches(name, REPAIRS, n=1, cutoff=0.0)[0]
-        raise BarError(f"unknown repair {name!r}; did you mean {near!r}?")
+    for name in sorted(names):
+        _refuse_unknown("repair", name, REPAIRS)
     for one, other in EXCLUSIVE:
         if names >= {one, other}:
             raise BarError(f"repairs {one} and {other} exclude each other; give one.")
@@ -53,7 +57,11 @@ def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
 
 
 def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, str]:
-    """Column by role, from "time=Date,close=Last" or a mapping; refuses an unknown role."""
+    """Returns the column of each role, from "time=Date,close=Last" or a mapping.
+
+    Raises:
+      BarError: a role is unknown, named twice, or has no column.
+    """
     expect("columns", columns, str | Mapping | None, 'a text or a dict, e.g. "close=Last"')
     if isinstance(columns, str):
         pairs = [part.partition("=") for part in columns.split(",") if part.strip()]
@@ -66,17 +74,15 @@ def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, st
     else:
         given = {role: str(name) for role, name in (columns or {}).items()}
     for role in given:
-        if role not in ROLES:
-            near = difflib.get_close_matches(role, ROLES, n=1, cutoff=0.0)[0]
-            raise BarError(f"unknown column role {role!r}; did you mean {near!r}?")
+        _refuse_unknown("column role", role, ROLES)
     return given
 
 
 def parse_step(every: str | None) -> np.timedelta64 | None:
-    """A bar's length, e.g. of "1min", "4h", "1d".
+    """Returns the length of a bar, e.g. of "1min", "4h", "1d".
 
     Raises:
-      BarError: it is none, or doesn't divide a day.
+      BarError: it is not a length of time, or does not divide a day evenly.
     """
     expect("every", every, str | None, 'a text, e.g. "1h"')
     if every is None:
@@ -84,33 +90,43 @@ def parse_step(every: str | None) -> np.timedelta64 | None:
     import pandas as pd  # slow to import, and not needed where nothing is given
 
     try:
-        step = pd.Timedelta(re.sub(r"d$", "D", every))  # pandas gives up the small one
+        step = pd.Timedelta(re.sub(r"d$", "D", every))  # pandas deprecates "d" for a day
     except ValueError:
         step = pd.NaT
     day = pd.Timedelta(1, "D")
     if not isinstance(step, pd.Timedelta) or not pd.Timedelta(0) < step <= day or day % step:
-        raise BarError(f"every {every!r} is no part of a day; give a bar's length, e.g. 1min, 1h.")
+        raise BarError(f"every={every!r} must divide a day evenly, e.g. 1min, 1h.")
     return step.to_timedelta64().astype("timedelta64[ns]")
 
 
 def refuse_times(timezone: str | None, dates: str | None) -> None:
-    """Refuses a zone, or an order of day and month, that there is not."""
+    """Checks a time zone and the order of day and month.
+
+    Raises:
+      BarError: one of them is unknown.
+    """
     expect("timezone", timezone, str | None, 'a text, e.g. "America/New_York"')
-    if timezone is not None and timezone not in zoneinfo.available_timezones():
-        near = difflib.get_close_matches(timezone, zoneinfo.available_timezones(), 1, 0.0)[0]
-        raise BarError(f"unknown time zone {timezone!r}; did you mean {near!r}?")
+    if timezone is not None:
+        _refuse_unknown("time zone", timezone, zoneinfo.available_timezones())
     if dates is not None and dates not in DATES:
         known = " or ".join(f"{name} ({example})" for name, example in DATES.items())
         raise BarError(f"unknown order of dates {dates!r}; give {known}.")
 
 
+def _refuse_unknown(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        raise BarError(f"unknown {what} {name!r}; did you mean {near!r}?")
+
+
 def replayed(feed: str, broker: str = "simulated") -> str:
-    """Returns the bar file that `feed` replays.
+    """Returns the bar file that a feed replays.
 
     Raises:
-      ConfigError: a feed or a broker that this version does not have.
+      ConfigError: this version does not have such a feed or broker.
     """
-    expect("feed", feed, str, "replay:FILE, FILE a bar file")
+    accepted = "replay:FILE, FILE a bar file"
+    expect("feed", feed, str, accepted)
     if broker != "simulated":
         raise ConfigError(f"{argument('broker', broker)} is not in this version; simulated is.")
     kind, _, file = feed.partition(":")
@@ -119,7 +135,5 @@ def replayed(feed: str, broker: str = "simulated") -> str:
             f"{argument('feed', feed)}: {kind} is not in this version; replay:FILE is."
         )
     if kind != "replay" or not file:
-        raise ConfigError(
-            f"{argument('feed', feed)} is not a feed; give replay:FILE, FILE a bar file."
-        )
+        raise ConfigError(f"{argument('feed', feed)} is not a feed; give {accepted}.")
     return file

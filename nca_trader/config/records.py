@@ -1,7 +1,12 @@
-"""Reads JSON and TOML of ours strictly: each value has its declared type, or one line says why not.
+"""One reader and one writer for everything that is stored: dataclasses to JSON and TOML, and back.
 
-A declared type is a `TypedDict` or a dataclass (an unknown or missing key is refused), a list, a
-tuple, a dict with text keys, a union with None, or a plain type.
+`plain` turns a dataclass into the types of JSON and TOML; `converted` builds it again. Each value
+must have its declared type, and a record must have all of its keys and no other: the file of a run
+decides what an agent does with money, so nothing in it is guessed or ignored. A field declared as
+`... = None` is left out of a record while it is None.
+
+A declared type is a dataclass, a list, a tuple, a dict with text keys, a union with None, or a
+plain type; files of shards declare a `TypedDict`.
 """
 
 from __future__ import annotations
@@ -74,6 +79,31 @@ def _narrow(value: Any) -> Any:
     return value
 
 
+def plain(value: Any, none: str | None = None) -> Any:
+    """Returns a value in the types of JSON: dataclasses as objects, tuples as lists.
+
+    Args:
+      none: what stands for None; where nothing does, a field whose default is None is left out.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass
+    ... class Point:
+    ...     x: float
+    ...     name: str | None = None
+    >>> plain([Point(1.5), Point(2.0, "b")])
+    [{'x': 1.5}, {'x': 2.0, 'name': 'b'}]
+    """
+    if dataclasses.is_dataclass(value):
+        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        absent = {f.name for f in dataclasses.fields(value) if f.default is None and none is None}
+        return {k: plain(v, none) for k, v in found.items() if not (v is None and k in absent)}
+    if isinstance(value, Mapping):
+        return {key: plain(inner, none) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner, none) for inner in value]
+    return none if value is None else value
+
+
 class Mismatch(Exception):
     """A value of another type than declared, or a key that is unknown or missing.
 
@@ -96,7 +126,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
       none: what stands for None, which TOML does not have. path: of the value, for messages.
 
     Raises:
-      Mismatch: the value, or one inside it, has another type.
+      Mismatch: the value, or one inside it, has another type; or a key is unknown or missing.
     """
     origin, of = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -110,62 +140,78 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         except Mismatch as wrong:
             word = "null" if none is None else f'"{none}"'
             raise Mismatch(f"{wrong.expected} or {word}", wrong.value, wrong.path) from None
-    if typing.is_typeddict(kind) or dataclasses.is_dataclass(kind):
-        return _object(value, kind, none, path)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise Mismatch("an object", value, path)
-        return {k: converted(v, of[1], none, _joined(path, k)) for k, v in value.items()}
     if origin in (tuple, list):
-        return origin(_items(value, of[0], none, path))
-    return _plain(value, kind, path)
-
-
-def _items(value: Any, kind: Any, none: str | None, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        example = f", e.g. [{EXAMPLES[kind]}]," if kind in EXAMPLES else ""
-        raise Mismatch(f"a list{example}", value, path)
-    if kind not in NAMES:
-        return [converted(v, kind, none, f"{path}[{i}]") for i, v in enumerate(value)]
-    try:
-        return [_plain(v, kind, path) for v in value]
-    except Mismatch as wrong:
-        raise Mismatch(f"a list in which each is {wrong.expected}", value, path) from None
-
-
-def _plain(value: Any, kind: Any, path: str) -> Any:
-    if kind is float and type(value) is int:
-        return float(value)
-    if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-        raise Mismatch(NAMES[kind], value, path)
-    return value
-
-
-def _object(value: Any, kind: Any, none: str | None, path: str) -> Any:
-    """A dict of the `TypedDict` `kind`, or an instance of the dataclass `kind`."""
+        if not isinstance(value, list):
+            example = f", e.g. [{EXAMPLES[of[0]]}]," if of[0] in EXAMPLES else ""
+            raise Mismatch(f"a list{example}", value, path)
+        try:
+            return origin(converted(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
+        except Mismatch as wrong:
+            if of[0] not in NAMES:
+                raise
+            each = f"a list in which each is {wrong.expected}"
+            raise Mismatch(each, value, path) from None
+    if kind in NAMES:
+        if kind is float and type(value) is int:
+            return float(value)
+        # Python's True is an int; a file's true is not a number.
+        if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
+            raise Mismatch(NAMES[kind], value, path)
+        return value
     if not isinstance(value, Mapping):
         raise Mismatch("an object", value, path)
-    # `__required_keys__` is wrong where annotations are text.
+    dot = f"{path}." if path else ""
+    if origin is dict:
+        return {key: converted(v, of[1], none, f"{dot}{key}") for key, v in value.items()}
+    kinds, optional = _fields_of(kind)
+    for key in value.keys() - kinds.keys():
+        hint = nearest(key, kinds).strip()
+        sentence = f"{f'{dot}{key}'!r} is not a known key{hint and '; ' + hint}"
+        raise Mismatch("", None, f"{dot}{key}", sentence)
+    for key in kinds:
+        if key not in value and key not in optional:
+            raise Mismatch("", None, f"{dot}{key}", f"has no {f'{dot}{key}'!r}")
+    found = {key: converted(v, kinds[key], none, f"{dot}{key}") for key, v in value.items()}
+    try:
+        return found if typing.is_typeddict(kind) else kind(**found)
+    except (ValueError, ConfigError) as error:  # of its `__post_init__`
+        raise Mismatch("", None, path, str(error).rstrip(".").replace("\n", " ")) from None
+
+
+def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """Returns the declared type of each field of a record, and the fields that may be missing."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    optional = {k for k in hints if typing.get_origin(hints[k]) is typing.NotRequired}
-    hints |= {k: typing.get_args(hints[k])[0] for k in optional}
-    for key in value.keys() - hints.keys():
-        at, hint = _joined(path, key), nearest(key, hints)
-        raise Mismatch("", None, at, f"{at!r} is not a known key{hint and '; ' + hint.strip()}")
-    for key in hints:
-        if key not in optional and key not in value:
-            at = _joined(path, key)
-            raise Mismatch("", None, at, f"has no {at!r}")
-    found = {k: converted(v, hints[k], none, _joined(path, k)) for k, v in value.items()}
-    return found if typing.is_typeddict(kind) else kind(**found)
+    if dataclasses.is_dataclass(kind):
+        fields = dataclasses.fields(kind)
+        return {f.name: hints[f.name] for f in fields}, {
+            f.name for f in fields if f.default is None
+        }
+    # `__required_keys__` is wrong where annotations are text.
+    optional = {key for key in hints if typing.get_origin(hints[key]) is typing.NotRequired}
+    return hints | {key: typing.get_args(hints[key])[0] for key in optional}, optional
 
 
-def _joined(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Returns the first place where two parsed values differ: its path and both values.
+
+    >>> difference({"a": [1, 2]}, {"a": [1, 3]})
+    ('a[1]', 2, 3)
+    """
+    inner: list[tuple[str, Any, Any]] = []
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        dot = f"{name}." if name else ""
+        inner = [(f"{dot}{key}", there.get(key), here.get(key)) for key in {**there, **here}]
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        pairs = enumerate(zip(there, here, strict=True))
+        inner = [(f"{name}[{i}]", left, right) for i, (left, right) in pairs]
+    for path, left, right in inner:
+        if left != right:
+            return difference(left, right, path)
+    return None if there == here else (name, there, here)
 
 
 def shown(value: Any) -> str:
-    """A wrong value as a message repeats it: JSON in one line, cut where it is long."""
+    """Returns a wrong value as a message repeats it: JSON in one line, cut where it is long."""
     try:
         text = json.dumps(value, default=str)
     except (ValueError, RecursionError):  # an integer of Python's; a deep nest

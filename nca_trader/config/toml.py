@@ -1,7 +1,8 @@
-"""TOML to frozen dataclasses and back.
+"""Configs as TOML files: presets and a user's own, with overrides.
 
-Reading refuses what it does not know, and says all that is wrong in one error, a line a problem:
-file, key, what, remedy. Writing and reading back gives an equal config.
+A file may leave out keys, which then have their defaults; an unknown key is refused. All problems
+of a file are reported in one error, one line each: file, key, what is wrong, remedy. Writing a
+config and reading it back gives an equal config.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nca_trader.config.ranges import a, at_rest, expect, nearest
-from nca_trader.config.records import SHOWN, Mismatch, converted, read_toml, shown
+from nca_trader.config.records import SHOWN, Mismatch, converted, plain, read_toml, shown
 from nca_trader.errors import ConfigError, argument
 
 T = TypeVar("T")
@@ -27,13 +28,13 @@ NONE = "none"
 
 
 def preset_folder(folder: str) -> pathlib.Path:
-    """Where the presets of `folder` ("envs" or "agents") are: in the wheel, or in the checkout."""
+    """Returns the folder of the presets "envs" or "agents": in the wheel, or in the checkout."""
     shipped = PACKAGE / folder / "shipped"
     return shipped if shipped.is_dir() else PACKAGE.parent / folder
 
 
 def preset_names(folder: str) -> tuple[str, ...]:
-    """The presets of `folder`, sorted by name."""
+    """Returns the names of the presets in `folder`, sorted."""
     return tuple(sorted(path.stem for path in preset_folder(folder).glob("*.toml")))
 
 
@@ -44,17 +45,21 @@ def read_preset(
     overrides: Sequence[str] = (),
     name: str = "",
 ) -> T:
-    """Reads a config from a preset's name or the path of a TOML file; takes a config as it is.
+    """Reads a config by the name of a preset or the path of a TOML file; a config passes as it is.
 
     Args:
       cls: a frozen dataclass, nested for tables; see `from_toml_text`.
       name_or_path: "nano", or a path: whatever ends in .toml or holds a folder separator.
       folder: "envs" or "agents", where names are looked up.
       overrides: "table.key=value" strings, which replace the file's values in turn.
-      name: of the caller's argument, for messages; "" is "env" or "agent".
+      name: name of the caller's argument, for messages; "" is "env" or "agent".
 
     Raises:
       ConfigError: there is no such preset or file, or something in it is wrong.
+
+    >>> from nca_trader.config import AgentConfig
+    >>> read_preset(AgentConfig, "nano", "agents", ["policy.steps=3"]).policy.steps
+    3
     """
     accepted = 'a list of texts, e.g. ["learner.num_epochs=2"]'
     expect("overrides", overrides, list | tuple, accepted)
@@ -122,35 +127,33 @@ def from_toml_text(
 
 
 def to_toml(config: Any) -> str:
-    """The config as the text of a TOML file, every field written out; reads back equal."""
-    return "\n".join(_lines(config, ())) + "\n"
+    """Returns a config as the text of a TOML file with every field, which reads back equal."""
+    return "\n".join(_lines(plain(config, NONE), ())) + "\n"
 
 
-def _lines(config: Any, path: tuple[str, ...]) -> list[str]:
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    tables = {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
-    lines = [f"{name} = {_value(v)}" for name, v in values.items() if name not in tables]
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    lines = [f"{name} = {literal(table[name])}" for name in table if name not in tables]
     for name, value in tables.items():
         below = (*path, name)
         lines += ["", f"[{'.'.join(below)}]", *_lines(value, below)]
     return lines
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return f'"{NONE}"'
+def literal(value: Any) -> str:
+    """Returns a value of `plain` as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         # JSON's escapes are TOML's, but for DEL, which TOML does not take raw.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
     return repr(value)
 
 
 class _Reader:
-    """Builds one config, and gathers what is wrong instead of stopping at the first fault."""
+    """Builds one config and collects all problems, where `converted` stops at the first."""
 
     def __init__(self, source: str, cls: type, recorded: bool):
         self.source, self.recorded = source, recorded
@@ -163,54 +166,38 @@ class _Reader:
         self.overridden: set[tuple[str, ...]] = set()
 
     def report(self, path: tuple[str, ...], what: str) -> None:
-        """Notes a problem with the key at `path`, under the file or the option it came from."""
+        """Adds a problem with the key at `path`, under the file or the option that gave it."""
         given = any(option[: len(path)] == path for option in self.overridden)
         source = argument("overrides") if given else self.source
         table = f"[{'.'.join(path[:-1])}] " if len(path) > 1 else ""
         self.problems.append(f"{source}: {table}{what}")
 
-    def renamed(self, old: str, new: str) -> str:
-        """The name `new` of a key; warns of its old one, but not of a run's own record."""
-        if not self.recorded:
-            warnings.warn(
-                f"{self.source}: {old} is now called {new}; rename the key.",
-                FutureWarning,
-                stacklevel=2,
-            )
-        return new
-
     def override(self, table: dict[str, Any], text: str) -> None:
-        """Puts one "table.key=value" into the nested `table`."""
+        """Sets one "table.key=value" in the nested `table`."""
         dotted, equals, value = text.partition("=")
         text = text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "..."
         path = tuple(part.strip() for part in dotted.split("."))
+        wrong = ""
         if not equals or not all(path):
-            self.problems.append(
-                f"{argument('overrides')}: {text!r} is not of the form table.key=value."
-            )
-            return
+            wrong = " is not of the form table.key=value."
         for depth, part in enumerate(path[:-1], start=1):
-            table = table.setdefault(part, {})
+            table = table.setdefault(part, {}) if not wrong else {}
             if not isinstance(table, dict):
-                self.problems.append(
-                    f"{argument('overrides')}: {text!r}: {'.'.join(path[:depth])} is a value, "
-                    "not a table."
-                )
-                return
+                wrong = f": {'.'.join(path[:depth])} is a value, not a table."
         try:
             parsed, bare = read_toml(f"value = {value}", "--set"), False
         except ConfigError:
             parsed, bare = {"value": value.strip()}, True
         if len(parsed) != 1 or (bare and set(value) & set("[]{}\"'\n")):
-            self.problems.append(
-                f"{argument('overrides')}: {text!r}: not a value as TOML writes it."
-            )
+            wrong = wrong or ": not a value as TOML writes it."
+        if wrong:
+            self.problems.append(f"{argument('overrides')}: {text!r}{wrong}")
             return
         table[path[-1]] = parsed["value"]
         self.overridden.add(path)
 
     def build(self, cls: type, table: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-        """The dataclass `cls` from `table`, or None if that cannot be built."""
+        """Returns the dataclass `cls` of `table`, or None if there are problems."""
         types_of = typing.get_type_hints(cls)
         known = [field.name for field in dataclasses.fields(cls) if field.init]
         before = len(self.problems)
@@ -219,7 +206,13 @@ class _Reader:
         for key, value in table.items():
             now = getattr(cls, "RENAMED", {}).get(key)
             if now is not None and now not in table:
-                key = self.renamed(key, now)
+                if not self.recorded:
+                    warnings.warn(
+                        f"{self.source}: {key} is now called {now}; rename the key.",
+                        FutureWarning,
+                        stacklevel=2,
+                    )
+                key = now
             here = (*path, key)
             if key not in known:
                 homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]

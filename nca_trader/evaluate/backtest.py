@@ -186,8 +186,8 @@ def count_look(run: Run, bars: Bars) -> int:
     Returns:
       `looks_at` them, with this one.
     """
-    entry = {"kind": "test", "run": run.name, "seed": run.selected, "time": now()}
-    trials.record(run.root, entry | trials.named(data_record(bars)))
+    more = {"seed": run.selected, "time": now()}
+    trials.record(run.root, trials.entry_of("test", run.name, data_record(bars), **more))
     return looks_at(run, bars)
 
 
@@ -198,5 +198,5 @@ def looks_at(run: Run, bars: Bars) -> int:
     see `EARLIER_LOOKS`.
     """
     data = data_record(bars)
-    earlier = earlier_looks(trials.markets(data), data["first"], data["last"])
+    earlier = earlier_looks(data.markets, data.first, data.last)
     return trials.count(run.root, "test", data) + earlier

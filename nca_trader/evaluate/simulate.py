@@ -126,7 +126,7 @@ def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarra
 
 def check_symbols(run: Run, bars: Bars) -> None:
     """Refuses bars of other assets than the run's; a run on shards accepts those of each shard."""
-    universes = run.manifest["data"].get("universes", [list(run.spec.symbols)])
+    universes = run.manifest.data.universes or [list(run.spec.symbols)]
     if list(bars.symbols) not in universes:
         more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
         raise BarError(

@@ -1,8 +1,7 @@
-"""The broker's side: a seam that any venue can stand behind, and the simulated one.
+"""The interface of a broker, and the simulated one.
 
-The simulated broker keeps its own books, cash and units in float64, and knows nothing of the
-scale-free account. A session holds the two against each other after every bar, so each checks
-the other's arithmetic.
+The simulated broker keeps cash and units in float64 and does not use the scale-free account. A
+session compares the two after every bar, so that each checks the other's arithmetic.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Order(NamedTuple):
     """A target weight for one symbol, working until the session withdraws it.
 
     client_id: ours, the same at every resend. weight: signed fraction of equity at the fill.
-    buy_only: what cash left undone of an earlier fill; it never sells.
+    buy_only: the rest of an earlier buy that cash cut; it never sells.
     """
 
     client_id: str
@@ -40,8 +39,8 @@ class Order(NamedTuple):
 class Fill(NamedTuple):
     """One execution.
 
-    units: signed, bought above 0. price: what was paid a unit, slippage within it.
-    commission: in money, every fee within it. ts: nanoseconds since 1970 UTC of the bar.
+    units: signed, bought above 0. price: paid per unit, slippage included.
+    commission: in money, every fee included. ts: nanoseconds since 1970 UTC of the bar.
     """
 
     client_id: str
@@ -54,9 +53,10 @@ class Fill(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What happened at a broker. fills: in order. cash: money paid in (out, below 0) by no fill.
+    """What happened at a broker.
 
-    That is dividends, interest, borrow fees and funding.
+    fills: in order. cash: money paid in (out, below 0) other than by fills: dividends, interest,
+    borrow fees and funding.
     """
 
     fills: list[Fill]
@@ -64,7 +64,7 @@ class Activity(NamedTuple):
 
 
 class Position(NamedTuple):
-    """What the broker says we have. cash: money. units: `[A]` float64, signed."""
+    """What an account holds at a broker. cash: money. units: `[A]` float64, signed."""
 
     cash: float
     units: np.ndarray
@@ -73,8 +73,8 @@ class Position(NamedTuple):
 class Broker(Protocol):
     """A venue. The session says which orders should be working; the venue does the rest.
 
-    remembers: True where orders and positions outlive this process. What such a venue answers
-    is committed at once; what a simulation answers comes out again when its bars do.
+    remembers: True where orders and positions outlive this process. The journal commits the
+    answers of such a venue at once; those of a simulation repeat when its bars do.
     """
 
     remembers: bool
@@ -88,24 +88,24 @@ class Broker(Protocol):
         ...
 
     def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """What happened up to a bar's open, at which the market's price `[A]` is `price`."""
+        """Returns what happened up to a bar's open, where the market's price `[A]` is `price`."""
         ...
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """What happened up to a bar's close, without orders that were sent on seeing it."""
+        """Returns what happened up to a bar's close, without orders that were sent on seeing it."""
         ...
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
-        """The executions of the working orders at a price `[A]` of now."""
+        """Returns the executions of the working orders at the present price `[A]`."""
         ...
 
     def position(self) -> Position:
-        """Cash and units as the venue has them."""
+        """Returns cash and units as the venue has them."""
         ...
 
 
 class SimulatedBroker:
-    """Fills market orders at the price it is told, less what a venue takes.
+    """Fills market orders at a given price, less what a venue takes.
 
     Sells fill first. Where cash does not pay for the buys, every buy is cut by one factor. An
     asset whose bar is missing fills nothing. Cash is never negative unless `rules.borrow`.
@@ -113,8 +113,16 @@ class SimulatedBroker:
 
     Args:
       capital: cash at the start, in money.
-      costs: as everywhere. symbols: `A` names, the order of every array.
-      rules: of the account: lots, ticks, margin and the like; `capital` stands for theirs.
+      costs: what trading and holding cost. symbols: `A` names, the order of every array.
+      rules: of the account: lots, ticks, margin and the like; `capital` replaces theirs.
+
+    >>> broker = SimulatedBroker(1000.0, Costs(commission=0.01), ["X"])
+    >>> broker.work([Order("a", "X", 0.5)])
+    ['a']
+    >>> quote = Quote(present=np.array([True]))
+    >>> fill, = broker.advance(np.array([10.0]), quote, ts=0)
+    >>> fill.units, fill.commission
+    (50.0, 5.0)
     """
 
     remembers = False
@@ -131,7 +139,7 @@ class SimulatedBroker:
         self._working: dict[str, Order] = {}
 
     def work(self, orders: Sequence[Order]) -> list[str]:
-        """Makes `orders` the whole working set; one order a symbol."""
+        """Makes `orders` the whole working set; one order per symbol."""
         wanted = {order.symbol: order for order in orders}
         unknown = sorted(set(wanted) - set(self._symbols))
         if unknown or len(wanted) != len(orders):
@@ -144,7 +152,7 @@ class SimulatedBroker:
         return [order.client_id for order in orders if order.client_id not in known]
 
     def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Dividends, holding charges, delistings, a margin call, and the orders that wait.
+        """Settles dividends, holding charges, delistings, a margin call, and the working orders.
 
         Charges for time are taken before the positions change: here where orders fill at the
         open, else at the close.
@@ -159,16 +167,21 @@ class SimulatedBroker:
                 worth = np.where(legs.delisted, self._last * haircut, worth)
             paid += self._pay(self._held(worth, legs.years))
         if legs.delisted is not None:
-            gone = np.flatnonzero(np.asarray(legs.delisted) & (self._units != 0.0))
-            fills += [self._write_off(i, haircut, ts) for i in gone.tolist()]
-            self._units[np.asarray(legs.delisted)] = 0.0
+            gone = np.asarray(legs.delisted)
+            for i in np.flatnonzero(gone & (self._units != 0.0)).tolist():
+                units, symbol = -self._units.item(i), self._symbols[i]
+                value = self._last.item(i) * haircut
+                self._cash -= units * value
+                name = f"delisted-{symbol}@{ts // SECOND}"
+                fills.append(Fill("delisted", name, symbol, units, value, 0.0, ts))
+            self._units[gone] = 0.0
         fills += self._margin_call(price, legs.at_open, ts, "open")
         if self._rules.fill == "next_open":
             fills += self.advance(price, legs.at_open, ts)
         return Activity(fills, paid)
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Holding charges where orders fill at the close, funding, and a margin call."""
+        """Settles holding charges where orders fill at the close, funding, and a margin call."""
         self._last, paid = np.nan_to_num(price), 0.0
         if self._rules.fill == "close" and legs.years is not None:
             paid += self._pay(self._held(self._last, legs.years))
@@ -181,7 +194,25 @@ class SimulatedBroker:
         active = np.array([s in self._working for s in self._symbols]) & quote.present
         if not active.any():
             return []
-        units, worse = self._sizes(np.where(np.isnan(price), 1.0, price), active, quote)
+        orders = [self._working.get(symbol) for symbol in self._symbols]
+        target = np.array([order.weight if order else 0.0 for order in orders])
+        buy_only = np.array([bool(order and order.buy_only) for order in orders])
+        known = np.where(np.isnan(price), 1.0, price)  # NaN before an asset's first bar
+        equity = self._equity(known)
+        notional = np.where(active, target * equity - self._units * known, 0.0)
+        notional[buy_only & (notional < 0.0)] = 0.0
+        notional[np.abs(notional) < DUST * abs(equity)] = 0.0
+        units = self._taken(notional / known, known, quote)
+        worse = self._worse(units, known, quote)
+        bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
+        f = self._costs.commission
+        need = (bought * known * (1 + worse)).sum() * (1 + f)
+        cash = self._cash + (sold * known * (1 - worse)).sum() * (1 - f)
+        cash = max(cash - self._costs.fixed_fee * np.count_nonzero(units), 0.0)
+        if not self._rules.borrow and need > cash:
+            # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
+            cut = cash / need * (1.0 - 4e-16 * (4 + len(bought)))
+            units = np.where(units > 0.0, self._taken(cut * units, known, quote), units)
         # Sells come first, so that their cash is there when the buys are paid.
         order = np.argsort(units > 0.0, kind="stable").tolist()
         fills = []
@@ -196,12 +227,12 @@ class SimulatedBroker:
         return Position(self._cash, self._units.copy())
 
     def _pay(self, amount: float) -> float:
-        """Enters money paid in, or out below 0; returns it."""
+        """Adds money paid in, or out below 0, to the cash; returns it."""
         self._cash += amount
         return amount
 
     def _held(self, price: np.ndarray, years: Tensor) -> float:
-        """Interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
+        """Returns interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
         costs, cash, value = self._costs, self._cash, self._units * price
         owed = costs.interest_borrow * max(-cash, 0.0)
         owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
@@ -212,7 +243,7 @@ class SimulatedBroker:
         return self._cash + float(np.where(self._units == 0.0, 0.0, self._units * price).sum())
 
     def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
-        """`[A]` how much worse than `price` these trades fill, as a fraction of it."""
+        """Returns `[A]` how much worse than `price` these trades fill, as a fraction of it."""
         impacted = 0.0
         if quote.volume is not None:
             impacted = cost_of.impact(self._costs.impact, units, quote.volume)
@@ -223,7 +254,7 @@ class SimulatedBroker:
         return np.where(units < 0.0, np.minimum(worse, 1.0), worse)
 
     def _taken(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
-        """`[A]` units that this venue takes: within the volume, in lots, worth an order."""
+        """Returns `[A]` units that this venue takes: within the volume, in lots, worth an order."""
         rules = self._rules
         if quote.volume is not None:
             allowed = cost_of.within_volume(units, quote.volume, rules.max_participation)
@@ -231,32 +262,8 @@ class SimulatedBroker:
         units = np.asarray(cost_of.whole_lots(units, rules.lot))
         return np.asarray(cost_of.worth_sending(units, price, rules.min_notional))
 
-    def _sizes(
-        self, price: np.ndarray, active: np.ndarray, quote: Quote
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """`[A]` signed units to trade at `price`, and how much worse than it they fill."""
-        f, fee = self._costs.commission, self._costs.fixed_fee
-        equity = self._equity(price)
-        orders = [self._working.get(symbol) for symbol in self._symbols]
-        target = np.array([order.weight if order else 0.0 for order in orders])
-        buy_only = np.array([bool(order and order.buy_only) for order in orders])
-        notional = np.where(active, target * equity - self._units * price, 0.0)
-        notional[buy_only & (notional < 0.0)] = 0.0
-        notional[np.abs(notional) < DUST * abs(equity)] = 0.0
-        units = self._taken(notional / price, price, quote)
-        worse = self._worse(units, price, quote)
-        bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
-        need = (bought * price * (1 + worse)).sum() * (1 + f)
-        cash = self._cash + (sold * price * (1 - worse)).sum() * (1 - f)
-        cash = max(cash - fee * np.count_nonzero(units), 0.0)
-        if not self._rules.borrow and need > cash:
-            # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
-            cut = cash / need * (1.0 - 4e-16 * (4 + len(bought)))
-            units = np.where(units > 0.0, self._taken(cut * units, price, quote), units)
-        return units, worse
-
     def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
-        """Closes all that can be closed, where equity is too small for the gross position."""
+        """Closes every position that is quoted, if equity is too small for the gross position."""
         margin = self._rules.maintenance_margin
         gross = float(np.where(self._units == 0.0, 0.0, np.abs(self._units * price)).sum())
         if margin is None or gross * margin <= self._equity(price):
@@ -278,14 +285,6 @@ class SimulatedBroker:
             for i in np.flatnonzero(closing).tolist()
         ]
 
-    def _write_off(self, index: int, haircut: float, ts: int) -> Fill:
-        """Pays out what is left of an asset that is gone."""
-        units, paid = -float(self._units[index]), float(self._last[index]) * haircut
-        self._cash -= units * paid
-        self._units[index] = 0.0
-        symbol = self._symbols[index]
-        return Fill("delisted", f"delisted-{symbol}@{ts // SECOND}", symbol, units, paid, 0.0, ts)
-
     def _book(
         self,
         index: int,
@@ -296,7 +295,7 @@ class SimulatedBroker:
         ts: int,
         extra: float = 0.0,
     ) -> Fill:
-        """Enters one execution of signed `units` into the books; `extra` is a fee on notional."""
+        """Books one execution of signed `units`; `extra` is a fee as a fraction of notional."""
         paid = price * (1 + worse) if units > 0.0 else price * (1 - worse)
         commission = abs(units) * (paid * self._costs.commission + price * extra)
         commission += self._costs.fixed_fee
@@ -308,7 +307,7 @@ class SimulatedBroker:
 
 
 def client_id(run: str, seconds: int, symbol: str, leg: int = 0) -> str:
-    """The id of an order, the same whenever it is asked for: `nca-{run8}-{bar}-{symbol}-{leg}`.
+    """Returns the id of an order, the same in every call: `nca-{run8}-{bar}-{symbol}-{leg}`.
 
     At most 36 of `[A-Za-z0-9-_]`. A symbol with other characters, or too long, keeps its first
     letters and gets six digits of its hash.
@@ -316,6 +315,9 @@ def client_id(run: str, seconds: int, symbol: str, leg: int = 0) -> str:
     Args:
       run: the session's hash. seconds: the bar's open since 1970 UTC. leg: 0 for the first order
         of this symbol at this bar.
+
+    >>> client_id("0123456789abcdef", 1500000000, "BTC/USDT")
+    'nca-01234567-1500000000-BTCU4d7eaa-0'
     """
     head, tail = f"nca-{run[:8]}-{seconds}-", f"-{leg}"
     room = MAX_CLIENT_ID - len(head) - len(tail)

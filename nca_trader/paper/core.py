@@ -55,7 +55,7 @@ def place(
 
 
 class Agent(NamedTuple):
-    """What a session needs to know of what it trades with.
+    """What a session needs of a trained agent.
 
     spec: of the environment that it was trained in.
     features: a `FeatureSet`: `names`, `init(num_assets) -> state` and
@@ -85,7 +85,11 @@ class Agent(NamedTuple):
 
 
 def agent_of(run: Run) -> Agent:
-    """What a session needs of `run`: its selected seed, its costs, its rules."""
+    """Returns the agent of a run: its selected seed, its costs, its rules.
+
+    Raises:
+      ConfigError: it observes the state of a synthetic market, which no feed has.
+    """
     if run.env_config.market and run.env_config.market_state:
         raise ConfigError(
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
@@ -117,7 +121,7 @@ def agent_of(run: Run) -> Agent:
         rules=rules_of(run.env_config),
         identity={
             "agent": run.name,
-            "config": {name: run.manifest["config"][name] for name in ("env.toml", "agent.toml")},
+            "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
             "params": digest,
             "versions": versions(),
         },
@@ -125,7 +129,7 @@ def agent_of(run: Run) -> Agent:
 
 
 def params_digest(params: Params) -> str:
-    """SHA-256 over every leaf's path, type, shape and bytes."""
+    """Returns the SHA-256 of every leaf's path, type, shape and bytes."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         array = np.asarray(leaf)
@@ -135,7 +139,7 @@ def params_digest(params: Params) -> str:
 
 
 class State(NamedTuple):
-    """All that one bar hands to the next; its size does not grow.
+    """What one bar passes to the next; its size does not grow.
 
     rows: bars seen. last: seconds of the last bar's open. close: `[A]` last closes, NaN before
     the first. missing: `[A]` bars missing in a row. features: the feature set's own.
@@ -169,10 +173,10 @@ class Decision(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a bar led to. decision: None before trading starts.
+    """What follows from a bar. decision: None before trading starts.
 
     working: every order that should be at the broker now. sent: those among them that are new.
-    closed: `(client_id, reason)` of orders that work no more.
+    closed: `(client_id, reason)` of orders that no longer work.
     """
 
     decision: Decision | None = None
@@ -209,9 +213,9 @@ class Core:
         )
 
     def legs(self, state: State, bar: Bar) -> Legs:
-        """What `bar` means for an account after `state`, in float64 numpy.
+        """Returns the legs of `bar` for an account after `state`, in float64 numpy.
 
-        A first bar, for want of a close before it, has returns 0.
+        A first bar has returns 0, since there is no close before it.
         """
         seconds = 0 if state.last is None else int(bar.time[0]) - state.last
         missing = self._missing(state, bar)
@@ -223,7 +227,7 @@ class Core:
         return np.where(gone, state.missing + 1, 0)
 
     def step(self, state: State, bar: Bar, legs: Legs) -> tuple[State, Outcome]:
-        """Lives through `bar` (fields `[A]`, past the gate) and decides at its close.
+        """Moves the account through `bar` (fields `[A]`, usable) and decides at its close.
 
         Args:
           legs: of this bar, from `self.legs(state, bar)`.
@@ -249,12 +253,15 @@ class Core:
                 account = begun(self.agent.spec, open_account(np.zeros(len(present))))
         else:
             account = self._run_account(on_bar, state.account, legs)
-            account = self._remembered(account)
+            if self.agent.spec.memory:  # what the reward remembers is a feature of this agent
+                with float64_on_cpu():
+                    memory = _remembered(self.agent.spec, account)
+                    account = jax.tree.map(np.asarray, memory)
         decision = self._decide(after, cells, account)
         return self._place(after, account, decision, legs.at_close)
 
     def _decide(self, state: State, cells: Any, account: Account) -> Decision:
-        """The most probable action of each asset; no order where a number is not finite."""
+        """Returns the most probable action of each asset; no order if a number is not finite."""
         num_assets, spec = len(self.agent.symbols), self.agent.spec
         held = Decision(
             np.full((num_assets, distribution(spec).outputs(spec)), np.nan),
@@ -264,7 +271,7 @@ class Core:
         if state.unfit:
             return held
         logits = np.asarray(self.agent.decide(cells, account))
-        # argmax takes a NaN for the largest number: it must never see one.
+        # argmax takes a NaN for the largest number, and would trade on it.
         if logits.shape != held.logits.shape or not np.isfinite(logits).all():
             return held
         with float64_on_cpu():
@@ -274,7 +281,7 @@ class Core:
     def _place(
         self, state: State, account: Account, decision: Decision, quote: Quote
     ) -> tuple[State, Outcome]:
-        """Orders the decision; fills it in the account where it fills at this close."""
+        """Orders the decision; fills it in the account where orders fill at this close."""
         rules = self.agent.rules
         placed = self._run_account(place, account, decision.target, quote)
         whole = np.asarray(placed.pending) == WHOLE
@@ -282,7 +289,18 @@ class Core:
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
         else:
             new = whole & ~np.isnan(decision.target)
-        working = self._working(state, placed, new)
+        with float64_on_cpu():
+            weights = np.asarray(_capped(placed.ordered, rules))
+        working = {}  # every order that the account has pending should be at the broker
+        for i, symbol in enumerate(self.agent.symbols):
+            if placed.pending[i] == FILLED:
+                continue
+            if new[i]:
+                name = client_id(self._run, state.last or 0, symbol)
+            else:
+                name = state.working[symbol].client_id
+            rest = bool(placed.pending[i] == REST)
+            working[symbol] = Order(name, symbol, float(weights[i]), rest)
         sent = tuple(working[self.agent.symbols[i]] for i in np.flatnonzero(new))
         kept = {order.client_id for order in working.values()}
         closed = tuple(
@@ -294,29 +312,6 @@ class Core:
             placed = self._run_account(trade, placed, quote)
         state = state._replace(account=placed, working=working)
         return state, Outcome(decision, tuple(working.values()), sent, closed)
-
-    def _working(self, state: State, placed: Account, new: np.ndarray) -> dict[str, Order]:
-        """What should be at the broker: every order that the account has pending."""
-        with float64_on_cpu():
-            weights = np.asarray(_capped(placed.ordered, self.agent.rules))
-        working = {}
-        for i, symbol in enumerate(self.agent.symbols):
-            if placed.pending[i] == FILLED:
-                continue
-            if new[i]:
-                name = client_id(self._run, state.last or 0, symbol)
-            else:
-                name = state.working[symbol].client_id
-            rest = bool(placed.pending[i] == REST)
-            working[symbol] = Order(name, symbol, float(weights[i]), rest)
-        return working
-
-    def _remembered(self, account: Account) -> Account:
-        """The account with what its reward remembers, for an agent that is shown it."""
-        if not self.agent.spec.memory:
-            return account
-        with float64_on_cpu():
-            return jax.tree.map(np.asarray, _remembered(self.agent.spec, account))
 
     def _run_account(self, function: Callable, *args) -> Account:
         """Calls a compiled account function in float64 on the CPU; numpy arrays come back."""

@@ -1,4 +1,4 @@
-"""Where bars come from, one closed bar at a time, and the gate that each must pass."""
+"""Sources of closed bars, one at a time, and the check that each bar must pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Feed(Protocol):
 
 
 class ReplayFeed:
-    """The bars of a file as they came: each bar is a copy, so no later row is within reach.
+    """Replays the bars of a file: each bar is a copy, so no later row is within reach.
 
     Its clock is the open of the bar last given, so that two replays write the same journal.
     """
@@ -68,12 +68,12 @@ def parse_feed(
     symbols: tuple[str, ...] | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> ReplayFeed:
-    """The feed that `text` names, with `symbols` in that order (all of them where None).
+    """Returns the feed that `text` names, with `symbols` in that order (None: all of them).
 
     `reading` are options of `read_bars`, e.g. {"timezone": "UTC", "repair": "sort"}.
 
     Raises:
-      ConfigError: not a feed of this version. BarError: the file can't be used.
+      ConfigError: this version does not have the feed. BarError: the file cannot be used.
     """
     bars = read_bars(replayed(text), **(reading or {}))
     if symbols is not None and bars.symbols != symbols:
@@ -82,7 +82,7 @@ def parse_feed(
 
 
 def rejection(bar: Bar, last: int | None) -> str | None:
-    """Why `bar` must not be used: a stable code, or None where it is good.
+    """Returns why `bar` must not be used, as a stable code; None if it is usable.
 
     Args:
       bar: fields `[A]`. last: seconds of the last good bar's open; None before the first.
@@ -103,6 +103,6 @@ def rejection(bar: Bar, last: int | None) -> str | None:
     if (prices["high"] < stacked).any() or (prices["low"] > stacked).any():
         return "high-low-do-not-enclose"
     volume = np.asarray(bar.volume)[present]
-    if np.isinf(volume).any() or (volume < 0.0).any():  # NaN: a volume that no one reported
+    if np.isinf(volume).any() or (volume < 0.0).any():  # NaN is a volume that nobody reported
         return "volume-not-usable"
     return None

@@ -1,10 +1,11 @@
-"""The journal: what a paper session saw, decided, sent and got, in an append-only hash chain.
+"""The journal: what a paper session saw, decided, sent and received, in an append-only hash chain.
 
-One SQLite file (WAL, synchronous=FULL). Beside it lie `FILE.head`, the (seq, hash) of the last
-commit, and `FILE.lock`, held by the process that writes. SQLite does not notice bit rot and loses
-a cut write-ahead log in silence; the chain shows the first, the head file the second.
+One SQLite file (WAL, synchronous=FULL). Next to it are `FILE.head`, the (seq, hash) of the last
+commit, and `FILE.lock`, held by the process that writes. SQLite does not notice bit rot, and drops
+the end of a truncated write-ahead log in silence: the chain shows the first, the head file the
+second.
 
-The journal knows no clock: both times of an event come from its caller.
+The journal has no clock: both times of an event come from its caller.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nca_trader.cloud import local
-from nca_trader.config.records import read_json, record
+from nca_trader.config.records import difference, read_json, record
 from nca_trader.disk import HeldError, take_lock
 from nca_trader.errors import ConfigError, StateError
 
@@ -28,226 +29,19 @@ KINDS = frozenset(
     "run_started bar bar_rejected decision risk order_intent order_sent order_ack order_ambiguous "
     "fill cash order_terminal recon halt resume snapshot run_ended".split()
 )
+GENESIS = "0" * 64  # the hash before the first event
+HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all
 DEFERRED_EVENTS = 256  # most events that a kill may take back; none of them led to an order
+APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
+LEAST_PAGE = 512  # bytes, of a SQLite file
 SCHEMA = """
 CREATE TABLE event(
   seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, ts_recv INTEGER NOT NULL,
   kind TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL,
   prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE(run, kind, key)) STRICT
 """
+COLUMNS = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
 SYNCHRONOUS = "FULL"  # a commit survives a power cut; NORMAL survives a kill only
-
-
-class Journal:
-    """An open journal, this process being its only writer. Use it as a context manager.
-
-    Args:
-      path: the SQLite file, created with mode 0600 where it does not exist.
-      clock: nanoseconds since 1970 UTC for `ts_recv`; a replay passes its feed's own time, so
-        that two replays give the same chain.
-
-    Raises:
-      StateError: another process writes here, or the file is damaged or cannot be written.
-    """
-
-    def __init__(self, path: str | Path, clock: Callable[[], int]):
-        self.path = local(path, "a journal")
-        self._clock = clock
-        self._in_block = False
-        self._waiting = 0
-        self._lock = _take_lock(self.path)
-        try:
-            with as_state_error(self.path):
-                self._db = _connect_writer(self.path)
-            self._head = self._committed = checked_head(self.path, self._db)
-            with as_state_error(self.path):
-                self._head_file = os.open(
-                    beside(self.path, ".head"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-                )
-                # Before any event, so that a missing head file always means loss; and both
-                # slots, so that neither is older than what has just been verified.
-                for self._slot in (0, 1):
-                    self._write_head()
-        except BaseException:
-            os.close(self._lock)
-            raise
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Commit what a deferred transaction left open, and let another process write."""
-        try:
-            self.commit()
-        finally:
-            self._db.close()
-            os.close(self._head_file)
-            os.close(self._lock)
-
-    def commit(self) -> None:
-        """Puts what deferred transactions left waiting on disk."""
-        if self._db.in_transaction:
-            self._commit()
-
-    @property
-    def head(self) -> Head:
-        """The last event recorded, committed or not."""
-        return self._head
-
-    @contextlib.contextmanager
-    def transaction(self, durable: bool = True) -> Iterator[None]:
-        """All events recorded inside are committed at once, or none is.
-
-        With `durable` False the commit may wait for a later durable one (or for 256 events):
-        for what no order depends on and what comes out the same when it is lived through again.
-        """
-        if self._in_block:
-            raise RuntimeError("a journal transaction is open already; they do not nest.")
-        with as_state_error(self.path):
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN IMMEDIATE")
-        self._in_block = True
-        try:
-            yield
-            if durable or self._waiting >= DEFERRED_EVENTS:
-                self._commit()
-        except BaseException:
-            self._roll_back()
-            raise
-        finally:
-            self._in_block = False
-
-    def record(self, run: str, kind: str, key: str, body: Mapping[str, Any], ts_event: int) -> bool:
-        """Append an event, unless the same one is there already.
-
-        Args:
-          run, kind, key: what the event is; unique together. kind: one of `KINDS`.
-          body: what happened, in JSON types. ts_event: nanoseconds since 1970 UTC.
-
-        Returns:
-          True if the event was added, False if it was there with the same body and time.
-
-        Raises:
-          StateError: (run, kind, key) is there with another body: this run does not repeat what
-            the journal says happened.
-        """
-        if kind not in KINDS:
-            raise ValueError(f"journal kind {kind!r} is none of {', '.join(sorted(KINDS))}.")
-        if not self._in_block:
-            with self.transaction():
-                return self.record(run, kind, key, body, ts_event)
-        text = canonical(body)
-        with as_state_error(self.path):
-            known = self._db.execute(
-                "SELECT seq, ts_event, body FROM event WHERE run = ? AND kind = ? AND key = ?",
-                (run, kind, key),
-            ).fetchone()
-            if known is None:
-                self._append(run, ts_event, kind, key, text)
-                return True
-        seq, known_ts, known_text = known
-        if (known_ts, known_text) != (ts_event, text):
-            where = f"{self.path} seq {seq}"
-            raise StateError(
-                f"{self.path}: diverged at seq {seq}, {kind} {key}: "
-                f"{_difference(read_json(known_text, where), read_json(text, where))}; the bars "
-                "or the run "
-                "folder are not those it was written with: restore them or name another journal."
-            )
-        return False
-
-    def events(self, kind: str | None = None) -> Iterator[Event]:
-        """The events so far in order, of one kind or of all."""
-        yield from events_of(self._db, kind)
-
-    def _append(self, run: str, ts_event: int, kind: str, key: str, text: str) -> None:
-        seq, ts_recv = self._head.seq + 1, self._clock()
-        prev = self._head.hash
-        link = link_of(prev, seq, run, ts_event, ts_recv, kind, key, text)
-        self._db.execute(
-            f"INSERT INTO event({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (seq, run, ts_event, ts_recv, kind, key, text, prev, link),
-        )
-        self._head = Head(seq, link)
-        self._waiting += 1
-
-    def _commit(self) -> None:
-        with as_state_error(self.path):
-            self._db.execute("COMMIT")
-            self._waiting = 0
-            if self._head != self._committed:
-                self._committed = self._head
-                self._write_head()
-
-    def _roll_back(self) -> None:
-        # A failed commit has rolled back by itself in some of SQLite's errors and not in others.
-        if self._db.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-        self._head, self._waiting = self._committed, 0
-
-    def _write_head(self) -> None:
-        """Writes the slot that does not hold the last head: half a write leaves that one good.
-
-        Two slots and one fdatasync cost a third of a new file, its fsync and a rename.
-        """
-        self._slot = 1 - self._slot
-        slot = head_text(self._head).encode().ljust(HEAD_SLOT - 1) + b"\n"
-        os.pwrite(self._head_file, slot, self._slot * HEAD_SLOT)
-        os.fdatasync(self._head_file)
-
-
-def _difference(there: Any, here: Any, name: str = "") -> str:
-    """The first place where two JSON values differ, in words."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in sorted({*there, *here}):
-            if there.get(key) != here.get(key):
-                where = f"{name}.{key}" if name else key
-                return _difference(there.get(key), here.get(key), where)
-    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        for index, (left, right) in enumerate(zip(there, here, strict=True)):
-            if left != right:
-                return _difference(left, right, f"{name}[{index}]")
-    return f"{name or 'its time'} is {there!r} there and {here!r} now"
-
-
-def _take_lock(path: Path) -> int:
-    """The descriptor of the lock file, locked; the kernel lets go of it when the process ends."""
-    lock = beside(path, ".lock")
-    try:
-        return take_lock(lock)
-    except HeldError as holder:
-        raise StateError(
-            f"{path}: {holder} is writing to this journal; stop it or name another file."
-        ) from None
-    except FileNotFoundError:
-        raise ConfigError(f"{path.parent}: there is no such folder for the journal.") from None
-    except OSError as error:
-        raise StateError(f"{lock}: cannot be locked ({error.strerror}).") from error
-
-
-def _connect_writer(path: Path) -> sqlite3.Connection:
-    with contextlib.suppress(FileExistsError):  # made here: SQLite would take the umask's mode
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
-    try:
-        refuse_other_files(path, db)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
-        if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(SCHEMA)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-GENESIS = "0" * 64
-HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all
 
 
 class Head(NamedTuple):
@@ -270,94 +64,235 @@ class Event(NamedTuple):
 
 
 def canonical(value: Any) -> str:
-    """The one JSON text of `value`: sorted keys, no spaces, shortest floats that read back equal.
+    """Returns the one JSON text of `value`: sorted keys, no spaces, shortest exact floats.
 
     Raises:
       ValueError: a NaN or an infinity. TypeError: a type that JSON does not have; a
         `decimal.Decimal` is written as a string, a numpy array must be a list first.
+
+    >>> canonical({"b": 0.1, "a": [1, None]})
+    '{"a":[1,null],"b":0.1}'
     """
+
+    def as_string(value: Any) -> str:
+        if isinstance(value, decimal.Decimal):
+            return str(value)
+        raise TypeError(f"a journal body holds JSON types and Decimal, not {type(value).__name__}.")
+
     return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_decimal_as_string
+        value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=as_string
     )
 
 
-def _decimal_as_string(value: Any) -> str:
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    raise TypeError(f"a journal body holds JSON types and Decimal, not {type(value).__name__}.")
+class Journal:
+    """An open journal of which this process is the only writer. Use it as a context manager.
 
+    Args:
+      path: the SQLite file, created with mode 0600 where it does not exist.
+      clock: nanoseconds since 1970 UTC for `ts_recv`; a replay passes its feed's own time, so
+        that two replays give the same chain.
 
-def link_of(prev_hash: str, *fields: Any) -> str:
-    """The hash of an event with these fields, in the order of its columns, after `prev_hash`."""
-    return hashlib.sha256(canonical([prev_hash, *fields]).encode()).hexdigest()
+    Raises:
+      StateError: another process writes here, or the file is damaged or cannot be written.
+    """
 
+    def __init__(self, path: str | Path, clock: Callable[[], int]):
+        self.path = local(path, "a journal")
+        self._clock = clock
+        self._in_block = False
+        self._waiting = 0
+        lock = _sibling(self.path, ".lock")
+        try:
+            self._lock = take_lock(lock)  # the kernel releases it when the process ends
+        except HeldError as holder:
+            raise StateError(
+                f"{self.path}: {holder} is writing to this journal; stop it or name another file."
+            ) from None
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path.parent}: there is no such folder for the journal."
+            ) from None
+        except OSError as error:
+            raise StateError(f"{lock}: cannot be locked ({error.strerror}).") from error
+        try:
+            with _as_state_error(self.path):
+                # Made here, since SQLite would take its mode from the umask.
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5.0)
+                try:
+                    _refuse_other_files(self.path, self._db)
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    self._db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+                    if not self._db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+                        self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                        self._db.execute(SCHEMA)
+                except BaseException:
+                    self._db.close()
+                    raise
+            self._head = self._committed = _checked_head(self.path, self._db)
+            with _as_state_error(self.path):
+                self._head_file = os.open(
+                    _sibling(self.path, ".head"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                )
+                # Before any event, so that a missing head file always means loss; and both
+                # slots, so that neither is older than what has just been verified.
+                for self._slot in (0, 1):
+                    self._write_head()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
-def read_head(path: Path) -> Head | None:
-    """The newer of the head file's two slots; None where the file is missing or still empty."""
-    target = beside(path, ".head")
-    try:
-        data = target.read_bytes()
-    except FileNotFoundError:
-        return None
-    if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
-        return None
-    slots = [_parse_slot(data[i * HEAD_SLOT : (i + 1) * HEAD_SLOT]) for i in (0, 1)]
-    heads = [head for head in slots if head is not None]
-    if not heads:
-        raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")
-    return max(heads)
+    def __enter__(self) -> Journal:
+        return self
 
+    def __exit__(self, *exception) -> None:
+        self.close()
 
-def _parse_slot(data: bytes) -> Head | None:
-    """The head in one slot; None if it is empty or was torn by a power cut."""
-    fields = data.decode("ascii", errors="replace").split()
-    if len(fields) != 3 or not fields[0].isdigit():
-        return None
-    head = Head(int(fields[0]), fields[1])
-    return head if head_text(head).split() == fields else None
+    def close(self) -> None:
+        """Commits what a deferred transaction left open, and lets another process write."""
+        try:
+            self.commit()
+        finally:
+            self._db.close()
+            os.close(self._head_file)
+            os.close(self._lock)
 
+    def commit(self) -> None:
+        """Writes to disk what deferred transactions left waiting."""
+        if not self._db.in_transaction:
+            return
+        with _as_state_error(self.path):
+            self._db.execute("COMMIT")
+            self._waiting = 0
+            if self._head != self._committed:
+                self._committed = self._head
+                self._write_head()
 
-def head_text(head: Head) -> str:
-    """What a slot of the head file holds: seq, hash and a checksum of the two."""
-    text = f"{head.seq} {head.hash}"
-    return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    @property
+    def head(self) -> Head:
+        """The last event recorded, committed or not."""
+        return self._head
 
+    @contextlib.contextmanager
+    def transaction(self, durable: bool = True) -> Iterator[None]:
+        """Commits all events recorded inside at once, or none of them.
 
-def beside(path: Path, suffix: str) -> Path:
-    """The file that belongs to the journal at `path`, e.g. of suffix ".head"."""
-    return path.with_name(path.name + suffix)
+        With `durable` False the commit may wait for a later durable one (or for 256 events): for
+        events on which no order depends, and which a session resumed on the journal repeats.
+        """
+        if self._in_block:
+            raise RuntimeError("a journal transaction is open already; they do not nest.")
+        with _as_state_error(self.path):
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+        self._in_block = True
+        try:
+            yield
+            if durable or self._waiting >= DEFERRED_EVENTS:
+                self.commit()
+        except BaseException:
+            # A failed commit has rolled back by itself in some of SQLite's errors only.
+            if self._db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+            self._head, self._waiting = self._committed, 0
+            raise
+        finally:
+            self._in_block = False
 
+    def record(self, run: str, kind: str, key: str, body: Mapping[str, Any], ts_event: int) -> bool:
+        """Appends an event, unless the same one is there already.
 
-APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
-LEAST_PAGE = 512  # bytes, of a SQLite file
-COLUMNS = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
+        Args:
+          run, kind, key: what the event is; unique together. kind: one of `KINDS`.
+          body: what happened, in JSON types. ts_event: nanoseconds since 1970 UTC.
+
+        Returns:
+          True if the event was added, False if it was there with the same body and time.
+
+        Raises:
+          StateError: (run, kind, key) is there with another body: this run does not repeat what
+            the journal says happened.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"journal kind {kind!r} is none of {', '.join(sorted(KINDS))}.")
+        if not self._in_block:
+            with self.transaction():
+                return self.record(run, kind, key, body, ts_event)
+        text = canonical(body)
+        with _as_state_error(self.path):
+            known = self._db.execute(
+                "SELECT seq, ts_event, body FROM event WHERE run = ? AND kind = ? AND key = ?",
+                (run, kind, key),
+            ).fetchone()
+            if known is None:
+                prev, fields = self._head.hash, (run, ts_event, self._clock(), kind, key, text)
+                seq = self._head.seq + 1
+                link = _link_of(prev, seq, *fields)
+                self._db.execute(
+                    f"INSERT INTO event({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (seq, *fields, prev, link),
+                )
+                self._head = Head(seq, link)
+                self._waiting += 1
+                return True
+        seq, known_ts, known_text = known
+        if (known_ts, known_text) != (ts_event, text):
+            there = read_json(known_text, f"{self.path} seq {seq}")
+            differs = difference(there, json.loads(text)) or ("", known_ts, ts_event)
+            raise StateError(
+                f"{self.path}: diverged at seq {seq}, {kind} {key}: {differs[0] or 'its time'} is "
+                f"{differs[1]!r} there and {differs[2]!r} now; the bars or the run folder are not "
+                "those it was written with: restore them or name another journal."
+            )
+        return False
+
+    def events(self, kind: str | None = None) -> Iterator[Event]:
+        """Yields the events so far in order, of one kind or of all."""
+        yield from _events_of(self._db, kind)
+
+    def _write_head(self) -> None:
+        """Writes the slot that does not hold the last head: half a write leaves that one good.
+
+        Two slots and one fdatasync cost a third of a new file, its fsync and a rename.
+        """
+        self._slot = 1 - self._slot
+        slot = _head_text(self._head).encode().ljust(HEAD_SLOT - 1) + b"\n"
+        os.pwrite(self._head_file, slot, self._slot * HEAD_SLOT)
+        os.fdatasync(self._head_file)
 
 
 def verify(path: str | Path) -> Head:
-    """Check a journal from its first event to its head file, changing nothing.
+    """Checks a journal from its first event to its head file, changing nothing.
 
     Raises:
       ConfigError: there is no such file.
-      StateError: damage; names the first event that does not hold.
+      StateError: damage; the message names the first event that does not hold.
     """
     path = Path(path)
     with contextlib.closing(_connect_reader(path)) as db:
-        return checked_head(path, db)
+        return _checked_head(path, db)
 
 
 def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> Iterator[Event]:
-    """The events of a journal in order, of one kind or of all, over a read-only connection.
-
-    Those up to seq `after` are left out.
-    """
+    """Yields the events of a journal above seq `after`, of one kind or of all, read-only."""
     path = Path(path)
-    with contextlib.closing(_connect_reader(path)) as db, as_state_error(path):
-        refuse_other_files(path, db)
-        yield from events_of(db, kind, after)
+    with contextlib.closing(_connect_reader(path)) as db, _as_state_error(path):
+        _refuse_other_files(path, db)
+        yield from _events_of(db, kind, after)
 
 
-def events_of(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Iterator[Event]:
-    """The events above seq `after` in order, of one kind or of all."""
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such journal; check the path.")
+    # Without a write-ahead log nobody is writing, and an immutable open leaves no file behind.
+    mode = "mode=ro" if _sibling(path, "-wal").exists() else "immutable=1"
+    with _as_state_error(path):
+        return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+
+
+def _events_of(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Iterator[Event]:
     where, values = ("", (after,)) if kind is None else (" AND kind = ?", (after, kind))
     for row in db.execute(f"SELECT {COLUMNS} FROM event WHERE seq > ?{where} ORDER BY seq", values):
         seq, run, ts_event, ts_recv, name, key, text, *_ = row
@@ -365,16 +300,36 @@ def events_of(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Itera
         yield Event(seq, run, ts_event, ts_recv, name, key, body)
 
 
-def checked_head(path: Path, db: sqlite3.Connection) -> Head:
-    """Walk the chain, then hold it against the head file; the end of the chain if both agree."""
-    refuse_other_files(path, db)
+def _checked_head(path: Path, db: sqlite3.Connection) -> Head:
+    """Walks the chain and compares its end with the head file; returns it if both agree."""
+    _refuse_other_files(path, db)
     try:
         quick = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         complaint = "" if quick == "ok" else f" (SQLite: {quick})"
     except sqlite3.DatabaseError as error:
         complaint = f" (SQLite: {error})"
-    kept = read_head(path)
-    head = _walk(path, db, kept, complaint)
+    kept, head, whole = _read_head(path), Head(0, GENESIS), False
+    try:
+        table = db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'event'").fetchone()
+        rows = db.execute(f"SELECT {COLUMNS} FROM event ORDER BY seq") if table else ()
+        for seq, *fields, prev, link in rows:
+            if seq != head.seq + 1 or prev != head.hash or link != _link_of(prev, seq, *fields):
+                break
+            head = Head(seq, link)
+            if kept is not None and kept.seq == seq and kept.hash != link:
+                raise StateError(
+                    f"{path}: damaged at seq {seq}: the head file has another hash for it; the "
+                    "journal or its head file was exchanged: restore both from a copy."
+                )
+        else:
+            whole = True
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        complaint = complaint or f" ({error})"
+    if not whole:
+        raise StateError(
+            f"{path}: damaged at seq {head.seq + 1}: the hash chain does not hold there{complaint};"
+            " restore the file from a copy."
+        )
     if complaint:
         raise StateError(
             f"{path}: the database is damaged, though its {head.seq} events read well{complaint}; "
@@ -382,7 +337,7 @@ def checked_head(path: Path, db: sqlite3.Connection) -> Head:
         )
     if kept is None and head.seq > 0:
         raise StateError(
-            f"{path}: holds {head.seq} events and its head file {beside(path, '.head').name} is "
+            f"{path}: holds {head.seq} events and its head file {_sibling(path, '.head').name} is "
             "missing or empty, so a lost end would not show; restore the head file from a copy."
         )
     if kept is not None and kept.seq > head.seq:
@@ -394,13 +349,47 @@ def checked_head(path: Path, db: sqlite3.Connection) -> Head:
     return head
 
 
-def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
-    """Raises StateError where the file is no journal, before anything is written to it."""
-    # SQLite takes less than a page for an empty database. It is not opened here to be looked at:
-    # closing it would let go of SQLite's own lock.
+def _read_head(path: Path) -> Head | None:
+    """Returns the newer of the head file's two slots; None where the file is missing or empty."""
+    target = _sibling(path, ".head")
+    data = target.read_bytes() if target.exists() else b""
+    if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
+        return None
+    heads = []
+    for start in (0, HEAD_SLOT):
+        fields = data[start : start + HEAD_SLOT].decode("ascii", errors="replace").split()
+        if len(fields) == 3 and fields[0].isdigit():
+            head = Head(int(fields[0]), fields[1])
+            # A slot that a power cut tore has another checksum.
+            heads += [head] if _head_text(head).split() == fields else []
+    if not heads:
+        raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")
+    return max(heads)
+
+
+def _head_text(head: Head) -> str:
+    """Returns what a slot of the head file holds: seq, hash and a checksum of the two."""
+    text = f"{head.seq} {head.hash}"
+    return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _link_of(prev_hash: str, *fields: Any) -> str:
+    """Returns the hash of an event with these fields, in the order of `COLUMNS`."""
+    return hashlib.sha256(canonical([prev_hash, *fields]).encode()).hexdigest()
+
+
+def _sibling(path: Path, suffix: str) -> Path:
+    """Returns the file that belongs to the journal at `path`, e.g. of suffix ".head"."""
+    return path.with_name(path.name + suffix)
+
+
+def _refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
+    """Raises StateError where the file is not a journal, before anything is written to it."""
+    # SQLite takes less than a page for an empty database. The file is not opened to look at it:
+    # closing it would release SQLite's own lock.
     if 0 < path.stat().st_size < LEAST_PAGE:
         raise StateError(
-            f"{path}: is not a readable journal ({path.stat().st_size} bytes are no database); "
+            f"{path}: is not a readable journal ({path.stat().st_size} bytes are not a database); "
             "restore it from a copy or name another file."
         )
     try:
@@ -415,51 +404,18 @@ def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
         raise StateError(f"{path}: is another program's database; name another file.")
 
 
-def _walk(path: Path, db: sqlite3.Connection, kept: Head | None, complaint: str) -> Head:
-    head = Head(0, GENESIS)
-    try:
-        if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'event'").fetchone():
-            return head
-        for seq, *fields, prev, link in db.execute(f"SELECT {COLUMNS} FROM event ORDER BY seq"):
-            if seq != head.seq + 1 or prev != head.hash or link != link_of(prev, seq, *fields):
-                break
-            head = Head(seq, link)
-            if kept is not None and kept.seq == seq and kept.hash != link:
-                raise StateError(
-                    f"{path}: damaged at seq {seq}: the head file has another hash for it; the "
-                    "journal or its head file was exchanged: restore both from a copy."
-                )
-        else:
-            return head
-    except (sqlite3.Error, ValueError, TypeError) as error:
-        complaint = complaint or f" ({error})"
-    raise StateError(
-        f"{path}: damaged at seq {head.seq + 1}: the hash chain does not hold there{complaint}; "
-        "restore the file from a copy."
-    )
-
-
-def _connect_reader(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such journal; check the path.")
-    # Without a write-ahead log nobody is writing, and an immutable open leaves no file behind.
-    mode = "mode=ro" if beside(path, "-wal").exists() else "immutable=1"
-    with as_state_error(path):
-        return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
-
-
 @contextlib.contextmanager
-def as_state_error(path: Path) -> Iterator[None]:
-    """SQLite's and the disk's errors as StateError, with what mends them."""
+def _as_state_error(path: Path) -> Iterator[None]:
+    """Raises the errors of SQLite and of the disk as StateError, with the remedy."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        remedy = "free space or mend the permissions, then give the same command again"
+        remedy = "free space or correct the permissions, then give the same command again"
         if "not a database" in str(error) or "malformed" in str(error):
             remedy = "restore it from a copy or name another file"
         raise StateError(f"{path}: the journal failed ({error}); {remedy}.") from error
     except OSError as error:
         raise StateError(
-            f"{path}: the journal cannot be written ({error.strerror}); mend that, then give the "
+            f"{path}: the journal cannot be written ({error.strerror}); repair that, then give the "
             "same command again."
         ) from error

@@ -1,8 +1,8 @@
-"""Did paper trading do what the backtest did? Answered from files on disk alone.
+"""Compares paper trading with the backtest, from files on disk alone.
 
-The backtest's table lies in the run folder, the journal beside it or elsewhere. Equity is
-compared twice: as the journal's snapshots have it, and as a plain ledger of cash and units finds
-it from the journal's fills and closing prices, which shares no code with either side.
+The backtest's table is in the run folder, the journal anywhere. Equity is compared twice: as the
+journal's snapshots have it, and as a plain sum of cash and units from the journal's fills and
+closing prices, which shares no code with either side.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from nca_trader.errors import RunError, StateError
 from nca_trader.paper.journal import Event, read_events, verify
 
 TABLE = "backtest.parquet"
-# Relative. The same account, compiled alone and inside a scan, differs by rounding: the compiler
-# fuses a product and a sum into one instruction where they meet. Seen: 2e-16 after 1,500 bars.
+# Relative. The same account, compiled alone and inside a scan, differs by rounding, since the
+# compiler may fuse a product and a sum into one instruction: by 2e-16 after 1,500 bars.
 EQUITY_TOLERANCE = 1e-12
-LEDGER_TOLERANCE = 1e-9  # relative, ledger of fills against the backtest
+LEDGER_TOLERANCE = 1e-9  # relative, the sum of fills against the backtest
 LOGIT_TOLERANCE = 1e-3  # a window and a lattice differ by f32 rounding, about 1e-6
 
 
 class Parity(NamedTuple):
-    """What was compared, and how far apart it was.
+    """The result of a comparison.
 
     bars: compared. orders, fills: in the journal. decisions_differ: bars with another target.
     first_difference: time of the first bar that differs, or "". equity_off: greatest relative
@@ -46,7 +46,7 @@ class Parity(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Same bars, same decisions, same equity to rounding, and fills that add up to it."""
+        """Whether bars, decisions and equity are the same, and fills add up to that equity."""
         return (
             self.bars > 0
             and self.missing == 0
@@ -85,9 +85,18 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     symbols = started[0].body["symbols"]
     table = _read_table(Path(run_dir) / TABLE, symbols)
     paper = _paper_table(events, symbols, float(started[0].body["capital"]))
-    table = _without_warmup(table, paper.index[0], symbols)
+    names = [f"target:{s}" for s in symbols]
+    # Before paper's first decision, rows at which the backtest decided nothing either are no loss.
+    idle = table[names].isna().all(axis=1)
+    table = table.loc[~idle | (table.index >= paper.index[0])]
     both = table.index.intersection(paper.index)
-    differs = _differs(table.loc[both], paper.loc[both], symbols)
+    left, right = (side.loc[both, names].to_numpy(float) for side in (table, paper))
+    # A target is NaN where nothing was ordered, on both sides.
+    differs = ~((left == right) | (np.isnan(left) & np.isnan(right))).all(axis=1)
+    logits = [name for name in table.columns if str(name).startswith("logits:")]
+    kept = set(logits) <= set(paper.columns)
+    off = table.loc[both, logits] - paper.loc[both, logits] if kept else np.array([np.inf])
+    equity = table.loc[both, "equity"]
     return Parity(
         bars=len(both),
         orders=sum(e.kind == "order_intent" for e in events),
@@ -95,9 +104,9 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
         missing=len(table.index.symmetric_difference(paper.index)),
         decisions_differ=int(differs.sum()),
         first_difference=str(both[int(differs.argmax())]) if differs.any() else "",
-        equity_off=_relative(paper.loc[both, "equity"], table.loc[both, "equity"]),
-        ledger_off=_relative(paper.loc[both, "ledger"], table.loc[both, "equity"]),
-        logits_off=_logits_off(table.loc[both], paper.loc[both]),
+        equity_off=_greatest((paper.loc[both, "equity"] - equity) / equity),
+        ledger_off=_greatest((paper.loc[both, "ledger"] - equity) / equity),
+        logits_off=_greatest(off),
     )
 
 
@@ -114,14 +123,8 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
     return table.set_axis(index.as_unit("ns"), axis=0)
 
 
-def _without_warmup(table: pd.DataFrame, first: Any, symbols: Sequence[str]) -> pd.DataFrame:
-    """The table less its rows before paper's `first` at which nothing was decided either."""
-    idle = table[[f"target:{s}" for s in symbols]].isna().all(axis=1)
-    return table.loc[~idle | (table.index >= first)]
-
-
 def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float) -> pd.DataFrame:
-    """The journal's decisions and equities by bar, columns named as the backtest's."""
+    """Returns the journal's decisions and equities by bar, columns named as the backtest's."""
     ledger = _ledger(events, capital)
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -140,7 +143,7 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float
 
 
 def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
-    """Equity at every bar from fills, payments and closes alone, as a bank would count."""
+    """Returns equity at every bar from fills, payments and closes alone, as a bank counts."""
     fills: dict[int, list[dict[str, Any]]] = {}
     paid: dict[int, float] = {}
     for event in events:
@@ -164,24 +167,6 @@ def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
     return equity
 
 
-def _differs(table: pd.DataFrame, paper: pd.DataFrame, symbols: Sequence[str]) -> np.ndarray:
-    """`[N]` bool: bars at which a target differs; two missing targets are the same."""
-    names = [f"target:{s}" for s in symbols]
-    left, right = table[names].to_numpy(float), paper[names].to_numpy(float)
-    return ~((left == right) | (np.isnan(left) & np.isnan(right))).all(axis=1)
-
-
-def _relative(left: pd.Series, right: pd.Series) -> float:
-    off = np.abs(left.to_numpy(float) - right.to_numpy(float)) / np.abs(right.to_numpy(float))
-    return float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
-
-
-def _logits_off(table: pd.DataFrame, paper: pd.DataFrame) -> float:
-    """Greatest difference of logits; 0 where the backtest kept none, infinite for a NaN."""
-    names = [n for n in table.columns if str(n).startswith("logits:")]
-    if not names:
-        return 0.0
-    if not set(names) <= set(paper.columns):
-        return float("inf")
-    off = np.abs(table[names].to_numpy(float) - paper[names].to_numpy(float))
-    return float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
+def _greatest(off: Any) -> float:
+    """Returns the greatest absolute value; infinity where one is NaN, 0 where there is none."""
+    return float(np.nan_to_num(np.abs(np.asarray(off, float)), nan=np.inf).max(initial=0.0))

@@ -1,14 +1,14 @@
-"""A paper session: bars in, orders out, every step of it in the journal before it counts.
+"""A paper session: bars in, orders out, every step in the journal before it takes effect.
 
-Started again on the same journal, a session lives through the same bars again: what the journal
-holds must come out the same, and is not written twice; then it goes on.
+A session that resumes on its journal processes the same bars again. Every event that the journal
+holds must repeat exactly and is not written twice; then the session goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -20,16 +20,18 @@ import numpy as np
 from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
+from nca_trader.config.records import plain
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
-from nca_trader.paper.core import Agent, Core, Outcome, State, agent_of
-from nca_trader.paper.feed import NANOSECONDS, Feed, ReplayFeed, parse_feed, rejection
+from nca_trader.paper.core import Agent, Core, Outcome, agent_of
+from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed, rejection
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.types import PRICES, Bar
 
-TOLERANCE = 1e-9  # relative, between the account and the broker's books
+TOLERANCE = 1e-9  # relative, between the account and the broker
+DEFAULT_CAPITAL = 100_000.0  # money
 MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
 
 
@@ -41,10 +43,10 @@ class Halt(NamedTuple):
 
 
 class Session:
-    """One agent, one broker, one journal.
+    """Trades one agent with one broker, and keeps one journal.
 
     Args:
-      agent: what trades. broker: its books start with `capital` in cash and nothing else.
+      agent: what trades. broker: it starts with `capital` in cash and no positions.
       journal: open. capital: money at the start.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
 
@@ -63,19 +65,46 @@ class Session:
     ):
         self._agent, self._broker, self._journal = agent, broker, journal
         self._capital = capital
-        self._started = started(agent, capital, start)
+        # All that makes a session this one and no other: a journal belongs to one session.
+        self._started = {
+            "symbols": list(agent.symbols),
+            "targets": list(agent.spec.targets),
+            "receptive_field": agent.receptive_field,
+            "first_decision": agent.first_decision,
+            "costs": plain(agent.costs),
+            "actions": agent.spec.actions,
+            "rules": agent.rules._asdict(),
+            "capital": float(capital),
+            "start": start,
+            **agent.identity,
+        }
         self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
-        _refuse_other_sessions(journal, self._started)
+        for event in journal.events("run_started"):
+            there, here = event.body, json.loads(canonical(self._started))
+            names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
+            differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
+            if differs:
+                raise ConfigError(
+                    f"{journal.path}: is the journal of another session ({differs}); name another "
+                    "journal, or give that session's own options."
+                )
+        for event in journal.events("halt"):
+            raise HaltError(
+                f"{journal.path}: trading was halted at {np.datetime64(event.ts_event, 'ns')}, "
+                f"{event.body['code']} (seq {event.seq}); correct the cause, then begin a new "
+                "journal."
+            )
         self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
         self._bad_bars = self._failures = 0
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
 
     def trade(self, feed: Feed, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Lives through every bar of `feed`, or until `stop()` after one; returns `result()`.
+        """Processes every bar of `feed`, or until `stop()` after one; returns `result()`.
 
         Raises:
-          HaltError: the books do not agree, the account is ruined, or too much in a row is bad.
+          HaltError: account and broker disagree, the account is bankrupt, or several bars or
+            decisions in a row are unusable.
           StateError: the journal cannot be written, or says that something else happened.
         """
         for bar in feed:
@@ -88,7 +117,7 @@ class Session:
         return self.result()
 
     def on_bar(self, bar: Bar) -> None:
-        """One closed bar: gate, fills, features, decision, orders, reconciliation."""
+        """Processes one closed bar: check, fills, features, decision, orders, reconciliation."""
         ts = int(bar.time[0]) * NANOSECONDS
         reason = rejection(bar, self._state.last)
         if reason is not None:
@@ -112,7 +141,7 @@ class Session:
                 self._record("cash", str(ts // NANOSECONDS), {"amount": paid}, ts)
             if settled:
                 halt = self._settle(outcome, ts)
-        # What is not on disk was not decided: the broker hears of nothing before this line.
+        # Before this line nothing is sent: a decision counts once it is on disk.
         accepted = self._broker.work(outcome.working)
         if not settled:
             closed = self._state.close
@@ -124,10 +153,10 @@ class Session:
                 halt = self._settle(outcome, ts)
         if halt is not None:
             self._journal.commit()
-            raise HaltError(self._halt_text(halt))
+            raise self._halt_error(halt)
 
     def result(self) -> dict[str, Any]:
-        """Counts so far; `equity` as a multiple of the capital, `value` in money; the head."""
+        """Returns counts so far, `equity` in units of the capital, `value` in money, the head."""
         account = self._state.account
         head = self._journal.head
         return {
@@ -143,7 +172,7 @@ class Session:
         self._journal.record(self.run, kind, key, body, ts)
 
     def _record_bar(self, bar: Bar, fills: Sequence[Fill], outcome: Outcome, ts: int) -> None:
-        """All that is known at the bar's close, before anything is sent."""
+        """Records all that is known at the bar's close, before anything is sent."""
         key = str(ts // NANOSECONDS)
         if self._counts["bars"] == 0:
             self._record("run_started", "", self._started, ts)
@@ -168,7 +197,7 @@ class Session:
             self._record("fill", fill.execution_id, fill._asdict(), ts)
 
     def _settle(self, outcome: Outcome, ts: int) -> Halt | None:
-        """Holds the account against the broker's books; journals both, and why to halt if so."""
+        """Records the account and the broker's positions; returns why to halt, if so."""
         account, decision = self._state.account, outcome.decision
         if account is None or decision is None:
             return None
@@ -184,37 +213,26 @@ class Session:
             "value": self._value(),
         }
         self._record("snapshot", key, body, ts)
-        if account.ruined:  # the broker's books go on below the floor: nothing to compare
-            halt = Halt("ruined", {"equity": _equity(account), "broker": self._value()})
+        value, halt = self._value(), None
+        if account.ruined:  # the broker's positions go on below the floor: nothing to compare
+            halt = Halt("ruined", {"equity": _equity(account), "broker": value})
         else:
-            halt = self._disagreement(held) or self._policy_failure(decision.usable, key, ts)
+            expected = self._capital * _equity(account)
+            weights = np.where(units == 0.0, 0.0, units * self._state.close) / value
+            off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
+            self._failures = 0 if decision.usable else self._failures + 1
+            if not off <= TOLERANCE:  # so that NaN is a disagreement
+                detail = {"broker": value, "account": expected}
+                halt = Halt("books-differ", detail | {"weights": [_plain(weights), _plain(held)]})
+            elif not decision.usable:
+                self._record("risk", key, {"code": "policy-not-finite"}, ts)
+                if self._failures >= MAX_IN_A_ROW:
+                    halt = Halt("policy-not-finite", {"in_a_row": self._failures})
         if halt is not None:
             kind = "recon" if halt.code == "books-differ" else "risk"
             self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
             self._record("halt", f"{key}:{halt.code}", halt._asdict(), ts)
         return halt
-
-    def _disagreement(self, held: np.ndarray) -> Halt | None:
-        value, account = self._value(), self._state.account
-        expected = self._capital * _equity(account)
-        units = self._broker.position().units
-        weights = np.where(units == 0.0, 0.0, units * self._state.close) / value
-        off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
-        if off <= TOLERANCE:  # written so that NaN is a disagreement
-            return None
-        return Halt(
-            "books-differ",
-            {"broker": value, "account": expected, "weights": [_plain(weights), _plain(held)]},
-        )
-
-    def _policy_failure(self, usable: bool, key: str, ts: int) -> Halt | None:
-        self._failures = 0 if usable else self._failures + 1
-        if usable:
-            return None
-        self._record("risk", key, {"code": "policy-not-finite"}, ts)
-        if self._failures < MAX_IN_A_ROW:
-            return None
-        return Halt("policy-not-finite", {"in_a_row": self._failures})
 
     def _reject(self, bar: Bar, reason: str, ts: int) -> None:
         self._bad_bars += 1
@@ -229,67 +247,30 @@ class Session:
                 halt = Halt("bad-bars", {"in_a_row": self._bad_bars, "last": reason})
                 self._record("halt", key, halt._asdict(), ts)
         if halt is not None:
-            raise HaltError(self._halt_text(halt))
+            raise self._halt_error(halt)
 
     def _value(self) -> float:
-        """What the broker's books are worth in money at the last closes."""
+        """Returns the broker's cash and positions in money at the last closes."""
         cash, units = self._broker.position()
         return float(cash + np.where(units == 0.0, 0.0, units * self._state.close).sum())
 
-    def _halt_text(self, halt: Halt) -> str:
-        return halt_text(str(self._journal.path), self._state, halt)
-
-
-def halt_text(path: str, state: State, halt: Halt) -> str:
-    """The one line that a halted session ends with."""
-    when = "before the first bar" if state.last is None else str(np.datetime64(state.last, "s"))
-    detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
-    return (
-        f"{path}: halted at {when}, {halt.code} ({detail}); the last events of the journal show "
-        "why. Mend the cause, then begin a new journal."
-    )
-
-
-def started(agent: Agent, capital: float, start: int | None) -> dict[str, Any]:
-    """The body of run_started: all that makes a session this one and no other."""
-    return {
-        "symbols": list(agent.symbols),
-        "targets": list(agent.spec.targets),
-        "receptive_field": agent.receptive_field,
-        "first_decision": agent.first_decision,
-        "costs": dataclasses.asdict(agent.costs),
-        "actions": agent.spec.actions,
-        "rules": agent.rules._asdict(),
-        "capital": float(capital),
-        "start": start,
-        **agent.identity,
-    }
-
-
-def _refuse_other_sessions(journal: Journal, body: dict[str, Any]) -> None:
-    for event in journal.events("run_started"):
-        if canonical(event.body) == canonical(body):
-            continue
-        names = [n for n in sorted({*event.body, *body}) if event.body.get(n) != body.get(n)]
-        differs = "; ".join(f"{n} {event.body.get(n)} there, {body.get(n)} here" for n in names)
-        raise ConfigError(
-            f"{journal.path}: is the journal of another session ({differs}); name another "
-            "journal, or give that session's own options."
-        )
-    for event in journal.events("halt"):
-        raise HaltError(
-            f"{journal.path}: trading was halted at {np.datetime64(event.ts_event, 'ns')}, "
-            f"{event.body['code']} (seq {event.seq}); mend the cause, then begin a new journal."
+    def _halt_error(self, halt: Halt) -> HaltError:
+        last = self._state.last
+        when = "before the first bar" if last is None else str(np.datetime64(last, "s"))
+        detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
+        return HaltError(
+            f"{self._journal.path}: halted at {when}, {halt.code} ({detail}); the last events of "
+            "the journal show why. Correct the cause, then begin a new journal."
         )
 
 
 def _equity(account: Any) -> float:
-    """Equity as a fraction of the start's, by the formula that a backtest states it with."""
+    """Returns equity as a fraction of the start's, by the formula of a backtest."""
     return float(np.exp(account.log_equity + account.log_equity_low))
 
 
 def _plain(value: Any) -> Any:
-    """Numpy to JSON's types; what is not finite is None."""
+    """Returns numpy values in JSON's types, with None for what is not finite."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
@@ -298,21 +279,11 @@ def _plain(value: Any) -> Any:
 
 
 def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
-    """Open, high, low, close, volume by symbol; None for an asset that has no bar."""
+    """Returns open, high, low, close, volume by symbol; None for an asset that has no bar."""
     fields = np.stack([np.asarray(getattr(bar, name)) for name in (*PRICES, "volume")], axis=-1)
     return {
         symbol: _plain(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
     }
-
-
-DEFAULT_CAPITAL = 100_000.0  # money
-
-
-def seconds_of(date: str | None) -> int | None:
-    """Seconds since 1970 of a date or time, UTC where it names no zone; None for None."""
-    if date is None:
-        return None
-    return int(np.ceil(moment(date, "start").timestamp()))
 
 
 def paper_trade(
@@ -332,7 +303,7 @@ def paper_trade(
       run: the run folder, or an exported file. feed: `replay:FILE`.
       journal: SQLite file, made if it is not there.
       broker: "simulated". start: date before which nothing is decided. capital: money.
-      stop: asked after each bar; True ends the session there, to be gone on with later.
+      stop: called after each bar; True ends the session there, and a later call resumes it.
       reading: options of `read_bars` for the feed's file.
       seed: number of the agent that trades; None is the selected one.
 
@@ -344,11 +315,20 @@ def paper_trade(
         expect(name, path, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
     replayed(feed, broker)
-    first = seconds_of(start)
+    first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
     opened_run = read_run(run, seed=seed)
     agent = agent_of(opened_run)
     source = parse_feed(feed, agent.symbols, reading)
-    _refuse_too_few(source, agent, start, first)
+    if len(source) <= agent.first_decision:
+        raise BarError(
+            f"{source.source}: {len(source)} bars, and the agent's first decision needs "
+            f"{agent.first_decision + 1} (warm-up and receptive field); give a longer file."
+        )
+    if first is not None and first > source.last:
+        raise BarError(
+            f"{source.source}: ends at {np.datetime64(source.last, 's')}, before "
+            f"{argument('start', start)}; give a later file or an earlier start."
+        )
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
         agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
@@ -361,17 +341,3 @@ def paper_trade(
     named = {"seed": opened_run.selected, "agent": opened_run.described}
     in_sample = min(max(seen - begun, 0), result["decisions"])
     return result | {"in_sample": in_sample} | named
-
-
-def _refuse_too_few(feed: ReplayFeed, agent: Agent, start: str | None, first: int | None) -> None:
-    if len(feed) <= agent.first_decision:
-        raise BarError(
-            f"{feed.source}: {len(feed)} bars, and the agent's first decision needs "
-            f"{agent.first_decision + 1} (warm-up and receptive field); give a longer file."
-        )
-    if first is not None and first > feed.last:
-        raise BarError(
-            f"{feed.source}: ends at {np.datetime64(feed.last, 's')}, before "
-            f"{argument('start', start)}; "
-            "give a later file or an earlier start."
-        )

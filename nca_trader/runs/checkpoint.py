@@ -1,15 +1,17 @@
-"""Checkpoints: Orbax on disk, one SHA-256 a file and a leaf, restored only if all agree.
+"""Checkpoints: Orbax on disk or in a store, with a SHA-256 of every file and leaf.
 
-Orbax restores a flipped byte without an error and with wrong values, so the checksums are ours:
-a checkpoint that does not verify is passed over for the newest one that does. Those of the files
-are looked at first: a damaged file that Orbax reads leaves threads behind that print tracebacks.
+Orbax restores a flipped byte without an error and with wrong values, so the checksums are ours: a
+checkpoint that does not verify is skipped for the newest one that does. Files are verified before
+Orbax reads them, since a damaged file that it reads leaves threads behind that print tracebacks.
 
 Training waits for a copy of its state in the host's memory; a thread does the rest. The thread is
-ours and not Orbax's, since the checksums come before what Orbax does and after it. In a run of
+ours and not Orbax's, since checksums are computed before and after what Orbax does. In a run of
 several processes the first one writes the whole state: accounts and indexes of bars are small,
-and what is whole goes onto any other mesh.
+and a leaf that is whole fits any other mesh.
 
-Into an object store a checkpoint goes by way of a temporary folder, and comes back the same way.
+In an object store, STEP/files.json has the SHA-256 of every other object of a checkpoint, and is
+written last and deleted first. A checkpoint without it does not count: an upload that was cut off
+leaves objects that nobody reads and the next upload deletes.
 """
 
 from __future__ import annotations
@@ -38,24 +40,25 @@ from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError,
 from nca_trader.parallel import hosts
 
 FORMAT = 1
+FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there
 REMEDY = "use the versions in the run's run.json, or train into another folder."
 log = logging.getLogger(__name__)
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of `tree` by path, copied to the host; typed keys as their data.
+    """Returns the leaves of `tree` by path, whole and on the host; typed keys as their data.
 
-    A leaf that lies on the devices of several processes comes whole; all of them must call this.
+    A collective: where a leaf is on devices of several processes, all of them must call it.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path): hosts.copied(_data(leaf)) for path, leaf in leaves}
 
 
 def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
-    """A tree of the structure, types and shardings of `like` with the values of `leaves`.
+    """Returns a tree of the structure, types and shardings of `like` with the values of `leaves`.
 
     Raises:
-      RunError: `leaves` are of another tree; names the first leaf that differs.
+      RunError: `leaves` are of another tree; the message names the first leaf that differs.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path) for path, _ in paths]
@@ -63,7 +66,19 @@ def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
         odd = sorted(set(names) ^ set(leaves))
         where = "there" if odd[0] in leaves else "here"
         raise RunError(f"the checkpoint is of another agent: {odd[0]} is only {where}; {REMEDY}")
-    values = [_like(name, leaf, leaves[name]) for name, (_, leaf) in zip(names, paths, strict=True)]
+    values = []
+    for name, (_, leaf) in zip(names, paths, strict=True):
+        value, shape = leaves[name], jax.eval_shape(_data, leaf)
+        if value.shape != shape.shape or value.dtype != shape.dtype:
+            raise RunError(
+                f"the checkpoint is of another agent: {name} is {value.dtype}{list(value.shape)} "
+                f"there and {shape.dtype}{list(shape.shape)} here; {REMEDY}"
+            )
+        # Each process puts what its own devices hold, whatever the mesh was when it was saved.
+        placed = jax.make_array_from_callback(value.shape, leaf.sharding, value.__getitem__)
+        if _is_key(leaf):
+            placed = jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
+        values.append(jax.device_put(placed, leaf.sharding))
     return jax.tree_util.tree_unflatten(structure, values)
 
 
@@ -75,22 +90,8 @@ def _is_key(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _like(name: str, leaf: Array, value: np.ndarray) -> Array:
-    shape = jax.eval_shape(_data, leaf)
-    if value.shape != shape.shape or value.dtype != shape.dtype:
-        raise RunError(
-            f"the checkpoint is of another agent: {name} is {value.dtype}{list(value.shape)} "
-            f"there and {shape.dtype}{list(shape.shape)} here; {REMEDY}"
-        )
-    # Each process puts what its own devices hold, whatever the mesh was when it was saved.
-    placed = jax.make_array_from_callback(value.shape, leaf.sharding, value.__getitem__)
-    if _is_key(leaf):
-        placed = jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
-    return jax.device_put(placed, leaf.sharding)
-
-
 def _digests(folder: pathlib.Path) -> dict[str, str]:
-    """SHA-256 of every file below `folder` but `FILES`, by its path there."""
+    """Returns the SHA-256 of every file below `folder` but `FILES`, by its path there."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != FILES)
     return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
 
@@ -107,45 +108,17 @@ def _as_state_error(path: Place, what: str) -> Iterator[None]:
         yield
     except NcaTraderError:  # of a store
         raise
-    # The storage below Orbax has error types of its own; those of the system come as they are.
+    # The storage below Orbax raises types of its own; those of the system pass through.
     except (OSError, ValueError) as error:
         raise StateError(
-            f"{path}: checkpoints cannot be {what} ({error}); mend that, then give the same "
+            f"{path}: checkpoints cannot be {what} ({error}); repair that, then give the same "
             "command again."
         ) from error
-
-
-def _forget_failed_reads() -> None:
-    """Collects what a failed restore left behind, now and without a word.
-
-    Orbax gives up at the first file that fails; the tasks that read the others fail with nobody
-    to hear it, and whenever they are collected asyncio prints a traceback for each.
-    """
-    logger = logging.getLogger("asyncio")
-    was, logger.disabled = logger.disabled, True
-    try:
-        gc.collect()
-    finally:
-        logger.disabled = was
 
 
 def _checksum(value: np.ndarray) -> str:
     head = f"{value.dtype}{value.shape}".encode()
     return hashlib.sha256(head + np.ascontiguousarray(value).tobytes()).hexdigest()
-
-
-def _options(keep: int) -> ocp.CheckpointManagerOptions:
-    """Of the process that writes; the others only read, and none waits for another."""
-    alone: dict[str, Any] = {"enable_async_checkpointing": False, "create": False}
-    if hosts.count() > 1:
-        own = hosts.own()
-        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
-            primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
-        )
-    if not hosts.first():
-        alone |= {"read_only": True, "save_interval_steps": 0}
-        return ocp.CheckpointManagerOptions(**alone)
-    return ocp.CheckpointManagerOptions(max_to_keep=keep, **alone)
 
 
 class Checkpoints:
@@ -166,7 +139,21 @@ class Checkpoints:
                 path = self._closing.enter_context(scratch())
             path.mkdir(parents=True, exist_ok=True)
             self._folder = path.absolute()  # Orbax's
-            self._manager = ocp.CheckpointManager(self._folder, options=_options(keep))
+            options: dict[str, Any] = {"enable_async_checkpointing": False, "create": False}
+            if hosts.count() > 1:  # Orbax must wait for no other process: they only read
+                own = hosts.own()
+                options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+                    primary_host=own,
+                    active_processes={own},
+                    barrier_sync_key_prefix=f"process_{own}",
+                )
+            if hosts.first():
+                options["max_to_keep"] = keep
+            else:
+                options |= {"read_only": True, "save_interval_steps": 0}
+            self._manager = ocp.CheckpointManager(
+                self._folder, options=ocp.CheckpointManagerOptions(**options)
+            )
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
@@ -179,7 +166,7 @@ class Checkpoints:
         except NcaTraderError as error:
             if kind is None:
                 raise
-            log.warning("%s", error)  # what ended the block is said, and this before it
+            log.warning("%s", error)  # the exception that ended the block is raised
         finally:
             self._writer.shutdown()
             self._manager.close()
@@ -188,15 +175,15 @@ class Checkpoints:
     def save(self, update: int, tree: Any, config: dict[str, str] | None = None) -> None:
         """Saves every leaf of `tree`; returns once they are copied, `wait` once they are on disk.
 
-        It waits for the checkpoint before, if that is still being written.
+        It waits for the previous checkpoint, if that is still being written.
 
         Args:
           update: number of updates done. tree: what training carries.
-          config: files of the configuration by name, so that a checkpoint says by itself what
-            it is one of; the run's own files are the ones that are read.
+          config: files of the configuration by name, so that a checkpoint alone says what made
+            it. Nothing reads them: a run has its own.
 
         Raises:
-          StateError: the checkpoint before could not be written, see `wait`.
+          StateError: the previous checkpoint could not be written, see `wait`.
         """
         self.wait()
         leaves = flatten(tree)
@@ -204,7 +191,7 @@ class Checkpoints:
             self._writing = self._writer.submit(self._write, update, leaves, config or {})
 
     def wait(self) -> None:
-        """Returns once what was saved is on disk.
+        """Returns once what was saved is on disk, or in the store.
 
         Raises:
           StateError: it is not: the disk is full, or the folder not writable.
@@ -215,14 +202,14 @@ class Checkpoints:
             writing.result()
 
     def check(self) -> None:
-        """Raises what `wait` would, where that is known already; waits for nothing."""
+        """Raises what `wait` would, if that is known already; does not wait."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def _write(self, update: int, leaves: dict[str, np.ndarray], config: dict[str, str]) -> None:
         sums = {name: _checksum(value) for name, value in leaves.items()}
         with _as_state_error(self.path, "written"):
-            # One that was passed over as damaged: Orbax saves nothing below its newest step.
+            # Damaged ones that were skipped: Orbax saves nothing below its newest step.
             for step in self._manager.all_steps():
                 if step >= update:
                     self._manager.delete(step)
@@ -240,21 +227,21 @@ class Checkpoints:
                 self._uploaded.upload(update, folder)
 
     def steps(self) -> list[int]:
-        """Numbers of the checkpoints on disk, oldest first, verified or not."""
+        """Returns the numbers of the checkpoints on disk, oldest first, verified or not."""
         self.wait()
         if self._uploaded is not None:
             return self._uploaded.steps()
         return sorted(self._manager.all_steps())
 
     def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
-        """The newest checkpoint whose every leaf verifies; None where there is none at all.
+        """Returns the newest checkpoint whose every leaf verifies; None if there is no checkpoint.
 
         Of several processes the first one chooses, and each reads and verifies.
 
         Raises:
           StateError: there are checkpoints and none of them verifies.
           RunError: the newest that is whole has another format.
-          ConfigError, StoreError: the store does not answer, which is no damage.
+          ConfigError, StoreError: the store does not answer, which is not damage.
         """
         found = hosts.on_first(self._newest)
         if hosts.count() == 1:
@@ -273,7 +260,14 @@ class Checkpoints:
             except Exception as error:
                 what = str(error).partition(" [tensorstore_spec")[0][:200]
                 log.warning("%s: checkpoint %d is damaged (%s)", self.path, step, what)
-            _forget_failed_reads()
+            # Orbax gives up at the first file that fails. The tasks that read the others fail
+            # unheard, and asyncio prints a traceback for each when they are collected: do it now.
+            logger = logging.getLogger("asyncio")
+            was, logger.disabled = logger.disabled, True
+            try:
+                gc.collect()
+            finally:
+                logger.disabled = was
         if steps:
             raise StateError(
                 f"{self.path}: none of the checkpoints {steps} verifies; restore the folder from "
@@ -282,7 +276,7 @@ class Checkpoints:
         return None
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
-        """The leaves of a checkpoint, verified; of one in a store with a copy that then goes."""
+        """Returns the verified leaves of a checkpoint; copies one from a store, for the moment."""
         if self._uploaded is None:
             return self._verified(step)
         copy = self._folder / str(step)
@@ -297,18 +291,18 @@ class Checkpoints:
 
     def _verified(self, step: int) -> dict[str, np.ndarray]:
         files = self._folder / str(step) / FILES
-        # A kill may have come before this file was written; the leaves have their own checksums.
+        # A kill may have come before the file was written; leaves have checksums of their own.
         whole = files.exists()
         if whole:
             expected = record(dict[str, str], read_json(files.read_bytes(), FILES), FILES)
             found = _digests(files.parent)
-            # A file that came later, such as a desktop's, is no damage.
+            # A file that came later, such as a desktop's, is not damage.
             _compare({name: found[name] for name in found if name in expected}, expected)
         sums = self._manager.restore(step, args=ocp.args.Composite(sums=ocp.args.JsonRestore()))
         sums = sums["sums"]
         if sums["format"] != FORMAT:
             problem = f"checkpoint {step} has format {sums['format']}, this version reads {FORMAT}"
-            if whole:  # and so no flipped byte
+            if whole:  # so the number is not a flipped byte
                 raise RunError(f"{self.path}: {problem}; {REMEDY}")
             raise StateError(problem)
         read = self._manager.restore(
@@ -319,24 +313,21 @@ class Checkpoints:
         return leaves
 
 
-FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there
-
-
 class Uploaded:
-    """The checkpoints below a place in a store, by number; one process at most may write."""
+    """The checkpoints below a place in a store, by number. At most one process may write."""
 
     def __init__(self, path: CloudPath, keep: int):
-        """Asks nothing of the store yet; the newest `keep` stay."""
+        """Reads nothing yet; the newest `keep` stay."""
         self._path, self._keep = path, keep
 
     def steps(self) -> list[int]:
-        """Numbers of the checkpoints that are committed, oldest first, verified or not."""
+        """Returns the numbers of the committed checkpoints, oldest first, verified or not."""
         return _committed(self._objects())
 
     def upload(self, step: int, folder: pathlib.Path) -> None:
-        """Puts a checkpoint's files there, `FILES` last; then deletes what is older than `keep`.
+        """Uploads a checkpoint's files, `FILES` last; then deletes all but the newest `keep`.
 
-        Before, checkpoints from `step` on are deleted: they were passed over as damaged.
+        Checkpoints from `step` on are deleted first: they were skipped as damaged.
         """
         objects = self._objects()
         self._delete({old: names for old, names in objects.items() if old >= step})
@@ -353,12 +344,10 @@ class Uploaded:
         self._delete({old: names for old, names in older.items() if old not in kept})
 
     def download(self, step: int, folder: pathlib.Path) -> None:
-        """Copies the files that a checkpoint's `FILES` names, and that, into a folder.
-
-        Nothing is verified: that is done with the files.
+        """Copies `FILES` of a checkpoint, and what it names, into a folder; verifies nothing.
 
         Raises:
-          FileNotFoundError, StateError, ValueError: it is not whole, or its `FILES` is damaged.
+          FileNotFoundError, StateError, ValueError: it is incomplete, or `FILES` is damaged.
         """
         there = self._path / str(step)
         content = (there / FILES).read_bytes()
@@ -369,7 +358,7 @@ class Uploaded:
         (folder / FILES).write_bytes(content)
 
     def _objects(self) -> dict[int, list[str]]:
-        """Names of the objects, relative to the checkpoints' folder, by checkpoint."""
+        """Returns the names of the objects below the checkpoints' folder, by checkpoint."""
         found: dict[int, list[str]] = {}
         for name in self._path.below():
             step = name.partition("/")[0]

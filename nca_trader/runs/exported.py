@@ -1,4 +1,4 @@
-"""A policy in one small file: what `nca-trader export` writes, `backtest` and `paper` read.
+"""A policy in one small file, which `nca-trader export` writes and `backtest` and `paper` read.
 
 It holds the agent's and the environment's configuration, what it was trained on, and its weights
 in few bits; no optimiser, no metrics, no code.
@@ -23,10 +23,10 @@ from nca_trader.agents.quantise import Leaves
 from nca_trader.agents.tensors import read_tensors, refuse_other, write_tensors
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.records import read_json, record, shown
+from nca_trader.config.records import plain, read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, StateError, argument
-from nca_trader.runs.manifest import Manifest, Run, manifest_of, read_spec, selection_of
+from nca_trader.runs.manifest import Manifest, Run, Selection, read_spec
 
 KIND, VERSION = "nca_trader policy", 1
 AGAIN = "restore it from a copy, or export it again"
@@ -35,13 +35,13 @@ TEXTS = ("manifest", "selection", "coding", "steps", "agent.toml", "env.toml")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coding:
-    """How weights are written.
+    """The encoding of weights.
 
     Attributes:
       bits: 4, 8 or 16 of a weight; of an index, where there is a codebook.
       codebook: "none", "euclidean" or "cosine". group: weights that share an index.
-      activations: whether what meets the encoder's weights is rounded to as many bits, by steps
-        that were measured on the training span.
+      activations: whether the inputs of the encoder's matrices are rounded to as many bits, by
+        steps that were measured on the training span.
     """
 
     bits: int = 8
@@ -69,7 +69,7 @@ class Coding:
 
 
 class Compact(NamedTuple):
-    """Weights as a file holds them. tensors: by name. steps: of what meets the weights."""
+    """Weights as a file holds them. tensors: by name. steps: of the inputs of matrices, by name."""
 
     coding: Coding
     tensors: Leaves
@@ -77,11 +77,11 @@ class Compact(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the weights, with all that it takes to widen them."""
+        """Bytes of the weights and of all that it takes to widen them."""
         return sum(tensor.nbytes for tensor in self.tensors.values()) + 4 * len(self.steps)
 
     def params(self, policy: Policy) -> Params:
-        """The parameters of `policy`, as its functions take them.
+        """Returns the parameters of `policy`, as its functions take them.
 
         Raises:
           ValueError: the tensors are not those of this policy, or not finite.
@@ -114,11 +114,12 @@ def compact(
     present: np.ndarray,
     seed: int = 0,
 ) -> Compact:
-    """The parameters in few bits.
+    """Returns the parameters in few bits.
 
     Args:
-      run, params: what is to be written. coding: how. seed: of a codebook's training.
-      features: `[N, A, F]` of the training span, and nothing behind it; read where `coding` has
+      run, params: an agent and its parameters. coding: the encoding.
+      seed: of the training of a codebook.
+      features: `[N, A, F]` of the training span and of no later bar, read where `coding` has
         `activations`. present: `[N, A]` likewise.
 
     Raises:
@@ -130,9 +131,9 @@ def compact(
         return Compact(coding, tensors, {})
     steps = {}
     if coding.activations:
-        # What is computed again is traced, and shows no numbers; forward it changes none.
-        plain = dataclasses.replace(run.agent_config.policy, remat="none")
-        policy = make_policy(dataclasses.replace(run.agent_config, policy=plain), run.spec)
+        # Steps under `remat` are traced and show no numbers; without a gradient it changes nothing.
+        shown_steps = dataclasses.replace(run.agent_config.policy, remat="none")
+        policy = make_policy(dataclasses.replace(run.agent_config, policy=shown_steps), run.spec)
         found = quantise.ranges(policy, params, features, present)
         steps = quantise.steps_of(found, coding.bits)
     return Compact(coding, quantise.quantised(leaves, coding.bits), steps)
@@ -144,11 +145,12 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
     Raises:
       StateError: it cannot be written.
     """
+    manifest, fields = plain(run.manifest), (f.name for f in dataclasses.fields(Manifest))
     about = {
-        "coding": json.dumps(dataclasses.asdict(weights.coding)),
+        "coding": json.dumps(plain(weights.coding)),
         "steps": json.dumps(weights.steps),
-        "manifest": json.dumps({key: run.manifest[key] for key in Manifest.__annotations__}),
-        "selection": json.dumps(run.selection),
+        "manifest": json.dumps({key: manifest[key] for key in fields}),
+        "selection": json.dumps(plain(run.selection) if run.selection else {}),
         "seed": str(run.selected),
         "agent.toml": to_toml(run.agent_config),
         "env.toml": to_toml(run.env_config),
@@ -157,10 +159,10 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
 
 
 class Exported(Run):
-    """A run whose agent came in one file. Its seed is chosen, and its steps are those it has.
+    """A run whose agent is in one file. Its seed was chosen, and its steps are as trained.
 
     Raises:
-      RunError: no such file, or none of this kind and format. StateError: it is damaged.
+      RunError: there is no such file of this kind and format. StateError: it is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str] | CloudPath):
@@ -172,55 +174,53 @@ class Exported(Run):
         if missing:
             raise StateError(f"{path}: has no {missing[0]!r}; {AGAIN}.")
         parsed = {name: read_json(texts[name], f"{path}: {name}", AGAIN) for name in TEXTS[:4]}
-        self.manifest = manifest_of(Manifest, parsed["manifest"], f"{path}: manifest")
+        self.manifest = record(Manifest, parsed["manifest"], f"{path}: manifest", AGAIN)
         chosen = parsed["selection"]
-        self._selection = selection_of(chosen, f"{path}: selection") if chosen else {}
+        self._selection = record(Selection, chosen, f"{path}: selection", AGAIN) if chosen else None
         read = functools.partial(from_toml_text, recorded=True)
         self.env_config = read(EnvConfig, texts["env.toml"], f"{path}: env.toml")
         self.agent_config = read(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
         self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
         self._acting = self.agent_config
-        # Older files do not say which agent they hold: it was the first where none was selected.
-        number = texts.get("seed", str(self._selection.get("selected", 0)))
+        # Older files do not say which agent they hold: the selected one, else the first.
+        first = self._selection.selected if self._selection else 0
+        number = texts.get("seed", str(first))
         if not number.isdecimal() or int(number[:9]) >= self.agent_config.num_seeds:
             raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
         self._seed = int(number[:9])
-        try:
-            coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
-        except ConfigError as error:  # of values that no option could have had
-            raise StateError(f"{path}: coding: {error} {AGAIN.capitalize()}.") from None
+        coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
         steps = record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN)
         self.weights = Compact(coding, tensors, steps)
 
     @property
-    def selection(self) -> dict[str, Any]:
-        """What the run's selection.json said when it was exported, or {}."""
+    def selection(self) -> Selection | None:
+        """The run's selection.json when it was exported."""
         return self._selection
 
     def params(self) -> Params:
-        """The parameters, widened to float32."""
+        """Returns the parameters, widened to float32."""
         try:
             return self.weights.params(self.policy)
         except ValueError as error:
             raise StateError(f"{self.path}: {error}; export it again from its run.") from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """None: they stay in the run folder."""
+        """Returns []: the metrics stay in the run folder."""
         return []
 
 
 def read_run(
     path: str | os.PathLike[str] | CloudPath, steps: int | None = None, seed: int | None = None
 ) -> Run:
-    """The run of a folder, or of a file that `nca-trader export` wrote.
+    """Opens the run of a folder, or of a file that `nca-trader export` wrote.
 
     Args:
       seed: the agent that acts, see `Run`. steps: its K, see `Run`.
 
     Raises:
       RunError, StateError: see `Run` and `Exported`.
-      ConfigError: `steps` for a file, which was measured with its own; another `seed` than a file
-        holds.
+      ConfigError: `steps` for a file, which was measured with its own; a `seed` that the file does
+        not hold.
     """
     if not place(path).is_file():
         return Run(path, seed=seed, steps=steps)

@@ -1,7 +1,7 @@
-"""The folder of a run: made, seen by all processes, and trained into by one process at a time.
+"""The folder of a run, into which one process trains at a time; and text that grows by lines.
 
 The lock is `train.lock` in the folder, there while a process trains, with its pid, host and
-command. The kernel releases it however the process ends. What it covers:
+command. The kernel releases it however the process ends. What it excludes:
 
 local disk        every process of the machine, also in other containers that see the folder
 NFS, Lustre       every host, where flock reaches the server: NFS by default (not with `nolock` or
@@ -11,7 +11,7 @@ no locks at all   training is refused
 gs://, s3://      the processes of one user on one machine, by a file in the cache folder: an
                   object store has no locks
 
-Only training takes it. Checkpoints and JSON files are whole or not there, so readers need none.
+Only training takes it. Checkpoints and JSON files appear whole, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LOCK = "train.lock"
 
 
 def make_folder(path: Place) -> None:
-    """Makes the folder of a new run; one with a run in it is left as it is.
+    """Makes the folder of a new run; leaves one that holds a run as it is.
 
     Raises:
-      RunError: it holds files of something else. StateError: it cannot be made.
+      RunError: it holds other files. StateError: it cannot be made.
     """
     if (path / "run.json").exists():
         return
@@ -60,49 +60,51 @@ def training_in(path: Place) -> Iterator[None]:
       RunError: another process trains there, or the folder holds something else.
       StateError: the folder cannot be made or locked.
     """
-    held = hosts.on_first(lambda: _locked(path))
+
+    def lock() -> tuple[pathlib.Path, int]:
+        if isinstance(path, CloudPath):
+            folder = cache_folder() / "locks"
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = folder / hashlib.sha256(str(path).encode()).hexdigest()[:16]
+        else:
+            make_folder(path)
+            file = path / LOCK
+        try:
+            return file, take_lock(file)
+        except HeldError as holder:
+            raise RunError(
+                f"{path}: {holder} trains there; wait until it ends, stop it, or choose another "
+                "folder."
+            ) from None
+        except OSError as error:
+            raise StateError(
+                f"{file}: cannot be locked ({error.strerror}); choose another folder."
+            ) from None
+
+    held = hosts.on_first(lock)
     try:
         yield
     finally:
         if held is not None:
             file, descriptor = held
-            # Deleted while it is locked: who opened it before then sees that it has no name.
+            # Deleted while it is locked: a process that has it open sees that it has no name.
             with contextlib.suppress(OSError):
                 file.unlink()
             os.close(descriptor)
 
 
-def _locked(path: Place) -> tuple[pathlib.Path, int]:
-    """The lock file and its descriptor."""
-    if isinstance(path, CloudPath):
-        folder = cache_folder() / "locks"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = folder / hashlib.sha256(str(path).encode()).hexdigest()[:16]
-    else:
-        make_folder(path)
-        file = path / LOCK
-    try:
-        return file, take_lock(file)
-    except HeldError as holder:
-        raise RunError(
-            f"{path}: {holder} trains there; wait until it ends, stop it, or choose another folder."
-        ) from None
-    except OSError as error:
-        raise StateError(
-            f"{file}: cannot be locked ({error.strerror}); choose another folder."
-        ) from None
+def check_shared(path: Place, timeout: float = 10.0) -> None:
+    """Checks that every process sees what the first one writes into the folder `path`.
 
-
-def check_shared(path: Place, patience: float = 10.0) -> None:
-    """Lets every process look for what the first one writes into the folder `path`.
+    A collective: every process must call it.
 
     Args:
-      path: made if it is not there. patience: seconds to look; a network file system may be late.
+      path: made if it does not exist. timeout: seconds to look; a network file system may be late.
 
     Raises:
       RunError: some do not see it. StateError: it cannot be written.
     """
-    # Random, so that what an earlier start or another machine left there is not taken for it.
+    # Random, so that it differs from what an earlier start or another machine left there.
     word = hosts.of_first(np.frombuffer(os.urandom(8), np.uint8)).tobytes().hex()
     token = path / f".shared-{word}"
 
@@ -114,7 +116,7 @@ def check_shared(path: Place, patience: float = 10.0) -> None:
         write_atomically(token, word)
 
     hosts.on_first(write)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not (seen := token.is_file()) and time.monotonic() < deadline:
         time.sleep(0.1)
     blind = np.flatnonzero(~hosts.of_each(np.bool_(seen)))
@@ -130,34 +132,38 @@ def _not_made(path: Place, error: OSError) -> StateError:
     return StateError(f"{path}: cannot be made ({error.strerror}); choose another folder.")
 
 
-PART = 1 << 20  # bytes from which on the next line begins another part
-SECONDS = 10.0  # between two writes of what came in between
+PART = 1 << 20  # bytes after which the next line begins another part
+SECONDS = 10.0  # between two writes of a growing part
 
 
 class Lines:
-    """The lines of a text at a place; one process at most may write.
+    """Text that grows by lines, in a file or a store. At most one process may write.
 
-    Lines end with a line feed. In a store they are there for others once they are flushed.
+    A store cannot append, so the text is in numbered parts there; others see a line once it is
+    flushed. Lines end with a line feed.
     """
 
     def __init__(self, path: Place, clock: Callable[[], float] = time.monotonic):
-        """Reads nothing yet; the text need not be there. clock: seconds."""
+        """Reads nothing yet; the text may not exist. clock: seconds."""
         self.path = path
         self._clock = clock
         self._known: dict[str, tuple[Version, bytes]] = {}
-        # The part that is being written, None before the first line, and when it was stored.
+        # The part that grows (None before the first line), its number, how many of its bytes are in
+        # the store, and since when.
         self._part: bytes | None = None
         self._number, self._stored, self._at = 0, 0, clock()
 
     def append(self, line: str) -> None:
         """Adds one line, given without its end."""
         text = line.encode() + b"\n"
-        if isinstance(self.path, pathlib.Path):
+        if not isinstance(self.path, CloudPath):
             with open(self.path, "ab") as file:
                 file.write(text)
             return
-        if self._part is None:
-            self._load()
+        if self._part is None:  # continue the last part of another process, or of a cut
+            parts = list(self._parts(self.path).values())
+            self._number, self._part = (len(parts) - 1, parts[-1]) if parts else (0, b"")
+            self._stored = len(self._part)
         elif len(self._part) >= PART:
             self.flush()
             self._part, self._number, self._stored = b"", self._number + 1, 0
@@ -166,13 +172,13 @@ class Lines:
             self.flush()
 
     def flush(self) -> None:
-        """Returns once every line is stored."""
+        """Stores every line that is not stored yet."""
         if self._part is not None and len(self._part) > self._stored:
-            write_atomically(self.path / _name(self._number), self._part)
+            write_atomically(self.path / f"{self._number:06d}", self._part)
             self._stored, self._at = len(self._part), self._clock()
 
     def read(self) -> bytes:
-        """The whole text, with what was appended here; b"" where it is not there."""
+        """Returns the whole text, with what was appended here; b"" if it does not exist."""
         self.flush()
         if isinstance(self.path, CloudPath):
             return b"".join(self._parts(self.path).values())
@@ -182,7 +188,7 @@ class Lines:
             return b""
 
     def modified(self) -> float | None:
-        """When it was last stored, in seconds since 1970; None where it is not there."""
+        """Returns when it was last stored, in seconds since 1970; None if it does not exist."""
         if isinstance(self.path, CloudPath):
             return max((part.modified for part in self.path.below().values()), default=None)
         try:
@@ -191,13 +197,13 @@ class Lines:
             return None
 
     def cut(self, count: int) -> None:
-        """Leaves the first `count` lines."""
+        """Keeps the first `count` lines and deletes the rest."""
         lines = self.read().splitlines(keepends=True)
         if isinstance(self.path, pathlib.Path):
             if len(lines) > count:
                 write_atomically(self.path, b"".join(lines[:count]))
             return
-        # From the end, so that what is left is a beginning wherever this is stopped.
+        # From the end, so that a cut that is killed leaves a beginning of the text.
         for name, part in reversed(self._parts(self.path).items()):
             own = part.splitlines(keepends=True)
             first = len(lines) - len(own)
@@ -210,14 +216,8 @@ class Lines:
                 write_atomically(self.path / name, b"".join(own[: count - first]))
         self._part = None
 
-    def _load(self) -> None:
-        """Takes up the last part where another process, or a cut, left it."""
-        parts = list(self._parts(self.path).values()) if isinstance(self.path, CloudPath) else []
-        self._number, self._part = (len(parts) - 1, parts[-1]) if parts else (0, b"")
-        self._stored = len(self._part)
-
     def _parts(self, path: CloudPath) -> dict[str, bytes]:
-        """Every part by name, in order; only those are fetched that are new or have grown."""
+        """Returns every part by name, in order; fetches only those that are new or have grown."""
         versions = path.below()
         changed = [
             name
@@ -230,7 +230,3 @@ class Lines:
             self._known[name] = (version, content)
         self._known = {name: self._known[name] for name in versions}
         return {name: content for name, (_, content) in self._known.items()}
-
-
-def _name(number: int) -> str:
-    return f"{number:06d}"

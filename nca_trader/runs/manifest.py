@@ -2,13 +2,13 @@
 
 run.json          format, name, seed, command, data, versions, commit, device
 env.toml agent.toml    the resolved configuration, every field
-metrics.jsonl     one object an update
+metrics.jsonl     one object per update
 checkpoints/      Orbax, by number of updates
 selection.json    which seed was selected, on what, and all the scores
-train.lock        who trains into it now, see `runs.folder`
+train.lock        which process trains into it now, see `runs.folder`
 
 run.json and selection.json carry the SHA-256 of their own text, run.json those of the TOML files.
-In an object store it is what lies below a key; there metrics.jsonl is in parts, see `runs.folder`.
+In an object store these are objects below a key, and metrics.jsonl is in parts, see `runs.folder`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NotRequired, TypedDict, TypeVar, cast
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -36,7 +34,16 @@ from nca_trader import __version__
 from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.records import RESTORE, read_json, record, sealed, shown, unsealed
+from nca_trader.config.records import (
+    RESTORE,
+    difference,
+    plain,
+    read_json,
+    record,
+    sealed,
+    shown,
+    unsealed,
+)
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.disk import run_file, write_atomically
 from nca_trader.envs.market import spec_of
@@ -46,20 +53,29 @@ from nca_trader.parallel import hosts
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import Lines, check_shared, make_folder, training_in
-from nca_trader.runs.trials import DataRecord, record_of_env
+from nca_trader.runs.trials import DataRecord, entry_of, record_of_env
 from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
-
-
 FORMAT = 4
 UNSEALED = 3  # the format before run.json and selection.json had a checksum
-M = TypeVar("M", bound="Manifest")
+# What a row of metrics.jsonl holds in addition to numbers by name.
+ROW = {
+    "update": int,
+    "steps": int,
+    "seeds": dict[str, list[float | None]],
+    "fitness_correlation": dict[str, float | None],
+}
 
 
-class Manifest(TypedDict):
-    """What a run was made with, in run.json and in an exported file. config: SHA-256 by file."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a run was made with, as run.json and an exported file hold it.
+
+    Attributes:
+      spec: an `EnvSpec`, see `read_spec`. config: SHA-256 of each TOML file, by name.
+    """
 
     name: str
     seed: int
@@ -72,6 +88,7 @@ class Manifest(TypedDict):
     device: str
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunManifest(Manifest):
     """The whole of run.json."""
 
@@ -79,83 +96,50 @@ class RunManifest(Manifest):
     created: str
 
 
-class Selection(TypedDict):
-    """selection.json: which agent was selected, the Sharpe ratio of each, and on which bars."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """selection.json: the agent that was selected, the Sharpe ratio of each, and on which bars."""
 
     selected: int
-    sharpe: NotRequired[list[float | None]]
-    data: NotRequired[DataRecord]
-
-
-class Row(TypedDict):
-    """What a row of metrics.jsonl has in addition to numbers by name."""
-
-    update: NotRequired[int]
-    steps: NotRequired[int]
-    seeds: NotRequired[dict[str, list[float | None]]]
-    fitness_correlation: NotRequired[dict[str, float | None]]
+    sharpe: list[float | None] | None = None
+    data: DataRecord | None = None
 
 
 def row_of(value: Any, source: str) -> dict[str, Any]:
-    """Returns parsed JSON as a row of metrics; see `manifest_of`."""
-    row = record(dict[str, Any], value, source)
-    named = {name: number for name, number in row.items() if name in Row.__annotations__}
-    record(Row, named, source)
-    record(dict[str, float | None], {k: v for k, v in row.items() if k not in named}, source)
-    return row
-
-
-def manifest_of(kind: type[M], value: Any, source: str) -> M:
-    """Returns parsed JSON as a manifest.
+    """Returns parsed JSON as a row of metrics.
 
     Raises:
-      StateError: a key is unknown or missing, or a value has another type.
+      StateError: it is not an object, or a value has another type.
     """
-    found = record(kind, value, source)
-    _refuse_no_span(found["data"], source)
-    return found
-
-
-def selection_of(value: Any, source: str) -> dict[str, Any]:
-    """Returns parsed JSON as a `Selection`; see `manifest_of`."""
-    found = dict(record(Selection, value, source))
-    if "data" in found:
-        _refuse_no_span(cast(DataRecord, found["data"]), source)
-    return found
-
-
-def _refuse_no_span(data: DataRecord, source: str) -> None:
-    for end in (data["first"], data["last"]):
-        try:
-            with warnings.catch_warnings(action="error"):  # of a UTC offset, which is ours never
-                np.datetime64(end, "ns")
-        except (ValueError, UserWarning):
-            raise StateError(f"{source}: {end!r} is not a time; {RESTORE}.") from None
+    row = record(dict[str, Any], value, source)
+    for name, number in row.items():
+        record(dict[str, ROW.get(name, float | None)], {name: number}, source)
+    return row
 
 
 def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool) -> EnvSpec:
     """Rebuilds the `EnvSpec` of a manifest, every field of it.
 
     Args:
-      exact: whether the record has a checksum. Without one, an older version wrote the record:
-        what it lacks follows from `config`, and must agree with `config` where it has it.
+      exact: whether the record has a checksum. Without one, an older version may have written it:
+        a field that it lacks follows from `config`, and one that it has must agree with `config`.
 
     Raises:
       StateError: a field is unknown or missing, or has another type or value.
     """
-    given, where = manifest["spec"], f"{source}: spec"
+    given, where = manifest.spec, f"{source}: spec"
     if exact:
         return record(EnvSpec, given, where)
     features = record(list[str], given.get("features", []), f"{where}.features")
-    symbols = given.get("symbols", manifest["data"]["symbols"])
+    symbols = given.get("symbols", manifest.data.symbols)
     symbols = record(tuple[str, ...], symbols, f"{where}.symbols")
     states = tuple(name for name in features if name.startswith("state:"))
     try:
         derived = spec_of(config, symbols, states)
     except ConfigError as error:  # a feature that this version does not have
         raise StateError(f"{source}: env.toml: {error}") from None
-    # Agents of older versions were not shown what the reward remembers.
-    spec = record(EnvSpec, _as_json(derived) | {"memory": "", "decay": 0.0} | given, where)
+    # Agents of older versions did not observe what the reward remembers.
+    spec = record(EnvSpec, plain(derived) | {"memory": "", "decay": 0.0} | given, where)
     for name in ("features", "targets", "actions", "constant_size"):
         there, here = getattr(spec, name), getattr(derived, name)
         if there != here:
@@ -165,16 +149,17 @@ def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool
     return spec
 
 
-def _as_json(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass in the types that JSON reads back."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))
-
-
 class Run:
     """A run folder that exists.
 
+    Args:
+      path: the folder, also as a `gs://` or `s3://` URL.
+      seed: index of the agent that acts; None is the selected one.
+      steps: K, the steps of its NCA; None is what it was trained with, see `with_steps`.
+
     Raises:
       RunError: `path` is not a run folder, or one of a format that this version does not read.
+      StateError: a file of it was changed or is damaged.
     """
 
     def __init__(
@@ -183,11 +168,7 @@ class Run:
         seed: int | None = None,
         steps: int | None = None,
     ):
-        """Reads the manifest and the configuration; the checkpoints wait until asked for.
-
-        `seed` is the index of the agent to act as, None is the selected one. `steps` is the K that
-        its automaton acts with, None is what it was trained with; see `with_steps`.
-        """
+        """Reads the manifest and the configuration; `params` reads the checkpoints."""
         self.path = place(path)
         self.lines = Lines(self.path / "metrics.jsonl")
         file = run_file(self.path)
@@ -198,7 +179,7 @@ class Run:
                 f"{file}: format {shown(known)}, this version reads {FORMAT}; "
                 "use the version that wrote it."
             )
-        self.manifest: Manifest = manifest_of(RunManifest, manifest, str(file))
+        self.manifest: Manifest = record(RunManifest, manifest, str(file))
         self._sealed = known == FORMAT
         self._refuse_unsealed(file, checked)
         self.env_config = self._config(EnvConfig, "env.toml")
@@ -215,17 +196,18 @@ class Run:
             )
 
     def _refuse_unsealed(self, file: Place, checked: bool) -> None:
+        # A sealed run with an unsealed file was edited by someone who also took out the checksum.
         if self._sealed and not checked:
-            raise StateError(f"{file}: has no 'checksum'; restore it from a copy.")
+            raise StateError(f"{file}: has no 'checksum'; {RESTORE}.")
 
     def _config(self, cls: type[T], name: str) -> T:
         file = self.path / name
         try:
             content = file.read_bytes()
         except FileNotFoundError:
-            raise RunError(f"{file}: is missing; restore it from a copy.") from None
-        # Dilations or costs, once changed, would still fit the parameters: only this shows it.
-        if hashlib.sha256(content).hexdigest() != self.manifest["config"].get(name):
+            raise RunError(f"{file}: is missing; {RESTORE}.") from None
+        # Changed dilations or costs would still fit the parameters: only the checksum shows them.
+        if hashlib.sha256(content).hexdigest() != self.manifest.config.get(name):
             raise RunError(
                 f"{file}: was changed after the run was made, so it is another agent's; restore "
                 "it, or train the changed one into another folder."
@@ -235,19 +217,20 @@ class Run:
     @property
     def name(self) -> str:
         """The folder's name when the run was made."""
-        return self.manifest["name"]
+        return self.manifest.name
 
     @property
     def root(self) -> Place:
-        """The folder of the run folders, where the ledger of trials is."""
+        """The folder of the run folders, where the trial log is."""
         return self.path.resolve().parent
 
     @property
     def _chosen(self) -> int | None:
         if self._seed is not None:
             return self._seed
-        only = 0 if self.agent_config.num_seeds == 1 else None
-        return self.selection.get("selected", only)
+        if self.selection is not None:
+            return self.selection.selected
+        return 0 if self.agent_config.num_seeds == 1 else None
 
     @property
     def selected(self) -> int:
@@ -271,31 +254,32 @@ class Run:
         several = self.agent_config.num_seeds
         if several == 1:
             return ""
-        scores = dict(enumerate(self.selection.get("sharpe", [])))
+        selection = self.selection
+        scores = dict(enumerate((selection.sharpe if selection else None) or []))
 
         def named(i: int) -> str:
             score = scores.get(i)
             return f"{i} (Sharpe ratio {score:.2f})" if score is not None else str(i)
 
-        span = self.selection.get("data")
         how = "as asked for"
-        if self.selection.get("selected") == self.selected:
-            how = f"selected on {span['first'][:10]} to {span['last'][:10]}" if span else "selected"
+        if selection is not None and selection.selected == self.selected:
+            span = selection.data
+            how = f"selected on {span.first[:10]} to {span.last[:10]}" if span else "selected"
         others = ", ".join(named(i) for i in range(several) if i != self.selected)
         return f"agent {named(self.selected)} of {several}, {how}; the others: {others}"
 
     @property
-    def selection(self) -> dict[str, Any]:
-        """The contents of selection.json, or {}; see `Selection`.
+    def selection(self) -> Selection | None:
+        """The contents of selection.json; None where no agent was selected.
 
         Raises:
           StateError: the file was changed since it was written.
         """
         file = self.path / "selection.json"
         if not file.is_file():
-            return {}
+            return None
         value, checked = unsealed(file.read_bytes(), str(file))
-        found = selection_of(value, str(file))
+        found = record(Selection, value, str(file))
         self._refuse_unsealed(file, checked)
         return found
 
@@ -319,7 +303,7 @@ class Run:
         if found is None:
             raise RunError(
                 f"{self.path}: no checkpoint yet; give the command that began it again: "
-                f"{self.manifest['command']}"
+                f"{self.manifest.command}"
             )
         like = jax.eval_shape(self.policy.init, jax.random.key(0))
         several = self.agent_config.num_seeds > 1
@@ -350,36 +334,34 @@ class Run:
             rows.append(row)
         return rows
 
-    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Writes a JSON file of the run with its checksum, whole or not at all."""
-        write_atomically(self.path / name, sealed(value))
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes a record as a JSON file of the run with its checksum, whole or not at all."""
+        write_atomically(self.path / name, sealed(plain(value)))
 
 
 def seen_rows(bars: Bars, run: Run) -> int:
-    """Rows of `bars` that are not after the last bar that trained the run or selected its seed.
-
-    Another draw of a synthetic market has the same times and none of the same bars.
-    """
-    if run.env_config.market and bars.source != run.manifest["data"]["source"]:
+    """Returns how many rows of `bars` are not after the last that trained or chose the agent."""
+    # Another draw of a synthetic market has the same times and none of the same bars.
+    if run.env_config.market and bars.source != run.manifest.data.source:
         return 0
-    spans = [run.manifest["data"], run.selection.get("data")]
-    last = max(np.datetime64(span["last"]) for span in spans if span)
+    spans = [run.manifest.data, run.selection and run.selection.data]
+    last = max(np.datetime64(span.last) for span in spans if span)
     return int(np.searchsorted(bars.time, last, "right"))
 
 
 def now() -> str:
-    """The time as a manifest or a ledger writes it: UTC, to the second."""
+    """Returns the time as a manifest or the trial log has it: UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result."""
+    """Returns the versions of Python and of the packages that decide a result."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), "nca-trader": __version__} | found
 
 
 def commit() -> str:
-    """The commit of the source tree this package runs from, "+dirty" if changed; or "unknown"."""
+    """Returns the commit of the source tree, with "+dirty" if it was changed; or "unknown"."""
     here = pathlib.Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
         return "unknown"
@@ -395,25 +377,6 @@ def commit() -> str:
         return "unknown"
 
 
-def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
-    """The run folder at `path`: made if it is new, else checked to be the same experiment.
-
-    Of several processes the first one does that, and the others open what it left there.
-
-    Raises:
-      RunError: the folder holds something else, or a run of other bars, agent, environment or
-        seed. Only `learner.steps` (how far to go), `[checkpoint]` and `[mesh]` may differ. Or
-        some process sees another folder at `path` than the first one.
-      ConfigError: `path` is a bucket and no folder in it.
-    """
-    if not path.name and isinstance(path, CloudPath):
-        raise ConfigError(f"{path}: is a bucket; name a folder in it, e.g. {path}/runs/a.")
-    if hosts.count() > 1:
-        check_shared(path)
-    run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
-    return Run(path) if run is None else run
-
-
 @contextlib.contextmanager
 def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Iterator[Run]:
     """Opens the run folder at `path`; no other process trains into it until the block ends.
@@ -426,65 +389,68 @@ def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) ->
         yield open_run(env, agent, path, seed)
 
 
+def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
+    """Opens the run folder at `path`: makes a new one, or checks that it is the same experiment.
+
+    Of several processes the first one does that, and the others open what it left there.
+
+    Raises:
+      RunError: the folder holds something else, or a run of other bars, agent, environment or
+        seed. Only `learner.steps` (how far to go), `[checkpoint]` and `[mesh]` may differ. Or
+        some process sees another folder at `path` than the first one.
+      ConfigError: `path` is a bucket and not a folder in it.
+    """
+    if not path.name and isinstance(path, CloudPath):
+        raise ConfigError(f"{path}: is a bucket; name a folder in it, e.g. {path}/runs/a.")
+    if hosts.count() > 1:
+        check_shared(path)
+    run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
+    return Run(path) if run is None else run
+
+
 def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
+    data = record_of_env(env)
     if (path / "run.json").exists():
         run = Run(path)
-        _check_same(run, env, agent, seed)
-        return run
-    make_folder(path)
-    name = path.resolve().name
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "name": name,
-        "created": now(),
-        "command": " ".join(sys.argv),
-        "seed": seed,
-        "data": record_of_env(env),
-        "spec": dataclasses.asdict(env.spec),
-        "versions": versions(),
-        "commit": commit(),
-        "device": jax.devices()[0].device_kind,
-    }
-    texts = {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
-    for file, text in texts.items():
-        write_atomically(path / file, text)
-    manifest["config"] = {
-        file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()
-    }
-    entry = {"kind": "train", "run": name, "trials": agent.num_seeds}
-    entry |= trials.named(manifest["data"]) | {"time": manifest["created"]}
-    trials.record(path.resolve().parent, entry)
-    # Last: a folder with run.json is whole.
-    write_atomically(path / "run.json", sealed(manifest))
-    return Run(path)
-
-
-def _check_same(run: Run, env: TradingEnv, agent: AgentConfig, seed: int) -> None:
-    """Refuses to go on with a run that began as something else; names the first difference."""
-    there, here = run.manifest["data"], record_of_env(env)
-    pairs = [("seed", run.manifest["seed"], seed)]
-    pairs += [(f"data {key}", there[key], here[key]) for key in ("symbols", "rows", "sha256")]
-    pairs += _fields("env", run.env_config, env.config)
-    constant = agent.optimizer.schedule in ("constant", "sgdr")  # they know of no end
-    pairs += [
-        pair
-        for pair in _fields("agent", run.agent_config, agent)
-        if not pair[0].startswith(("agent.checkpoint", "agent.mesh"))
-        and not (pair[0] == "agent.learner.steps" and constant)
-    ]
-    for name, was, asked in pairs:
-        if was != asked:
+        there, here = (
+            {"seed": number, "data symbols": tuple(bars.symbols), "data rows": bars.rows}
+            | {"data sha256": bars.sha256, "env": plain(config), "agent": plain(kept)}
+            for number, bars, config, kept in (
+                (run.manifest.seed, run.manifest.data, run.env_config, run.agent_config),
+                (seed, data, env.config, agent),
+            )
+        )
+        for one in (there["agent"], here["agent"]):
+            del one["checkpoint"], one["mesh"]
+            if agent.optimizer.schedule in ("constant", "sgdr"):  # no rate depends on the end
+                del one["learner"]["steps"]
+        changed = difference(there, here)
+        if changed is not None:
+            name, was, asked = changed
             raise RunError(
                 f"{run.path}: a run of something else: {name} was {was!r} there and is {asked!r} "
                 f"now; choose another {argument('run_dir')}, or ask for the same."
             )
-
-
-def _fields(name: str, was: Any, asked: Any) -> list[tuple[str, Any, Any]]:
-    """Every leaf field of two dataclasses of one type, as (dotted name, was, asked)."""
-    if not hasattr(was, "__dataclass_fields__"):
-        return [(name, was, asked)]
-    found = []
-    for field in was.__dataclass_fields__:
-        found += _fields(f"{name}.{field}", getattr(was, field), getattr(asked, field))
-    return found
+        return run
+    make_folder(path)
+    texts = {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
+    manifest = RunManifest(
+        format=FORMAT,
+        name=path.resolve().name,
+        created=now(),
+        command=" ".join(sys.argv),
+        seed=seed,
+        data=data,
+        spec=plain(env.spec),
+        versions=versions(),
+        commit=commit(),
+        device=jax.devices()[0].device_kind,
+        config={name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+    )
+    for file, text in texts.items():
+        write_atomically(path / file, text)
+    counted = {"trials": agent.num_seeds, "time": manifest.created}
+    trials.record(path.resolve().parent, entry_of("train", manifest.name, data, **counted))
+    # Last: a folder with run.json is whole.
+    write_atomically(path / "run.json", sealed(plain(manifest)))
+    return Run(path)

@@ -1,28 +1,28 @@
-"""The ledger of trials: every agent trained and every look at a test span, counted for ever.
+"""The trial log: every agent trained and every evaluation on a test span, and on which bars.
 
-The more agents were tried, the better the best of them looks by luck alone; a report that does
-not say how many were tried cannot be believed.
+The more agents were tried, the better the best of them looks by luck alone. So a report states how
+many were tried, and nothing is ever taken out of the log.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import itertools
 import json
 import os
-import time
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+import time as clock
+import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath, Place, place, together
-from nca_trader.config.records import read_json
+from nca_trader.config.records import plain, read_json
 from nca_trader.config.records import record as record_of
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
-from nca_trader.data.shards import Shards
 from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import StateError
@@ -31,10 +31,13 @@ from nca_trader.types import Bars
 FILE = "trials.jsonl"
 
 
-class DataRecord(TypedDict):
-    """Bars as a manifest names them. first, last: times of the first and last of `rows` bars.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    """Bars as a manifest names them: enough to recognise them.
 
-    universes: the symbols of each shard, every combination once.
+    Attributes:
+      first, last: times of the first and last of `rows` bars.
+      universes: of shards, the symbols of each, every combination once.
     """
 
     source: str
@@ -44,45 +47,103 @@ class DataRecord(TypedDict):
     first: str
     last: str
     sha256: str
-    universes: NotRequired[list[list[str]]]
+    universes: list[list[str]] | None = None
+
+    def __post_init__(self):
+        for end in (self.first, self.last):
+            try:
+                with warnings.catch_warnings(action="error"):  # numpy's of a UTC offset
+                    np.datetime64(end, "ns")
+            except (ValueError, UserWarning):
+                raise ValueError(f"{end!r} is not a time") from None
+
+    @property
+    def markets(self) -> list[str]:
+        """The symbols; of a synthetic draw with its name, since each draw is another market."""
+        names = sorted({*self.symbols, *itertools.chain(*(self.universes or []))})
+        synthetic = self.source.startswith("synthetic ")
+        return [f"{self.source}: {name}" if synthetic else name for name in names]
 
 
-class Entry(TypedDict):
-    """A line of the ledger.
+def data_record(bars: Bars) -> DataRecord:
+    """Returns the record of bars."""
+    return DataRecord(
+        source=bars.source,
+        note=bars.note,
+        symbols=list(bars.symbols),
+        rows=len(bars),
+        first=str(bars.time[0]),
+        last=str(bars.time[-1]),
+        sha256=bars.digest(),
+    )
 
-    kind: "train", with `trials`, the number of agents; or "test". data: SHA-256 of the bars.
-    symbols, first, last: the market, see `markets`, and the span that was judged or trained on.
-    seed: of the agent that was judged.
+
+def record_of_env(env: TradingEnv) -> DataRecord:
+    """Returns the record of an environment's bars, which may be in shards."""
+    shards = env.shards
+    if shards is None:
+        return data_record(env.bars)
+    known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
+    return DataRecord(
+        source=str(shards.folder / SHARDS_MANIFEST),
+        note=shards[0].note,
+        symbols=list(shards.symbols),
+        rows=shards.rows,
+        first=str(min(shard.span[0] for shard in shards)),
+        last=str(max(shard.span[1] for shard in shards)),
+        sha256=hashlib.sha256(json.dumps(known).encode()).hexdigest(),
+        universes=[list(u) for u in dict.fromkeys(shard.symbols for shard in shards)],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A line of the trial log. Older versions wrote less: what they left out is None.
+
+    Attributes:
+      kind: "train", with `trials`, the number of agents; or "test", with `seed`, the agent.
+      data: SHA-256 of the bars. symbols: their `DataRecord.markets`.
+      first, last: the span that the agents were trained or judged on.
     """
 
     kind: str
     run: str
     data: str
-    trials: NotRequired[int]
-    time: NotRequired[str]
-    symbols: NotRequired[list[str]]
-    first: NotRequired[str]
-    last: NotRequired[str]
-    seed: NotRequired[int]
+    trials: int | None = None
+    time: str | None = None
+    symbols: list[str] | None = None
+    first: str | None = None
+    last: str | None = None
+    seed: int | None = None
+
+    def concerns(self, data: DataRecord) -> bool:
+        """Whether the entry is of a market of `data`; a test also where its span overlaps."""
+        if self.symbols is None or self.first is None or self.last is None:
+            return self.data == data.sha256
+        shared = bool(set(self.symbols) & set(data.markets))
+        if self.kind == "train":  # in whatever years: the same market was searched
+            return shared
+        first, last = max(self.first, data.first), min(self.last, data.last)
+        return shared and bool(np.datetime64(first) <= np.datetime64(last))
 
 
-def record(root: Place, entry: dict[str, Any]) -> None:
-    """Appends one entry to the ledger in `root`; it is on disk when this returns.
+def entry_of(kind: str, run: str, data: DataRecord, **more: Any) -> Entry:
+    """Returns an entry about `data`; `more` are its `trials`, `time` and `seed`."""
+    span = {"symbols": data.markets, "first": data.first, "last": data.last}
+    return Entry(kind=kind, run=run, data=data.sha256, **span, **more)
 
-    In a store each entry is an object of its own: runs may end there at the same time, and
-    nothing can be locked or appended to.
 
-    Args:
-      root: the folder that holds the run folders.
-      entry: an `Entry`.
+def record(root: Place, entry: Entry) -> None:
+    """Appends an entry to the log in `root`, the folder of run folders; it is then on disk.
 
     Raises:
-      StateError: the ledger cannot be written.
+      StateError: the log cannot be written.
     """
-    line = json.dumps(entry, sort_keys=True) + "\n"
+    line = json.dumps(plain(entry), sort_keys=True) + "\n"
     if isinstance(root, CloudPath):
-        # By time, so that they are read in order; random, so that no two have one name.
-        write_atomically(root / FILE / f"{time.time_ns():020d}-{os.urandom(4).hex()}", line)
+        # A store can neither lock nor append, and runs may end there at the same time: each entry
+        # is an object. By time, so that they are read in order; random, so that names differ.
+        write_atomically(root / FILE / f"{clock.time_ns():020d}-{os.urandom(4).hex()}", line)
         return
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -93,8 +154,8 @@ def record(root: Place, entry: dict[str, Any]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise StateError(
-            f"{root / FILE}: the ledger of trials cannot be written ({error.strerror}); mend "
-            "that, then try again."
+            f"{root / FILE}: the trial log cannot be written ({error.strerror}); repair that, then "
+            "try again."
         ) from None
 
 
@@ -112,15 +173,19 @@ def trials(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:
 
     Raises:
       StateError: a line is damaged; the message names it.
+
+    >>> import tempfile
+    >>> trials(tempfile.mkdtemp()).empty
+    True
     """
-    return pd.DataFrame(entries(place(folder, "folder")))
+    return pd.DataFrame([plain(entry) for entry in entries(place(folder, "folder"))])
 
 
 def entries(root: Place) -> list[Entry]:
-    """All entries of the ledger in `root`, oldest first.
+    """Returns all entries of the log in `root`, oldest first.
 
     Raises:
-      StateError: a line is damaged; names it.
+      StateError: a line is damaged; the message names it.
     """
     path = root / FILE
     if isinstance(path, CloudPath):
@@ -137,79 +202,14 @@ def entries(root: Place) -> list[Entry]:
 
 
 def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
-    """Counts agents trained (`kind` "train") or looks at a test span ("test").
+    """Returns the number of agents trained (`kind` "train") or of evaluations ("test").
 
     Args:
-      data: counts those of its market, i.e. of any of its symbols; looks, where the span that
-        was judged shares a bar's time with that of `data`. None counts all.
+      root: the folder of run folders.
+      data: counts what concerns its market, see `Entry.concerns`. None counts all.
     """
     return sum(
-        entry.get("trials", 1)
+        1 if entry.trials is None else entry.trials
         for entry in entries(root)
-        if entry["kind"] == kind and (data is None or _of(entry, data))
+        if entry.kind == kind and (data is None or entry.concerns(data))
     )
-
-
-def named(data: DataRecord) -> dict[str, Any]:
-    """The keys by which an entry names its data."""
-    return {
-        "data": data["sha256"],
-        "symbols": markets(data),
-        "first": data["first"],
-        "last": data["last"],
-    }
-
-
-def markets(data: DataRecord) -> list[str]:
-    """The symbols of `data`; of a synthetic draw with its name, since each draw is another."""
-    synthetic = data["source"].startswith("synthetic ")
-    names = sorted({*data["symbols"], *itertools.chain(*data.get("universes", []))})
-    return [f"{data['source']}: {name}" if synthetic else name for name in names]
-
-
-def _of(entry: Entry, data: DataRecord) -> bool:
-    if "symbols" not in entry:  # written by an older version, which knew the digest alone
-        return entry["data"] == data["sha256"]
-    shared = set(entry["symbols"]) & set(markets(data))
-    if entry["kind"] == "train":  # whatever the years: the same market was searched
-        return bool(shared)
-    return bool(shared) and overlaps(entry, data)
-
-
-def overlaps(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two spans with "first" and "last" share a time."""
-    first, last = (max(one["first"], other["first"]), min(one["last"], other["last"]))
-    return bool(np.datetime64(first) <= np.datetime64(last))
-
-
-def data_record(bars: Bars) -> DataRecord:
-    """What a manifest says of bars: enough to know them again."""
-    return {
-        "source": bars.source,
-        "note": bars.note,
-        "symbols": list(bars.symbols),
-        "rows": len(bars),
-        "first": str(bars.time[0]),
-        "last": str(bars.time[-1]),
-        "sha256": bars.digest(),
-    }
-
-
-def _shards_record(shards: Shards) -> DataRecord:
-    """The same of shards, and `universes`: the symbols of each, every combination once."""
-    known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
-    return {
-        "source": str(shards.folder / SHARDS_MANIFEST),
-        "note": shards[0].note,
-        "symbols": list(shards.symbols),
-        "universes": [list(u) for u in dict.fromkeys(shard.symbols for shard in shards)],
-        "rows": shards.rows,
-        "first": str(min(shard.span[0] for shard in shards)),
-        "last": str(max(shard.span[1] for shard in shards)),
-        "sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
-    }
-
-
-def record_of_env(env: TradingEnv) -> DataRecord:
-    """What a manifest says of the bars of an environment."""
-    return data_record(env.bars) if env.shards is None else _shards_record(env.shards)

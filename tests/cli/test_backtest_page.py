@@ -89,8 +89,8 @@ def test_a_run_after_its_training_is_out_of_sample_and_the_look_is_counted(own, 
     assert again.json["looks"] == 2 and "after training so far: 2," in again.out
     entry = trials.entries(own.run.root)[-1]
     judged = own.bars[TRAINING_ROWS:]
-    assert (entry["kind"], entry["run"], entry["data"]) == ("test", "tiny", judged.digest())
-    assert entry["symbols"] == list(judged.symbols) and entry["first"] == str(judged.time[0])
+    assert (entry.kind, entry.run, entry.data) == ("test", "tiny", judged.digest())
+    assert entry.symbols == list(judged.symbols) and entry.first == str(judged.time[0])
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ CASES = (
     (TRAIN + "--data bars.csv --repair srot", "unknown repair 'srot'; did you mean 'sort'?"),
     (TRAIN + "--data bars.csv --columns foo=x", "unknown column role 'foo'"),
     (REPLAY + "--timezone Mars/X", "unknown time zone 'Mars/X'"),
-    ("data check bars.csv --every 1foo", "every '1foo' is no part of a day"),
+    ("data check bars.csv --every 1foo", "every='1foo' must divide a day evenly"),
     ("backtest --strategy momentum --stop soon", "--stop soon is not a date"),
     ("backtest --strategy momentum --commission 0.5", "not percent: 0.5% is 0.005"),
     ("backtest --strategy momentum --out x.xlsx", "--out x.xlsx: write to a name that ends in"),

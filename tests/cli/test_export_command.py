@@ -106,12 +106,12 @@ def test_bars_that_did_not_train_the_run_calibrate_nothing(export, tmp_path):
 
 
 def test_without_data_it_is_the_bars_that_trained_or_a_plain_refusal(export):
-    record = export.tiny.run.manifest["data"]
-    assert record["rows"] == TRAINING_ROWS
+    record = export.tiny.run.manifest.data
+    assert record.rows == TRAINING_ROWS
     said = export("--bits", "16", "--json")
     assert said.code == 0, said.err
     assert said.json["decisions"] == 2 * (TRAINING_ROWS - export.tiny.run.policy.first_decision)
-    source = pathlib.Path(record["source"])
+    source = pathlib.Path(record.source)
     content = source.read_bytes()
     try:
         source.write_bytes(b"")

@@ -162,7 +162,7 @@ def test_stamped_by_their_open_longer_bars_would_leak():
 
 @pytest.mark.parametrize(("every", "message"), [
     ("15min", "is not a multiple of the bars' own length"), ("5min", "is not a multiple"),
-    ("7h", "is no part of a day"), ("1d", "no bar of 1d is over"),
+    ("7h", "must divide a day evenly"), ("1d", "no bar of 1d is over"),
 ])  # fmt: skip
 def test_lengths_that_do_not_fit_are_refused(every, message):
     with pytest.raises(BarError, match=message):

@@ -145,5 +145,5 @@ def test_a_market_that_never_closes_has_every_time(tmp_path):
 
 @pytest.mark.parametrize("every", ["7h", "2d", "-1min", "soon", "0min"])
 def test_a_length_that_is_no_part_of_a_day_is_refused(every):
-    with pytest.raises(BarError, match="is no part of a day; give a bar's length"):
+    with pytest.raises(BarError, match="must divide a day evenly"):
         read_bars(flat_frame(DAYS), every=every)

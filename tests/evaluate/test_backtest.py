@@ -321,8 +321,8 @@ def test_a_run_starts_after_the_bars_that_it_saw_and_each_look_is_counted(
     # One bar less, or one symbol renamed in the file's digest alone, is the same test span.
     assert backtest(bars[:-1], mine).looks == 3
     entry = trials.entries(mine.root)[-1]
-    assert (entry["kind"], entry["run"], entry["seed"]) == ("test", "random", 0)
-    assert (entry["first"], entry["last"]) == (str(bars.time[TRAINED]), str(bars.time[-2]))
+    assert (entry.kind, entry.run, entry.seed) == ("test", "random", 0)
+    assert (entry.first, entry.last) == (str(bars.time[TRAINED]), str(bars.time[-2]))
     # What selects among agents is no test span; bars that were seen are no look.
     assert backtest(bars, mine, look=False).looks is None
     assert backtest(bars[:TRAINED], mine).looks is None

@@ -74,8 +74,8 @@ def test_training_over_shards_goes_on_at_its_shard_to_the_same_parameters(place)
     assert step == last == 6 and got.keys() == expected.keys()
     for name, leaf in expected.items():
         np.testing.assert_array_equal(got[name], leaf, err_msg=name)
-    data = run.manifest["data"]
-    assert (data["rows"], data["symbols"]) == (sum(LENGTHS), list(env.spec.symbols))
+    data = run.manifest.data
+    assert (data.rows, data.symbols) == (sum(LENGTHS), list(env.spec.symbols))
 
 
 @pytest.fixture(scope="module")

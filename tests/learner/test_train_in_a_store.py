@@ -9,6 +9,7 @@ from tiny import AGENT, UNTIL
 
 from nca_trader.cli import main
 from nca_trader.cloud import place
+from nca_trader.config.records import plain
 from nca_trader.errors import ConfigError, RunError, StoreError
 from nca_trader.learner.train import train
 from nca_trader.runs import trials
@@ -54,7 +55,7 @@ def test_a_run_stopped_in_an_upload_goes_on_and_ends_as_a_local_one(tiny, object
 
     done = train(tiny.env, AGENT, URL)
     assert equal(done.params(), tiny.run.params()) and figures(done) == figures(tiny.run)
-    there, here = done.manifest, tiny.run.manifest
+    there, here = plain(done.manifest), plain(tiny.run.manifest)
     same = set(there) - {"created", "command", "commit"}
     assert {key: there[key] for key in same} == {key: here[key] for key in same}
     names = {name.partition("/")[0] for name in objects.below("runs/tiny")}
@@ -67,7 +68,7 @@ def test_a_run_stopped_in_an_upload_goes_on_and_ends_as_a_local_one(tiny, object
     there = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert main(["backtest", "--run", str(tiny.path), *bars]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) | {"looks": 1} == there
-    kinds = [entry["kind"] for entry in trials.entries(place("s3://b/runs"))]
+    kinds = [entry.kind for entry in trials.entries(place("s3://b/runs"))]
     assert kinds == ["train", "test"]
     assert main(["watch", "--run", URL, "--once"]) == 0
     assert "rows                             2\n" in capsys.readouterr().out

@@ -134,9 +134,9 @@ def test_what_follows_a_run_in_a_store_reads_only_what_has_grown(objects, small_
 def test_each_entry_of_the_ledger_is_an_object_of_its_own(objects):
     root = place("gs://b/runs")
     assert trials.entries(root) == []
-    entries = [{"kind": "train", "run": f"r{n}", "data": "d", "trials": n} for n in range(1, 6)]
+    entries = [trials.Entry(kind="train", run=f"r{n}", data="d", trials=n) for n in range(1, 6)]
     for entry in entries:
         trials.record(root, entry)
-    trials.record(root, {"kind": "test", "run": "r1", "data": "e"})
+    trials.record(root, trials.Entry(kind="test", run="r1", data="e"))
     assert trials.entries(root)[:5] == entries and len(objects) == 6
     assert (trials.count(root, "train"), trials.count(root, "test")) == (15, 1)

@@ -45,15 +45,15 @@ def test_the_configuration_reads_back_equal(env, tmp_path):
     again = Run(tmp_path / "r")
     assert made.env_config == again.env_config == ENV
     assert made.agent_config == again.agent_config == AGENT
-    assert again.spec == env.spec and again.name == "r" and again.manifest["seed"] == 4
+    assert again.spec == env.spec and again.name == "r" and again.manifest.seed == 4
 
 
 def test_the_manifest_says_with_what_it_was_done(tiny):
     manifest, bars = tiny.run.manifest, tiny.env.bars
-    assert manifest["data"]["sha256"] == bars.digest()
-    assert manifest["data"]["last"] == str(bars.time[-1]) and manifest["data"]["rows"] == 200
+    assert manifest.data.sha256 == bars.digest()
+    assert manifest.data.last == str(bars.time[-1]) and manifest.data.rows == 200
     for name in ("jax", "orbax-checkpoint", "numpy"):
-        assert manifest["versions"][name] == importlib.metadata.version(name)
+        assert manifest.versions[name] == importlib.metadata.version(name)
 
 
 def test_the_same_experiment_opens_again_and_counts_as_one_trial(env, tmp_path):
@@ -157,7 +157,7 @@ def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
     with pytest.raises(RunError, match="no checkpoint yet; give the command that began it"):
         run.params()
     assert files(run.path).keys() == {run.path / n for n in ("run.json", "env.toml", "agent.toml")}
-    assert run.metrics() == [] and run.selection == {} and run.selected == 0
+    assert run.metrics() == [] and run.selection is None and run.selected == 0
 
 
 @pytest.mark.parametrize(

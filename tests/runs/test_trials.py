@@ -15,12 +15,14 @@ WRITER = """
 import pathlib, sys
 from nca_trader.runs import trials
 for i in range(40):
-    trials.record(pathlib.Path(sys.argv[1]), {"kind": "test", "run": sys.argv[2], "data": str(i)})
+    entry = trials.Entry(kind="test", run=sys.argv[2], data=str(i))
+    trials.record(pathlib.Path(sys.argv[1]), entry)
 """
 
 
 def entry(**changes):
-    return {"kind": "train", "run": "a", "data": "d1", "trials": 3} | changes
+    """As an older version wrote it, which had the digest alone."""
+    return trials.Entry(**{"kind": "train", "run": "a", "data": "d1", "trials": 3} | changes)
 
 
 def test_processes_that_write_at_once_lose_no_entry(tmp_path, root):
@@ -28,7 +30,7 @@ def test_processes_that_write_at_once_lose_no_entry(tmp_path, root):
     command = [sys.executable, "-c", WRITER, str(tmp_path / "runs")]
     writers = [subprocess.Popen([*command, f"w{i}"], env=env) for i in range(4)]
     assert [writer.wait(timeout=500) for writer in writers] == [0] * 4
-    found = [(e["run"], e["data"]) for e in trials.entries(tmp_path / "runs")]
+    found = [(e.run, e.data) for e in trials.entries(tmp_path / "runs")]
     assert sorted(found) == sorted((f"w{i}", str(j)) for i in range(4) for j in range(40))
     # Of one writer, in the order in which it wrote.
     assert [data for run, data in found if run == "w0"] == [str(j) for j in range(40)]
@@ -37,19 +39,23 @@ def test_processes_that_write_at_once_lose_no_entry(tmp_path, root):
 def data(symbols="AB", first="2013-01-01", last="2018-12-31", sha256="d", source="a.csv"):
     """A manifest's record of bars, as far as a count reads it."""
     span = {"symbols": list(symbols), "first": first, "last": last, "source": source}
-    return {**span, "sha256": sha256, "note": "", "rows": 9}
+    return trials.DataRecord(**span, sha256=sha256, note="", rows=9)
+
+
+def trained(number, **changes):
+    return trials.entry_of("train", "a", data(**changes), trials=number)
 
 
 def look(**changes):
-    return {"kind": "test", "run": "a"} | trials.named(data(**changes))
+    return trials.entry_of("test", "a", data(**changes))
 
 
 def test_agents_and_looks_are_counted_apart(tmp_path):
     for one in (
         entry(),
-        entry(trials=5) | trials.named(data()),
+        trained(5),
         look(),
-        {"kind": "test", "run": "b", "data": "d2"},
+        trials.Entry(kind="test", run="b", data="d2"),
     ):
         trials.record(tmp_path, one)
     assert (trials.count(tmp_path, "train"), trials.count(tmp_path, "test")) == (8, 2)
@@ -78,12 +84,12 @@ def test_a_look_counts_for_its_symbols_in_years_that_overlap(tmp_path, changes, 
 
 
 def test_agents_of_other_markets_are_no_trials_of_this_one(tmp_path):
-    trials.record(tmp_path, entry() | trials.named(data(symbols="CD")))
-    trials.record(tmp_path, entry(trials=2) | trials.named(data(last="2010-01-01")))
+    trials.record(tmp_path, trained(3, symbols="CD"))
+    trials.record(tmp_path, trained(2, first="2005-01-01", last="2010-01-01"))
     assert trials.count(tmp_path, "train", data()) == 2
-    draw = data(source="synthetic ou, seed 1")
-    trials.record(tmp_path, entry(trials=7) | trials.named(draw))
-    assert trials.count(tmp_path, "train", draw) == 7
+    draw = {"source": "synthetic ou, seed 1"}
+    trials.record(tmp_path, trained(7, **draw))
+    assert trials.count(tmp_path, "train", data(**draw)) == 7
     assert trials.count(tmp_path, "train", data(source="synthetic ou, seed 2")) == 0
 
 

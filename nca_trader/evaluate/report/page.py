@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.agents import rules
+from nca_trader.config.records import plain
 from nca_trader.config.toml import to_toml
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.evaluate import metrics, statistics
@@ -303,29 +304,29 @@ def report_on(
     known: dict[str, Any] = {}
     if run is not None:
         manifest, chosen = run.manifest, run.selection
-        spans = {"training": manifest["data"], "selection": chosen.get("data")}
+        spans = {"training": plain(manifest.data), "selection": plain(chosen and chosen.data)}
         spans |= {"backtest" if result.in_sample else "test": traded}
         # Two versions where the run was trained with another than this page is made with.
-        trained = manifest["versions"] | {"commit": manifest["commit"]}
+        trained = manifest.versions | {"commit": manifest.commit}
         for name, here in made.items():
             if trained.get(name) != here:
                 made[name] = f"{trained.get(name, 'unknown')} to train, {here} here"
         # A run folder that was copied has no trial log, but its own seeds are trials.
-        logged = trials.count(run.root, "train", manifest["data"])
+        logged = trials.count(run.root, "train", manifest.data)
         # Only the traded bars: evaluations are counted by years that overlap.
         tested = bars.between(str(index[0]), None)[: len(index)]
         known = {
             "trials": Trials(
                 count=max(logged, run.agent_config.num_seeds),
                 test_touched=result.looks or looks_at(run, tested),
-                selected=chosen.get("selected") == run.selected,
+                selected=chosen is not None and chosen.selected == run.selected,
             ),
             "seed": run.selected,
             "training": [row | row.get("seeds", {}) for row in run.metrics()],
             "features": run.spec.features,
             "env_toml": to_toml(run.env_config),
             "agent_toml": to_toml(run.agent_config),
-            "device": manifest["device"],
+            "device": manifest.device,
         }
     return Report(
         title=f"{run.name if run else result.name} on {', '.join(bars.symbols)}",
