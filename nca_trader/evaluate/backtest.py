@@ -94,6 +94,7 @@ def backtest(
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     run = targets if isinstance(targets, Run) else None
+    # By default an agent is evaluated on bars that neither trained nor selected it.
     seen = seen_rows(bars, run) if run and len(bars) else 0
     if start is None and 0 < seen < len(bars):
         start = str(bars.index[seen])
@@ -129,6 +130,7 @@ def backtest(
         if isinstance(targets, Strategy):
             name = name or targets.name
             targets = strategy_targets(bars, targets)
+        # A limit above the largest weight says that so much leverage is meant.
         targets = as_targets(targets, bars, max(LARGEST, rules.max_gross or 0.0))
         trace = simulate_targets(bars, in_force(targets, first), costs, rules, first, last)
     index, symbols = bars.index[first:last], list(bars.symbols)

@@ -25,7 +25,8 @@ from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars
 
 LEAST_BARS = 20
-LENGTH = "length"  # listed among the columns: how many bars there are, or when the later ones are
+# Stands among the columns: the number of bars, or the times of the later ones, changed the past.
+LENGTH = "length"
 SHRUNK = 3  # leaking cases whose change is made smaller
 NEAR = (0, 1, 2, 3, 4, 9, 19)  # rows after the first that are tried alone for a small example
 
@@ -272,6 +273,7 @@ def as_subject(subject: Any) -> Subject:
             f"{subject!r} can't be checked; give a function of bars, a Strategy, or a feature or "
             "its name."
         )
+    # In float64, as a backtest runs it; each number of bars compiles once.
     scan = jax.jit(lambda state, bar: jax.lax.scan(update, state, bar)[1])
 
     def run(bars: Bars) -> np.ndarray:

@@ -31,6 +31,7 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
       `[N]`, or `[N - 1]` where capital is None.
     """
     equity = np.asarray(equity, np.float64)
+    # No return starts at an equity of 0 or less; a bankrupt account stops at a floor above 0.
     if equity.ndim != 1 or (equity <= 0).any():
         raise ConfigError(
             f"equity must be one column of positive numbers; got shape {equity.shape}, "
@@ -99,6 +100,7 @@ def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> 
       flat has no Sharpe ratio.
     """
     r = known(returns)
+    # NaN and not 0, which would rank an account that never trades above one that loses.
     deviation = np.std(r, ddof=1) if r.size > 1 else 0.0
     if deviation < NO_VOLATILITY:
         return math.nan
@@ -115,7 +117,7 @@ def sortino(returns: ArrayLike, bars_per_year: float) -> float:
     """Computes `mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
     r = known(returns)
     downside = downside_deviation(r, bars_per_year)
-    if not downside >= NO_VOLATILITY:
+    if not downside >= NO_VOLATILITY:  # written so that the NaN of no bars is undefined too
         return math.nan
     return float(r.mean() * bars_per_year / downside)
 
@@ -143,7 +145,7 @@ def calmar(returns: ArrayLike, bars_per_year: float) -> float:
 def hit_rate(returns: ArrayLike) -> float:
     """Computes the share of winning bars among those with a return other than 0; NaN for none."""
     r = known(returns)
-    moved = r[r != 0]
+    moved = r[r != 0]  # a bar without a position is neither won nor lost
     return float(np.mean(moved > 0)) if moved.size else math.nan
 
 

@@ -26,7 +26,9 @@ from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import encode
 
-WARM, COUNTED = 256, 1024  # bars of a piece: first those that do not count, then those that do
+# Bars of a piece. The account begins flat, which no account of the agent's is for long: the first
+# bars, in which that is forgotten, do not count.
+WARM, COUNTED = 256, 1024
 CELLS = 2**18  # bars times assets of an evaluation's path
 
 
@@ -55,6 +57,7 @@ class Reached(NamedTuple):
     @property
     def looks_ahead(self) -> bool:
         """Whether more was earned than is possible, by 3 standard errors."""
+        # The 1e-9 is for paths without noise, where both numbers are rounding.
         return self.excess > 3 * self.excess_error + 1e-9
 
 

@@ -13,7 +13,9 @@ from nca_trader.types import PRICES, Bars
 KNOWN_AT_OPEN = ("open", "present", "dividend")
 # Fractions of a price: from rounding to more than any limit on daily moves allows.
 NOISE = (1e-3, 0.03, 0.3)
+# With 1.0 twice, a quarter of the draws is noise alone, without a jump.
 JUMPS = (1.0, 1.0, 1.3, 1 / 1.3, 3.0, 1 / 3.0, 30.0, 1 / 30.0)
+# Shares of bars to remove; 1.0 is an asset that is delisted after the row.
 MISSING = (0.1, 0.5, 1.0)
 # Half of the cases change everything at once: a leak through any column or asset shows there.
 KINDS = ("all", "column", "all", "without", "all", "order", "all", "column", "cut", "longer")

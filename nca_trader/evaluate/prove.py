@@ -224,7 +224,7 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     solved = market_of(config)
     check_account(name, config, solved)
     config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
-    kind = _env_of(config, 0)
+    kind = _env_of(config, 0)  # a short draw, to see the kind of account and the number of assets
     num_assets = kind.spec.num_assets
     config = dataclasses.replace(config, market_bars=TRAINING_CELLS // num_assets)
     # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
@@ -328,6 +328,7 @@ def prove(
     loaded = load_agent(agent)
     # All are prepared first: a mistake in the last name must not cost the runs before it.
     trials = [prepare(name, loaded, steps) for name in names]
+    # Drawn and not fixed, so that the claim is about seeds that nobody chose.
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds
     return [proof for trial in trials for proof in prove_market(trial, seeds, controls, say)]
 
@@ -336,6 +337,7 @@ def prove_market(
     trial: Trial, seeds: Sequence[int], controls: bool, say: Say = lambda line: None
 ) -> list[Proof]:
     """Trains and evaluates every seed on one market; trains the controls with the first."""
+    # Controls show what a market needs and not how seeds differ, so one run of each is enough.
     bar = BARS.get(trial.market, DEFAULT_BAR)
     wanted = trial.controls if controls else {}
     curves = {
@@ -355,6 +357,7 @@ def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Po
 
     The seconds of the points contain neither compilation nor evaluations.
     """
+    # Independent seeds for the path to train on, the path to evaluate on, and the agent.
     trained_on, judged_on, key = np.random.SeedSequence(seed).generate_state(3)
     env = _env_of(config, int(trained_on))
     judged = dataclasses.replace(config, market_bars=evaluation_bars(env.spec.num_assets))

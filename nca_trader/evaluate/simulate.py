@@ -175,6 +175,7 @@ def simulate_agent(
     features = features_of(bars[:last], run.env_config, states[:last])
     # Before float64 is on: training and the live loop encode in float32 too.
     cells = tuple(encode(policy, p, features, bars.present[:last])[first:last] for p in params)
+    # Before its features and receptive field are full the agent holds what it has.
     ready = np.arange(first, last) >= policy.first_decision
     with float64_on_cpu():
         legs = _legs(bars, costs, rules, first, last)

@@ -258,12 +258,10 @@ def report(
       StateError: the page cannot be written.
 
     Example:
-      >>> import pathlib, tempfile
       >>> import nca_trader as nca
-      >>> bars = nca.sample_bars("sp500")[-300:]
+      >>> bars = nca.sample_bars("sp500")[-100:]
       >>> result = nca.backtest(bars, nca.rules.momentum(20), nca.Costs(commission=5e-4))
-      >>> with tempfile.TemporaryDirectory() as folder:
-      ...     nca.report(bars, result, pathlib.Path(folder) / "page.html").name
+      >>> nca.report(bars, result, "page.html").name
       'page.html'
     """
     index = result.equity.index

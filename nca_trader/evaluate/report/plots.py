@@ -166,6 +166,7 @@ def _curves_over_time(
         )
         finish(axes)
 
+    # The style sheet shows one of them, by the width of the screen.
     both = {"wide": (11.6, 4.2), "narrow": (4.6, 3.7)}
     images = {kind: svg(draw, size, f"{name}-{kind}", description) for kind, size in both.items()}
     return Markup("").join(
