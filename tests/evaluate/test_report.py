@@ -9,9 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from made_up import made_up_result
+from markupsafe import Markup
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.page import (
     Parity,
     Report,
@@ -141,6 +143,18 @@ class Page(HTMLParser):
     @property
     def seen(self):
         return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture
+def seen_on(tmp_path, monkeypatch):
+    """Returns the words of a page; without its plots, which take most of the time."""
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup(""))
+
+    def seen(report):
+        path = write_report(tmp_path / "r.html", report)
+        return Page(path.read_text(encoding="utf-8")).seen
+
+    return seen
 
 
 def test_the_page_needs_nothing_from_elsewhere(text):
@@ -278,19 +292,19 @@ def test_the_same_report_is_the_same_bytes(report, text, tmp_path):
     assert write_report(tmp_path / "again.html", report).read_text(encoding="utf-8") == text
 
 
-def test_an_agent_that_copies_a_baseline_is_named_so(tmp_path):
+def test_an_agent_that_copies_a_baseline_is_named_so(seen_on):
     copy = made_up_report(agent_follows="buy and hold")
     sentence = "This agent copies buy and hold: 100.0% of its bars hold the same weights."
     assert sentence in copy.verdict
-    seen = Page(write_report(tmp_path / "r.html", copy).read_text(encoding="utf-8")).seen
+    seen = seen_on(copy)
     assert seen.count(sentence) == 3  # verdict, what this shows, what it holds
 
 
-def test_fills_at_the_close_are_called_idealised(report, tmp_path):
+def test_fills_at_the_close_are_called_idealised(report, seen_on):
     at_close = dataclasses.replace(
         report, agent=dataclasses.replace(report.agent, rules=Rules(fill="close"))
     )
-    seen = Page(write_report(tmp_path / "r.html", at_close).read_text(encoding="utf-8")).seen
+    seen = seen_on(at_close)
     assert "at the close that was seen: idealised" in seen
     assert "next bar's open" not in seen
 
@@ -304,27 +318,26 @@ def test_fills_at_the_close_are_called_idealised(report, tmp_path):
         (Parity(decisions=0, equal=0, max_equity_difference=0.0), "0 of 0"),
     ],
 )
-def test_parity_that_was_not_shown_is_not_claimed(report, tmp_path, parity, words):
-    path = write_report(tmp_path / "r.html", dataclasses.replace(report, parity=parity))
-    seen = Page(path.read_text(encoding="utf-8")).seen
+def test_parity_that_was_not_shown_is_not_claimed(report, seen_on, parity, words):
+    seen = seen_on(dataclasses.replace(report, parity=parity))
     assert words in seen
     assert "The two agree" not in seen and "same decisions as the backtest" not in seen
     assert ("paper replay" in seen) == (parity is not None)
 
 
-def test_spans_that_overlap_are_not_called_separate(report, tmp_path):
+def test_spans_that_overlap_are_not_called_separate(report, seen_on):
     late = Span(name="training", start="1999-01-04", stop="2011-06-30", bars=3100)
     overlapping = dataclasses.replace(report, spans=[late, *report.spans[1:]])
-    seen = Page(write_report(tmp_path / "r.html", overlapping).read_text(encoding="utf-8")).seen
+    seen = seen_on(overlapping)
     assert "they are not; the spans overlap" in seen
     assert "chosen without the test years" not in seen
 
 
-def test_one_seed_without_training_metrics_still_makes_a_page(report, tmp_path):
+def test_one_seed_without_training_metrics_still_makes_a_page(report, seen_on):
     alone = dataclasses.replace(
         report, seeds=report.seeds[1:2], other_seeds=(), training=[], wall_times={}
     )
-    seen = Page(write_report(tmp_path / "r.html", alone).read_text(encoding="utf-8")).seen
+    seen = seen_on(alone)
     assert "standard deviation n/a" in seen
     assert "Training " not in seen.partition("Seeds")[2].partition("Data and")[0]
     assert "Wall time" not in seen
@@ -412,10 +425,6 @@ def of_a_rule(report):
     )
 
 
-def seen_on(page, folder):
-    return Page(write_report(folder / "r.html", page).read_text(encoding="utf-8")).seen
-
-
 def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp_path):
     text = write_report(tmp_path / "r.html", of_a_rule).read_text(encoding="utf-8")
     text = text[text.index("<body>") :]
@@ -437,8 +446,8 @@ def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp
         assert words in seen, words
 
 
-def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(report, tmp_path):
-    seen = seen_on(judged(report, 700), tmp_path)
+def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(report, seen_on):
+    seen = seen_on(judged(report, 700))
     sentence = "IN SAMPLE: 700 of these 1,500 bars are no later than the last that the agent was"
     assert seen.count(sentence) == 2  # verdict, what it does not show
     assert seen.index("Verdict: IN SAMPLE") < seen.index(sentence) < seen.index("Total return")
@@ -447,10 +456,10 @@ def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(rep
         assert claim.lower() not in seen.lower(), claim
 
 
-def test_an_agent_that_nothing_selected_is_not_called_selected(report, tmp_path):
+def test_an_agent_that_nothing_selected_is_not_called_selected(report, seen_on):
     trials = Trials(count=4, test_touched=2, selected=False)
     spans = [report.spans[0], report.spans[2]]
-    seen = seen_on(judged(report, 0, trials=trials, spans=spans), tmp_path)
+    seen = seen_on(judged(report, 0, trials=trials, spans=spans))
     assert "selected" not in seen and "selection" not in seen and "chosen" not in seen
     assert "one period and one of 4 trials." in seen and "Line: seed 1." in seen
     assert (
@@ -460,10 +469,10 @@ def test_an_agent_that_nothing_selected_is_not_called_selected(report, tmp_path)
     assert "this page is of one seed alone" in seen
 
 
-def test_a_short_span_is_of_bars_and_not_of_years(report, tmp_path):
+def test_a_short_span_is_of_bars_and_not_of_years(report, seen_on):
     stop = report.evidence.start + pd.Timedelta(days=40)
     short = dataclasses.replace(report.evidence, stop=stop)
-    seen = seen_on(judged(report, 0, evidence=short), tmp_path)
+    seen = seen_on(judged(report, 0, evidence=short))
     assert "Metrics on the test bars" in seen and "years" not in seen.partition("Verdict")[2]
 
 
