@@ -296,21 +296,6 @@ def part_of(path: str) -> str:
     return f"{found[1]}: {'encoder' if encodes else 'loss'} {way}"
 
 
-def wire_seconds(collective: str, cost: Collective, one_way: float) -> float:
-    """Returns the least time that a kind of collective occupies a device's links.
-
-    In a ring of n devices an all-reduce sends `2 (n - 1) / n` of its bytes, a reduce-scatter or an
-    all-to-all `(n - 1) / n`, an all-gather `n - 1` times what it contributes, a permutation once.
-    Latency is not counted.
-
-    Args:
-      one_way: bytes per second out of a chip, over all its links.
-    """
-    n = max(cost.group, 1)
-    share = {"all-reduce": 2 * (n - 1) / n, "all-gather": n - 1.0, "collective-permute": 1.0}
-    return share.get(collective, (n - 1) / n) * cost.bytes / one_way
-
-
 def flops_of(module: Module, instruction: Instruction, computation: Computation) -> int:
     """Returns the operations of the products in an instruction, or in a fusion."""
     if instruction.opcode == "fusion":

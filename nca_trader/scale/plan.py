@@ -19,7 +19,7 @@ from nca_trader.parallel.mesh import AXES
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import Chip, Slice, mesh_axes, slice_of
 from nca_trader.scale.compiled import Answer, Ask, Question
-from nca_trader.scale.hlo import wire_seconds
+from nca_trader.scale.hlo import Collective
 from nca_trader.types import Bars
 
 Report = dict[str, Any]
@@ -180,6 +180,21 @@ def estimate(found: Answer, chip: Chip) -> Report:
         "matrix_units_busy": cost.flops / chip.flops_per_cycle / chip.clock / whole,
         "hbm_traffic_bytes": cost.hbm_bytes,
     }
+
+
+def wire_seconds(collective: str, cost: Collective, one_way: float) -> float:
+    """Returns the least time that a kind of collective occupies a device's links.
+
+    In a ring of n devices an all-reduce sends `2 (n - 1) / n` of its bytes, a reduce-scatter or an
+    all-to-all `(n - 1) / n`, an all-gather `n - 1` times what it contributes, a permutation once.
+    Latency is not counted.
+
+    Args:
+      one_way: bytes per second out of a chip, over all its links.
+    """
+    n = max(cost.group, 1)
+    share = {"all-reduce": 2 * (n - 1) / n, "all-gather": n - 1.0, "collective-permute": 1.0}
+    return share.get(collective, (n - 1) / n) * cost.bytes / one_way
 
 
 def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tpu_programs as known
 
-from nca_trader.scale.hlo import Collective, cost_of, part_of, read_module, wire_seconds
+from nca_trader.scale.hlo import Collective, cost_of, part_of, read_module
+from nca_trader.scale.plan import wire_seconds
 
 SAMPLES = pathlib.Path(__file__).parent / "samples"
 

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 
+import numpy as np
 import pytest
+from ledger import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader.agents import load_agent
@@ -15,6 +17,7 @@ from nca_trader.scale.hlo import Collective, Cost, Part
 from nca_trader.scale.plan import described, estimate, on_slice, plan, width_audit
 
 V5E = slice_of("v5e-8")
+BARS = random_bars(np.random.default_rng(0), 3, 1)
 COST = Cost(
     parts={"collect: encoder": Part(3_000_000, 131_072 * 2_000_000), "other": Part(1_500_000, 0)},
     collectives={"all-reduce": Collective(4, 800_000, ("f32",), 8)},
@@ -142,7 +145,7 @@ def test_remat_is_tried_where_memory_is_short_and_only_there(
 ):
     ask, questions = model(limit, per_segment)
     monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
-    report = plan(AGENT, "v5e-8", env=ENV)
+    report = plan(AGENT, "v5e-8", env=ENV, bars=BARS)
     assert report["remat"]["advice"].startswith(advice)
     assert report["fits"] == (limit in (1e6, 8_000))
     assert [question.agent.policy.remat for question in questions] == asked
