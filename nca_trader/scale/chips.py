@@ -1,6 +1,6 @@
 """TPU chips, the slices they come in, and the peak rates of a device.
 
-The table holds the vendor's public figures per chip, for dense bfloat16. Source of each row:
+The table holds the vendor's public specifications per chip, for dense bfloat16. Source of each row:
 https://cloud.google.com/tpu/docs/ and the name of the generation.
 """
 
