@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nca_trader.cloud import Place
-from nca_trader.config.records import read_json
+from nca_trader.config.records import read_json, record
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
 from nca_trader.paper.journal import read_events
 from nca_trader.runs.folder import Lines
-from nca_trader.runs.manifest import row_of
 
 TAIL = 256  # bytes before the position that was read to; they must not have changed
 NANOSECONDS = 1_000_000_000
@@ -66,7 +65,10 @@ class Rows:
         rows = []
         for line in text[self._at : end].splitlines():
             try:
-                rows.append(row_of(read_json(line, str(self.path)), str(self.path)))
+                # Not `runs.manifest`'s stricter reader: it imports Orbax, which takes seconds, and
+                # absl, which takes over the log.
+                source = str(self.path)
+                rows.append(record(dict[str, Any], read_json(line, source), source))
             except StateError:
                 log.warning("%s: a line that is not a JSON object is passed over", self.path)
         self._at, self._tail = end, text[max(end - TAIL, 0) : end]
@@ -188,8 +190,9 @@ def flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
     for name, value in row.items():
         if name == "seeds" and isinstance(value, dict):
             for each, numbers in value.items():
-                seeds = {f'seed_{each}{{seed="{i}"}}': n for i, n in enumerate(numbers)}
-                found |= flat(seeds)
+                if isinstance(numbers, list):
+                    seeds = {f'seed_{each}{{seed="{i}"}}': n for i, n in enumerate(numbers)}
+                    found |= flat(seeds)
         elif isinstance(value, dict):
             found |= flat(value, f"{prefix}{name}_")
         elif value is None or isinstance(value, int | float):
