@@ -1,4 +1,4 @@
-"""From a cell and an account to a decision: the readout, and what its logits mean."""
+"""From a cell and an account to a decision: the policy head, and the meaning of its logits."""
 
 import math
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from nca_trader.types import EnvSpec
 
 
 def num_account_features(spec: EnvSpec) -> int:
-    """How many numbers the readout sees of an account for each asset."""
+    """Number of account features per asset."""
     return 3 + rewards.num_shown(spec)
 
 
 def account_features(spec: EnvSpec, account: Account) -> Array:
-    """`[A, 3 + M]` float32 what the readout sees of an account.
+    """`[A, 3 + M]` float32 account features, the policy head's second input.
 
     For each asset the weight held and the weight last ordered, both in units of `spec.size`, and
-    the account's cash as a fraction of equity. Where positions have constant size, what is held
-    is what was ordered and cash is no limit (0): an asset's features are then a function of its
-    own last order alone. Then come the M numbers of what the reward remembers, see
-    `nca_trader.envs.rewards.shown`; of most rewards M is 0.
+    the account's cash as a fraction of equity. Where positions have constant size, the weight held
+    is the one ordered and cash is 0: an asset's features then depend on its last order alone. The
+    M numbers that the reward remembers follow, see `nca_trader.envs.rewards.shown`; most rewards
+    remember none.
     """
     ordered = account.ordered / spec.size
     if spec.constant_size:
@@ -41,17 +41,15 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
 
 
 def _rows(w: Array, x: Array) -> Array:
-    """`x` `[..., I]` times `w` `[I, O]` as `[O, ...]`: rows of decisions, not of channels.
-
-    Decisions are many and channels few. Gradients of the product are then products of long rows
-    as well, where the other order has them transposed first: 1.7 times as fast on a CPU.
-    """
+    """Multiplies `x` `[..., I]` by `w` `[I, O]` into `[O, ...]`: rows of decisions."""
+    # Decisions are many and channels few. Gradients are products of long rows as well, which the
+    # other order would transpose first: this one is 1.7 times as fast on a CPU.
     rows = jnp.moveaxis(x, -1, 0)
     return dot32(w.T, rows.reshape(rows.shape[0], -1)).reshape(-1, *rows.shape[1:])
 
 
 class Head(nnx.Module):
-    """A small float32 readout: one hidden layer, action logits per asset, one value.
+    """The policy head in float32: one hidden layer, action logits per asset, one value.
 
     The last layers start near zero, so that the first policy is uniform and the first value 0.
     """
@@ -70,7 +68,7 @@ class Head(nnx.Module):
         self.value_bias = nnx.Param(jnp.zeros(()))
 
     def __call__(self, cells: Array, features: Array) -> tuple[Array, Array]:
-        """Reads out a decision.
+        """Computes the logits and the value of a decision.
 
         Args:
           cells: `[..., A, C]` states of the bar's cells; axes of size 1 broadcast, so that
@@ -87,14 +85,14 @@ class Head(nnx.Module):
         return jnp.stack(logits, axis=-1), value.mean(-1) + self.value_bias[...]
 
     def rows(self, cells: Array, features: Array) -> list[Array]:
-        """`[..., A]` each logit, and the value, by rows of decisions: see `_rows`."""
+        """`[..., A]` each logit, then the value, computed by rows of decisions."""
         bias = self.bias[...].reshape(-1, *(1,) * (cells.ndim - 1))
         seen = _rows(self.cell[...], cells) + _rows(self.account[...], features) + bias
         hidden = jnp.tanh(seen).reshape(seen.shape[0], -1)
         return list(dot32(self._last().T, hidden).reshape(-1, *seen.shape[1:]))
 
     def channels_last(self, cells: Array, features: Array) -> list[Array]:
-        """The same for a TPU, whose compiler turns rows of decisions around piece by piece."""
+        """The same for a TPU, whose compiler transposes rows of decisions piece by piece."""
         seen = dot32(cells, self.cell[...]) + dot32(features, self.account[...])
         hidden = jnp.tanh(seen + self.bias[...].reshape(*(1,) * (cells.ndim - 1), -1))
         out = dot32(hidden, self._last())
@@ -105,12 +103,16 @@ class Head(nnx.Module):
 
 
 class Distribution(NamedTuple):
-    """What logits `[..., A, n]` mean; assets decide independently, so logs sum over them.
+    """A distribution of actions given logits `[..., A, n]`; assets are independent.
 
-    outputs: `(spec) -> n`. noise: `(key, shape [..., A, n]) -> noise` for one draw.
-    sample: `(logits, noise) -> action [..., A]`. mode: `(logits) -> action`, the most probable.
-    log_prob: `(logits, action) -> [...]`. entropy: `(logits) -> [...]`, in nats.
-    order: `(spec, action) -> [..., A]` what the environment takes.
+    Attributes:
+      outputs: `(spec) -> n`.
+      noise: `(key, shape [..., A, n]) -> noise` for one draw.
+      sample: `(logits, noise) -> action [..., A]`.
+      mode: `(logits) -> action [..., A]`, the most probable.
+      log_prob: `(logits, action) -> [...]`, summed over assets.
+      entropy: `(logits) -> [...]` in nats, summed over assets.
+      order: `(spec, action) -> [..., A]`, the action as the environment takes it.
     """
 
     outputs: Callable[[EnvSpec], int]
@@ -137,12 +139,12 @@ def entropy(logits: Array) -> Array:
 
 
 def sample(logits: Array, gumbel: Array) -> Array:
-    """`[..., A]` int32 a draw from the categorical, from Gumbel noise of the logits' shape."""
+    """`[..., A]` int32 draw from the categorical, given Gumbel noise of the logits' shape."""
     return jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)
 
 
 def greedy(logits: Array) -> Array:
-    """`[..., A]` int32 the most probable action of each asset."""
+    """`[..., A]` int32 most probable action of each asset."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
@@ -160,29 +162,34 @@ LEAST_LOG_STD, MOST_LOG_STD = -3.0, 1.0
 
 
 def _moments(logits: Array) -> tuple[Array, Array]:
-    """Mean and log of the standard deviation, `[..., A]`, before the squashing."""
+    """Mean and logarithm of the standard deviation, `[..., A]`, before squashing."""
     logits = wide(logits)
     return logits[..., 0], jnp.clip(logits[..., 1], LEAST_LOG_STD, MOST_LOG_STD)
 
 
-def _sample_gaussian(logits: Array, normal: Array) -> Array:
+def sample_gaussian(logits: Array, normal: Array) -> Array:
+    """`[..., A]` draw from the Gaussian before squashing, given normal noise."""
     mean, log_std = _moments(logits)
     return mean + jnp.exp(log_std) * normal[..., 0]
 
 
-def _log_prob_gaussian(logits: Array, action: Array) -> Array:
-    """Of the action before squashing: the squashing's Jacobian leaves every ratio as it is."""
+def log_prob_gaussian(logits: Array, action: Array) -> Array:
+    """`[...]` log-probability of the action before squashing.
+
+    The Jacobian of the squashing cancels in every ratio of probabilities.
+    """
     mean, log_std = _moments(logits)
     z = (action - mean) * jnp.exp(-log_std)
     return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def _entropy_gaussian(logits: Array) -> Array:
-    """Of the action before squashing: that of the squashed one has no closed form."""
+def entropy_gaussian(logits: Array) -> Array:
+    """`[...]` entropy of the action before squashing; after it there is no closed form."""
     return (_moments(logits)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
-def _squashed(spec: EnvSpec, action: Array) -> Array:
+def squashed(spec: EnvSpec, action: Array) -> Array:
+    """`[..., A]` target weights within `spec.bounds`."""
     low, high = spec.bounds
     return low + (high - low) * 0.5 * (1.0 + jnp.tanh(action))
 
@@ -190,16 +197,16 @@ def _squashed(spec: EnvSpec, action: Array) -> Array:
 SQUASHED_GAUSSIAN = Distribution(
     outputs=lambda spec: 2,
     noise=lambda key, shape: jax.random.normal(key, shape),
-    sample=_sample_gaussian,
+    sample=sample_gaussian,
     mode=lambda logits: _moments(logits)[0],
-    log_prob=_log_prob_gaussian,
-    entropy=_entropy_gaussian,
-    order=_squashed,
+    log_prob=log_prob_gaussian,
+    entropy=entropy_gaussian,
+    order=squashed,
 )
 
 
 def distribution(spec: EnvSpec) -> Distribution:
-    """How decisions are drawn in environments that look like `spec`.
+    """Returns the distribution of actions in environments of this `spec`.
 
     Source of the squashed Gaussian: Haarnoja et al., Soft Actor-Critic (2018), appendix C.
     """
@@ -207,6 +214,6 @@ def distribution(spec: EnvSpec) -> Distribution:
 
 
 def best_target(spec: EnvSpec, logits: Array, ordered: Array) -> Array:
-    """`[A]` the target weights of the most probable action; `ordered` `[A]` as in the account."""
+    """`[A]` target weights of the most probable action; `ordered` `[A]` is the account's."""
     chosen = distribution(spec)
     return to_target(spec, chosen.order(spec, chosen.mode(logits)), ordered)

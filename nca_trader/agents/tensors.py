@@ -1,8 +1,10 @@
-"""Named arrays in one file that can run no code, and that is refused if a single bit of it changed.
+"""Named arrays in one file that runs no code and is refused if a single bit of it changed.
 
 The layout is that of safetensors, which other tools read: 8 bytes of header length (little
-endian), a JSON header, the arrays' bytes. The header's metadata hold what kind of file it is, the
-version of its format, and the SHA-256 of all bytes with that digest itself written as zeros.
+endian), a JSON header, the bytes of the arrays. The header's metadata hold the kind of file, the
+version of its format, and the SHA-256 of all bytes, computed with zeros in its own place. The
+safetensors library has no checksum: it reads arrays in which a bit has changed (a test flips each
+byte), so this module keeps its own reader.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NO_DIGEST = "0" * 64
 LARGEST, RANK = 1 << 30, 8  # bytes of a file and axes of an array, at most
 
+Layout = Mapping[str, tuple[type, tuple[int, ...]]]  # type and shape of each array, by name
+
 
 def write_tensors(
     path: pathlib.Path,
@@ -41,12 +45,17 @@ def write_tensors(
     kind: str,
     version: int,
 ) -> int:
-    """Writes a file, whole or not at all; returns its size in bytes.
+    """Writes a file completely or not at all.
 
     Args:
-      path: where to. tensors: arrays of float32, int32, int16, int8 or uint8, by name.
-      metadata: texts by name, but "kind", "version" and "sha256".
-      kind: what the file is, e.g. "nca_trader policy". version: of its format.
+      path: the file.
+      tensors: arrays of float32, int32, int16, int8 or uint8, by name.
+      metadata: texts by name, other than "kind", "version" and "sha256".
+      kind: the kind of file, e.g. "nca_trader policy".
+      version: of its format.
+
+    Returns:
+      The size of the file in bytes.
 
     Raises:
       StateError: it cannot be written.
@@ -64,7 +73,7 @@ def write_tensors(
         pieces.append(piece)
         end += len(piece)
     text = json.dumps(header, sort_keys=True).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the format aligns the arrays
     content = struct.pack("<Q", len(text)) + text + b"".join(pieces)
     digest = hashlib.sha256(content).hexdigest()
     content = content.replace(_field(NO_DIGEST), _field(digest), 1)
@@ -72,11 +81,8 @@ def write_tensors(
     return len(content)
 
 
-Layout = Mapping[str, tuple[type, tuple[int, ...]]]  # type and shape of each array, by name
-
-
 def refuse_other(tensors: Mapping[str, np.ndarray], layout: Layout) -> None:
-    """Refuses arrays that are not those of `layout`, and numbers that are not finite.
+    """Validates that arrays have the names, types and shapes of `layout` and are finite.
 
     Raises:
       ValueError: the first that is missing, unknown, of another type or shape, or not finite.
@@ -95,11 +101,14 @@ def refuse_other(tensors: Mapping[str, np.ndarray], layout: Layout) -> None:
 def read_tensors(
     path: Place, kind: str, version: int
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and the metadata of a file that `write_tensors` wrote.
+    """Reads a file that `write_tensors` wrote; the arrays are views of its bytes.
+
+    Returns:
+      The arrays by name, and the metadata.
 
     Raises:
       StateError: it was damaged or changed.
-      RunError: there is no such file; it is of another kind, or of a version that is not read.
+      RunError: there is no such file, it is of another kind, or of a version that is not read.
     """
     try:
         if isinstance(path, pathlib.Path) and path.stat().st_size > LARGEST:
@@ -123,15 +132,23 @@ def read_tensors(
         raise RunError(
             f"{path}: format {number}, this version reads {version}; write it again from its run."
         )
-    if 8 + length > len(content):
-        raise _damaged(path, "its header is longer than the file")
+    # A forged file has a valid digest too, so every entry is validated before it is read.
     arrays, end = {}, 8 + length
-    for name, entry in sorted(header.items(), key=lambda item: _offset(item[1])):
-        try:
-            arrays[name] = _array(content, entry, 8 + length, end)
-        except ValueError as error:
-            raise _damaged(path, f"tensor {name!r} {error}") from None
-        end += arrays[name].nbytes
+    try:
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            shape, place, dtype = entry.pop("shape"), entry.pop("data_offsets"), entry.pop("dtype")
+            if entry or dtype not in DTYPES or not _counts(shape, RANK) or not _counts(place, 2):
+                raise _damaged(path, f"tensor {name!r} has a malformed entry")
+            size = math.prod(shape)  # of Python's integers: it cannot overflow
+            begin, stop = (8 + length + offset for offset in place)
+            if begin != end or stop > len(content) or max(shape, default=0) > LARGEST:
+                raise _damaged(path, f"tensor {name!r} overlaps others or leaves a gap")
+            if size * DTYPES[dtype].itemsize != stop - begin:
+                raise _damaged(path, f"tensor {name!r} is not as large as its bytes")
+            arrays[name] = np.frombuffer(content, DTYPES[dtype], size, begin).reshape(shape)
+            end = stop
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _damaged(path, "an entry of its header is malformed") from None
     if end != len(content):
         raise _damaged(path, f"{len(content) - end:,} bytes belong to no tensor")
     return {name: arrays[name] for name in header}, about
@@ -141,41 +158,13 @@ def _field(digest: object) -> bytes:
     return f'"sha256": "{digest}"'.encode()
 
 
-def _offset(entry: Any) -> int:
-    """Where an array begins in the file's data; -1 where its entry does not say it."""
-    place = entry.get("data_offsets") if isinstance(entry, dict) else None
-    return place[0] if isinstance(place, list) and place and _counts(place, 2) else -1
-
-
 def _counts(value: Any, most: int) -> bool:
-    """Whether `value` is a list of at most `most` whole numbers of at least 0."""
+    """Whether `value` is a list of at most `most` whole numbers, none below 0."""
     return (
         isinstance(value, list)
         and all(type(n) is int and n >= 0 for n in value[: most + 1])
         and (len(value) <= most)
     )
-
-
-def _array(content: bytes, entry: Any, data: int, begin: int) -> np.ndarray:
-    """The array of an entry, which must begin at `begin`; nothing is copied.
-
-    Raises:
-      ValueError: the entry is malformed, or its bytes are not inside the file; says which.
-    """
-    fields = {"dtype", "shape", "data_offsets"}
-    if not isinstance(entry, dict) or entry.keys() != fields:
-        raise ValueError("has not the fields dtype, shape and data_offsets alone")
-    shape, place, dtype = entry["shape"], entry["data_offsets"], DTYPES.get(str(entry["dtype"]))
-    if dtype is None:
-        raise ValueError(f"has the type {str(entry['dtype'])[:20]!r}, not {', '.join(DTYPES)}")
-    if not _counts(shape, RANK) or not _counts(place, 2) or len(place) != 2:
-        raise ValueError(f"has a shape of other than {RANK} whole numbers at most, or no offsets")
-    size = math.prod(shape)  # of Python's integers: it cannot overflow
-    if size * dtype.itemsize != place[1] - place[0] or max(shape, default=0) > LARGEST:
-        raise ValueError("has a shape that is not as large as its bytes")
-    if data + place[0] != begin or data + place[1] > len(content):
-        raise ValueError("has bytes that overlap others, leave a gap, or end behind the file")
-    return np.frombuffer(content, dtype, size, begin).reshape(shape)
 
 
 def _damaged(path: Place, what: str) -> StateError:

@@ -1,21 +1,19 @@
-"""Exact advantages: every position and every action of an account, at every bar, no sampling.
+"""Exact advantages: every position and every action of an account at every bar, unsampled.
 
-What an agent does never changes the bars. Where an account is, for what follows, one of P
-positions, a segment of L bars is a known Markov decision process of L P states: what each action
-earns, where it leads, what the policy does there. Its values follow by recursion from the last
-bar backwards, how often the policy is in each state from the first bar onwards.
+An agent's actions never change the bars. If an account's future depends only on which of P
+positions it has, a segment of L bars is a known Markov decision process of L P states: rewards,
+transitions and the policy's probabilities are known in each. Action values follow by recursion
+from the last bar backwards, and state probabilities from the first bar forwards.
 
     Q(t, p, a) = r(t, p, a) + gamma V(t + 1, p'(p, a))      V(t, p) = sum_a pi(a | t, p) Q(t, p, a)
     d(t + 1, q) = sum_{p, a: p'(p, a) = q} d(t, p) pi(a | t, p)
     loss = -sum_{t, p} d(t, p) sum_a pi_old(a | t, p) min(rho A, clip(rho) A)        A = Q - V
 
-It is the expectation of the sampled surrogate over actions, so its gradient at rho = 1 is that of
-the expected return. V is 0 after the last bar: there is no critic. Source of the all-actions
-gradient: Sutton et al. 2000, "Policy gradient methods for reinforcement learning with function
-approximation", theorem 1.
-
-A critic was tried for the value after the last bar: learning it slowed the policy down, to never
-trading on ou_mid. Accounts are solvent here: ruin ends no episode.
+The loss is the expectation of the sampled surrogate over actions, so its gradient at rho = 1 is
+that of the expected return. V is 0 after the last bar, without a critic: one was tried there, and
+learning it slowed the policy down until it never traded on ou_mid. Accounts cannot go bankrupt.
+Source of the all-actions gradient: Sutton et al. 2000, "Policy gradient methods for reinforcement
+learning with function approximation", theorem 1.
 """
 
 from __future__ import annotations
@@ -51,10 +49,13 @@ from nca_trader.types import EnvSpec
 
 
 class Enumeration(NamedTuple):
-    """All that can happen on each segment, and what the policy does there.
+    """All states and actions of each segment.
 
-    span: of the segments. seen: `[S, L, A, P, 1, 3]` features of an account in each state.
-    occupancy: `[S, L, A, P]`, sums to 1 over P. log_prob, advantage: `[S, L, A, P, n]`.
+    Attributes:
+      span: bars of the segments.
+      seen: `[S, L, A, P, 1, 3]` features of an account in each state.
+      occupancy: `[S, L, A, P]` probability of each state; sums to 1 over P.
+      log_prob, advantage: `[S, L, A, P, n]` of each action, when they were collected.
     """
 
     span: Span
@@ -67,7 +68,7 @@ class Enumeration(NamedTuple):
 def collect(
     setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Enumeration, dict[str, Array]]:
-    """Enumerates what every action earns in every state; see `Algorithm`."""
+    """Enumerates the rewards of every action in every state; see `Algorithm.collect`."""
     policy, config, hyper = setup
     length, dynamics = config.segment_length, market.dynamics
     span = span_of(policy, segments, draw)
@@ -85,12 +86,12 @@ def collect(
 
 
 def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Loss:
-    """The clipped surrogate as an expectation over all states and actions; see `Algorithm`."""
+    """Expectation of the clipped surrogate over states and actions; see `Algorithm.loss`."""
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, items.span, config.segment_length)
     log_prob = read_states(policy, params, cells, items.seen)
     weight = items.occupancy[..., None] * jnp.exp(items.log_prob)
-    # Sums over assets, as the log-probability and the entropy of a joint action are.
+    # Sums over assets: so are the log-probability and the entropy of a joint action.
     return ppo_loss(
         config,
         hyper,
@@ -103,11 +104,11 @@ def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Lo
 
 
 def advantage_scale(setup: Setup) -> Any:
-    """What generalised advantages would be multiplied by in a market of noise alone.
+    """Returns the factor that generalised advantages get by normalisation in pure noise.
 
-    So a bonus for entropy weighs the same in both. The deviation of exact advantages themselves
-    is no measure: it falls as the policy gets good, and what is divided by it drowns the bonus,
-    which freezes the policy early.
+    With it an entropy bonus weighs the same for both estimators. Exact advantages are not divided
+    by their own deviation: it falls as the policy improves, the quotient then drowns the bonus,
+    and the policy freezes early.
     """
     length, hyper = setup.config.segment_length, setup.hyper
     noise = horizon(hyper.discount * hyper.gae_lambda, length)
@@ -115,10 +116,10 @@ def advantage_scale(setup: Setup) -> Any:
 
 
 def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> tuple[Array, Array]:
-    """What is seen in each state, and what each action earns there, by the environment's own step.
+    """Account features of each state, and each action's reward by the environment's own step.
 
-    Each asset is an account of its own. Every segment begins in accounts that hold exactly one
-    of the positions; later ones have drifted since they were ordered, where positions do.
+    Each asset is an account of its own. At the first bar of a segment accounts hold exactly one of
+    the positions. At later bars the weight has drifted for one bar, where positions drift.
 
     Returns:
       Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`.
@@ -127,17 +128,18 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
     legs = moved(market.legs_at(rows), draw.volatility_scale)
     years = legs.years
-    if years is not None:  # the one leg without an axis of assets
+    if years is not None:  # the only leg without an axis of assets
         years = jnp.broadcast_to(years[..., None], legs.present.shape)
     legs = jax.tree.map(lambda leg: leg[..., None], legs._replace(years=None))
     legs = legs._replace(years=years)
-    now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in (_BUT_LAST, _BUT_FIRST))
+    spans = (slice(None, -1), slice(1, None))
+    now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in spans)
     begun = jax.vmap(open_account)(jnp.asarray(spec.targets, jnp.float32)[:, None])
     shape = (len(span.index), length, spec.num_assets)
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
 
     def held(account: Account, legs: Legs) -> Account:
-        """The account at the close of the bar before which it ordered its position."""
+        """Moves an account through the bar that fills its position."""
         pending = jnp.full_like(account.pending, WHOLE if rules.fill == "next_open" else FILLED)
         return on_bar(account._replace(pending=pending), legs, config.costs, rules)[0]
 
@@ -158,11 +160,8 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     return see(accounts), each(accounts, now, following, jnp.arange(spec.num_actions))
 
 
-_BUT_LAST, _BUT_FIRST = slice(None, -1), slice(1, None)
-
-
 def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Array:
-    """Log-probabilities `[S, L, A, P, n]` of each asset's actions in its every state.
+    """Log-probabilities `[S, L, A, P, n]` of each asset's actions in each of its states.
 
     Args:
       cells: `[S, L, A, C]`. seen: `[S, L, A, P, 1, 3]`.
@@ -172,7 +171,7 @@ def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Ar
 
 
 def leads_to(spec: EnvSpec) -> Array:
-    """`[P, n, P]` 1 where an action at a position orders the last axis' position, else 0."""
+    """Transitions `[P, n, P]`: 1 where an action at a position leads to the last axis' position."""
     positions = jnp.asarray(spec.targets, jnp.float32)
     actions = jnp.arange(spec.num_actions)
     ordered = to_target(spec, actions[None], positions[:, None])
@@ -182,7 +181,7 @@ def leads_to(spec: EnvSpec) -> Array:
 
 
 def action_values(reward: Array, pi: Array, leads: Array, discount: float | Array) -> Array:
-    """`Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
+    """Action values `Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
 
     Args:
       reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
@@ -200,7 +199,7 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float | Arra
 
 
 def occupancies(start: Array, pi: Array, leads: Array) -> tuple[Array, Array]:
-    """How probable each state is: `[S, L, A, P]`, and `[S, A, P]` after the last step.
+    """State probabilities: `[S, L, A, P]`, and `[S, A, P]` after the last step.
 
     Args:
       start: `[S, A, P]` at the first bar. pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
@@ -214,14 +213,14 @@ def occupancies(start: Array, pi: Array, leads: Array) -> tuple[Array, Array]:
 
 
 def start_of(spec: EnvSpec, episode: Episode) -> Array:
-    """`[S, A, P]` how many of a segment's accounts, `[S, E]`, are at each position."""
+    """Share `[S, A, P]` of a segment's E accounts that is at each position."""
     positions = jnp.asarray(spec.targets, jnp.float32)
     nearest = jnp.abs(jnp.subtract.outer(episode.account.ordered, positions)).argmin(-1)
     return jax.nn.one_hot(nearest, len(positions)).mean(1)
 
 
 def reopened(spec: EnvSpec, episode: Episode, last: Array, keys: Array) -> Episode:
-    """Accounts `[S, E]` that go on from positions drawn from `last` `[S, A, P]`."""
+    """Opens accounts `[S, E]` at positions drawn from the probabilities `last` `[S, A, P]`."""
     count = episode.account.ordered.shape[1]
 
     def draw(key: Array, probability: Array) -> Array:
@@ -233,7 +232,7 @@ def reopened(spec: EnvSpec, episode: Episode, last: Array, keys: Array) -> Episo
 
 
 def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[str, Array]:
-    """Expected reward a step of the account, and how often an asset's position changes."""
+    """Expected reward per step, and how often an asset's position changes."""
     pi = jnp.exp(batch.log_prob)
     elsewhere = 1.0 - einsum32("pap->pa", leads)
     changes = einsum32("slipa,pa->slip", pi, elsewhere)
@@ -248,26 +247,24 @@ def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[st
 
 
 def check_finite(env: TradingEnv) -> None:
-    """Refuses environments in which an account has more states than its positions.
+    """Validates that an account of `env` has no more states than its positions.
 
     Raises:
-      ConfigError: one line, with everything that stands in the way.
+      ConfigError: one line with every setting that prevents it.
     """
-    problems = list(_drifts(env) if env.config.reward == "log_return" else ())
-    problems = [*_infinite(env), *problems]
-    if problems:
+    if problems := list(obstacles(env)):
         raise ConfigError(
             "learner.advantages = 'exact' enumerates the states of an account, but "
             f"{'; '.join(problems)}; change this in the environment, or take 'gae'."
         )
 
 
-def _infinite(env: TradingEnv) -> Iterator[str]:
-    """What no reward allows."""
-    config = env.config
+def obstacles(env: TradingEnv) -> Iterator[str]:
+    """Yields the settings because of which an account has more states than its positions."""
+    config, costs, spec = env.config, env.costs, env.spec
     if config.actions == "weights":
         yield "actions = 'weights' order any weight (take 'direction' or 'orders')"
-    if env.spec.memory:
+    if spec.memory:
         yield f"reward = '{config.reward}' remembers the past (take 'pnl')"
     elif config.reward not in ("pnl", "log_return"):
         yield f"reward = '{config.reward}' is not enumerated (take 'pnl' or 'log_return')"
@@ -277,11 +274,10 @@ def _infinite(env: TradingEnv) -> Iterator[str]:
         yield "maintenance_margin closes positions by equity (leave it out)"
     if config.delist_after is not None:
         yield "delist_after closes positions (leave it out)"
-
-
-def _drifts(env: TradingEnv) -> Iterator[str]:
-    """What makes the weight that is held a matter of more than the last bar and order."""
-    config, costs, spec = env.config, env.costs, env.spec
+    if config.reward != "log_return":
+        return
+    # A position of constant size is what was ordered. With log-returns the weight drifts, and has
+    # to follow from the last bar and order alone.
     if spec.num_assets > 1:
         yield "log-returns of several assets do not add up (take reward = 'pnl')"
     if config.order != "rebalance":
@@ -289,7 +285,7 @@ def _drifts(env: TradingEnv) -> Iterator[str]:
     names = ("commission", "slippage", "half_spread", "impact", "fixed_fee")
     paid = [f"costs.{name}" for name in names if getattr(costs, name)]
     paid += ["a quoted half_spread"] * (env.market.legs.half_spread is not None)
-    paid += [name for name in ("tick",) if getattr(config, name)]
+    paid += ["tick"] * bool(config.tick)
     if paid:
         yield f"{', '.join(paid)} let the weight held depend on those before (take reward = 'pnl')"
     if env.rules.sized:

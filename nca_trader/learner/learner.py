@@ -22,13 +22,8 @@ from nca_trader.data.shards import Shards
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv, begin_dropout
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.learner.layout import Layout, make_layout
-from nca_trader.learner.population import (
-    agents_at_once,
-    draw_hyper,
-    init_each,
-    step_each,
-)
+from nca_trader.learner.layout import make_layout
+from nca_trader.learner.population import agents_at_once, draw_hyper, init_each, step_each
 from nca_trader.learner.programs import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.sampled import begin_ring, ring_spec
@@ -49,13 +44,19 @@ SEARCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")  # settings, 
 
 
 class Learner(NamedTuple):
-    """init: `(key) -> state`. step: `(state, market=None) -> (state, metrics)`, donates the state.
+    """A learner as two functions; `nca.make_learner` builds it.
 
-    The market is a shard's where the environment is of shards, and on the mesh; None is the
-    environment's own. steps_per_update: environment steps of one call of `step`, of all seeds
-    together. mesh: where it runs. fitting: the sizes in which it does, and the memory that takes.
-    programs: what `step` runs, the first that fits: by sizes, the fastest first, jitted
-    `(state, market) -> (state, metrics)`. market: the environment's own, as the mesh has it.
+    Attributes:
+      init: `(key) -> state`.
+      step: `(state, market=None) -> (state, metrics)`, one update; donates the state. The market
+        is that of a shard, on the mesh, where the environment is of shards; None is the
+        environment's own.
+      steps_per_update: environment steps of one call of `step`, of all seeds together.
+      mesh: the devices it runs on.
+      fitting: the sizes that were chosen, and the memory that they need.
+      programs: jitted `(state, market) -> (state, metrics)` by sizes, fastest first. `step` runs
+        the first that fits.
+      market: the environment's own market, on the mesh.
     """
 
     init: Callable[[Array], LearnerState]
@@ -73,77 +74,88 @@ def make_learner(
     config: AgentConfig | str | pathlib.Path,
     mesh: Mesh | None = None,
 ) -> Learner:
-    """Builds the learner; compiles nothing until `step` is called.
+    """Builds the learner of a policy in an environment.
+
+    Nothing is compiled until `step` is called. On a mesh of an AOT topology (see `scale.plan`)
+    the programs can be lowered and compiled, but not run.
 
     Args:
-      config: an agent: a config, a preset's name, or the path of a TOML file. mesh: None is the
-        config's own.
+      env: the environment.
+      policy: from `nca.make_policy` with `env.spec`.
+      config: an agent: a config, the name of a preset, or the path of a TOML file.
+      mesh: the devices to run on; None is the mesh of the config.
+
+    Returns:
+      The learner.
 
     Raises:
-      BarError: fewer bars than one segment and the receptive field behind it.
-      ConfigError: shapes that do not divide, or a mesh larger than this machine.
-
-    On a mesh of devices that are only described (see `scale.plan`) it can be lowered and compiled.
+      BarError: the bars, or those of one shard, are fewer than one segment and the receptive
+        field before it.
+      ConfigError: sizes that do not divide, or a mesh larger than this machine.
     """
     expect("env", env, TradingEnv, "a TradingEnv", policy=policy, config=config)
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)
     config = load_agent(config, name="config")
     mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
-    shape = config.learner
+    shape, seeds, streamed = config.learner, config.num_seeds, env.shards is not None
     layout = make_layout(policy, mesh, config.mesh.deterministic)
-    _check(env, policy, config, mesh, layout)
-    streamed = env.shards is not None
-    if streamed:
-        check_shards(env, policy, config)
-    steps_per_update = shape.num_segments * shape.segment_length * shape.envs_per_segment
-    parts = make_parts(env, policy, layout, -(-shape.steps // steps_per_update), config)
-    # One of many shards waits on the host: the markets of a run's updates are handed to `step`.
+    # Segments of a minibatch that a device learns from at once.
+    parallel = shape.logical_shards if layout.deterministic else batch_shards(mesh)
+    items = shape.num_segments // shape.num_minibatches // parallel
+    check_sizes(env, policy, config, mesh, items)
+    check_shards(env, policy, config)
+    per_seed = shape.num_segments * shape.segment_length * shape.envs_per_segment
+    parts = make_parts(env, policy, layout, -(-shape.steps // per_seed), config)
+    # With shards the market given here only describes them: `step` is given one per update.
     market = env.market if streamed else everywhere(env.market, mesh)
-    init, placed = _beginning(parts, mesh)
-    build = functools.partial(_program, parts, mesh, placed)
-    items = _items(shape, mesh, layout)
-    sizes = sizes_to_try(agents_at_once(config.num_seeds, mesh), shape.micro_batches, items)
-    ring = _ring_held(init, shape.replay_slots, mesh) if shape.replay_slots else NO_RING
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(market))
+    start, placed = functools.partial(initial_state, parts), _spec(parts, FSDP, MODEL)
+    if seeds > 1:
+        start = init_each(start, seeds)
+        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
+    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
+    init = jax.jit(start, out_shardings=placed)
+    build = functools.partial(make_program, parts, mesh, placed)
+
+    ring = NO_RING
+    if shape.replay_slots:
+        slots = jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).replay.data)
+        of_device = _num_bytes(slots) / batch_shards(mesh)
+        ring = Held(shape.replay_slots, of_device / shape.replay_slots)
+    held = _num_bytes(jax.tree.leaves(market))
     limit = memory_limit(shape.memory_gb, mesh, held)
-    if limit is not None and streamed:  # beside the shard in use, the next and one on its way
+    if limit is not None and streamed:  # the next shard, and one on its way, are held as well
         limit -= 2 * held
+    sizes = sizes_to_try(agents_at_once(seeds, mesh), shape.micro_batches, items)
     programs = {cut: build(cut) for cut in sizes}
-    # Options are for who calls the step, and not for who traces it into a program of his own.
+    # jit refuses compiler options where a program is traced into another. So only the programs
+    # that `step` calls itself have them.
     called = functools.cache(functools.partial(build, options=compiler_options(mesh)))
     step = Fitting(programs.__getitem__, sizes, limit, ring, called)
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
-        # Of a whole program jax can't name the operation that made a NaN, and ends with an error
-        # of its own; the guard drops the update, and its metrics tell. Without jit it can.
+        # In a jitted program jax cannot name the operation that made a NaN, and would end with
+        # its own error. The guard drops the update and the metrics report it. Without jit the
+        # search is useful and stays on.
         alone, nans, infs = (getattr(jax.config, name) for name in SEARCHES)
         with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
             return step(state, market if given is None else given)
 
-    return Learner(init, advance, steps_per_update * config.num_seeds, mesh, step, programs, market)
+    return Learner(init, advance, per_seed * seeds, mesh, step, programs, market)
 
 
-def _beginning(parts: Parts, mesh: Mesh) -> tuple[Callable[[Array], LearnerState], LearnerState]:
-    """Jitted `key -> state`, of each agent where there are several, and where its leaves lie."""
-    seeds = parts.config.num_seeds
-    begin = functools.partial(_fresh, parts)
-    placed = _spec(parts, FSDP, MODEL)
-    if seeds > 1:
-        begin = init_each(begin, seeds)
-        placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
-    placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
-    return jax.jit(begin, out_shardings=placed), placed
+def _num_bytes(leaves: list[Any]) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _fresh(parts: Parts, key: Array) -> LearnerState:
-    """One agent's state before its first update."""
+def initial_state(parts: Parts, key: Array) -> LearnerState:
+    """Returns the state of one agent before its first update."""
     env, config = parts.env, parts.config
     policy, shape = parts.setup.policy, config.learner
     params_key, run_key, hyper_key = jax.random.split(key, 3)
     params = policy.init(params_key)
     none = jnp.zeros(shape.num_segments, jnp.int32)
     each = (shape.num_segments, shape.envs_per_segment)
-    # Placeholders: `left` is 0, so the first update draws every segment anew.
+    # Placeholders: `left` is 0, so that the first update draws every segment.
     episode = jax.vmap(jax.vmap(env.begin))(jnp.broadcast_to(run_key, each))
     drop = functools.partial(begin_dropout, env.dynamics)
     drop = jax.vmap(drop)(jnp.broadcast_to(run_key, each[:1]))
@@ -156,17 +168,24 @@ def _fresh(parts: Parts, key: Array) -> LearnerState:
     return LearnerState(params, opt_state, run_key, none_done, segments, ring, hyper)
 
 
-def _program(
+def make_program(
     parts: Parts,
     mesh: Mesh,
     placed: LearnerState,
     sizes: Sizes,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Jitted `(state, market) -> (state, metrics)` over the mesh, in pieces of these sizes."""
+    """Returns the jitted `(state, market) -> (state, metrics)` over the mesh, in these sizes."""
     own = _spec(parts, FSDP)
+
+    def one_update(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+        if parts.env.shards is not None:
+            turn = shard_updates(parts.env.shards, parts.config.learner)
+            state = state._replace(segments=end_with_shard(turn, state.update, state.segments))
+        return update(parts, sizes.micro_batches, state, market)
+
     step = jax.shard_map(
-        functools.partial(_update, parts, sizes.micro_batches),
+        one_update,
         mesh=mesh,
         in_specs=(own, P()),
         out_specs=(own, P()),
@@ -174,37 +193,16 @@ def _program(
     )
     if parts.config.num_seeds > 1:
         step = step_each(step, sizes.agents)
-    return jax.jit(
-        step,
-        donate_argnums=0,
-        out_shardings=(placed, replicated(mesh)),
-        compiler_options=options,
-    )
-
-
-def _update(
-    parts: Parts, micro_batches: int, state: LearnerState, market: Market
-) -> tuple[LearnerState, Metrics]:
-    """One update; of shards, every segment starts anew where the update is the first on one."""
-    if parts.env.shards is not None:
-        turn = shard_updates(parts.env.shards, parts.config.learner)
-        state = state._replace(segments=begun_anew(turn, state.update, state.segments))
-    return update(parts, micro_batches, state, market)
-
-
-def _ring_held(init: Callable[[Array], LearnerState], slots: int, mesh: Mesh) -> Held:
-    """What the ring of a state that `init` makes takes of each device."""
-    ring = jax.eval_shape(init, jax.random.key(0)).replay
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ring.data))
-    return Held(slots, held / batch_shards(mesh) / slots)
+    out = (placed, replicated(mesh))
+    return jax.jit(step, donate_argnums=0, out_shardings=out, compiler_options=options)
 
 
 def _spec(parts: Parts, *names: str) -> LearnerState:
-    """How the state lies over these axes of the mesh; what is not said is whole on each device."""
+    """Partitions of the state over these axes of the mesh; the rest is whole on each device."""
     optimizer = parts.optimizer
     shapes = jax.eval_shape(parts.setup.policy.init, jax.random.key(0))
     params, states = parts.layout.specs(shapes, *names), jax.eval_shape(optimizer.init, shapes)
-    # Moments and averages lie as the parameters that they are of.
+    # Moments and averages are split like the parameters that they belong to.
     moments = optax.tree_map_params(
         optimizer, lambda _, spec: spec, states, params, transform_non_params=lambda _: P()
     )
@@ -212,13 +210,17 @@ def _spec(parts: Parts, *names: str) -> LearnerState:
     return LearnerState._make([params, moments, P(), P(), P(BATCH), ring, P()])
 
 
-def _items(config: LearnerConfig, mesh: Mesh, layout: Layout) -> int:
-    """Segments of a minibatch that a device learns from at once."""
-    parts = config.logical_shards if layout.deterministic else batch_shards(mesh)
-    return config.num_segments // config.num_minibatches // parts
+def check_sizes(
+    env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, items: int
+) -> None:
+    """Validates the sizes of an update against the bars, the mesh and each other.
 
+    Args:
+      items: segments of a minibatch that a device learns from at once.
 
-def _check(env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, layout: Layout) -> None:
+    Raises:
+      BarError: too few bars. ConfigError: sizes that do not divide.
+    """
     config = agent.learner
     if config.advantages == "group" and agent.population.gae_lambda is not None:
         raise ConfigError(
@@ -239,7 +241,6 @@ def _check(env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, layo
             f"{parts} devices that share a batch; the nearest that is, is "
             f"{max(1, round(config.logical_shards / parts)) * parts}."
         )
-    items = _items(config, mesh, layout)
     refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
     episode = env.config.episode_bars or config.segment_length
     if episode % config.segment_length:
@@ -250,27 +251,14 @@ def _check(env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, layo
         )
 
 
-def shard_updates(shards: Shards, config: LearnerConfig) -> int:
-    """Updates on a shard before the next: as the config says, or until its bars are met once."""
-    if config.shard_updates is not None:
-        return config.shard_updates
-    longest = max(shard.rows for shard in shards)
-    return -(-longest // (config.num_segments * config.segment_length))
-
-
-def begun_anew(turn: int, update: Array, segments: Segments) -> Segments:
-    """The segments, all of them over where `update` is the first on another shard."""
-    return segments._replace(left=jnp.where(update % turn == 0, 0, segments.left))
-
-
 def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
-    """Refuses what cannot be learnt from shards.
+    """Validates that an agent can train on the shards of `env`, if it has any.
 
     Raises:
-      BarError: a shard that is too short. ConfigError: settings that are about one market.
+      BarError: a shard is too short.
+      ConfigError: a setting needs all bars at once.
     """
-    learner = config.learner
-    shards = env.shards
+    learner, shards = config.learner, env.shards
     if shards is None:
         return
     need = policy.first_decision + learner.segment_length + 1
@@ -278,7 +266,7 @@ def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
         if shard.rows < need:
             raise BarError(
                 f"{shards.folder / shard.path}: {shard.rows} bars, but training needs {need} of "
-                "each shard; write the shards anew with rows that leave no short last one, or "
+                "each shard; write the shards again with rows that leave no short last one, or "
                 "lower learner.segment_length or policy.dilations."
             )
     empty = [p for p in range(hosts.count()) if not len(own_part(shards, p))]
@@ -305,6 +293,22 @@ def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
         )
 
 
+def shard_updates(shards: Shards, config: LearnerConfig) -> int:
+    """Returns how many updates learn from a shard before the next takes its place.
+
+    It is the config's number, or as many as draw each bar of the longest shard once.
+    """
+    if config.shard_updates is not None:
+        return config.shard_updates
+    longest = max(shard.rows for shard in shards)
+    return -(-longest // (config.num_segments * config.segment_length))
+
+
+def end_with_shard(turn: int, update: Array, segments: Segments) -> Segments:
+    """Ends all episodes where `update` is the first on another shard."""
+    return segments._replace(left=jnp.where(update % turn == 0, 0, segments.left))
+
+
 def own_part(shards: Shards, process: int) -> Shards:
-    """The shards that a process of the run reads; all, where it is the only one."""
+    """Returns the shards that a process of the run reads."""
     return shards.part(process, hosts.count(), by="file") if hosts.count() > 1 else shards

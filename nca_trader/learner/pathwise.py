@@ -1,15 +1,15 @@
-"""Learning by the derivative of what an account earned with respect to what it ordered.
+"""Learning from derivatives of an account's rewards with respect to the weights it orders.
 
-What an agent does never changes the bars, and an account is a differentiable function of the
-weights that it orders. So along a segment the gradient of the reward is known, action by action:
-nothing is sampled, and there is no critic whose error could bias it.
+An agent's actions never change the bars, and an account is a differentiable function of the
+weights that it orders. So the gradient of the rewards along a segment is known action by action:
+nothing is sampled, and no critic adds a bias.
 
     J = sum_t r_t,    r_t = r(s_t, a_t),    s_{t+1} = s(s_t, a_t),    a_t = pi(bars up to t, s_t)
     dJ = sum_t (dr_t/da_t + lambda_{t+1} ds_{t+1}/da_t) dpi_t
     lambda_t = gamma (dr_t/ds_t + lambda_{t+1} ds_{t+1}/ds_t), the total derivative along pi
 
-`pi` is the most probable action, and its spread is not learnt. Nothing is earned after a
-segment's last bar, as with exact advantages.
+`pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
+count as 0, as with exact advantages.
 Source: Heess et al. 2015, "Learning continuous control policies by stochastic value gradients",
 equations 5 and 6, of a known model.
 """
@@ -47,10 +47,13 @@ from nca_trader.learner.sampled import deepest_fall
 
 
 class Starts(NamedTuple):
-    """Where the accounts of each segment start, and what they meet; `[S, ...]`.
+    """Starts of the accounts of each segment, `[S, ...]`.
 
-    span: of the segments. episode: `[S, E]` at the first decision. fresh: `[S, E]` what takes the
-    place of bankrupt ones. cost_scale, volatility_scale: `[S]` of the curriculum, or None.
+    Attributes:
+      span: bars of the segments.
+      episode: `[S, E]` at the first decision.
+      fresh: `[S, E]` replacements of bankrupt ones.
+      cost_scale, volatility_scale: `[S]` factors of the curriculum, or None.
     """
 
     span: Span
@@ -63,7 +66,7 @@ class Starts(NamedTuple):
 def collect(
     setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Starts, dict[str, Array]]:
-    """Simulates the most probable actions and keeps where accounts began; see `Algorithm`."""
+    """Simulates the most probable actions and stores the starts; see `Algorithm.collect`."""
     count = segments.index.shape[:1]
     scales = (
         None if scale is None else jnp.broadcast_to(scale, count)
@@ -76,7 +79,7 @@ def collect(
 
 
 def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
-    """Minus the mean reward, through which derivatives pass; see `Algorithm`."""
+    """Returns minus the mean reward, differentiable; see `Algorithm.loss`."""
     _, reward = simulate(setup, params, market, items)
     value = -reward_scale(setup, market) * reward.mean()
     none = jnp.zeros_like(value)
@@ -84,9 +87,12 @@ def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
 
 
 def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tuple[Episode, Array]:
-    """Follows the most probable actions; the episodes `[S, E]` at the end and rewards `[S, L, E]`.
+    """Simulates accounts with the most probable actions.
 
-    Derivatives of later rewards reach an action discounted by `discount` per bar.
+    Derivatives of later rewards are discounted by `discount` per bar.
+
+    Returns:
+      The episodes `[S, E]` at the end, and rewards `[S, L, E]`.
     """
     policy, config, hyper = setup
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
@@ -115,7 +121,7 @@ def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tu
 
 
 def discounted(episode: Episode, discount: float | Array) -> Episode:
-    """The same episode, through which derivatives pass multiplied by `discount`."""
+    """Returns the same episode, whose derivatives are multiplied by `discount`."""
 
     def leaf(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -126,19 +132,20 @@ def discounted(episode: Episode, discount: float | Array) -> Episode:
 
 
 def check_smooth(env: TradingEnv) -> None:
-    """Refuses environments in which what is earned jumps, or does not move, with an order.
+    """Validates that rewards of `env` are differentiable in the weights ordered.
 
     Raises:
-      ConfigError: one line, with everything that stands in the way.
+      ConfigError: one line with every setting that prevents it.
     """
-    if problems := list(_jumps(env)):
+    if problems := list(obstacles(env)):
         raise ConfigError(
             "learner.advantages = 'pathwise' follows derivatives of what is ordered, but "
             f"{'; '.join(problems)}; change this in the environment, or take 'gae'."
         )
 
 
-def _jumps(env: TradingEnv) -> Iterator[str]:
+def obstacles(env: TradingEnv) -> Iterator[str]:
+    """Yields the settings because of which rewards jump, or do not move, with an order."""
     config, costs = env.config, env.costs
     if config.actions != "weights":
         yield f"actions = '{config.actions}' are discrete (take 'weights')"

@@ -1,7 +1,7 @@
-"""Several agents in one program, mapped over a leading axis; each may have its hyper-parameters.
+"""Several agents in one program, mapped over a leading axis; hyper-parameters may differ.
 
-Population based training lets the worst of them go on from copies of the best, with hyper-
-parameters changed a little. Source: Jaderberg et al. 2017, "Population based training of neural
+In population based training the worst agents continue as copies of the best, with slightly
+changed hyper-parameters. Source: Jaderberg et al. 2017, "Population based training of neural
 networks", with truncation selection and perturbation (section 4.1.1).
 """
 
@@ -27,28 +27,27 @@ from nca_trader.runs.manifest import Run
 T = TypeVar("T")
 Fitness = Callable[[LearnerState], Any]
 
-
-# Near 1 it is the distance from 1 that counts: 0.99 is to 0.999 as 0.01 to 0.001.
+# Near 1 the distance from 1 counts: 0.99 is to 0.999 as 0.01 is to 0.001.
 NEAR_ONE = ("gae_lambda", "discount")
 
 
 def _inverted(name: str, value: Any) -> Any:
-    """`value`, or its distance from 1; its own inverse."""
+    """Returns `value`, or its distance from 1; this is its own inverse."""
     return 1.0 - value if name in NEAR_ONE else value
 
 
 def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
-    """One agent's hyper-parameters: evenly in the log of each range, the config's elsewhere.
+    """Draws one agent's hyper-parameters, uniformly in the logarithm of each range.
 
-    None where no range is given: the agents differ by their seeds alone.
+    Those without a range are the config's. None where no range is given: then the agents differ
+    by their seeds only.
     """
     if not config.population.ranged:
         return None
-    ranges = {name: getattr(config.population, name) for name in Hyper._fields}
     drawn = []
     for number, (name, value) in enumerate(hyper_of(config)._asdict().items()):
-        if ranges[name] is not None:
-            low, high = sorted(np.log(_inverted(name, end)) for end in ranges[name])
+        if (ends := getattr(config.population, name)) is not None:
+            low, high = sorted(np.log(_inverted(name, end)) for end in ends)
             own = jax.random.fold_in(key, number)
             value = _inverted(name, jnp.exp(jax.random.uniform(own, (), minval=low, maxval=high)))
         drawn.append(jnp.asarray(value, jnp.float32))
@@ -56,16 +55,17 @@ def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
 
 
 def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) -> tuple[Any, Array]:
-    """The worst agents go on as copies of the best, with hyper-parameters of their own.
+    """Replaces the worst agents by copies of the best, with perturbed hyper-parameters.
 
     Args:
-      config: `share` of the agents is replaced, each by one of as many best, drawn evenly.
-      state: of a learner of M agents. fitness: `[M]`, more is better; NaN is the worst.
+      config: `share` of the agents is replaced, each by one of as many best, drawn uniformly.
+      state: of a learner of M agents.
+      fitness: `[M]`, more is better; NaN is the worst.
       key: draws who copies whom, and whether a value is multiplied or divided by `perturb`.
 
     Returns:
-      The state, and `[M]` int32 which agent each goes on from. Parameters, optimiser state and
-      hyper-parameters are copied; keys, accounts and replayed rollouts stay each agent's own.
+      The state, and `[M]` int32 the agent that each one continues from. Parameters, optimiser
+      state and hyper-parameters are copied; each agent keeps its keys, accounts and replay.
     """
     size = fitness.shape[0]
     count = max(int(config.share * size), 1)
@@ -76,32 +76,32 @@ def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) ->
     taken = (state.params, state.opt_state, state.hyper)
     params, opt_state, hyper = jax.tree.map(lambda leaf: leaf[parent], taken)
     if hyper is not None:
-        hyper = _explored(config, hyper, parent != jnp.arange(size), explore_key)
+        copied, values = parent != jnp.arange(size), {}
+        for number, (name, value) in enumerate(hyper._asdict().items()):
+            if (ends := getattr(config, name)) is not None:
+                own = jax.random.fold_in(explore_key, number)
+                more = jax.random.bernoulli(own, shape=copied.shape)
+                factor = jnp.where(more, config.perturb, 1.0 / config.perturb)
+                moved = _inverted(name, _inverted(name, value) * factor)
+                value = jnp.where(copied, jnp.clip(moved, *ends), value)
+            values[name] = value
+        hyper = Hyper(**values)
     return state._replace(params=params, opt_state=opt_state, hyper=hyper), parent
 
 
-def _explored(config: PopulationConfig, hyper: Hyper, copied: Array, key: Array) -> Hyper:
-    values = {}
-    for number, (name, value) in enumerate(hyper._asdict().items()):
-        if (ends := getattr(config, name)) is not None:
-            more = jax.random.bernoulli(jax.random.fold_in(key, number), shape=copied.shape)
-            factor = jnp.where(more, config.perturb, 1.0 / config.perturb)
-            moved = _inverted(name, _inverted(name, value) * factor)
-            value = jnp.where(copied, jnp.clip(moved, *ends), value)
-        values[name] = value
-    return Hyper(**values)
-
-
 def mean_reward(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-    """`[M]` each agent's mean training reward over rows of metrics.jsonl; NaN where one failed."""
+    """`[M]` mean training reward of each agent over rows of metrics.jsonl; NaN if any failed."""
     return np.array([row["seeds"]["reward"] for row in rows], np.float64).mean(axis=0)
 
 
 def correlations(hyper: Hyper, fitness: Array) -> dict[str, Array]:
-    """Correlation of each hyper-parameter's log with the fitness, over the agents; 0 if all agree.
+    """Correlation of each hyper-parameter's logarithm with the fitness, over the agents.
+
+    It is 0 where all agents have the same value.
 
     Args:
-      hyper: each `[M]`. fitness: `[M]`.
+      hyper: each `[M]`.
+      fitness: `[M]`.
     """
     logs = [jnp.log(_inverted(name, value) + 1e-9) for name, value in hyper._asdict().items()]
     columns = jnp.stack([*logs, jnp.nan_to_num(fitness)], axis=1)
@@ -112,10 +112,10 @@ def correlations(hyper: Hyper, fitness: Array) -> dict[str, Array]:
 
 
 def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], T]:
-    """Maps a learner's init over `num_agents`: agent i is what `init(fold_in(key, i))` alone is.
+    """Maps a learner's init over agents; agent i is what `init(fold_in(key, i))` returns.
 
-    It is a `lax.map` and not a `vmap`: batched decompositions in one program can deadlock on the
-    CPU.
+    This is a `lax.map` and not a `vmap`: batched decompositions in one program can deadlock on
+    the CPU.
     """
 
     def init_all(key: Array) -> T:
@@ -126,16 +126,16 @@ def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], 
 
 
 def agents_at_once(num_agents: int, mesh: Mesh) -> int:
-    """How many agents move at once where memory allows.
+    """Returns how many agents move at once where memory allows.
 
-    The CPU has no parallelism to gain from a batch of small matrix products, and is twice as
-    fast one agent after the other; it is one program all the same.
+    A CPU gains nothing from a batch of small matrix products: it is twice as fast with one agent
+    after the other, still in one program.
     """
     return 1 if mesh.devices.flat[0].platform == "cpu" else num_agents
 
 
 def step_each(step: Callable[[Any, Any], T], together: int) -> Callable[..., T]:
-    """Maps a learner's step over agents, `together` at a time; all gains a leading axis."""
+    """Maps a learner's step over a leading axis of agents, `together` at a time."""
     batch_size = together if together > 1 else None
 
     def step_all(state: Any, market: Any) -> T:
@@ -156,7 +156,13 @@ def fitness_of(
     state: LearnerState,
     fitness: Fitness | None,
 ) -> np.ndarray:
-    """`[M]` how good each agent is, by the caller's measure or by what training earned of late."""
+    """`[M]` fitness of each agent: the caller's, or the recent mean training reward.
+
+    Args:
+      run: its metrics are those of the updates before the newest.
+      row: metrics of the newest update.
+      fitness: the caller's measure, or None.
+    """
     if fitness is not None:
         return hosts.of_first(np.asarray(fitness(state), np.float32))
     score = np.zeros(state.update.shape, np.float32)
@@ -168,13 +174,13 @@ def fitness_of(
 def exploited(
     config: PopulationConfig, state: LearnerState, score: np.ndarray, seed: int, row: dict[str, Any]
 ) -> LearnerState:
-    """The population after an exploit, which `row` then tells of."""
+    """Returns the population after an exploit, where it was on the mesh; records it in `row`."""
     if score.shape != state.update.shape:
         raise ConfigError(
             f"fitness is of shape {list(score.shape)}, but {state.update.size} agents train; give "
-            "one number an agent."
+            "one number per agent."
         )
-    # Folded with no agent's number: those are the agents' own keys.
+    # The agents' own keys are folded with 0 to M - 1; M is nobody's.
     key = jax.random.fold_in(jax.random.key(seed), score.size)
     key = jax.random.fold_in(key, row["update"])
     if state.hyper is not None:

@@ -1,4 +1,11 @@
-"""Compiled programs: sizes that fit the memory of a device, and a count of compilations."""
+"""Compiled programs: sizes that fit the memory of a device, and a count of compilations.
+
+One bound, `learner.memory_gb`, is for everything that a device holds in an update: parameters and
+moments of every agent, the market, the replay ring and intermediate results. What changes no
+result is reduced automatically: first the agents of a population that move at once, then the
+segments of a micro-batch. The replay ring does change the result, so a ring that leaves no room is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +30,25 @@ from nca_trader.parallel.mesh import is_described
 log = logging.getLogger(__name__)
 UNCOMPILED = "jax_disable_jit"  # a setting that pyright does not find on jax.config
 LESS = "lower learner.num_segments, learner.segment_length or policy.channels"
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | None:
-    """Bytes of a device that an update may need, with all that it holds; None is no bound.
+    """Returns the bytes of a device that an update may need, arguments included.
 
     Args:
-      memory_gb: what a user allows, in 1e9 bytes; None is what the device reports, if it does, and
-        of a CPU an equal share of the memory that is free.
-      held: bytes of each device that are held for the update already, and so are not free.
+      memory_gb: the user's bound in 1e9 bytes. None is what the device reports; on a CPU, each
+        device's share of the free memory.
+      mesh: the devices.
+      held: bytes of each device that the update's arguments take already, so they are not free.
+
+    Returns:
+      Bytes, the same on every process; None is no bound.
     """
     if memory_gb is not None:
         return memory_gb * 1e9
     if is_described(mesh):
-        return None  # whoever describes them knows what they have
+        return None  # an AOT topology reports nothing; `scale.plan` knows its chips
     device = mesh.local_devices[0]
     if device.platform == "cpu":
         reported = machine.memory().free / len(mesh.local_devices) + held
@@ -47,7 +59,7 @@ def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | 
 
 
 def bytes_needed(compiled: Any) -> int:
-    """Bytes a device needs to run a compiled program, its arguments included."""
+    """Returns the bytes a device needs to run a compiled program, arguments included."""
     sizes = compiled.memory_analysis()
     held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return held + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
@@ -69,16 +81,18 @@ class Sizes(NamedTuple):
     micro_batches: int
 
     def __str__(self) -> str:
-        """As the log and the command line say it."""
+        """The sizes as the log and the command line print them."""
         agents = "1 agent" if self.agents == 1 else f"{self.agents} agents"
         return f"{agents} at once, learner.micro_batches = {self.micro_batches}"
 
 
 def sizes_to_try(agents: int, micro_batches: int, items: int) -> list[Sizes]:
-    """From the fastest to the smallest: fewer agents at once first, then more micro-batches.
+    """Sizes from the fastest to the smallest: fewer agents first, then more micro-batches.
 
     Args:
-      agents: that may move at once. micro_batches: to begin with. items: of a minibatch.
+      agents: the most that may move at once.
+      micro_batches: the fewest.
+      items: segments of a minibatch.
     """
     sizes = [Sizes(agents, micro_batches)]
     while sizes[-1].agents > 1:
@@ -87,18 +101,18 @@ def sizes_to_try(agents: int, micro_batches: int, items: int) -> list[Sizes]:
 
 
 class Held(NamedTuple):
-    """What a replay ring takes: `slots` of `slot` bytes of a device each."""
+    """What a replay ring takes of a device: `slots` times `slot` bytes."""
 
     slots: int = 0
     slot: float = 0.0
 
     @property
     def bytes(self) -> float:
-        """Of all slots."""
+        """Bytes of all slots."""
         return self.slots * self.slot
 
     def remedy(self, room: float) -> str:
-        """How many slots do fit into `room` bytes; "" where two do not, or there is no ring."""
+        """How many slots fit into `room` bytes; "" where two do not, or there is no ring."""
         fit = int(room // self.slot) if self.slot else 0
         if fit < 2:
             return ""
@@ -112,13 +126,14 @@ NO_RING = Held()
 
 
 class Fitting:
-    """A jitted step in the sizes that fit into `limit` bytes of a device, found at the first call.
+    """A jitted step in the first sizes that fit into a device, found at the first call.
 
-    Other sizes than the first are logged: they cost time, and the result is the same.
+    Other sizes than the first are logged: they take longer, with the same result.
 
     Attributes:
-      limit: bytes of a device; None is no bound. needed: bytes that a device needs for the chosen
-        program; None before the first call, and where nothing is bounded.
+      limit: bytes of a device; None is no bound.
+      needed: bytes that a device needs for the chosen program; None before the first call, and
+        without a bound.
     """
 
     def __init__(
@@ -132,9 +147,12 @@ class Fitting:
         """Compiles nothing yet.
 
         Args:
-          build: `(sizes) -> jitted step`. sizes: as in `sizes_to_try`. limit: None is no bound.
-          ring: what a step's state holds for replay. called: as `build`, with options of the
-            compiler, which a program that others trace cannot have; None is `build`.
+          build: `(sizes) -> jitted step`.
+          sizes: those to try, see `sizes_to_try`.
+          limit: bytes of a device; None is no bound.
+          ring: what the state holds for replay.
+          called: as `build`, with compiler options, for calls outside of another program; None is
+            `build`.
 
         Raises:
           ConfigError: the ring alone does not fit.
@@ -153,77 +171,81 @@ class Fitting:
 
     @property
     def sizes(self) -> Sizes:
-        """What was chosen, or will be tried next."""
+        """The sizes that were chosen, or will be tried next."""
         return self._remaining[0]
 
     @property
     def program(self) -> Any:
-        """The jitted step that a call runs, in the sizes that were chosen or will be tried next."""
+        """The jitted step in `sizes`."""
         return self._called(self.sizes)
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a row of metrics says of memory: nothing where nothing is bounded."""
+        """Metrics of memory; {} without a bound."""
         if self.needed is None:
             return {}
         return {"memory_gb": self.needed / 1e9, "agents_at_once": self.sizes.agents}
 
     def __call__(self, *args: Any) -> Any:
-        """The step.
+        """Runs the step.
 
         Raises:
           ConfigError: at the first call, if not even the smallest sizes fit.
         """
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
-            return self._build(self.sizes)(*args)  # someone else compiles: they ask what it needs
+            return self._build(self.sizes)(*args)  # part of another program, which has the bound
         if self._chosen is not None:
             return self._chosen(*args)
-        if getattr(jax.config, UNCOMPILED):  # nothing is compiled whose needs could be known
+        if getattr(jax.config, UNCOMPILED):  # nothing is compiled, so needs are not known
             return self.program(*args)
         while True:
-            donated = self._smallest(math.inf if self.limit is None else self.limit, args)
-            chosen = self.program  # which finds what was compiled just now
-            # A process that has compiled waits for the others here: inside the program it would
-            # wait a minute, and one host may compile for longer than that after another.
+            donated = self._compile_first_that_fits(args)
+            chosen = self.program  # jit finds what was compiled just now
+            # A process that has compiled waits for the others here. Inside the program it would
+            # give up after a minute, and a host may compile for longer than another by that.
             hosts.meet()
-            # Of several processes one cannot try again while the others wait for what it left.
-            last = len(self._remaining) == 1 or hosts.count() > 1
-            taken = _where(donated, args)
-            last = last or not self._room_for(taken)
-            spare = [] if last else [_spare(leaf) for leaf in taken]
+            leaves, structure = jax.tree.flatten(args)
+            # The step takes over (donates) leaves. A second try needs them again, so copies are
+            # kept on the host. A CPU's host is the device: there they must fit as well.
+            copied = sum(
+                leaf.size * leaf.dtype.itemsize
+                for leaf, taken in zip(leaves, donated, strict=True)
+                if taken
+            )
+            room = (
+                self.limit is None
+                or self.needed is None
+                or jax.default_backend() != "cpu"
+                or self.needed + copied <= self.limit
+            )
+            # One of several processes cannot try again while the others wait inside the program.
+            last = len(self._remaining) == 1 or hosts.count() > 1 or not room
+            again = [
+                _spare(leaf) if taken and not last else lambda leaf=leaf: leaf
+                for leaf, taken in zip(leaves, donated, strict=True)
+            ]
             try:
-                # A device says only when it computes that it could not allocate.
+                # A device reports only while it computes that it could not allocate.
                 result = jax.block_until_ready(chosen(*args))
             except jax.errors.JaxRuntimeError as error:
                 if not out_of_memory(error):
                     raise
                 if last:
                     raise ConfigError(f"{self.sizes}: allocation failed; {LESS}.") from None
-                self._go_on("allocation failed")
-                args = _with(donated, args, [again() for again in spare])
+                self._next("allocation failed")
+                args = jax.tree.unflatten(structure, [leaf() for leaf in again])
             else:
                 self._chosen = chosen
                 return result
 
-    def _room_for(self, leaves: Sequence[Array]) -> bool:
-        """Whether a host that is the device as well has room for a copy of `leaves`."""
-        if self.limit is None or self.needed is None or jax.default_backend() != "cpu":
-            return True
-        copied = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return self.needed + copied <= self.limit
-
-    def _smallest(self, limit: float, args: Any) -> list[bool]:
-        """Takes out the sizes before the first that fit, whose step is compiled then.
-
-        Returns:
-          Of each leaf of `args`, whether that step takes it over.
-        """
+    def _compile_first_that_fits(self, args: Any) -> list[bool]:
+        """Drops the sizes before the first that fit; returns which leaves of `args` it donates."""
+        limit = math.inf if self.limit is None else self.limit
         while True:
             needed = None
             try:
-                lowered = self._called(self.sizes).lower(*args)
-                compiled = lowered.compile()
-                needed = bytes_needed(compiled)
+                lowered = self.program.lower(*args)
+                needed = bytes_needed(lowered.compile())
                 if needed <= limit:
                     self.needed = None if self.limit is None else needed
                     return [info.donated for info in jax.tree.leaves(lowered.args_info)]
@@ -238,55 +260,40 @@ class Fitting:
                     f"{self.sizes}: {why}, and a micro-batch is one segment already"
                     f"{self._ring.remedy(room)}; raise learner.memory_gb, or {LESS}."
                 )
-            self._go_on(why)
+            self._next(why)
 
-    def _go_on(self, why: str) -> None:
+    def _next(self, why: str) -> None:
         before = self._remaining.pop(0)
         log.warning("%s: %s; trying %s, with the same result", before, why, self.sizes)
 
 
 def _spare(leaf: Array) -> Callable[[], Array]:
-    """Gives `leaf` again after a step took it over; kept on the host meanwhile."""
+    """Copies `leaf` to the host; returns a function that puts the copy back where it was."""
     sharding = leaf.sharding
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         impl, data = jax.random.key_impl(leaf), np.array(jax.random.key_data(leaf))
-        again = lambda: jax.random.wrap_key_data(jnp.asarray(data), impl=impl)  # noqa: E731
-        return lambda: jax.device_put(again(), sharding)
+        wrap = jax.random.wrap_key_data
+        return lambda: jax.device_put(wrap(jnp.asarray(data), impl=impl), sharding)
     value = np.array(leaf)
     return lambda: jax.device_put(value, sharding)
 
 
-def _where(chosen: Sequence[bool], tree: Any) -> list[Any]:
-    return [leaf for leaf, take in zip(jax.tree.leaves(tree), chosen, strict=True) if take]
-
-
-def _with(chosen: Sequence[bool], tree: Any, leaves: Sequence[Any]) -> Any:
-    """`tree` with `leaves` where `chosen`."""
-    old, structure = jax.tree.flatten(tree)
-    new = iter(leaves)
-    pairs = zip(old, chosen, strict=True)
-    return jax.tree.unflatten(structure, [next(new) if take else leaf for leaf, take in pairs])
-
-
-log = logging.getLogger(__name__)
-COMPILED = "/jax/core/compile/backend_compile_duration"
-
-
 class Compilations:
-    """Listens from `with` to its end.
+    """Counts what jax compiles between entering and leaving a `with`.
 
     Attributes:
-      count: programs that were compiled, or found in the cache on disk. seconds: that tracing,
-        lowering and compiling took. hits: of the programs, those found on disk.
+      count: programs that were compiled or found in the cache on disk.
+      seconds: time that tracing, lowering and compiling took.
+      hits: programs found on disk.
     """
 
     def __init__(self, watched: Iterable[str] = ()):
-        """Hears nothing yet. watched: names of the jitted functions that `again` is about."""
+        """Counts nothing yet; `watched` are the names of jitted functions for `again`."""
         self.count, self.seconds, self.hits = 0, 0.0, 0
         self._watched = frozenset(watched)
         self._of: Counter[str] = Counter()
         self._warm: int | None = None
-        self._said = 0
+        self._reported = 0
 
     def __enter__(self) -> Compilations:
         jax.monitoring.register_event_duration_secs_listener(self._timed)
@@ -298,21 +305,21 @@ class Compilations:
         jax.monitoring.unregister_event_listener(self._happened)
 
     def again(self) -> int:
-        """How often a watched program was compiled since the first call, which ends the warm-up.
+        """Returns how often a watched program was compiled since the first call of `again`.
 
-        Each time it is more than at the last call, a warning says so.
+        The first call ends the warm-up. A warning is logged whenever the number has risen.
         """
         compiled = sum(self._of[name] for name in self._watched)
         if self._warm is None:
             self._warm = compiled
-        more, self._said = compiled - self._warm - self._said, compiled - self._warm
+        more, self._reported = compiled - self._warm - self._reported, compiled - self._warm
         if more:
             log.warning(
                 "the learner was compiled again after its first update (%d times so far): a "
-                "shape, a type or a sharding changed; jax.log_compiles tells which",
-                self._said,
+                "shape, a type or a sharding changed; jax.log_compiles shows which",
+                self._reported,
             )
-        return self._said
+        return self._reported
 
     def _timed(self, event: str, duration_secs: float, **facts: object) -> None:
         if event.startswith("/jax/core/compile/"):

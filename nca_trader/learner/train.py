@@ -1,12 +1,15 @@
-"""The training loop: `learner.step` again and again, its metrics and checkpoints on disk.
+"""The training loop: repeats `learner.step` and writes metrics and checkpoints.
 
-A run that was stopped, or killed, goes on from its newest good checkpoint and ends at the same
-parameters, bit for bit on the CPU. A run whose numbers are no longer finite goes back to it by
-itself, with another key.
+A run that was stopped or killed resumes from its newest good checkpoint and ends at the same
+parameters, bit for bit on the CPU. A run whose numbers are no longer finite returns to that
+checkpoint automatically, with another key.
 
-In a run of several processes each calls `train` with the same arguments. The first one alone
-writes; what a process knows by itself (that it was asked to stop, what the time is, what a file
-says) is agreed on before anything follows from it, since all must call the same programs.
+In a run of several processes each calls `train` with the same arguments, and only the first
+writes. All must call the same programs, so they first agree on what only one of them knows: a
+stop, the time, the content of a file.
+
+Update u learns from shard `u // shard_updates`, over and over. The data cursor is therefore the
+number of updates, which every checkpoint has.
 """
 
 from __future__ import annotations
@@ -58,30 +61,38 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     fitness: Fitness | None = None,
 ) -> Run:
-    """Trains `agent` in `env` for `steps` environment steps of each seed, into a run folder.
+    """Trains `agent` in `env` into a run folder; an existing run is resumed.
 
     Args:
-      agent: a config, a preset's name, or the path of a TOML file.
+      env: the environment. With shards, training reads one after the other, see
+        `LearnerConfig.shard_updates`.
+      agent: a config, the name of a preset, or the path of a TOML file.
       run_dir: a folder, or a `gs://` or `s3://` URL of one.
-      env: of shards, it trains on shard after shard, read ahead, see `learner.shard_updates`.
-      steps: a total, rounded up to whole updates; what a resumed run has done counts.
-        None is the preset's `learner.steps`. A curriculum's course stays that of the steps that
-        the run began with.
-      seed: of everything random. report: called with each row of metrics.jsonl.
-      stop: asked after each update; True, of any process, saves a checkpoint and returns.
-      fitness: of a population's agents, `[M]`, more is better, e.g. on a selection span; None is
-        the mean training reward since the last exploit.
+      steps: environment steps of each seed in total, rounded up to whole updates, including those
+        that a resumed run has done. None is the agent's `learner.steps`. A resumed run keeps the
+        curriculum of the steps that it began with.
+      seed: seed of all random numbers.
+      report: called with each row of metrics.jsonl.
+      stop: called after each update; True in any process saves a checkpoint and returns.
+      fitness: `(state) -> [M]` fitness of a population's agents, more is better, e.g. on a
+        selection span. None is the mean training reward since the last exploit.
 
     Returns:
-      The run; `steps_done(run)` says how far it came.
+      The run; `steps_done(run)` is its number of environment steps.
 
     Raises:
       RunError: `run_dir` holds something else, or another process trains there.
       BarError: too few bars, or a shard is missing.
-      ConfigError: see there; or a process has no device in the mesh.
-      StateError: a shard or a checkpoint is not what was written, or cannot be; or the run went
-        back to one checkpoint `max_rollbacks` times and failed again.
+      ConfigError: an argument is not valid, or a process has no device in the mesh.
+      StateError: a shard or a checkpoint cannot be written or differs from what was written, or
+        the run failed again after `max_rollbacks` returns to one checkpoint.
       StoreError: the object store of `run_dir` or of the shards cannot be reached.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> env = nca.TradingEnv(nca.sample_bars("sp500"))
+      >>> run = nca.train(env, "nano", "runs/one", steps=100_000)  # doctest: +SKIP
+      >>> result = nca.backtest(env.bars, run)  # doctest: +SKIP
     """
     expect("env", env, TradingEnv, "a TradingEnv", agent=agent, run_dir=run_dir)
     agent = load_agent(agent)
@@ -95,13 +106,13 @@ def train(
         raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
     path = place(run_dir, "run_dir")
     policy = make_policy(agent, env.spec)
-    # What goes by the run's length goes on by the length that it began with: a curriculum that
-    # has ended would begin again otherwise.
+    # Schedules keep the length that the run began with: with more steps a curriculum that has
+    # ended would start again.
     began = agent
     if (path / "run.json").exists():
         began = _for_steps(agent, Run(path).agent_config.learner.steps)
     learner = make_learner(env, policy, began)
-    _check_processes(learner.mesh)
+    check_processes(learner.mesh)
     updates = planned_steps(agent) // learner.steps_per_update
     # Nothing is written before everything that can be refused has been.
     with (
@@ -120,7 +131,7 @@ def train(
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - started
             done += 1
-            row = _row(metrics, done, learner.steps_per_update, seconds)
+            row = metrics_row(metrics, done, learner.steps_per_update, seconds)
             row |= {"rollbacks": health.rollbacks, "retraces": compiled.again()}
             row |= learner.fitting.figures
             if (shard := markets.shard(done - 1)) is not None:
@@ -136,10 +147,10 @@ def train(
                 run.lines.append(json.dumps(row))
             report(row)
             checkpoints.check()
-            stopped, due = _agreed(stop(), intervals.due(done))
-            # In a row of dropped updates none is saved: the way back leads to before it.
+            stopped, due = agreed(stop(), intervals.due(done))
+            # A rollback must lead to before a row of dropped updates, so none is saved in it.
             if stopped or done == updates or (due and not health.dropping):
-                run.lines.flush()  # before there is a checkpoint that they led to
+                run.lines.flush()  # rows must not be older than the checkpoint
                 checkpoints.save(done, state, config)
                 health.saved()
                 intervals.saved()
@@ -148,14 +159,18 @@ def train(
     return run
 
 
-def _agreed(stop: bool, due: bool) -> tuple[bool, bool]:
-    """Whether any process was asked to stop, and whether the first one's clock says to save."""
+def agreed(stop: bool, due: bool) -> tuple[bool, bool]:
+    """Whether any process was asked to stop, and whether a save is due by the first one's clock."""
     each = hosts.of_each(np.array([stop, due]))
     return bool(each[:, 0].any()), bool(each[0, 1])
 
 
-def _check_processes(mesh: Mesh) -> None:
-    """Refuses a mesh that leaves a process without a device: it would have nothing to call."""
+def check_processes(mesh: Mesh) -> None:
+    """Validates that every process has a device in the mesh, and so a program to call.
+
+    Raises:
+      ConfigError: one has none.
+    """
     taking_part = len({device.process_index for device in mesh.devices.flat})
     if taking_part < hosts.count():
         raise ConfigError(
@@ -165,31 +180,34 @@ def _check_processes(mesh: Mesh) -> None:
 
 
 class Intervals:
-    """When a checkpoint is due: after so many updates or seconds, whichever comes first."""
+    """Decides when a checkpoint is due: by updates or by seconds, whichever comes first."""
 
     def __init__(self, config: CheckpointConfig, clock: Callable[[], float] = time.monotonic):
-        """The seconds count from now on."""
+        """Starts to count seconds."""
         self._config, self._clock = config, clock
         self.saved()
 
     def saved(self) -> None:
-        """A checkpoint was saved just now."""
+        """Notes that a checkpoint was saved now."""
         self._since = self._clock()
 
     def due(self, done: int) -> bool:
-        """Whether one is due after `done` updates."""
+        """Whether a checkpoint is due after `done` updates."""
         every, seconds = self._config.every, self._config.every_seconds
         by_updates = every > 0 and done % every == 0
         return by_updates or 0.0 < seconds <= self._clock() - self._since
 
 
 class Health:
-    """Whether training goes well, by its rows of metrics; and the way back when it does not."""
+    """Watches the rows of metrics and rolls training back when it fails."""
 
     def __init__(self, config: CheckpointConfig, run: Run, shape: tuple[int, ...] = ()):
-        """What the rows that `run` has say; a run that was killed so goes on where it was.
+        """Reads the rows that `run` has, so that a killed run keeps its counts.
 
-        `shape` is `[]`, or `[M]` of M agents.
+        Args:
+          config: limits.
+          run: the run.
+          shape: `()`, or `(M,)` of M agents.
         """
         self._config, self._run, self._shape = config, run, shape
         self._from_rows()
@@ -210,11 +228,11 @@ class Health:
 
     @property
     def dropping(self) -> bool:
-        """Whether the newest update was dropped, of any agent."""
+        """Whether the newest update of any agent was dropped."""
         return bool(np.any(self._streaks))
 
     def fault(self, row: dict[str, Any]) -> str:
-        """Takes in the newest row; says why training must go back, or "" where it need not."""
+        """Counts the newest row; returns why training must be rolled back, or ""."""
         self._count(row)
         if self.dropping:
             log.warning("%s: %s", self._run.path, dropped_line(row))
@@ -226,10 +244,10 @@ class Health:
         return ""
 
     def roll_back(self, fault: str, state: LearnerState, done: int) -> LearnerState:
-        """The restored `state` with another key, so that it does not draw the same again.
+        """Returns the restored `state` with another key, so that it draws other numbers.
 
         Raises:
-          StateError: it has been there `max_rollbacks` times already.
+          StateError: training was rolled back to this checkpoint `max_rollbacks` times already.
         """
         before, self._since = self.rollbacks, self._since + 1
         where = f"checkpoint {done}" if done else "the start"
@@ -239,29 +257,27 @@ class Health:
                 "which is as it was; look for bars that are not finite, or train into another "
                 "folder with a lower optimizer.learning_rate."
             )
-        log.warning("%s: %s; rolled back to %s, on with another key", self._run.path, fault, where)
+        log.warning("%s: %s; rolled back to %s, with another key", self._run.path, fault, where)
         self._from_rows()
         self.rollbacks = before + 1
-        return state._replace(key=_folded(state.key, self._since))
+        # Of several agents, each has its own key.
+        fold = (
+            jax.random.fold_in if state.key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
+        )
+        return state._replace(key=jax.device_put(fold(state.key, self._since), state.key.sharding))
 
     def saved(self) -> None:
-        """A checkpoint was saved: the way back is a new one."""
+        """Notes that a checkpoint was saved, which the next rollback leads to."""
         self._since = 0
 
 
-def _folded(key: Array, number: int) -> Array:
-    """`key`, or each of the agents' keys, folded with `number`, where it was."""
-    fold = jax.random.fold_in if key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
-    return jax.device_put(fold(key, number), key.sharding)
-
-
 def _for_steps(agent: AgentConfig, steps: int) -> AgentConfig:
-    """The agent whose run is `steps` environment steps long."""
+    """Returns the agent with a run of `steps` environment steps."""
     return dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
 
 
 def planned_steps(agent: AgentConfig, steps: int | None = None) -> int:
-    """Environment steps that a run of `agent` makes, of all seeds together, in whole updates."""
+    """Environment steps of a run of `agent`, of all seeds together, in whole updates."""
     learn = agent.learner
     per_update = learn.num_segments * learn.segment_length * learn.envs_per_segment
     return -(-(steps or learn.steps) // per_update) * per_update * agent.num_seeds
@@ -276,9 +292,9 @@ def steps_done(run: Run) -> int:
 def _resume(
     learner: Learner, checkpoints: Checkpoints, seed: int, run: Run
 ) -> tuple[LearnerState, int]:
-    """The newest state that is saved, or a new one, and how many updates it has done.
+    """Returns the newest saved state, or a new one, and its number of updates.
 
-    Rows of updates that a kill or a rollback took back are dropped: they will be written again.
+    Rows of later updates are dropped: they will be written again.
     """
     state = learner.init(jax.random.key(seed))
     found = checkpoints.newest()
@@ -289,9 +305,9 @@ def _resume(
 
 
 def dropped_line(row: dict[str, Any]) -> str:
-    """Which update was dropped, by its row of metrics, and what of it is not finite first.
+    """Says from a row of metrics which update was dropped and what was not finite first.
 
-    Rewards come before values, values before the loss, and all of them before a gradient.
+    Rewards are computed first, then values, the loss, and the gradient.
     """
     names = [name for name, value in row.items() if value is None]
     if "reward" in names:
@@ -300,14 +316,16 @@ def dropped_line(row: dict[str, Any]) -> str:
         first = "values or probabilities are not finite, rewards are; look at the features"
     else:
         first = "a gradient is not finite, the loss is; lower optimizer.learning_rate"
-    told = f" (null in metrics.jsonl: {', '.join(names)})" if names else ""
-    return f"update {row['update']} dropped: {first}{told}"
+    nulls = f" (null in metrics.jsonl: {', '.join(names)})" if names else ""
+    return f"update {row['update']} dropped: {first}{nulls}"
 
 
-def _row(metrics: dict[str, Any], done: int, per_update: int, seconds: float) -> dict[str, Any]:
-    """One row of metrics.jsonl: means over seeds, and under "seeds" each one's where several.
+def metrics_row(
+    metrics: dict[str, Any], done: int, per_update: int, seconds: float
+) -> dict[str, Any]:
+    """Returns a row of metrics.jsonl: means over seeds, and each seed's values under "seeds".
 
-    A figure that is not finite is null: JSON has no NaN.
+    Numbers that are not finite are None.
     """
     row: dict[str, Any] = {"update": done, "steps": done * per_update}
     for name, value in metrics.items():
@@ -319,7 +337,7 @@ def _row(metrics: dict[str, Any], done: int, per_update: int, seconds: float) ->
 
 
 class Markets:
-    """The markets of a run's updates, read ahead where they are a stream."""
+    """The markets of a run's updates; those of shards are read ahead."""
 
     def __init__(self, env: TradingEnv, config: LearnerConfig, mesh: Mesh):
         """Reads nothing yet."""
@@ -339,7 +357,7 @@ class Markets:
             self._stream.close()
 
     def shard(self, update: int) -> int | None:
-        """Index of the shard that `update` (from 0) learns from here; None where there are none."""
+        """Index of the shard that this process learns from in `update` (from 0), or None."""
         env = self._env
         if env.shards is None or self._own is None:
             return None
@@ -347,10 +365,11 @@ class Markets:
         return [other.path for other in env.shards].index(shard.path)
 
     def of(self, update: int) -> Market | None:
-        """The market of `update` (from 0) on the mesh; None is the environment's own.
+        """Returns the market of `update` (from 0) on the mesh; None is the environment's own.
 
         Raises:
-          BarError: its shard is missing. StateError: it is not the one that was written.
+          BarError: its shard is missing.
+          StateError: its shard differs from what was written.
         """
         env = self._env
         if env.shards is None or self._own is None:
@@ -358,30 +377,22 @@ class Markets:
         turn = update // shard_updates(env.shards, self._config)
         if turn == self._turn:
             return self._market
-        self._market = None  # so that the device need not hold it beside the next
+        self._market = None  # so that the device need not hold two
         if self._stream is None or turn != self._turn + 1:  # a start, or a way back
             self._close()
-            place: Any = replicated(_local(self._mesh))
+            own = [d for d in self._mesh.devices.flat if d.process_index == hosts.own()]
+            local = self._mesh if len(own) == self._mesh.size else Mesh(np.array(own), ("own",))
+            place: Any = replicated(local)
             first = turn % len(self._own)
             self._stream = stream(self._own, env.prepare, start=first, repeat=True, device=place)
-        market = next(self._stream).arrays
-        self._market, self._turn = jax.tree.map(self._joined, market), turn
+        market, whole = next(self._stream).arrays, replicated(self._mesh)
+
+        def joined(leaf: Array) -> Array:
+            # Each process read another shard, yet the array counts as replicated: the learner
+            # never moves a market between devices.
+            copies = [shard.data for shard in leaf.addressable_shards]
+            return jax.make_array_from_single_device_arrays(leaf.shape, whole, copies)
+
+        self._market = market if hosts.count() == 1 else jax.tree.map(joined, market)
+        self._turn = turn
         return self._market
-
-    def _joined(self, leaf: Array) -> Array:
-        """An array on this process's devices as one on the whole mesh.
-
-        Each device's copy is what its process read. The learner takes the market as something
-        that every device has by itself, and never moves it between them.
-        """
-        if hosts.count() == 1:
-            return leaf
-        copies = [shard.data for shard in leaf.addressable_shards]
-        place = replicated(self._mesh)
-        return jax.make_array_from_single_device_arrays(leaf.shape, place, copies)
-
-
-def _local(mesh: Mesh) -> Mesh:
-    """The devices of the mesh that are this process's, in one row."""
-    own = [device for device in mesh.devices.flat if device.process_index == hosts.own()]
-    return mesh if len(own) == mesh.size else Mesh(np.array(own), ("own",))

@@ -1,4 +1,10 @@
-"""The processes of a run: joining them, one for each host, and starting them again."""
+"""The processes of a run: joining them, one per host, and starting them again.
+
+They are joined by JAX's multi-controller runtime. Every process runs the same command and sees the
+devices of all of them. A process that is lost cannot be replaced while the others run: they end
+within the heartbeat, and `nca-trader supervise` starts all of them again from the newest good
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +23,37 @@ from typing import Any, NamedTuple
 
 from nca_trader.errors import CheckFailed, ConfigError, NcaTraderError, argument
 
+# Exit codes after which a command would end the same way again: done, wrong input, halted,
+# damaged, interrupted.
+FINAL = (0, 2, 3, 4, 130)
+LONGEST = 60.0  # seconds between two starts
+HEALTHY = 600.0  # seconds after which a start counts as successful
+GRACE = 5.0  # seconds that processes have to end by themselves once one of them has died
+POLL = 0.05
+# Becomes the command after asking Linux for a SIGKILL when its parent dies. A parent that died
+# before that would not be noticed: then the process has another parent already.
+BOUND = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.stderr.write(f"{sys.argv[2]}: {error.strerror}\\n")
+    sys.exit(2)
+"""
+
 
 class Peers(NamedTuple):
-    """How a process finds the others.
+    """How a process finds the others of its run.
 
-    coordinator: HOST:PORT of process 0, "" is what the cluster says. processes: how many there
-    are, process: which of them this is; None is what the cluster says. heartbeat: seconds without
-    a sign of life after which a process counts as lost. patience: seconds to wait for the others
-    at the start.
+    Attributes:
+      coordinator: HOST:PORT of process 0; "" asks the cluster.
+      processes: number of processes; None asks the cluster.
+      process: number of this process; None asks the cluster.
+      heartbeat: seconds without a sign of life after which a process counts as lost.
+      patience: seconds to wait for the others at the start.
     """
 
     coordinator: str = ""
@@ -34,11 +63,19 @@ class Peers(NamedTuple):
     patience: int = 300
 
 
+def options(args: Any) -> Peers | None:
+    """Returns the peers that a command's options name; None is a run of one process."""
+    numbers = args.processes is not None or args.process is not None
+    if not (args.distributed or args.coordinator or numbers):
+        return None
+    return Peers(args.coordinator, args.processes, args.process, args.heartbeat, args.patience)
+
+
 def check(peers: Peers) -> None:
-    """Refuses what cannot be meant.
+    """Validates the options of several processes.
 
     Raises:
-      ConfigError: see there.
+      ConfigError: an option is missing or out of range.
     """
     if peers.processes is not None and peers.processes < 1:
         raise ConfigError(
@@ -75,20 +112,20 @@ def check(peers: Peers) -> None:
 
 @contextlib.contextmanager
 def joined(peers: Peers) -> Iterator[None]:
-    """Joins the run of which this process is a part; must come before JAX looks for its devices.
+    """Joins the run that this process is a part of; call it before JAX looks for its devices.
 
-    Processes but the first say nothing on stdout and log errors alone.
+    Only the first process writes to stdout; the others log errors alone.
 
     Raises:
-      ConfigError: `peers` cannot be meant, or the cluster is none that JAX knows.
-      CheckFailed: the others cannot be reached, or one was lost while this one computed.
+      ConfigError: `peers` is not valid, or JAX does not know the cluster.
+      CheckFailed: the others cannot be reached, or one was lost during the run.
     """
     import jax
 
     from nca_trader.parallel import hosts
 
     check(peers)
-    # The signal is ours: all processes agree on the update after which they stop.
+    # SIGTERM is handled here: all processes agree on the update after which they stop.
     with contextlib.suppress(AttributeError):  # not every version of jax has this
         jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -103,7 +140,7 @@ def joined(peers: Peers) -> Iterator[None]:
         )
     except ValueError as error:
         raise ConfigError(
-            f"{argument('distributed')}: this cluster is none that JAX knows by its "
+            f"{argument('distributed')}: JAX does not know this cluster by its "
             f"environment ({error}); "
             f"give {argument('coordinator')}, {argument('processes')} and {argument('process')}."
         ) from None
@@ -113,24 +150,32 @@ def joined(peers: Peers) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what compiled code prints as well
         for name in ("nca_trader", "absl"):
             logging.getLogger(name).setLevel(logging.ERROR)
-    hosts.meet()  # connects the devices, while every process is near
+    hosts.meet()  # connects the devices while every process is at the same point
     try:
         yield
     except BaseException as error:
-        lost = _is_loss(error)
-        told = _lost(error, "another process was lost, or a device failed") if lost else error
-        code = told.exit_code if isinstance(told, NcaTraderError) else 1
-        atexit.register(_leave, 130 if isinstance(told, KeyboardInterrupt) else code)
+        lost = is_loss(error)
+        raised = _lost(error, "another process was lost, or a device failed") if lost else error
+        code = raised.exit_code if isinstance(raised, NcaTraderError) else 1
+        code = 130 if isinstance(raised, KeyboardInterrupt) else code
+
+        @atexit.register
+        def leave() -> None:
+            # JAX's own shutdown waits for the others, which wait for this process.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
         if lost:
-            raise told from error
+            raise raised from error
         raise
 
 
-def _is_loss(error: BaseException) -> bool:
-    """Whether it is JAX's error of a process that others waited for, or of a device."""
+def is_loss(error: BaseException) -> bool:
+    """Whether JAX raised `error` because another process was lost or a device failed."""
     import jax
 
-    # A program that is small enough to be run where it is called raises, on the CPU, the bare type.
+    # On the CPU, a program small enough to run in the calling thread raises the bare type.
     of_gloo = isinstance(error, ValueError) and "Gloo" in str(error)
     return isinstance(error, jax.errors.JaxRuntimeError) or of_gloo
 
@@ -142,46 +187,15 @@ def _lost(error: BaseException, what: str) -> CheckFailed:
     )
 
 
-def _leave(code: int) -> None:
-    """Ends the process now: JAX's own end waits for the others, who wait for this one."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def options(args: Any) -> Peers | None:
-    """What a command's options say of other processes; None is a run of this process alone."""
-    numbers = args.processes is not None or args.process is not None
-    if not (args.distributed or args.coordinator or numbers):
-        return None
-    return Peers(args.coordinator, args.processes, args.process, args.heartbeat, args.patience)
-
-
-# A command that ends so would end so again: done, wrong input, halted, damaged, interrupted.
-FINAL = (0, 2, 3, 4, 130)
-LONGEST = 60.0  # seconds between two starts
-HEALTHY = 600.0  # seconds after which a start counts as one that went well
-GRACE = 5.0  # seconds that processes have to end by themselves once one of them has died
-POLL = 0.05
-# Becomes the command after asking Linux for a SIGKILL when its parent dies. A parent that died
-# before that would not be noticed: then the process has another parent already.
-BOUND = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
-    os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.stderr.write(f"{sys.argv[2]}: {error.strerror}\\n")
-    sys.exit(2)
-"""
-
-
 def bound(command: Sequence[str], parent: int | None = None) -> list[str]:
-    """The words of a command that Linux kills when `parent` dies, None being this process.
+    """Returns the words of a command that Linux kills when `parent` dies.
 
-    Elsewhere the command as it is. What the command starts itself is not killed with it.
+    On other systems the command is returned as it is. What the command starts itself is not
+    killed with it.
+
+    Args:
+      command: its words.
+      parent: a process id; None is this process.
     """
     if sys.platform != "linux":
         return [*command]
@@ -205,11 +219,12 @@ class Supervisor:
 
         Args:
           command: its words; `nca-trader` is this installation's.
-          restarts: in a row, before it gives up; a start that lasts 10 minutes ends the row.
-          backoff: seconds before the first of them, twice as many before each next, up to 60.
-          processes: so many on this machine, which meet at a coordinator of their own; None is
-            the command as it is.
-          say: takes a line for people.
+          restarts: how many in a row before it gives up; a start that lasts 10 minutes ends the
+            row.
+          backoff: seconds before the first restart, doubled before each next, up to 60.
+          processes: number of processes on this machine, which get a coordinator; None is the
+            command as it is.
+          say: called with each line for people.
         """
         words = list(command)
         if words[0] == "nca-trader":
@@ -220,41 +235,76 @@ class Supervisor:
         self._asked = False
 
     def run(self) -> int:
-        """Returns the exit code of the command, once it ends in a way that is final.
+        """Runs the command until it ends in a way that is final.
+
+        SIGINT, SIGTERM and SIGHUP are passed on; the processes have their own sessions.
+
+        Returns:
+          Its exit code.
 
         Raises:
-          CheckFailed: it died once more than it may, or a stop was asked between two starts.
+          CheckFailed: it died once more than `restarts`, or a stop was asked between two starts.
         """
-        row = 0
-        with self._forwarding():
-            while True:
-                began = time.monotonic()
-                code = self._once()
-                if code in FINAL or self._asked:
-                    return code if code >= 0 else 128 - code
-                row = 0 if time.monotonic() - began >= HEALTHY else row
-                if row == self._restarts:
-                    raise CheckFailed(
-                        f"gave up after {row} restarts: the command ended by {_told(code)}; see "
-                        "what it said, mend that, and give the same command again."
-                    )
-                wait = min(self._backoff * 2**row, LONGEST)
-                row += 1
-                self._say(
-                    f"supervise: ended by {_told(code)}; restart {row} of {self._restarts} in "
-                    f"{wait:g} s"
-                )
-                self._wait(wait)
 
-    def _once(self) -> int:
-        """Starts all processes and waits for all; the exit code that says why they ended."""
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            del frame
+            self._asked = True
+            self._send(number)
+
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, pass_on) for number in numbers}
+        try:
+            return self._until_final()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _until_final(self) -> int:
+        row = 0
+        while True:
+            began = time.monotonic()
+            code = self._start_and_wait()
+            if code in FINAL or self._asked:
+                return code if code >= 0 else 128 - code
+            row = 0 if time.monotonic() - began >= HEALTHY else row
+            ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            if row == self._restarts:
+                raise CheckFailed(
+                    f"gave up after {row} restarts: the command ended by {ended}; see "
+                    "what it said, fix that, and give the same command again."
+                )
+            wait = min(self._backoff * 2**row, LONGEST)
+            row += 1
+            self._say(
+                f"supervise: ended by {ended}; restart {row} of {self._restarts} in {wait:g} s"
+            )
+            self._wait(wait)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self._asked:
+                raise CheckFailed("stopped between two starts; the same command resumes.")
+            time.sleep(POLL)
+
+    def _start_and_wait(self) -> int:
+        """Starts all processes and waits for all; returns the exit code that says why."""
+        commands = [self._command]
+        if self._processes is not None:
+            shared = [f"--coordinator=127.0.0.1:{free_port()}", f"--processes={self._processes}"]
+            commands = [
+                [*self._command, *shared, f"--process={number}"]
+                for number in range(self._processes)
+            ]
         self._running = [
-            subprocess.Popen(bound(words), start_new_session=True) for words in self._commands()
+            subprocess.Popen(bound(words), start_new_session=True) for words in commands
         ]
         pids = ", ".join(str(process.pid) for process in self._running)
         self._say(f"supervise: started as process {pids}")
         if self._asked:  # while they were being started
-            self._hand_on(signal.SIGTERM)
+            self._send(signal.SIGTERM)
         own: list[int] = []  # codes of those that ended by themselves
         deadline = float("inf")
         try:
@@ -269,82 +319,43 @@ class Supervisor:
                 time.sleep(POLL)
             else:
                 own = [process.returncode for process in self._running]
-                self._end_rest()
+                self._end_groups()
         finally:
             _kill(self._running)
         failed = [code for code in own if code]
         return next((code for code in failed if code in FINAL), min(failed, default=0))
 
-    def _commands(self) -> Iterator[list[str]]:
-        if self._processes is None:
-            yield self._command
-            return
-        coordinator = f"127.0.0.1:{free_port()}"
-        for number in range(self._processes):
-            yield [
-                *self._command,
-                f"--coordinator={coordinator}",
-                f"--processes={self._processes}",
-                f"--process={number}",
-            ]
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self._asked:
-                raise CheckFailed("stopped between two starts; the same command goes on.")
-            time.sleep(POLL)
-
-    def _end_rest(self) -> None:
-        """Gives what the ended processes left running, such as a shell's, the time to end."""
+    def _end_groups(self) -> None:
+        """Waits until what the ended processes left running, such as a shell's child, has ended."""
         if not self._asked:
-            self._hand_on(signal.SIGTERM)
-        end = time.monotonic() + (LONGEST if self._asked else GRACE)  # asked, they may be saving
-        while any(_lives(process.pid) for process in self._running) and time.monotonic() < end:
-            time.sleep(POLL)
+            self._send(signal.SIGTERM)
+        # After a stop was asked, they may still be saving.
+        end = time.monotonic() + (LONGEST if self._asked else GRACE)
+        groups = [process.pid for process in self._running]
+        while groups and time.monotonic() < end:
+            for group in groups:
+                # As process 1 of a container a supervisor inherits the orphans and must wait for
+                # them too.
+                with contextlib.suppress(ChildProcessError):
+                    while os.waitpid(-group, os.WNOHANG)[0]:
+                        pass
+            if groups := [group for group in groups if _signal(group, 0)]:
+                time.sleep(POLL)
 
-    def _hand_on(self, number: int) -> None:
-        # Training saves at SIGTERM; a terminal that closes is no reason to lose its work.
+    def _send(self, number: int) -> None:
+        # Training saves at SIGTERM. A terminal that closes is not a reason to lose its work.
         number = signal.SIGTERM if number == signal.SIGHUP else number
         for process in self._running:
             _signal(process.pid, number)
 
-    @contextlib.contextmanager
-    def _forwarding(self) -> Iterator[None]:
-        """Hands SIGINT, SIGTERM and SIGHUP on; the processes have sessions of their own."""
-
-        def hand_on(number: int, frame: FrameType | None) -> None:
-            del frame
-            self._asked = True
-            self._hand_on(number)
-
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else under nohup
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, hand_on) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
 
 def _signal(group: int, number: int) -> bool:
-    """Sends a signal to a process group; whether there is one."""
+    """Sends a signal to a process group; returns whether the group exists."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
         return False
     return True
-
-
-def _lives(group: int) -> bool:
-    """Whether any process of a group runs whose first process has been waited for."""
-    # As process 1 of a container a supervisor inherits the orphans, and must wait for them too.
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-group, os.WNOHANG)[0]:
-            pass
-    return _signal(group, 0)
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -353,12 +364,8 @@ def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _told(code: int) -> str:
-    return f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
 def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
+    """Returns a port of this machine that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -160,7 +160,7 @@ def test_what_was_not_finite_is_told_also_while_jax_looks_for_nan(poisoned, wher
         state, _ = poisoned.step(state)
     with jax.debug_nans(True), jax.debug_infs(True):
         _, metrics = poisoned.step(state, market)
-    row = training._row(jax.device_get(metrics), 2, 1, 1.0)
+    row = training.metrics_row(jax.device_get(metrics), 2, 1, 1.0)
     assert row["skipped"]
     assert training.dropped_line(row).startswith(f"update 2 dropped: {first}")
 

@@ -16,7 +16,7 @@ from nca_trader.config.toml import to_toml
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
 from nca_trader.evaluate.simulate import check_symbols
-from nca_trader.learner.learner import begun_anew, check_shards, shard_updates
+from nca_trader.learner.learner import check_shards, end_with_shard, shard_updates
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.train import Markets, train
 from nca_trader.runs.checkpoint import Checkpoints
@@ -137,9 +137,9 @@ def test_shards_of_several_lengths_share_one_program_that_never_reads_their_padd
 def test_segments_begin_anew_on_another_shard_and_go_on_on_the_same():
     left = jnp.full(3, 16)
     segments = Segments(jnp.zeros(3, jnp.int32), left, None, None)
-    ends = [bool((begun_anew(3, jnp.asarray(u), segments).left == 0).all()) for u in range(7)]
+    ends = [bool((end_with_shard(3, jnp.asarray(u), segments).left == 0).all()) for u in range(7)]
     assert ends == [True, False, False, True, False, False, True]
-    assert (begun_anew(3, jnp.asarray(1), segments).left == left).all()
+    assert (end_with_shard(3, jnp.asarray(1), segments).left == left).all()
 
 
 def test_a_shard_stays_until_its_bars_were_drawn_once(sharded):

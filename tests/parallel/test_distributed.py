@@ -27,7 +27,7 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.learner import make_learner, shard_updates
 from nca_trader.parallel.mesh import make_mesh, replicated
-from nca_trader.parallel.processes import Peers, _is_loss, check, free_port, options
+from nca_trader.parallel.processes import Peers, check, free_port, is_loss, options
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
 
@@ -212,7 +212,7 @@ with joined(Peers(f"127.0.0.1:{port}", 2, number)):
     from jax.sharding import NamedSharding, PartitionSpec as P
     from nca_trader.parallel import hosts
     from nca_trader.errors import RunError, StateError
-    from nca_trader.learner.train import _agreed
+    from nca_trader.learner.train import agreed
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.checkpoint import Checkpoints, flatten, unflatten
     from nca_trader.runs.folder import check_shared
@@ -230,7 +230,7 @@ with joined(Peers(f"127.0.0.1:{port}", 2, number)):
     told["each"] = hosts.of_each(number + 1).tolist()
     told["first"] = int(hosts.of_first(np.int32(10 + number)))
     told["did"] = hosts.on_first(lambda: "done")
-    told["agreed"] = _agreed(number == 1, number == 1), _agreed(False, number == 0)
+    told["agreed"] = agreed(number == 1, number == 1), agreed(False, number == 0)
     told["failed"] = refused(hosts.on_first, fails)
     told["shared"] = refused(check_shared, folder / "shared")
     told["unshared"] = refused(check_shared, folder / f"own_{number}", 0.5)
@@ -353,7 +353,7 @@ def test_where_no_cluster_is_known_the_options_are_asked_for(tmp_path, root):
     process = member(root, tmp_path / "never")
     said = process.communicate(timeout=500)[1]
     assert process.returncode != 0 and not (tmp_path / "never").exists()
-    assert "distributed: this cluster is none that JAX knows" in said
+    assert "distributed: JAX does not know this cluster" in said
     assert "give coordinator, processes and process." in said
 
 
@@ -411,8 +411,8 @@ def test_peers_that_cannot_be_meant_are_refused(peers, said):
 
 def test_the_loss_of_a_process_is_known_by_either_type_that_jax_raises():
     text = "UNKNOWN: Gloo AllGather failed: Read error: Connection reset by peer"
-    assert _is_loss(jax.errors.JaxRuntimeError(text)) and _is_loss(ValueError(text))
-    assert not any(map(_is_loss, [ValueError("of mine"), ConfigError("steps"), KeyError(text)]))
+    assert is_loss(jax.errors.JaxRuntimeError(text)) and is_loss(ValueError(text))
+    assert not any(map(is_loss, [ValueError("of mine"), ConfigError("steps"), KeyError(text)]))
 
 
 def test_no_processes_at_all_are_not_what_is_not_given():
