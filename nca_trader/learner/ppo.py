@@ -19,7 +19,7 @@ from nca_trader.numerics import arrays, exp32, wide
 class Hyper(NamedTuple):
     """Hyper-parameters that may differ between the agents of a population.
 
-    Each is a number of the config, or `[]` float32 of one agent (`[M]` of M agents).
+    Each is a number of the config, or a `[]` float32 of one agent (`[M]` of M agents).
     """
 
     learning_rate: float | Array
@@ -42,7 +42,7 @@ def hyper_of(config: AgentConfig) -> Hyper:
 
 
 class Setup(NamedTuple):
-    """What an agent learns with; static but for the hyper-parameters of a population."""
+    """Policy, settings and hyper-parameters of an agent; static except a population's `hyper`."""
 
     policy: Policy
     config: LearnerConfig
@@ -55,68 +55,68 @@ def setup_of(policy: Policy, config: AgentConfig) -> Setup:
 
 
 def horizon(decay: Any, length: int) -> Any:
-    """Over how many of `length` steps independent noise adds up, discounted by `decay` a step.
+    """Effective number of `length` steps over which noise discounted by `decay` adds up.
 
-    A number, or an array where `decay` is one.
-    `sum_k decay^2k = 1 / (1 - decay^2)`: noise of deviation s sums to one of s sqrt(horizon).
+    `sum_k decay^2k = 1 / (1 - decay^2)`, so noise of deviation s sums to s sqrt(horizon). The
+    result is a number, or an array if `decay` is one.
     """
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
 
 
 def reward_scale(setup: Setup, market: Market) -> Any:
-    """Scales rewards so that the values' targets spread by about one, whatever the market.
+    """Factor on rewards that gives the value targets a spread of about one in any market.
 
-    Rewards of spread s sum, discounted by gamma, to a spread of `s / sqrt(1 - gamma^2)`. Larger
-    targets would let the error of the values drown the policy's gradient in the norm clip, and
-    fall outside the band that the value clip allows.
-
-    It is computed from the market that is given and not from the environment's own: as a constant
-    of the program it would have another draw of the same market compile it anew.
+    Rewards of spread s have discounted sums of spread `s / sqrt(1 - gamma^2)`. With larger targets
+    the error of the values would dominate the policy's gradient in the norm clip, and the targets
+    would fall outside the band of the value clip.
     """
+    # Computed from the argument: as a constant of the program, another draw of the same market
+    # would compile it again.
     config, spec, _ = market.dynamics
     if config.reward == "differential_sharpe":
         size: Any = 1.0  # a differential Sharpe ratio is of order one
     else:
-        # A full position in every asset.
+        # The reward of a full position in every asset.
         size = market.volatility * (spec.num_assets * spec.bounds[1])
     length = setup.config.segment_length
     scale = 1.0 / (size * horizon(setup.hyper.discount, length) ** 0.5)
-    # Where prices never move, costs are all that there is.
+    # Where prices never move, rewards are costs alone, and any scale is right.
     return jnp.where(market.volatility > 0.0, scale, 1.0)
 
 
-# Below this deviation a difference counts for less than a whole one, since it may be rounding.
-# Returns are scaled to order one before (`reward_scale`), and float32 sums of a few hundred of
-# them are right to about 1e-6.
+# Smaller deviations may be rounding: returns are of order one (`reward_scale`), and float32 sums of
+# a few hundred of them are right to about 1e-6.
 ROUNDING = 1e-4
 
 
 def normalised(relative: Array, variance: Array, size: Array | float = 1.0) -> Array:
-    """`relative` in deviations: `x / sqrt(variance + (1e-4 size)^2)`.
+    """Divides by the standard deviation with a floor: `x / sqrt(variance + (1e-4 size)^2)`.
 
-    The floor keeps accounts that all did the same at advantages near 0: divided by their own
-    deviation, what float32 rounds would count as much as any merit.
+    The floor keeps the advantages of accounts that all did the same near 0. Divided by their own
+    deviation, rounding errors would be of order one.
 
     Args:
-      relative: of mean 0, of this `variance`. size: of the returns that were compared.
+      relative: numbers of mean 0.
+      variance: `[]` their variance.
+      size: of the returns that were compared.
     """
     return relative / jnp.sqrt(variance + (ROUNDING * jnp.maximum(size, 1.0)) ** 2)
 
 
 class Moments(NamedTuple):
-    """Mean and variance of numbers, `[]`; or of each of P equal parts of them, `[P]`."""
+    """Mean and variance of numbers, `[]`, or of each of P equal parts, `[P]`."""
 
     mean: Array
     variance: Array
 
     def pooled(self) -> Moments:
-        """Of all parts together: what varies within them, and what between them."""
+        """Moments of all parts: the variance within them plus that between them."""
         mean = self.mean.mean()
         return Moments(mean, (self.variance + (self.mean - mean) ** 2).mean())
 
 
 def moments(x: Array) -> Moments:
-    """Of all entries of `x`."""
+    """Returns the moments of all entries of `x`."""
     mean = x.mean()
     return Moments(mean, ((x - mean) ** 2).mean())
 
@@ -124,9 +124,9 @@ def moments(x: Array) -> Moments:
 def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:
     """Generalised advantage estimates: `A_{t-1} = delta_t + discount_t lambda_t A_t`.
 
-    `delta_t = r_t + discount_t v_t - v_tm1`. The two kinds of boundary are two arguments: ruin
-    is `discount_t` 0, nothing comes after it; data that ran out is `lambda_t` 0 with the
-    discount kept, so `v_t` is bootstrapped and no advantage leaks in from the next episode.
+    `delta_t = r_t + discount_t v_t - v_tm1`. The two kinds of boundary are two arguments. At a
+    bankruptcy `discount_t` is 0: nothing follows. Where data ran out `lambda_t` is 0 and the
+    discount stays: `v_t` is bootstrapped and no advantage leaks in from the next episode.
     Source: Schulman et al. 2016, "High-dimensional continuous control", equation 16.
 
     Args:
@@ -157,12 +157,12 @@ def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array
 
 
 def group_advantages(r_t: Array, discount_t: Array) -> Array:
-    """Return-to-go against that of the other accounts on the segment, without a critic.
+    """Returns-to-go relative to the other accounts on the segment, without a critic.
 
-    `A_e = (G_e - mean_e G) / std`, with `G_t = r_t + discount_t G_{t+1}` up to the segment's end:
-    accounts that live through the same bars differ by what they did alone, so what the bars did
-    to all of them drops out, bar by bar. The deviation is that of the whole group, over bars and
-    accounts, since a bar alone has too few accounts to say; `normalised` gives it a floor.
+    `A_e = (G_e - mean_e G) / std`, with `G_t = r_t + discount_t G_{t+1}` up to the segment's end.
+    Accounts on the same bars differ by their actions alone, so the effect of the bars cancels at
+    each bar. The deviation is that of the whole group, over bars and accounts, because one bar has
+    too few accounts; `normalised` gives it a floor.
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.3 (group-relative, process supervision: a
     step is judged by what follows it).
 
@@ -197,10 +197,13 @@ class Loss(NamedTuple):
 
 
 class Old(NamedTuple):
-    """What is known of the policy that acted, of one shape unless a mean says otherwise.
+    """Data of the policy that acted.
 
-    log_prob: of the actions when they were taken. advantage: of them, normalised. value: of the
-    states, as estimated then. value_target: what the values should have been; None: no critic.
+    Attributes:
+      log_prob: log-probabilities of the actions when they were taken.
+      advantage: normalised advantages of the actions.
+      value: values of the states as estimated then; None without a critic.
+      value_target: regression targets of the values; None without a critic.
     """
 
     log_prob: Array
@@ -219,10 +222,10 @@ def ppo_loss(
     over_actions: Callable[[Array], Array] = jnp.mean,
     over_states: Callable[[Array], Array] = jnp.mean,
 ) -> Loss:
-    """Clipped surrogate, clipped value loss and entropy.
+    """The clipped surrogate, the clipped value loss and the entropy.
 
-    `-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]` with `rho = pi / pi_old`. A gradient at
-    rho = 1 is the policy gradient. Where there are no targets, no values are learnt.
+    `-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]` with `rho = pi / pi_old`. The gradient at
+    rho = 1 is the policy gradient. Without targets no values are learnt.
     Source: Schulman et al. 2017, "Proximal policy optimization algorithms", equations 7 and 9;
     the KL estimate is `E[rho - 1 - log rho]`, Schulman 2020, "Approximating KL divergence".
 
@@ -257,7 +260,7 @@ def ppo_loss(
 def vtrace(
     r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array, log_rho_tm1: Array
 ) -> tuple[Array, Array]:
-    """Advantages and value targets from actions of another policy, their ratios clipped at 1.
+    """V-trace advantages and value targets, for actions of another policy mu.
 
     With rho = pi / mu:  `delta_t = min(1, rho_{t-1}) (r_t + discount_t v_t - v_{t-1})`,
     `e_{t-1} = delta_t + discount_t lambda_t min(1, rho_{t-1}) e_t`; the target is `v_{t-1} +

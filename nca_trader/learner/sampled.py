@@ -1,4 +1,11 @@
-"""Learning from sampled rollouts, fresh ones and replayed ones."""
+"""Learning from sampled rollouts: fresh ones, and old ones from a ring on the device.
+
+The ring stores where accounts began and their actions. Everything else is computed again: bars do
+not depend on actions, and an account follows from the bars and its actions. So an old rollout has
+the rewards it would have today, after a curriculum has moved costs and prices. The ring is
+double-buffered: `sample` never reads the slot that is written next, so an update may write that
+slot while it learns from another.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +51,12 @@ GB = 10**9  # bytes
 
 
 class Ring(NamedTuple):
-    """data: pytree of `[R, ...]`, one rollout a slot. next: `[]` int32 slot that `add` writes.
+    """A ring buffer of R slots.
 
-    size: `[]` int32 slots that have been written.
+    Attributes:
+      data: pytree of `[R, ...]`, one rollout per slot.
+      next: `[]` int32 slot that `add` writes.
+      size: `[]` int32 number of slots that have been written.
     """
 
     data: Any
@@ -55,7 +65,7 @@ class Ring(NamedTuple):
 
 
 def init(like: Any, slots: int) -> Ring:
-    """An empty ring of `slots` items that look like `like` (arrays, or their shapes).
+    """Returns an empty ring of `slots` items of the shapes and types of `like`.
 
     Raises:
       ConfigError: fewer than two slots: one is read while another is written.
@@ -69,22 +79,22 @@ def init(like: Any, slots: int) -> Ring:
 
 
 def add(ring: Ring, item: Any) -> Ring:
-    """The ring with `item` in the place of the oldest."""
+    """Returns the ring with `item` in place of the oldest."""
     slots = _slots(ring)
     data = jax.tree.map(lambda a, b: a.at[ring.next].set(b), ring.data, item)
     return Ring(data, (ring.next + 1) % slots, jnp.minimum(ring.size + 1, slots))
 
 
 def can_sample(ring: Ring) -> Array:
-    """`[]` bool, whether there is a slot to read."""
+    """`[]` bool, whether a slot can be read."""
     return _readable(ring) > 0
 
 
 def sample(ring: Ring, key: Array) -> Any:
-    """One item, each that may be read as likely as another.
+    """Draws one of the readable items uniformly.
 
     Raises:
-      ConfigError: there is none yet. Inside jit this cannot be raised: ask `can_sample`.
+      ConfigError: there is none yet. Inside jit nothing can be raised: use `can_sample`.
     """
     if not isinstance(ring.size, jax.core.Tracer) and not can_sample(ring):
         raise ConfigError("the replay ring is empty; add a rollout before sampling one.")
@@ -102,12 +112,12 @@ def _readable(ring: Ring) -> Array:
 
 
 def ring_spec(slots: int) -> Any:
-    """How a ring of rollouts lies on the mesh: every slot's segments split as a batch is."""
+    """Partitions of a ring on the mesh: the segments of a slot are split like a batch."""
     return Ring._make([P(None, BATCH), P(), P()]) if slots else P()
 
 
 class Stored(NamedTuple):
-    """What a ring holds of a `Rollout`: actions, and their log-probabilities at the time."""
+    """The part of a `Rollout` that a ring stores."""
 
     span: Span
     begun: Begun
@@ -116,12 +126,12 @@ class Stored(NamedTuple):
 
 
 def stored(rollout: Rollout, begun: Begun) -> Stored:
-    """What is kept of `rollout`, whose accounts began as `begun`."""
+    """Returns the part of `rollout` to store, whose accounts began as `begun`."""
     return Stored(rollout.span, begun, rollout.action, rollout.log_prob)
 
 
 def begin_ring(setup: Setup, market: Market, params: Params, segments: Segments) -> Ring:
-    """An empty ring of `replay_slots` rollouts such as `roll_out` makes on `segments`."""
+    """Returns an empty ring of `replay_slots` rollouts on `segments`."""
 
     def one(params: Params, segments: Segments) -> Stored:
         keys = jnp.broadcast_to(jax.random.key(0), segments.index.shape)
@@ -133,22 +143,22 @@ def begin_ring(setup: Setup, market: Market, params: Params, segments: Segments)
 
 
 def transitions_per_gb(item: Stored) -> int:
-    """How many transitions, one account's of one bar each, 10^9 bytes of ring hold.
+    """Returns how many transitions fit into 10^9 bytes; one is one account at one bar.
 
     Args:
-      item: of one slot (arrays, or their shapes).
+      item: arrays, or their shapes.
     """
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item))
     return GB * item.log_prob.size // held
 
 
 def described(ring: Ring) -> str:
-    """How much a ring of rollouts (or of their shapes) holds, in one line."""
+    """Describes the capacity of a ring in one line."""
     transitions = ring.data.log_prob.size
     per_gb = transitions_per_gb(ring.data)
     return (
         f"replay: {transitions:,} transitions in {transitions / per_gb * 1e3:.3g} MB, "
-        f"{per_gb / 1e6:.3g} million a GB"
+        f"{per_gb / 1e6:.3g} million per GB"
     )
 
 
@@ -160,17 +170,19 @@ def revalued(
     item: Stored,
     scales: tuple[Array | None, Array | None] = (None, None),
 ) -> tuple[Rollout, Array, Array]:
-    """An old rollout as it would be now: `(rollout, advantage, value target)`, to learn from.
+    """Evaluates an old rollout under the current parameters, costs and prices.
 
-    Its actions are taken again, at today's costs and prices. Its log-probabilities and values
-    become those of `params`, from which the surrogate measures its ratio; what its actions are
-    worth is corrected for the policy that took them by `vtrace`. The ratios stay exact where
-    accounts come out differently: an account is a function of the actions before it, so the stored
-    probability is that of the same sequence of actions.
+    The actions are simulated again. Log-probabilities and values become those of `params`, which
+    the surrogate measures its ratio from, and `vtrace` corrects advantages for the policy that
+    acted. The ratios stay exact where accounts differ from the stored ones: an account is a
+    function of its actions, so the stored probability is that of the same sequence of actions.
 
     Args:
-      target: an average of parameters; bootstraps the value after the last step and no more.
-      scales: of the curriculum now, factors on costs and on log-returns.
+      target: an average of the parameters; it bootstraps the value after the last step only.
+      scales: the curriculum's factors on costs and on log-returns now.
+
+    Returns:
+      The rollout, its advantages and value targets.
     """
     policy, config, hyper = setup
     length = config.segment_length
@@ -204,7 +216,7 @@ Statistics = dict[str, Any]  # arrays and `Moments`
 def collect(
     setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Batch, Statistics]:
-    """Samples a rollout and estimates the advantage of every action; see `Algorithm`."""
+    """Samples a rollout and estimates its advantages; see `Algorithm.collect`."""
     segments, rollout = roll_out(setup, params, market, segments, draw)
     advantage, value_target = estimate(setup, rollout, reward_scale(setup, market))
     statistics = rollout_statistics(rollout, advantage, value_target)
@@ -214,19 +226,19 @@ def collect(
 def replay(
     setup: Setup, params: Params, average: Params, market: Market, item: Stored, scales: Any
 ) -> tuple[Batch, Statistics]:
-    """Estimates the advantages of a stored rollout's actions anew; see `Algorithm`."""
+    """Estimates the advantages of a stored rollout; see `Algorithm.replay`."""
     rollout, advantage, value_target = revalued(setup, params, average, market, item, scales)
     advantage = against_others(advantage)
     return (_learnt(rollout), advantage, value_target), {"advantage": moments(advantage)}
 
 
 def _learnt(rollout: Rollout) -> Rollout:
-    """Drops what comes after the last step: it is not learnt from and need not be gathered."""
+    """Drops what follows the last step, which no minibatch needs to gather."""
     return rollout._replace(bootstrap=rollout.span.index)
 
 
 def estimate(setup: Setup, rollout: Rollout, scale: Array) -> tuple[Array, Array | None]:
-    """Advantages `[S, L, E]`, and the values' targets; None where there is no critic.
+    """Returns advantages `[S, L, E]` and value targets; None without a critic.
 
     Those of "group" are normalised within their segment, those of "gae" not yet.
 
@@ -245,10 +257,10 @@ def estimate(setup: Setup, rollout: Rollout, scale: Array) -> tuple[Array, Array
 
 
 def against_others(advantage: Array) -> Array:
-    """`advantage` `[S, L, E]` less its mean over the accounts that share a bar.
+    """Subtracts from `advantage` `[S, L, E]` its mean over the accounts that share a bar.
 
-    What the bars did to all of them is no merit of an action, and bars are the same whatever is
-    done, so that the others' mean is a fair baseline. Source: Mao et al. 2019, "Variance reduction
+    The bars do not depend on the actions, so the mean over accounts is an unbiased baseline for
+    what the bars did to all of them. Source: Mao et al. 2019, "Variance reduction
     for reinforcement learning in input-driven environments", theorem 1.
     """
     if advantage.shape[-1] == 1:
@@ -257,9 +269,9 @@ def against_others(advantage: Array) -> Array:
 
 
 def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch, dict[str, Array]]:
-    """Gives advantages mean 0 and deviation 1 over all devices; see `Algorithm`.
+    """Normalises advantages over all devices; see `Algorithm.normalize`.
 
-    Those of "group" stay: they are normalised within their segment.
+    Those of "group" are normalised within their segment already.
     """
     rollout, advantage, value_target = batch
     if setup.config.advantages != "group":
@@ -273,7 +285,7 @@ def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch
 
 
 def loss(setup: Setup, params: Params, market: Market, items: Batch) -> Loss:
-    """The clipped surrogate over whole segments, encoded anew; see `Algorithm`."""
+    """The clipped surrogate over whole segments, encoded again; see `Algorithm.loss`."""
     rollout, advantage, value_target = items
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, rollout.span, config.segment_length)
@@ -287,7 +299,7 @@ def loss(setup: Setup, params: Params, market: Market, items: Batch) -> Loss:
 def rollout_statistics(
     rollout: Rollout, advantage: Array, value_target: Array | None
 ) -> Statistics:
-    """What the rollout itself says: reward a step, trading, and how much the values explain."""
+    """Statistics of a rollout: reward per step, trading, and moments for explained variance."""
     changed = rollout.action[:, 1:] != rollout.action[:, :-1]
     statistics: Statistics = {
         "reward": rollout.reward.mean(),

@@ -1,1 +1,1 @@
-"""Where programs run: devices, processes, hosts."""
+"""The mesh of devices, and the processes of a run."""

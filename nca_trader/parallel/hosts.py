@@ -1,7 +1,7 @@
-"""The processes of one run, of which each host has one: which is ours, and what they agree on.
+"""Collectives of the processes of a run, one per host.
 
-In a run of one process every function here answers at once. In a run of several, each must be
-called by all of them in the same order: it is a meeting, at which the ones that came wait.
+In a run of one process every function returns at once. In a run of several, `of_first`, `of_each`,
+`meet`, `on_first` and `copied` are collectives: every process must call them, in the same order.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def count() -> int:
-    """How many processes take part in the run."""
+    """Returns the number of processes of the run."""
     return jax.process_count()
 
 
 def own() -> int:
-    """The number of this process, from 0."""
+    """Returns the number of this process, from 0."""
     return jax.process_index()
 
 
@@ -35,28 +35,30 @@ def first() -> bool:
 
 
 def of_first(tree: Any) -> Any:
-    """The numbers of process 0, of the same shapes everywhere, as numpy arrays."""
+    """Broadcasts the arrays of process 0, of the same shapes everywhere, as numpy arrays."""
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
 
 def of_each(numbers: Any) -> np.ndarray:
-    """`[P, ...]`: the `numbers` of each of P processes, an array of one shape or a number."""
+    """Gathers `[P, ...]` the numbers of all P processes, of one shape everywhere."""
     own = np.asarray(numbers)
     return multihost_utils.process_allgather(own) if count() > 1 else own[None]
 
 
 def meet() -> None:
-    """Returns once every process has called it."""
+    """Waits until every process has called it (a barrier)."""
     of_each(0)
 
 
 def on_first(do: Callable[[], T]) -> T | None:
-    """Lets process 0 alone `do` something, and returns once it is done; None on the others.
+    """Calls `do` in process 0 only, and waits for it.
+
+    Returns:
+      Its result in process 0, None in the others.
 
     Raises:
-      RunError, StateError, CheckFailed: on the others, where process 0 raised something of its
-        own: what ends them with its exit code, by which a supervisor on each host knows whether
-        to start again.
+      RunError, StateError, CheckFailed: in the others, where process 0 raised an error of its own.
+        They end with its exit code, so that the supervisor of each host decides alike.
     """
     result, error, code = None, None, 0
     if first():
@@ -74,7 +76,7 @@ def on_first(do: Callable[[], T]) -> T | None:
 
 
 def copied(leaf: Array) -> np.ndarray:
-    """A copy of a whole array on this host, of what lies on others' devices as well."""
+    """Copies a whole array to this host, including parts on devices of others."""
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.array(leaf)

@@ -1,9 +1,9 @@
-"""The device mesh: where the learner runs is a mesh, not a code path.
+"""The device mesh that the learner runs on.
 
-Its axes are (data, fsdp, model). A batch is split over `data` and `fsdp`; parameters and optimiser
-state over `fsdp`, as they are kept; the width of hidden layers over `model`. Those who share
-parameters or a layer's width talk in every minibatch much more than those who share a batch, so
-on chips whose place is known they are neighbours.
+Its axes are (data, fsdp, model). A batch is split over `data` and `fsdp`, the stored parameters and
+optimiser state over `fsdp`, the width of hidden layers over `model`. Devices that share parameters
+or a layer's width communicate much more per minibatch than those that share a batch. So they are
+neighbours where the places of chips are known.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ BATCH = (DATA, FSDP)  # the axes that a batch is split over
 
 
 def use_cores(count: int) -> None:
-    """Makes `count` devices of this machine's CPU; must come before JAX looks for its devices.
+    """Splits this machine's CPU into `count` devices; call it before JAX looks for its devices.
 
-    As many devices as cores wait less for one another than the threads that share every operation
-    of one device. Too late, or where XLA_FLAGS say how many devices there are, this does nothing.
+    One device per core waits less than threads that share every operation of one device. This does
+    nothing if it is called too late, or if XLA_FLAGS set the number of devices.
+
+    Args:
+      count: number of devices, e.g. of cores.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -41,10 +44,22 @@ def use_cores(count: int) -> None:
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
-    """A mesh of `data * fsdp * model` devices of this machine; one device is (1, 1, 1).
+    """Makes a mesh of `data * fsdp * model` devices.
+
+    Args:
+      data: parts of a batch.
+      fsdp: parts of a batch and of the stored parameters.
+      model: parts of the width of hidden layers.
+
+    Returns:
+      A mesh with axes "data", "fsdp" and "model".
 
     Raises:
       ConfigError: sizes below 1, more devices than there are, or chips that cannot be neighbours.
+
+    Example:
+      >>> dict(make_mesh(data=1).shape)
+      {'data': 1, 'fsdp': 1, 'model': 1}
     """
     for name, size in {"data": data, "fsdp": fsdp, "model": model}.items():
         expect(name, size, Integral, "a whole number of devices")
@@ -58,34 +73,34 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
             f"{more if there[0].platform == 'cpu' else ''}."
         )
     axes = (data, fsdp, model)
-    # A part of a slice may have any shape: there, as on a CPU, devices stand as they are listed.
+    # Part of a slice may have any shape. There, as on a CPU, devices keep the order of the list.
     if count == len(there) and all(hasattr(device, "coords") for device in there):
         return mesh_of(arrange(there, axes))
     return mesh_of(np.array(there[:count]).reshape(axes))
 
 
 def mesh_of(devices: np.ndarray) -> Mesh:
-    """A mesh of just these devices, `[data, fsdp, model]`."""
+    """Makes a mesh of these devices, `[data, fsdp, model]`."""
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts a batch is split."""
+    """Returns the number of parts that a batch is split into."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
 def is_described(mesh: Mesh) -> bool:
-    """Whether its devices are a topology's: programs can be compiled for them, nothing can run."""
+    """Whether its devices are an AOT topology's, which can be compiled for but not run on."""
     return "CompileOnly" in type(mesh.devices.flat[0].client).__name__
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device."""
+    """Sharding of an array that is whole on every device."""
     return NamedSharding(mesh, P())
 
 
 def everywhere(tree: Any, mesh: Mesh) -> Any:
-    """The arrays, whole on every device; their shapes alone where devices are only described."""
+    """Puts arrays whole on every device; returns their shapes on an AOT topology."""
     sharding = replicated(mesh)
     if not is_described(mesh):
         return jax.device_put(tree, sharding)
@@ -93,12 +108,10 @@ def everywhere(tree: Any, mesh: Mesh) -> Any:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any]:
-    """How the learner's program is compiled on a mesh; {} is the compiler's own choice.
-
-    On the CPU LLVM's first level: the program is there in two thirds of the time and runs 1 to 4%
-    slower than at the third, see docs/lab-notes/learners.md. (At level 0 it runs 7 times slower;
-    whoever asks jax for that, by `jax_disable_most_optimizations`, has it.)
-    """
+    """Returns the compiler options of the learner's program on a mesh; {} is the default."""
+    # On the CPU, LLVM's level 1 compiles in two thirds of the time of level 3, and the program runs
+    # 1 to 4% slower (docs/lab-notes/learners.md). At level 0, which the jax setting below asks
+    # for, it runs 7 times slower.
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if not on_cpu or jax.config.read("jax_disable_most_optimizations"):
         return {}
@@ -106,11 +119,13 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
 
 
 def arrange(devices: Sequence[Any], axes: tuple[int, int, int]) -> np.ndarray:
-    """`[data, fsdp, model]` of the devices, neighbours along fsdp and along model.
+    """Arranges devices `[data, fsdp, model]` so that groups along fsdp and model are neighbours.
+
+    The two devices of a chip, where it has two, are neighbours on the data axis.
 
     Args:
-      devices: of a whole slice, each with `coords` (a chip's place) and `core_on_chip`.
-      axes: sizes; the two devices of a chip, where it has two, are neighbours of the data axis.
+      devices: all of a slice, each with `coords` (the place of its chip) and `core_on_chip`.
+      axes: sizes of the axes.
 
     Raises:
       ConfigError: the sizes do not multiply to the devices, or no block of chips has these sides.
@@ -138,7 +153,7 @@ def arrange(devices: Sequence[Any], axes: tuple[int, int, int]) -> np.ndarray:
 
 
 def snake(sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Every place of a block, each next to the one before it."""
+    """Yields every place of a block, each next to the one before it."""
     if not sides:
         yield ()
         return
@@ -151,10 +166,8 @@ def snake(sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
 def _blocks(
     shape: tuple[int, ...], fsdp: int, model: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sides of the fsdp and the model block: the most compact; no axis is in both.
-
-    Were an axis in both, two chips of one fsdp group would be a model block apart.
-    """
+    """Returns the sides of the most compact fsdp and model blocks."""
+    # No axis is in both: two chips of one fsdp group would be a model block apart.
     sides = [[n for n in range(1, side + 1) if side % n == 0] for side in shape]
     found = [
         (sum(a) + sum(b), a, b)

@@ -256,7 +256,7 @@ def test_one_asset_takes_8_bytes_a_transition_and_44_an_account_of_a_segment(sta
     env = TradingEnv(stage.env.bars.select(stage.env.bars.symbols[0]), stage.env.config)
     # Of 16 steps of 4 accounts: 8 bytes each, the bar's index, and how each account began, twice.
     per_gb = 16 * 4 / (8 * 16 * 4 + 4 + 4 * 2 * 22) * 1e9
-    assert replay_line(env, agent).endswith(f" {per_gb / 1e6:.3g} million a GB")
+    assert replay_line(env, agent).endswith(f" {per_gb / 1e6:.3g} million per GB")
     assert per_gb > 90e6
 
 
