@@ -1,4 +1,4 @@
-"""Agents by name: the TOML files of `agents/`."""
+"""Agents: policies, baselines and exported weights; `load_agent` reads their configs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ def load_agent(
     *,
     name: str = "",
 ) -> AgentConfig:
-    """The agent of a preset's name or of a TOML file; a config is taken as it is.
+    """Loads an agent's config by the name of a preset or from a TOML file.
 
     Args:
-      name_or_path: e.g. "nano", or the path of a .toml file.
+      name_or_path: e.g. "nano", or the path of a .toml file; a config is returned as it is.
       overrides: "table.key=value" strings, e.g. "learner.num_epochs=2".
-      name: of the caller's argument, for messages.
+      name: the caller's argument, for messages.
+
+    Returns:
+      The config.
 
     Raises:
-      ConfigError: unknown name, unreadable file, or a line for each thing wrong in it.
+      ConfigError: an unknown name, an unreadable file, or one line for each error in it.
+
+    Example:
+      >>> load_agent("nano", ["learner.num_epochs=2"]).learner.num_epochs
+      2
     """
     return read_preset(AgentConfig, name_or_path, "agents", overrides, name)

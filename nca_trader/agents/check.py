@@ -1,4 +1,4 @@
-"""What every policy promises, checked by running it: `nca.check_policy(policy)`."""
+"""Checks that hold for every policy: `nca.check_policy(policy)`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ BATCH = 2
 
 
 def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = None) -> Report:
-    """Runs a policy on random bars, a fifth of them missing, and reports which promises it keeps.
+    """Checks a policy on random bars, a fifth of them missing.
 
-    Its parameters are drawn and then moved at random: at its start a policy may hand on its input
-    and so hide a fault.
+    The drawn parameters are perturbed, because an untrained policy may return its input and so
+    hide a fault.
 
     Args:
-      policy: from `nca.make_policy`, or one of your own with the same fields.
-      seed: of parameters and bars. only: names of the checks to run; None is all of them.
+      policy: from `nca.make_policy`, or your own with the same fields.
+      seed: of parameters and bars.
+      only: names of the checks to run; None is all.
 
     Returns:
       A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
@@ -42,7 +43,7 @@ def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = N
 
 
 class _Run:
-    """A policy, its parameters and bars, and what it makes of them; computed once."""
+    """A policy, its parameters and bars, and its results, each computed once."""
 
     def __init__(self, policy: Policy, seed: int):
         self.policy = policy
@@ -88,7 +89,7 @@ class _Run:
 
 
 def _counted(function: Callable) -> tuple[Callable, list[Any]]:
-    """The function, compiled, and the shapes of its arguments each time that it is traced."""
+    """Returns the jitted function and a list of its arguments' shapes at each trace."""
     traced = []
 
     def call(*args: Any) -> Any:
@@ -136,7 +137,7 @@ def _shapes_and_types_are_as_documented(run: _Run) -> str:
 
 
 def _the_same_call_gives_the_same_result(run: _Run) -> str:
-    """Not compiled, for a trace would freeze whatever an impure function counts."""
+    # Not compiled: a trace would freeze what an impure function counts.
     x, present = run.x[:, : AFTER + 1], run.present[:, : AFTER + 1]
     first = run.policy.encode(run.params, x, present)
     return difference(first, run.policy.encode(run.params, x, present))

@@ -1,4 +1,4 @@
-"""Policies as pure functions over plain dicts of arrays: the border between flax and the rest."""
+"""Policies as pure functions over plain dicts of arrays."""
 
 from __future__ import annotations
 
@@ -68,16 +68,20 @@ class Policy(NamedTuple):
 
 
 def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Policy:
-    """Builds the policy of `agent` for environments that look like `spec`.
+    """Builds the policy of an agent.
+
+    The same arguments return the same object, so that compiled programs are found again.
 
     Args:
-      agent: a config, a preset's name, or the path of a TOML file. spec: e.g. `env.spec`.
+      agent: a config, the name of a preset, or the path of a TOML file.
+      spec: of the environment, e.g. `env.spec`.
 
-    The same arguments give the same object, so that what was compiled for it is found again.
+    Returns:
+      The policy.
 
     Raises:
-      ConfigError: the policy sees each asset's nearest ones, and `spec` does not rank them; or
-        see `load_agent`.
+      ConfigError: `agent` cannot be loaded, or it needs each asset's nearest ones and `spec` does
+        not rank them.
     """
     expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
     agent = load_agent(agent)
@@ -134,9 +138,9 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
 
 
 def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:
-    """The agent with another number K of updates a cell; its parameters are the same.
+    """Returns the agent with another number K of updates per cell and the same parameters.
 
-    The cycle of dilations goes on, so the receptive field, and the halo with it, follows K.
+    The cycle of dilations continues, so the receptive field follows K.
 
     Raises:
       ConfigError: `steps` is not a positive whole number, or the policy makes no steps.
@@ -149,7 +153,7 @@ def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:
 def decide(
     policy: Policy, params: Params, window: Array, present: Array, account: Account
 ) -> Array:
-    """Logits `[A, n]` of one decision from the last RF bars, for whoever has them at hand.
+    """Computes the logits `[A, n]` of one decision from the last RF bars.
 
     Args:
       window: `[RF, A, F]` features, the last row is the bar whose close was just seen.
@@ -161,12 +165,12 @@ def decide(
 
 
 def read_out(policy: Policy, params: Params, cells: Array, account: Account) -> Array:
-    """Logits `[A, n]` of one decision from its bar's `cells` `[A, C]`, e.g. of a stream."""
+    """Computes the logits `[A, n]` of one decision from its bar's `cells` `[A, C]`."""
     logits, _ = policy.act(params, cells, account_features(policy.spec, account))
     return logits
 
 
 def num_parameters(policy: Policy) -> int:
-    """Parameters of the policy, counted without drawing them."""
+    """Counts the parameters of a policy without drawing them."""
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))

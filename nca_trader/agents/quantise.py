@@ -2,12 +2,20 @@
 
     q = clip(round(w / step), +-(2^(b-1) - 1))    step_o = max_i |w_io| / (2^(b-1) - 1/2)
 
-so no weight moves by more than half a step of its channel. In 4 and 8 bits these are the numbers
-of `qwix.quantize(w, channelwise_axes=[1])` (a test compares them). qwix itself is not needed: it
-has no 16 bits, and its providers look for weights on the right of a product where ours, in rows,
-are on the left. What is no matrix (biases, the readout's values) stays float32.
+No weight moves by more than half a step of its channel. In 4 and 8 bits these are the numbers of
+`qwix.quantize(w, channelwise_axes=[1])` (a test compares them). qwix itself is not used: it has no
+16 bits, and it expects weights on the right of a product, where ours are on the left. Arrays other
+than matrices (biases, the head's values) stay float32. Weights are widened once, when a file is
+read, so that inference runs the same programs.
 
-Weights are widened once, when a file is read, so that inference runs the same programs.
+Alternatively, groups of D consecutive inputs of one output share the entries of a codebook.
+"euclidean": a group, in units of its output's largest weight, is the nearest entry, `w ~ scale
+c_k`. "cosine" (gain-shape): entries are directions of length 1, and a group is the direction
+nearest in angle times a gain of 8 bits, `w ~ scale gain c_k`. One codebook serves all matrices.
+
+Source: Lloyd 1982, "Least squares quantization in PCM"; Arthur & Vassilvitskii 2007, "k-means++";
+Dhillon & Modha 2001, "Concept decompositions", for directions. scipy's `kmeans2` is not used: it
+has no directions, and runs a given number of rounds where this one ends when no entry changes.
 """
 
 from __future__ import annotations
@@ -33,7 +41,7 @@ Leaves = dict[str, np.ndarray]  # by name, e.g. "nca.taps"
 
 
 def leaves_of(params: Params) -> Leaves:
-    """The arrays of nested dicts, by their keys joined with dots."""
+    """Flattens nested dicts of arrays; keys are joined with dots."""
     return {
         f"{module}.{name}": np.asarray(leaf)
         for module, leaves in sorted(params.items())
@@ -42,7 +50,7 @@ def leaves_of(params: Params) -> Leaves:
 
 
 def params_of(leaves: Mapping[str, Any]) -> Params:
-    """The nested dicts of arrays that `leaves_of` flattened."""
+    """Restores the nested dicts that `leaves_of` flattened."""
     params: Params = {}
     for name, leaf in leaves.items():
         module, key = name.split(".")
@@ -53,14 +61,14 @@ def params_of(leaves: Mapping[str, Any]) -> Params:
 
 
 def largest(bits: int) -> float:
-    """What the largest weight of a channel is, in steps: the outermost step is used whole."""
+    """The largest weight of a channel in steps: half a step beyond the outermost number."""
     return 2.0 ** (bits - 1) - 0.5
 
 
 def on_grid(w: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """`w` `[I, O]` in whole steps, `[I, O]` int8 (int16 for 16 bits), and the steps `[O]`."""
+    """Rounds `w` `[I, O]` to whole steps, int8 or int16 for 16 bits; returns both, steps `[O]`."""
     step = (np.abs(w).max(axis=0) / np.float32(largest(bits))).astype(np.float32)
-    # A channel of zeros, or nearly, has no step to divide by.
+    # A step of a channel near zero would underflow or divide by zero.
     step = np.where(step < np.finfo(np.float32).tiny ** 0.5, np.float32(1.0), step)
     most = 2 ** (bits - 1) - 1
     whole = np.clip(np.rint(w / step), -most, most)
@@ -68,7 +76,7 @@ def on_grid(w: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantised(leaves: Leaves, bits: int) -> Leaves:
-    """The tensors of a file: "NAME" for each leaf, and "NAME:step" for each matrix."""
+    """Returns the tensors of a file: "NAME" of each leaf and "NAME:step" of each matrix."""
     tensors: Leaves = {}
     for name, leaf in leaves.items():
         if leaf.ndim != 2:
@@ -80,7 +88,7 @@ def quantised(leaves: Leaves, bits: int) -> Leaves:
 
 
 def layout(shapes: Mapping[str, tuple[int, ...]], bits: int) -> Layout:
-    """The types and shapes of the tensors that `quantised` makes of leaves of these shapes."""
+    """Returns types and shapes of what `quantised` makes of leaves of these shapes."""
     whole, found = {4: np.uint8, 8: np.int8, 16: np.int16}[bits], {}
     for name, shape in shapes.items():
         found[name] = (np.float32, shape)
@@ -92,7 +100,7 @@ def layout(shapes: Mapping[str, tuple[int, ...]], bits: int) -> Layout:
 
 
 def widened(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], bits: int) -> Leaves:
-    """The leaves, of these shapes, that `quantised` made tensors of; each a float32 array."""
+    """Returns the float32 leaves of these shapes that `quantised` made tensors of."""
     leaves: Leaves = {}
     for name, shape in shapes.items():
         leaf = tensors[name]
@@ -104,26 +112,26 @@ def widened(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], bits: int) -
 
 
 def pack(whole: np.ndarray) -> np.ndarray:
-    """`[ceil(size / 2)]` uint8: two numbers from -8 to 7 a byte, the first in the low half."""
+    """Packs numbers from -8 to 7 into `[ceil(size / 2)]` uint8, the first in the low half."""
     flat = whole.ravel().astype(np.uint8) & 0xF
     flat = np.append(flat, np.zeros(len(flat) % 2, np.uint8))
     return flat[::2] | flat[1::2] << 4
 
 
 def unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The int8 numbers of `shape` that `pack` was given."""
+    """Returns the int8 numbers of `shape` that `pack` was given."""
     flat = np.stack([packed & 0xF, packed >> 4], axis=-1).ravel()[: int(np.prod(shape))]
     return (((flat ^ 8).astype(np.int8)) - 8).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Watched(Gauged):
-    """A weight that notes the largest number it is multiplied with; runs outside of jit."""
+    """A weight that records the largest number it is multiplied by; for use outside of jit."""
 
     seen: list[float]
 
     def meets(self, x: Array) -> tuple[Array, Array]:
-        """The operands as they are."""
+        """Returns the operands unchanged."""
         self.seen.append(float(jnp.abs(x).max()))
         return self.weight, x
 
@@ -131,10 +139,17 @@ class _Watched(Gauged):
 def ranges(
     policy: Policy, params: Params, x: np.ndarray, present: np.ndarray, chunk: int = 2048
 ) -> dict[str, float]:
-    """The largest absolute value that meets each matrix of the encoder, by the matrix's name.
+    """Measures the largest absolute value that each matrix of the encoder is multiplied by.
 
     Args:
-      x: `[N, A, F]` features of the training span. present: `[N, A]`. chunk: bars at once.
+      policy: the policy.
+      params: its parameters.
+      x: `[N, A, F]` features of the training span.
+      present: `[N, A]` bool.
+      chunk: bars at once.
+
+    Returns:
+      The values, by the matrices' names.
     """
     encoder = next(name for name in params if name != "head")
     watched = dict(params[encoder])
@@ -152,12 +167,12 @@ def ranges(
 
 
 def steps_of(found: Mapping[str, float], bits: int) -> dict[str, float]:
-    """The step of the grid that the numbers which meet each matrix are rounded to, by name."""
+    """Returns the step of the activations' grid of each matrix, by name."""
     return {name: value / largest(bits) or 1.0 for name, value in found.items()}
 
 
 def gauged(leaves: Leaves, steps: Mapping[str, float], bits: int) -> dict[str, Any]:
-    """The leaves, where matrices that have a step round what they are multiplied with."""
+    """Returns the leaves; matrices with a step round their activations to it."""
     return {
         name: Gauged(jnp.asarray(leaf), jnp.float32(steps[name]), bits) if name in steps else leaf
         for name, leaf in leaves.items()
@@ -173,14 +188,19 @@ CHUNK = 2**14  # groups whose distances are computed at once
 
 
 class Codebook(NamedTuple):
-    """kind: "euclidean" or "cosine". entries: `[K, D]` float32, of length 1 where cosine."""
+    """A codebook.
+
+    Attributes:
+      kind: "euclidean" or "cosine".
+      entries: `[K, D]` float32, of length 1 if cosine.
+    """
 
     kind: str
     entries: np.ndarray
 
     def nearest(self, groups: np.ndarray) -> np.ndarray:
-        """`[G]` the entry of each of `groups` `[G, D]`; the first of those that are as near."""
-        # Entries may be closer than what float32 leaves of a difference of products.
+        """Returns the nearest entry `[G]` to each of `groups` `[G, D]`; the first of equals."""
+        # In float32 the difference of products may exceed the distance between entries.
         entries, found = self.entries.astype(np.float64), []
         for first in range(0, len(groups), CHUNK):
             near = groups[first : first + CHUNK] @ entries.T
@@ -190,12 +210,12 @@ class Codebook(NamedTuple):
         return np.concatenate(found)
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes the codebook to a file of its own; StateError where that fails."""
+        """Writes the codebook to a file; raises StateError where that fails."""
         write_tensors(path, {"entries": self.entries}, {"codebook": self.kind}, FILE, VERSION)
 
 
 def load_codebook(path: pathlib.Path) -> Codebook:
-    """The codebook that `Codebook.save` wrote; raises as `read_tensors`."""
+    """Reads what `Codebook.save` wrote; raises as `read_tensors` does."""
     tensors, about = read_tensors(path, FILE, VERSION)
     kind, entries = about.get("codebook"), tensors.get("entries", np.zeros(0))
     if kind not in KINDS or entries.ndim != 2 or entries.dtype != np.float32:
@@ -206,7 +226,7 @@ def load_codebook(path: pathlib.Path) -> Codebook:
 
 
 def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> Codebook:
-    """K-means over `groups` `[G, D]`, begun by k-means++.
+    """Trains a codebook by k-means over `groups` `[G, D]`, initialised by k-means++.
 
     Args:
       groups: what is to be coded. kind: "euclidean", or "cosine": the directions of `groups`.
@@ -232,29 +252,29 @@ def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> C
             f"of weights saves nothing; give fewer {argument('bits')} or a smaller "
             f"{argument('group')}."
         )
-    book, entry = Codebook(kind, _begin(groups, size, rng)), None
+    book, entry = Codebook(kind, spread(groups, size, rng)), None
     for _ in range(ROUNDS):
         before, entry = entry, book.nearest(groups)
         if before is not None and (entry == before).all():
             break
-        book = Codebook(kind, _centres(groups, entry, book))
+        book = Codebook(kind, centres(groups, entry, book))
     return book
 
 
-def _begin(groups: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """K-means++: each entry is a group, drawn by the square of its distance to those so far."""
+def spread(groups: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws entries from the groups by the square of their distance to those before (k-means++)."""
     chosen = [int(rng.integers(len(groups)))]
     distance = np.full(len(groups), np.inf)
     for _ in range(size - 1):
         last = ((groups - groups[chosen[-1]]) ** 2).sum(1, dtype=np.float64)
         distance = np.minimum(distance, last)
-        distance[chosen] = 0.0  # by rounding it may not be
+        distance[chosen] = 0.0  # rounding may leave more
         chosen.append(int(rng.choice(len(groups), p=distance / distance.sum())))
     return groups[chosen]
 
 
-def _centres(groups: np.ndarray, entry: np.ndarray, book: Codebook) -> np.ndarray:
-    """The mean of each entry's groups, of length 1 where cosine; where it has none, itself."""
+def centres(groups: np.ndarray, entry: np.ndarray, book: Codebook) -> np.ndarray:
+    """Means of each entry's groups, of length 1 if cosine; an entry without groups stays."""
     total = np.zeros(book.entries.shape, np.float64)
     np.add.at(total, entry, groups)
     count = np.bincount(entry, minlength=len(total))[:, None]
@@ -265,7 +285,7 @@ def _centres(groups: np.ndarray, entry: np.ndarray, book: Codebook) -> np.ndarra
 
 
 def groups_of(w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """`[O ceil(I / D), D]` groups of `w` `[I, O]` in units of the scales `[O]`; rest is zeros."""
+    """Cuts `w` `[I, O]` into `[O ceil(I / D), D]` groups in units of scales `[O]`, zero-padded."""
     scale = np.abs(w).max(axis=0)
     scale = np.where(scale > 0, scale, np.float32(1.0)).astype(np.float32)
     padded = np.pad((w / scale).T, ((0, 0), (0, -len(w) % size)))
@@ -273,12 +293,12 @@ def groups_of(w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def matrix_of(groups: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The matrix `[I, O]` of `shape` that `groups_of` made groups and scales of."""
+    """Restores the matrix `[I, O]` that `groups_of` cut into groups and scales."""
     return groups.reshape(shape[1], -1)[:, : shape[0]].T * scale
 
 
 def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves:
-    """The tensors of a file: leaves that are no matrix, and for matrices indices and scales.
+    """Returns the tensors of a file: indices and scales of matrices, other leaves as they are.
 
     Args:
       leaves: of the policy, by name. kind: of the codebook, which has 2^bits entries for groups
@@ -312,7 +332,7 @@ def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves
 
 
 def coded_layout(shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int, group: int) -> Layout:
-    """The types and shapes of the tensors that `coded` makes of leaves of these shapes."""
+    """Returns types and shapes of what `coded` makes of leaves of these shapes."""
     found: dict[str, tuple[type, tuple[int, ...]]] = {"codebook": (np.float32, (2**bits, group))}
     for name, shape in shapes.items():
         found[name] = (np.float32, shape)
@@ -326,7 +346,7 @@ def coded_layout(shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int, gr
 
 
 def decoded(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int) -> Leaves:
-    """The leaves, of these shapes, that `coded` made tensors of; each a float32 array."""
+    """Returns the float32 leaves of these shapes that `coded` made tensors of."""
     entries = tensors["codebook"]
     leaves: Leaves = {}
     for name, shape in shapes.items():

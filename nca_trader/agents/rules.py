@@ -1,7 +1,7 @@
-"""Strategies by rule: what an agent is compared with, and what a user writes first.
+"""Rule-based strategies, the baselines that agents are compared with.
 
-A strategy is an online update, like a feature: it sees one closed bar at a time, so it cannot
-look ahead. A rule is a function of its parameters that returns a `Strategy`.
+A strategy is an online update like a feature: it sees one closed bar at a time, so it cannot look
+ahead. A rule is a function of its parameters that returns a `Strategy`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from nca_trader.types import Bar
 
 
 class Strategy(NamedTuple):
-    """name: for reports. init: `(num_assets) -> state`, a pytree of arrays.
+    """A strategy as two pure, traceable functions.
 
-    update: `(state, bar) -> (state, target)`; `bar` is a `Bar` of `[A]` float64 arrays, `target`
-    is `[A]` weights as fractions of equity, NaN for no order. Pure and traceable.
+    Attributes:
+      name: shown in reports.
+      init: `(num_assets) -> state`, a pytree of arrays.
+      update: `(state, bar) -> (state, target)`. `bar` is a `Bar` of `[A]` float64 arrays, `target`
+        is `[A]` weights as fractions of equity, NaN for no order.
+
+    Example:
+      >>> Strategy("half", lambda n: (), lambda state, bar: (state, 0.5 + 0 * bar.close)).name
+      'half'
     """
 
     name: str
@@ -31,12 +38,22 @@ class Strategy(NamedTuple):
 
 
 def always_flat() -> Strategy:
-    """Holds cash."""
+    """Returns the strategy that holds cash.
+
+    Example:
+      >>> always_flat().name
+      'always flat'
+    """
     return Strategy("always flat", lambda num_assets: (), lambda s, bar: (s, 0.0 * _ones(bar)))
 
 
 def buy_and_hold() -> Strategy:
-    """Buys each asset once, 1/A of equity in the first bar that it is there, and holds."""
+    """Returns the strategy that buys 1/A of equity of each asset at its first bar, and holds.
+
+    Example:
+      >>> buy_and_hold().name
+      'buy and hold'
+    """
 
     def init(num_assets: int) -> Array:
         return jnp.zeros(num_assets, bool)
@@ -50,7 +67,19 @@ def buy_and_hold() -> Strategy:
 
 
 def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
-    """Long 1/A of equity while the mean of the last `fast` closes is above that of `slow`."""
+    """Returns the moving-average cross: long 1/A of equity while the fast mean is the higher.
+
+    Args:
+      fast: closes of the fast mean.
+      slow: closes of the slow mean, more than `fast`.
+
+    Raises:
+      ConfigError: a period below 1, or `fast` is not below `slow`.
+
+    Example:
+      >>> sma_cross(fast=10, slow=30).name
+      'SMA cross 10/30'
+    """
     _refuse_periods("sma_cross", fast=fast, slow=slow)
     if not fast < slow:
         raise ConfigError(f"sma_cross: fast = {fast} is not below slow = {slow}; give fewer bars.")
@@ -62,7 +91,18 @@ def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
 
 
 def momentum(lookback: int = 50) -> Strategy:
-    """Long 1/A of equity while the close is above the close `lookback` bars ago."""
+    """Returns momentum: long 1/A of equity while the close is above that of `lookback` bars ago.
+
+    Args:
+      lookback: bars.
+
+    Raises:
+      ConfigError: `lookback` is below 1.
+
+    Example:
+      >>> momentum(lookback=50).name
+      'momentum 50'
+    """
     _refuse_periods("momentum", lookback=lookback)
     return _from_closes(
         f"momentum {lookback}",
@@ -77,9 +117,9 @@ def _refuse_periods(rule: str, **periods: int) -> None:
 
 
 def _from_closes(name: str, length: int, signal: Callable[[Array], Array]) -> Strategy:
-    """A strategy of the last `length` closes `[length, A]`, newest first; flat before them.
+    """Makes a strategy of the last `length` closes `[length, A]`, newest first; flat before.
 
-    A missing bar changes nothing: the closes are those of bars that were there.
+    A missing bar changes nothing: closes are those of present bars.
     """
 
     def init(num_assets: int) -> tuple[Array, Array]:

@@ -16,14 +16,14 @@ from nca_trader.types import EnvSpec
 
 
 class MLP(nnx.Module):
-    """Two layers over the last W bars of an asset, the same for all bars and assets.
+    """Two layers over the last W bars of an asset, shared by all bars and assets.
 
     With `z_t = [clip(x_t) m_t, m_t]`, 0 before the first bar:
 
         h = tanh(sum_j z[t - j] W1_j + b1)    j = 0 .. W - 1
         s = tanh(h W2 + b2)
 
-    Where `hidden` is 0 there is one layer, `s = h`, and with the readout's two in all. Sums are
+    Where `hidden` is 0 there is one layer, `s = h`, and with the head's two in all. Sums are
     float32; the operands of matrix products have `precision.matmul`.
     """
 
@@ -63,7 +63,7 @@ class MLP(nnx.Module):
         return jnp.zeros(shape, jnp.float32)
 
     def stream(self, past: Array, x: Array, present: Array) -> tuple[Array, Array]:
-        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; cells `[A, C]` come back."""
+        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; returns cells `[A, C]`."""
         seen = entered(self.config, x[None, None], present[None, None])
         bars = jnp.concatenate([seen[None], past])
         cells = self._cells(bars.reshape(-1, *seen.shape[1:]))
@@ -87,11 +87,11 @@ def entered(config: PolicyConfig, x: Array, present: Array) -> Array:
 
 
 class GRU(nnx.Module):
-    """A gated recurrent unit that begins anew, from state 0, W bars before each decision.
+    """A gated recurrent unit that starts from state 0, W bars before each decision.
 
-    A state carried along for ever would depend on where a segment begins; over a window a cell is
-    a function of its bars, so lattice, window and stream agree. It costs W updates a bar in all of
-    them. With `z_t = [clip(x_t) m_t, m_t]`:
+    A state that is carried without end would depend on where a segment begins. Over a window a
+    cell is a function of its bars, so lattice, window and stream agree. Each costs W updates per
+    bar. With `z_t = [clip(x_t) m_t, m_t]`:
 
         r = sigma(z U_r + s R_r + b_r),  u = sigma(z U_u + s R_u + b_u)
         n = tanh(z U_n + b_n + r (s R_n)),  s' = (1 - u) n + u s
@@ -142,7 +142,7 @@ class GRU(nnx.Module):
         return jnp.zeros((config.channels, config.window, 1, spec.num_assets), jnp.float32)
 
     def stream(self, states: Array, x: Array, present: Array) -> tuple[Array, Array]:
-        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; cells `[A, C]` come back.
+        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; returns cells `[A, C]`.
 
         The units are of the windows that are open, oldest first; the bar closes the oldest, and
         opens one that ends W bars later.

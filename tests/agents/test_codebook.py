@@ -31,7 +31,7 @@ def plain_lloyd(groups, entries):
 
 def test_k_means_ends_where_a_plain_lloyd_ends():
     groups = points()
-    begin = codebook._begin(groups, 6, np.random.default_rng(7))
+    begin = codebook.spread(groups, 6, np.random.default_rng(7))
     book = train_codebook(groups, "euclidean", 6, seed=7)
     want, owner = plain_lloyd(groups, begin)
     np.testing.assert_allclose(book.entries, want, rtol=1e-5)
@@ -41,7 +41,7 @@ def test_k_means_ends_where_a_plain_lloyd_ends():
 def test_k_means_plus_plus_spreads_its_beginnings_and_follows_its_seed():
     rng = np.random.default_rng(0)
     far = np.repeat(np.arange(8.0)[:, None] * 100, 50, axis=0) + rng.normal(size=(400, 1))
-    begin = codebook._begin(far.astype("f4"), 8, np.random.default_rng(1))
+    begin = codebook.spread(far.astype("f4"), 8, np.random.default_rng(1))
     assert sorted(np.round(begin[:, 0] / 100)) == list(range(8))  # one in each clump
     one, two, other = (train_codebook(points(), "cosine", 5, seed=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(one.entries, two.entries)
@@ -64,7 +64,7 @@ def test_directions_have_length_one_and_are_chosen_by_angle():
 
 def test_an_entry_that_nothing_is_near_to_stays():
     book = Codebook("euclidean", np.array([[0.0], [9.0]], "f4"))
-    moved = codebook._centres(np.array([[1.0], [3.0]], "f4"), np.array([0, 0]), book)
+    moved = codebook.centres(np.array([[1.0], [3.0]], "f4"), np.array([0, 0]), book)
     np.testing.assert_array_equal(moved, [[2.0], [9.0]])
 
 
