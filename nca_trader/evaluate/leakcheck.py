@@ -355,6 +355,7 @@ class _Search:
     def values(self, bars: Bars) -> np.ndarray:
         """Returns the subject's output as float64 `[N, ...]`; raises what the subject raises."""
         output = self.subject.run(dataclasses.replace(bars))  # a copy: ours must not be written to
+        # Rows of other times would be compared with the wrong bars.
         index = getattr(output, "index", None)
         if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
             there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")

@@ -123,7 +123,7 @@ def sortino(returns: ArrayLike, bars_per_year: float) -> float:
 
 
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
-    """Computes `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is no move here."""
+    """Computes `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is a return of 0."""
     r = np.nan_to_num(np.asarray(returns, np.float64), nan=0.0)
     equity = np.cumprod(1.0 + r)
     # The capital before the first bar counts as a high: a loss on the first bar is a drawdown.
@@ -187,7 +187,7 @@ def annual_turnover(turnover: ArrayLike, bars_per_year: float) -> float:
 
     Args:
       turnover: `[N]`, traded notional of each bar as a fraction of equity, both sides counted: from
-        flat to fully long is 1, from long to short 2. NaN is no trade.
+        flat to fully long is 1, from long to short 2. NaN counts as 0.
       bars_per_year: P.
     """
     traded = np.asarray(turnover, np.float64)

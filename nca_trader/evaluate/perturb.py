@@ -269,6 +269,7 @@ class Cases:
         way, rows = self.rng.integers(4), self.rows[holed]
         if len(rows) and (way == 0 or (holed and way < 3)):
             return int(min(self.rng.choice(rows), last))
+        # Uniform in the logarithm, so that the first rows are drawn often.
         near = int(np.exp(self.rng.uniform(0.0, np.log(last + 1)))) - 1
         if way == 1:
             return near

@@ -28,7 +28,7 @@ class Result:
       name: of the strategy.
       equity: `[N]`; capital before the first bar is 1.0.
       log_equity: `[N]`, its logarithm, with the digits that a large equity loses.
-      targets: `[N, A]` weights decided; NaN is no order.
+      targets: `[N, A]` weights decided; NaN means no order.
       weights: `[N, A]` weights held.
       turnover: `[N]`, sum of absolute traded notional over equity.
       cost: `[N]`, cost of trading as a fraction of equity.
@@ -159,7 +159,7 @@ class Result:
         # Renamed when complete, so that the file is whole or not there.
         part = path.with_name(path.name + ".part")
         try:
-            if path.suffix == ".csv":
+            if path.suffix == ".csv":  # text of a float that reads back as the same float
                 self.to_frame().to_csv(part, index=False)
             else:
                 self.to_frame().to_parquet(part, index=False)

@@ -45,7 +45,7 @@ class Trace(NamedTuple):
     Attributes:
       log_equity: high part plus low part.
       weight: high part plus low part.
-      target: as decided; NaN is no order.
+      target: as decided; NaN means no order.
       traded: signed notional as a fraction of equity.
       cost: as a fraction of equity.
       flows: where equity went.

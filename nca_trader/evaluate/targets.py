@@ -102,7 +102,7 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
     """Converts weights to `[N, A]` float64, and refuses what does not fit the bars.
 
     Args:
-      targets: `[N]` or `[N, A]` weights; NaN is no order.
+      targets: `[N]` or `[N, A]` weights; NaN means no order.
       bars: of N rows and A assets.
       largest: the largest weight that is accepted, long or short.
 

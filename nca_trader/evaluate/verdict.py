@@ -108,7 +108,7 @@ def nearest_baseline(
     """Finds the baseline that the agent's target weights agree with most often.
 
     Args:
-      agent_weights: `[N, A]` target weights; NaN is no order, and the last target stays in force.
+      agent_weights: `[N, A]` target weights; NaN means no order, the last target stays in force.
       baselines: name -> `[N, A]` likewise, on the same bars and assets.
 
     Returns:

@@ -346,6 +346,7 @@ def report_on(
 
 def _span(name: str, record: Mapping[str, Any]) -> Span:
     """Builds a span with dates, and with times of day where a bar does not begin at 0:00."""
+    # 19 characters are the time to the second, without the zone, which is UTC.
     first, last = (
         str(np.datetime64(str(record[end])[:19], "s")).removesuffix("T00:00:00").replace("T", " ")
         for end in ("first", "last")
@@ -458,7 +459,7 @@ def _render(template: str, **shown: Any) -> str:
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
+        autoescape=True,  # names of files, runs and symbols are anybody's text
         undefined=jinja2.StrictUndefined,  # else a misspelt name is an empty cell
         trim_blocks=True,
         lstrip_blocks=True,

@@ -131,6 +131,7 @@ def _curves_over_time(
         for line in lines:
             colour, dash, width, order, alpha = SEED, "-", 0.9, 1, 0.8
             if line.role == "agent":
+                # Above the other seeds, below the dashes of the baselines.
                 colour, width, order, alpha = AGENT, 2.6, 2, 1.0
             elif line.role == "baseline":
                 colour = BASELINES[baseline % len(BASELINES)]
@@ -271,6 +272,7 @@ def draw_proofs(figure: Figure, proofs: Sequence[Proof], colours: Mapping[str, s
         axes = figure.add_subplot(down, across, place + 1)
         axes.set_title(market, loc="left", fontsize=10)
         runs = [proof for proof in proofs if proof.market == market]
+        # All proofs of a market share its controls.
         lines = [
             (curve, BASELINES[number], DASHES[number], 1.2)
             for number, curve in enumerate(runs[0].controls.values())
