@@ -29,10 +29,11 @@ DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/
 DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FORCE)
 DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test test-slow test-fresh test-oracles lint format docs bench bench-peers lock wheel clean FORCE
+.PHONY: help setup demo test check test-slow test-fresh test-oracles lint format docs bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
+	@echo "make check      lint, and the tests nearest to what changed against main: under 2 minutes"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  fix style"
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
@@ -67,6 +68,13 @@ demo: .venv/.installed
 
 test: .venv/.installed
 	@$(PY) -m pytest $(IN_PARALLEL) $(PYTEST_ARGS)
+
+# `make check CHECK_ARGS="--base origin/main --seconds 300"` compares with another branch, for longer.
+# pytest ends with 5 where all chosen tests are slow ones.
+CHECK_ARGS ?=
+check: lint
+	@tests="$$($(PY) tools/affected.py $(CHECK_ARGS))" || exit 1; [ -z "$$tests" ] || \
+	  $(PY) -m pytest -q $(IN_PARALLEL) $$tests $(PYTEST_ARGS) || [ $$? = 5 ]
 
 # Property tests draw the same cases in every `make test`, and others here; SEED=N repeats them.
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')

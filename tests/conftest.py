@@ -1,5 +1,6 @@
 """What every test shares: devices, compile cache, strictness, and where to find big data."""
 
+import collections
 import os
 import pathlib
 import random
@@ -74,6 +75,24 @@ def pytest_collection_modifyitems(config, items):
         chosen = random.Random(seed).sample(items, min(number, len(items)))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+
+
+SECONDS = collections.Counter()
+
+
+def pytest_runtest_logreport(report):
+    """Add up the seconds of each test file."""
+    SECONDS[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_sessionfinish(session):
+    """Record the seconds for `tools/affected.py`; the most, as a run may choose a few tests."""
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        known = cache.get("nca_trader/seconds", {})
+        cache.set(
+            "nca_trader/seconds", known | {k: max(v, known.get(k, 0)) for k, v in SECONDS.items()}
+        )
 
 
 def _tree() -> str:

@@ -1,4 +1,4 @@
-"""The command `nca-trader`: one file a command, found by name, imported only when it runs.
+"""The command `nca-trader`: parses the options, calls the library and prints what it returns.
 
 Exit codes: 0 done, or stopped on request with all saved; 1 a check failed, or an object store
 cannot be reached; 2 the input was wrong; 3 halted; 4 damaged or unwritable state; 130 interrupted
@@ -8,20 +8,36 @@ twice.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
 import os
 import pathlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
-COMMANDS = (
-    "demo", "train", "supervise", "prove", "backtest", "export", "paper", "journal", "data",
-    "leakcheck", "plan", "profile", "watch", "doctor", "bench",
-)  # fmt: skip
-
+# Each command: the module that has its `add_COMMAND_options` and `run_COMMAND`, and its help.
+COMMANDS = {
+    "demo": ("demo", "train, backtest and paper-replay on real sample bars, then write a page"),
+    "train": ("train", "train an agent into a run folder; the same command resumes it"),
+    "supervise": ("train", "restart a command that dies; training resumes at its checkpoint"),
+    "prove": ("prove", "train on markets with a known optimum, and print the fraction reached"),
+    "backtest": ("backtest", "backtest a trained run or a rule, and print its metrics"),
+    "export": ("export", "write a run's agent into one small file, of 4, 8 or 16 bits a weight"),
+    "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
+    "journal": ("paper", "check a paper session's journal"),
+    "data": ("data", "check a bar file: every problem with its line and remedy, or a summary"),
+    "leakcheck": ("leakcheck", "look for look-ahead in a strategy or a feature, on other futures"),
+    "plan": ("scale", "compile a run for a TPU slice: does it fit, and what bounds it"),
+    "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
+    "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
+    "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
+    "bench": ("bench", "measure steps per second of the environment, the policy and the learner"),
+}
 # Commands that train, and what makes training smaller.
 LEARNING = ("demo", "train", "prove", "profile", "bench")
 LESS = (
@@ -31,7 +47,7 @@ LESS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and exits with 2."""
+    """A parser that reports an error in one line, and exits with 2."""
 
     def error(self, message: str) -> NoReturn:
         """Prints the line and exits."""
@@ -39,27 +55,45 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """The parser of every command; heavy imports wait until a command runs."""
+    """Returns the parser of every command; heavy imports wait until a command runs."""
     import nca_trader
 
     parser = Parser(prog="nca-trader", description=nca_trader.__doc__)
     parser.add_argument("--version", action="version", version=nca_trader.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        module = importlib.import_module(f"nca_trader.cli.{name}")
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(command)
+    for name, (home, about) in COMMANDS.items():
+        module = importlib.import_module(f"nca_trader.cli.{home}")
+        command = commands.add_parser(name, help=about, description=about)
+        getattr(module, f"add_{name}_options")(command)
         command.add_argument(
             "--json", action="store_true", help="one JSON object as the last line of stdout"
         )
-        command.set_defaults(execute=module.run)
+        command.set_defaults(execute=getattr(module, f"run_{name}"))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Runs one command.
+
+    Args:
+      argv: the words after `nca-trader`; by default those of this process.
+
+    Returns:
+      The exit code.
+
+    Example:
+      >>> main(["backtest", "--strategy=momentum", "--repair=sort"])  # its line is on stderr
+      2
+    """
     from nca_trader.cli.checks import check
-    from nca_trader.errors import NcaTraderError, options_named
+    from nca_trader.errors import (
+        ConfigError,
+        NcaTraderError,
+        StateError,
+        options_named,
+        out_of_memory,
+        printable,
+    )
 
     args = build_parser().parse_args(argv)
     use_compile_cache()
@@ -74,34 +108,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; what was saved before stays", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader went away, e.g. `| head`; nothing more can be said to it.
+        # The reader has closed the pipe, e.g. `| head`. Python flushes stdout when it exits, which
+        # would fail again: what is left goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        return _system_error(args.command, error)
+        # First, as some systems report a failed allocation as an OSError.
+        if out_of_memory(error):
+            cause = next(iter(str(error).splitlines()), "no memory is left")
+            less = LESS if args.command in LEARNING else "give fewer bars or assets"
+            print(f"nca-trader {args.command}: out of memory ({cause}); {less}.", file=sys.stderr)
+            return ConfigError.exit_code
+        if isinstance(error, OSError):
+            where = f"{error.filename or 'this machine'}: {error.strerror or error}"
+            print(f"nca-trader {args.command}: {printable(where)}", file=sys.stderr)
+            return StateError.exit_code
+        raise
     if args.json and result is not None:
         print_json(result)
     return 0
 
 
-def _system_error(command: str, error: Exception) -> int:
-    """Says in one line what the machine refused; returns the exit code. All else is raised."""
-    from nca_trader.errors import ConfigError, StateError, out_of_memory, printable
-
-    if out_of_memory(error):
-        said = next(iter(str(error).splitlines()), "no memory is left")
-        less = LESS if command in LEARNING else "give fewer bars or assets"
-        print(f"nca-trader {command}: out of memory ({said}); {less}.", file=sys.stderr)
-        return ConfigError.exit_code
-    if isinstance(error, OSError):
-        where = f"{error.filename or 'this machine'}: {error.strerror or error}"
-        print(f"nca-trader {command}: {printable(where)}", file=sys.stderr)
-        return StateError.exit_code
-    raise error
-
-
 def print_json(result: dict[str, Any]) -> None:
-    """One object on one line; a number that is not finite has no place in JSON and is null."""
+    """Prints one object on one line; a number that is not finite becomes null.
+
+    Example:
+      >>> print_json({"sharpe": float("nan"), "trades": 3})
+      {"sharpe": null, "trades": 3}
+    """
     print(json.dumps(_finite(result), allow_nan=False, default=str), flush=True)
 
 
@@ -113,11 +147,57 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -> NoReturn:
+    """Ends a command whose check failed, with exit code 1.
+
+    The result is printed too: with `--json` a reader gets it whatever the exit code.
+
+    Raises:
+      CheckFailed: always.
+    """
+    from nca_trader.errors import CheckFailed
+
+    if args.json:
+        print_json(result)
+    raise CheckFailed(message)
+
+
+@contextlib.contextmanager
+def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
+    """Turns the first SIGINT or SIGTERM into a request to stop, and the second into an interrupt.
+
+    Args:
+      what: "update", "bar" or "look", after which the caller stops; for the message.
+
+    Returns:
+      A context manager that yields a function, which is true once a signal has come.
+
+    Raises:
+      KeyboardInterrupt: at the second signal, wherever the program is.
+    """
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print(f"\nstopping after this {what}; once more stops at once", file=sys.stderr)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            # None stands for a handler that Python did not install and cannot restore.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 def use_compile_cache() -> None:
     """Keeps compiled programs under the user's cache folder, unless the user chose otherwise."""
     if "NCA_TRADER_NO_CACHE" in os.environ or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    # Through the environment: jax, slow to import and not needed by all commands, reads it then.
+    # Through the environment: jax is slow to import, not every command needs it, and it reads them.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(home) / "nca_trader" / "jax")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")

@@ -1,4 +1,4 @@
-"""`nca-trader backtest`: a trained run, or a rule, over bars."""
+"""`nca-trader backtest`: backtests a trained run or a rule over bars."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ import pathlib
 from typing import Any
 
 from nca_trader.cli.checks import STRATEGIES
-from nca_trader.cli.reading import OPTIONS, typed
-from nca_trader.cli.train import add_bar_arguments, load_bars
+from nca_trader.cli.options import READING, add_options, load_bars, typed
 
-HELP = "backtest a trained run or a rule, and print its figures"
 NOTE = (
-    "A run is backtested on the bars after those it was trained or selected on, unless --start "
-    "says otherwise. Every such look is counted in trials.jsonl next to the run folder: the more "
-    "looks, the less a good one says. On bars that the run has seen the result is called IN SAMPLE."
+    "A run is backtested on the bars after those that trained or selected it, unless --start says "
+    "otherwise. Each such evaluation is counted in trials.jsonl next to the run folder: the more "
+    "there are, the less a good one means. On bars that the run has seen the result is IN SAMPLE."
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", dest="run_dir", help="run folder or exported file; each look counts")
     what.add_argument("--strategy", help=f"a rule: {', '.join(STRATEGIES)}")
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="with --run: the agent of that number, from 0"
+    add_options(
+        parser,
+        "data",
+        *READING,
+        seed={"help": "with --run: the agent of that number, from 0"},
+        env={"help": "with --strategy: an environment's costs and limits"},
     )
     parser.add_argument(
         "--steps",
@@ -34,10 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="with --run: updates of each cell, more or fewer than it was trained with",
     )
-    add_bar_arguments(parser)
     parser.add_argument("--start", help="trade from this date; with --run, after the bars it saw")
     parser.add_argument("--stop", help="trade before this date")
-    parser.add_argument("--env", help="with --strategy: an environment's costs and limits")
     parser.add_argument("--commission", type=float, help="fraction of notional (default the run's)")
     parser.add_argument("--slippage", type=float, help="fraction of price (default the run's)")
     parser.add_argument("--fill", choices=("next_open", "close"))
@@ -50,49 +50,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Backtests; returns its figures."""
+def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
+    """Backtests; returns the metrics."""
     from nca_trader.agents import rules
+    from nca_trader.config import EnvConfig
+    from nca_trader.data.synthetic import seed_of, task_of
+    from nca_trader.envs import load_env
     from nca_trader.envs.account.state import rules_of
     from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.report.page import report
     from nca_trader.runs.exported import read_run
 
     out = None if args.out is None else pathlib.Path(args.out)
     run = read_run(args.run_dir, args.steps, args.seed) if args.run_dir else None
-    target: Any = run or getattr(rules, args.strategy)()
-    source: Any = load_bars(args) if args.data or not _draws(run) else _fresh_draw(run)
-    bars = getattr(source, "bars", source)
-    env = run.env_config if run else _environment(args.env)
+    if run is not None:
+        env = run.env_config
+    else:  # a rule: without --env nothing costs, and nothing limits its weights
+        env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
+    if run is not None and env.market and not args.data:
+        # Another draw of the market that the run was trained in: its own would be in sample.
+        source: Any = task_of(env, seed=seed_of(run.manifest.data.source) + 1)
+    else:
+        source = load_bars(args)
     given = {name: getattr(args, name) for name in ("commission", "slippage")}
-    costs = dataclasses.replace(
-        env.costs, **{name: value for name, value in given.items() if value is not None}
-    )
+    costs = dataclasses.replace(env.costs, **{k: v for k, v in given.items() if v is not None})
     limits = rules_of(env)._asdict() if args.env else {}
     fill, order = (limits.pop(name, None) for name in ("fill", "order"))
-    fill, order = args.fill or fill, args.order or order
-    agent = run.described if run else ""
     result = backtest(
-        source, target, costs, fill, order, start=args.start, stop=args.stop, **limits
+        source,
+        run or getattr(rules, args.strategy)(),
+        costs,
+        args.fill or fill,
+        args.order or order,
+        start=args.start,
+        stop=args.stop,
+        **limits,
     )
     if out is not None and out.suffix == ".html":
-        from nca_trader.evaluate.report.page import report
-
-        report(bars, result, out, run=run, command=_command(args))
+        names = ("run_dir", "strategy", "seed", "steps", "data", *READING, "start", "stop", "env")
+        names += ("commission", "slippage", "fill", "order", "out")
+        command = typed("backtest", **{name: getattr(args, name) for name in names})
+        bars = getattr(source, "bars", source)
+        report(bars, result, out, run=run, command=command)
     elif out is not None:
         result.save(out)
     shown = show(result)
-    if agent:
-        print(f"  {agent}")
+    if run and run.described:
+        print(f"  {run.described}")
     if result.looks is not None:
         print(f"  {looks_sentence(result)}")
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
-    shown |= {"seed": run.selected if run else None, "looks": result.looks}
-    return shown | {"out": None if out is None else str(out)}
+    return shown | {"seed": run and run.selected, "looks": result.looks, "out": out and str(out)}
 
 
 def looks_sentence(result: Any) -> str:
-    """How often these years were judged, and how many of those times were before any ledger."""
+    """States how often these years were evaluated, also before there was a trial log."""
     from nca_trader.data.samples import earlier_looks
 
     first, last = (str(result.equity.index[end])[:19] for end in (0, -1))
@@ -105,7 +118,7 @@ def looks_sentence(result: Any) -> str:
 
 
 def show(result: Any) -> dict[str, Any]:
-    """Prints a result's figures; returns them."""
+    """Prints the metrics of a `Result`; returns them."""
     from nca_trader.evaluate.verdict import in_sample_sentence
 
     first, last = result.equity.index[0].date(), result.equity.index[-1].date()
@@ -122,34 +135,6 @@ def show(result: Any) -> dict[str, Any]:
             print(f"    {item:<16} {amount:+,.4f}")
     if result.note:
         print(f"  note: {result.note}")
-    figures = {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
-    went = {"costs": result.costs["amount"].to_dict()}
-    told = {"in_sample": result.in_sample, "fills": result.num_fills, "cut": result.cut._asdict()}
-    return figures | told | went
-
-
-def _command(args: argparse.Namespace) -> str:
-    """The command that makes the page again."""
-    names = ("run_dir", "strategy", "seed", "steps", "data", *OPTIONS, "start", "stop", "env")
-    names += ("commission", "slippage", "fill", "order", "out")
-    return typed("backtest", **{name: getattr(args, name) for name in names})
-
-
-def _environment(name: str | None) -> Any:
-    """The environment of `--env`; without it one that costs nothing and limits nothing."""
-    from nca_trader.config import EnvConfig
-    from nca_trader.envs import load_env
-
-    return EnvConfig(max_gross=None) if name is None else load_env(name)
-
-
-def _draws(run: Any) -> bool:
-    """Whether a run was trained in a market that its environment draws."""
-    return bool(run and run.env_config.market)
-
-
-def _fresh_draw(run: Any) -> Any:
-    """Another draw of the market that a run was trained in."""
-    from nca_trader.data.synthetic import seed_of, task_of
-
-    return task_of(run.env_config, seed=seed_of(run.manifest.data.source) + 1)
+    found = {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
+    found |= {"in_sample": result.in_sample, "fills": result.num_fills}
+    return found | {"cut": result.cut._asdict(), "costs": result.costs["amount"].to_dict()}

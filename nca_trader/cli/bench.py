@@ -9,13 +9,12 @@ import sys
 import types
 from typing import Any
 
-HELP = "measure steps per second of the environment, the policy and the learner"
 # Each option belongs to one benchmark: giving it to another is a mistake, not a no-op.
 OPTIONS = (("agent", "policy", "small"), ("envs", "env", 4096))
 FIGURES = ("temp_mb", "p50_us", "p99_us", "matmul_share")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("what", nargs="?", default="all", choices=("env", "policy", "ppo", "all"))
     parser.add_argument("--agent", help="agent of `policy` (default small)")
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--envs", type=int, help="environments of `env` (default 4096)")
 
 
-def run(args: argparse.Namespace) -> None:
+def run_bench(args: argparse.Namespace) -> None:
     """Prints each row as it is measured; with `--json`, one object per line."""
     from nca_trader.agents import load_agent
     from nca_trader.cli import print_json

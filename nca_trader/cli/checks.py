@@ -1,59 +1,51 @@
-"""What is wrong with a command's arguments by themselves, found before jax is imported.
+"""Checks a command's arguments by themselves, before jax is imported.
 
-Every command's options of one name mean one thing, so one function checks them all. It reads
-presets and looks whether files are there; what takes bars or a device to know is refused later.
+An option means the same in every command, so one function checks them all. It reads presets and
+looks for files. What needs the bars or a device to be known is refused later, by the library.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
-from nca_trader.cli.reading import OPTIONS
+from nca_trader.cli.options import READING, agent_of, overrides
 from nca_trader.errors import BarError, ConfigError, RunError, argument
 
-AT_LEAST_ONE = ("steps", "devices", "cases", "envs", "group", "micro_batches")
-DATES = ("start", "stop", "until")
 STRATEGIES = ("buy_and_hold", "always_flat", "sma_cross", "momentum")
-KINDS = {"backtest": (".html", ".parquet", ".csv"), "prove": (".html", ".png", ".svg")}
+DATES = ("start", "stop", "until")
+# Endings of what `--out` writes.
+ENDINGS = {"backtest": (".html", ".parquet", ".csv"), "prove": (".html", ".png", ".svg")}
+AT_LEAST_ONE = ("steps", "devices", "cases", "envs", "group", "micro_batches")
+# Option: the condition of its values, and what to give instead. `every` of `watch` is a number; of
+# a bar file it is a text, which the library checks.
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "seed": (lambda seed: 0 <= seed < 2**32, f"a whole number from 0 to {2**32 - 1}"),
+    "capital": (lambda money: 0.0 < money < math.inf, "a sum of money above 0"),
+    "tolerance": (lambda change: 0.0 <= change < math.inf, "0, or e.g. 1e-9"),
+    "min_agreement": (lambda share: 0.0 <= share <= 1.0, "a share from 0 to 1"),
+    "bits": (lambda bits: bits in (4, 8, 16), "4, 8 or 16"),
+    "every": (
+        lambda every: isinstance(every, str) or 0.05 <= every < math.inf,
+        "seconds, at least 0.05",
+    ),
+}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses wrong names, files that are not there, and numbers out of range.
+    """Refuses wrong names, missing files and numbers out of range.
 
     Raises:
-      ConfigError, BarError, RunError: the first that is found.
+      ConfigError, BarError, RunError: for the first fault.
     """
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    _check_configs(args, given)
-    for name in AT_LEAST_ONE:
-        if name in given and given[name] < 1:
-            raise ConfigError(
-                f"{argument(name, given[name])} is not a whole number of at least 1; give one."
-            )
-    _check_ranges(args.command, given)
-    if args.command == "backtest":
-        _check_backtest(given)
-    if any(name in given for name in DATES):
-        from nca_trader.config.ranges import moment  # pandas, which takes a while
-
-        for name in DATES:
-            if name in given:
-                moment(given[name], name)
-    _check_reading(args.command, given)
-    _check_files(args.command, given)
-    if args.command in KINDS and "out" in given:
-        _check_output(args.command, given["out"], KINDS[args.command])
-
-
-def _check_configs(args: argparse.Namespace, given: dict[str, Any]) -> None:
-    """Reads the agent, the environment or environments and the rule, by name or file."""
     from nca_trader.config import EnvConfig
+    from nca_trader.config.env import Costs
     from nca_trader.config.toml import read_preset
 
+    given = {name: value for name, value in vars(args).items() if value is not None}
     if given.get("agent"):
         agent_of(args)
     for name in (*filter(None, [given.get("env")]), *given.get("markets", ())):
@@ -67,69 +59,41 @@ def _check_configs(args: argparse.Namespace, given: dict[str, Any]) -> None:
 
         if (peers := processes.options(args)) is not None:
             processes.check(peers)
-    strategy = given.get("strategy")
-    if strategy is not None:
-        check_strategy(strategy, of_a_file=args.command == "leakcheck")
-
-
-def agent_of(args: argparse.Namespace) -> Any:
-    """The agent of `--agent`, with `--set` and `--devices` applied."""
-    from nca_trader.agents import load_agent
-
-    agent = load_agent(args.agent, overrides(args, ""))
-    if getattr(args, "devices", None) is None:
-        return agent
-    mesh = dataclasses.replace(agent.mesh, devices=args.devices, data=None)
-    return dataclasses.replace(agent, mesh=mesh)
-
-
-def overrides(args: argparse.Namespace, kind: str) -> list[str]:
-    """The changes of `--set` to the environment ("env.") or to the agent ("")."""
-    texts = getattr(args, "set", [])
-    if kind:
-        return [text.removeprefix(kind) for text in texts if text.startswith(kind)]
-    return [text for text in texts if not text.startswith("env.")]
-
-
-def _check_ranges(command: str, given: dict[str, Any]) -> None:
-    if not 0 <= given.get("seed", 0) < 2**32:
-        raise ConfigError(
-            f"{argument('seed', given['seed'])}: give a whole number from 0 to {2**32 - 1}."
-        )
-    costs = {name: given[name] for name in ("commission", "slippage") if name in given}
-    if costs:
-        from nca_trader.config.env import Costs
-
-        Costs(**costs)
-    ranges = (
-        ("capital", lambda money: 0.0 < money < math.inf, "a sum of money above 0"),
-        ("tolerance", lambda change: 0.0 <= change < math.inf, "0, or e.g. 1e-9"),
-        ("min_agreement", lambda share: 0.0 <= share <= 1.0, "a share from 0 to 1"),
-        ("bits", lambda bits: bits in (4, 8, 16), "4, 8 or 16"),
-    )
-    if command == "watch":
-        seconds = ("every", lambda seconds: 0.05 <= seconds < math.inf, "seconds, at least 0.05")
-        ranges = (*ranges, seconds)
-    for name, holds, accepted in ranges:
+    if "strategy" in given:
+        check_strategy(given["strategy"], of_a_file=args.command == "leakcheck")
+    for name in AT_LEAST_ONE:
+        if name in given and given[name] < 1:
+            raise ConfigError(
+                f"{argument(name, given[name])} is not a whole number of at least 1; give one."
+            )
+    for name, (holds, accepted) in RANGES.items():
         if name in given and not holds(given[name]):
             raise ConfigError(f"{argument(name, given[name])}: give {accepted}.")
-
-
-def _check_backtest(given: dict[str, Any]) -> None:
-    if "strategy" in given:
+    Costs(**{name: given[name] for name in ("commission", "slippage") if name in given})
+    if args.command == "backtest" and "strategy" in given:
         for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
             if name in given:
                 raise ConfigError(f"{argument(name)}: {what}; give it with --run.")
-    elif "env" in given:
+    elif args.command == "backtest" and "env" in given:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
+    for name in DATES:
+        if name in given:
+            from nca_trader.config.ranges import moment  # imports pandas, which takes a while
+
+            moment(given[name], name)
+    _check_reading(args.command, given)
+    _check_files(args.command, given)
+    if "out" in given and args.command in ENDINGS:
+        _check_output(args.command, given["out"], ENDINGS[args.command])
 
 
 def _check_reading(command: str, given: dict[str, Any]) -> None:
-    """Refuses options of a bar file that cannot be, or that no file is there for."""
-    names = [name for name in OPTIONS if name in given and name != "symbol"]
+    """Refuses impossible options of a bar file, and options of a file that is not given."""
+    names = [name for name in READING if name in given and name != "symbol"]
+    names += ["until"] if command == "export" and "until" in given else []
     if command == "watch" or not names:
         return
-    if command in ("train", "backtest", "demo", "profile") and "data" not in given:
+    if command not in ("data", "paper") and not given.get("data"):
         raise ConfigError(f"{argument(names[0])} is about a bar file; give --data FILE with it.")
     from nca_trader.config import reading
 
@@ -140,7 +104,7 @@ def _check_reading(command: str, given: dict[str, Any]) -> None:
 
 
 def _check_files(command: str, given: dict[str, Any]) -> None:
-    """Looks for the bar file, the run and the folders of what is written."""
+    """Looks for the bar file, the run, and the folder of the journal."""
     from nca_trader.cloud import CloudPath, place
     from nca_trader.disk import run_file
 
@@ -157,27 +121,26 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         if not isinstance(path, CloudPath) and not path.exists():
             raise BarError(f"{path}: D001 no such file. Check the path.")
     run = given.get("resume") if command == "demo" else given.get("run_dir")
-    if run is not None and command == "watch":
-        path = place(run)
-        if not isinstance(path, CloudPath) and not path.is_dir():
-            raise RunError(f"{path}: no such folder; give the {argument('run_dir')} of a run.")
-    elif run is not None and command == "train":
-        path = place(run)
-        if not isinstance(path, CloudPath) and path.is_file():
+    # To ask an object store takes a network call: the library does it when it reads the run.
+    if run is None or isinstance(path := place(run), CloudPath):
+        return
+    if command == "train":
+        if path.is_file():
             raise RunError(f"{path}: is a file; choose another folder.")
-    elif run is not None:
-        path = place(run)
-        if not isinstance(path, CloudPath) and not (path.is_file() and command != "export"):
-            run_file(path)
+    elif command == "watch":
+        if not path.is_dir():
+            raise RunError(f"{path}: no such folder; give the {argument('run_dir')} of a run.")
+    elif command == "export" or not path.is_file():  # the others read an exported file too
+        run_file(path)
 
 
-def _check_output(command: str, out: str, kinds: tuple[str, ...]) -> None:
+def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
     from nca_trader.cloud import local
 
     path = local(out, f"what {argument('out')} writes")
-    if path.suffix not in kinds:
+    if path.suffix not in endings:
         raise ConfigError(
-            f"{argument('out', out)}: write to a name that ends in {' or '.join(kinds)}."
+            f"{argument('out', out)}: write to a name that ends in {' or '.join(endings)}."
         )
     # `prove` makes the folder.
     if command == "backtest" and not path.parent.is_dir():
@@ -187,20 +150,16 @@ def _check_output(command: str, out: str, kinds: tuple[str, ...]) -> None:
 
 
 def check_strategy(name: str, of_a_file: bool = False) -> None:
-    """Refuses a rule that there is not; with `of_a_file` the user's own files and features too."""
+    """Refuses an unknown rule; with `of_a_file`, accepts the user's own files and features too."""
     from nca_trader.config.ranges import nearest
 
-    file, _, _ = name.rpartition(":")
-    file = name if name.endswith(".py") else file
+    file = name if name.endswith(".py") else name.rpartition(":")[0]
     if of_a_file and file.endswith(".py"):
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file}: no such file; check the path.")
-        return
-    if name in STRATEGIES or (of_a_file and name.startswith("feature:")):
-        return
-    more = "; feature:NAME names a feature, FILE.py:NAME your own" if of_a_file else ""
-    raise ConfigError(
-        f"{name if of_a_file else argument('strategy', name)}: no such rule; "
-        f"{nearest(name, STRATEGIES)}There are "
-        f"{', '.join(STRATEGIES)}{more}."
-    )
+    elif name not in STRATEGIES and not (of_a_file and name.startswith("feature:")):
+        more = "; feature:NAME names a feature, FILE.py:NAME your own" if of_a_file else ""
+        raise ConfigError(
+            f"{name if of_a_file else argument('strategy', name)}: no such rule; "
+            f"{nearest(name, STRATEGIES)}There are {', '.join(STRATEGIES)}{more}."
+        )

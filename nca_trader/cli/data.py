@@ -1,30 +1,24 @@
-"""`nca-trader data check`: what is wrong with a bar file, or what is in it."""
+"""`nca-trader data check`: lists every problem of a bar file, or summarises its bars."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from nca_trader.cli.reading import add_reading_arguments, reading_options
+from nca_trader.cli.options import READING, add_options, reading_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
     from nca_trader.types import Bars
 
-HELP = "check a bar file: every problem with its line and remedy, or a summary"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("what", choices=("check",), help="check: read the file, and say how it is")
     parser.add_argument("file", metavar="FILE", help="a CSV, Parquet or Feather file")
-    add_reading_arguments(parser)
+    add_options(parser, *READING)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run_data(args: argparse.Namespace) -> dict[str, Any]:
     """Reads the file; returns its summary.
 
     Raises:
@@ -33,43 +27,36 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.data.bars import read_bars
 
     bars = read_bars(args.file, **reading_options(args))
-    summary = {"file": args.file} | summarise(bars)
-    longest = f", the longest {summary['longest_gap']}" if summary["gaps"] else ""
+    found = {"file": args.file} | summarise(bars)
+    longest = f", the longest {found['longest_gap']}" if found["gaps"] else ""
     print(f"{args.file}: no problem")
-    print(f"  rows     {summary['rows']:,} bars at {summary['times']:,} times")
-    print(f"  span     {summary['first']} to {summary['last']}, UTC")
+    print(f"  rows     {found['rows']:,} bars at {found['times']:,} times")
+    print(f"  span     {found['first']} to {found['last']}, UTC")
     print(f"  symbols  {len(bars.symbols)}: {', '.join(bars.symbols)}")
-    print(f"  gaps     {summary['gaps']:,} steps longer than the usual {summary['step']}{longest}")
-    print(f"  missing  {summary['missing']:,} bars of an asset at a time of the others")
-    for line in _extra_lines(summary):
-        print(line)
+    print(f"  gaps     {found['gaps']:,} steps longer than the usual {found['step']}{longest}")
+    print(f"  missing  {found['missing']:,} bars of an asset at a time of the others")
+    if found["half_spread_median"] is not None:
+        print(f"  spread   half of it {1e4 * found['half_spread_median']:.3g} bp (median)")
+    if found["dividends"] is not None:
+        print(f"  income   {found['dividends']:,} dividends in cash")
+    if found["funding_mean"] is not None:
+        print(f"  funding  {1e4 * found['funding_mean']:.3g} bp per bar (mean), longs pay")
     if bars.note:
         print(f"  note     {bars.note}")
-    return summary
-
-
-def _extra_lines(summary: dict[str, Any]) -> list[str]:
-    """What the file says beside prices and volume, a line each."""
-    lines = []
-    if summary["half_spread_median"] is not None:
-        lines.append(f"  spread   half of it {1e4 * summary['half_spread_median']:.3g} bp (median)")
-    if summary["dividends"] is not None:
-        lines.append(f"  income   {summary['dividends']:,} dividends in cash")
-    if summary["funding_mean"] is not None:
-        lines.append(f"  funding  {1e4 * summary['funding_mean']:.3g} bp a bar (mean), longs pay")
-    return lines
+    return found
 
 
 def summarise(bars: Bars) -> dict[str, Any]:
-    """Figures of the bars: counts, span, steps between times, missing bars of each symbol."""
+    """Counts bars, times, gaps and missing bars; a figure of an absent column is None."""
     import numpy as np
     import pandas as pd
 
     steps, counts = np.unique(np.diff(bars.time), return_counts=True)
     usual = steps[np.argmax(counts)] if len(steps) else np.timedelta64("NaT", "ns")
     missing = (~bars.present).sum(axis=0)
+    spread, funding, there = bars.half_spread, bars.funding, bars.present
     return {
-        "rows": int(bars.present.sum()),
+        "rows": int(there.sum()),
         "times": len(bars),
         "first": bars.index[0].isoformat(),
         "last": bars.index[-1].isoformat(),
@@ -80,14 +67,8 @@ def summarise(bars: Bars) -> dict[str, Any]:
         "missing": int(missing.sum()),
         "missing_by_symbol": dict(zip(bars.symbols, map(int, missing), strict=True)),
         "bars_per_year": bars.bars_per_year,
-        "half_spread_median": _of_present(bars, "half_spread", np.median),
+        "half_spread_median": None if spread is None else float(np.median(spread[there])),
         "dividends": None if bars.dividend is None else int((bars.dividend != 0.0).sum()),
-        "funding_mean": _of_present(bars, "funding", np.mean),
+        "funding_mean": None if funding is None else float(np.mean(funding[there])),
         "note": bars.note,
     }
-
-
-def _of_present(bars: Bars, name: str, figure: Callable[[np.ndarray], Any]) -> float | None:
-    """A figure of one of the optional arrays, over present bars; None without it."""
-    values = getattr(bars, name)
-    return None if values is None else float(figure(values[bars.present]))

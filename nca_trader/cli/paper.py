@@ -1,38 +1,31 @@
-"""`nca-trader paper`: an agent in the live loop, with money that is not there."""
+"""`nca-trader paper` runs an agent in the live loop; `journal` verifies what it recorded."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from nca_trader.cli.reading import add_reading_arguments, reading_options
+from nca_trader.cli import stop_on_signal
+from nca_trader.cli.options import READING, add_options, reading_options
 
-HELP = "paper-trade a run's agent, every step in a journal"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `paper`."""
-    parser.add_argument(
-        "--run", required=True, dest="run_dir", metavar="DIR", help="run folder or exported file"
-    )
+def add_paper_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    add_options(parser, "seed", *READING, run={"required": True})
     parser.add_argument("--feed", required=True, metavar="FEED", help="replay:FILE, a bar file")
     parser.add_argument("--broker", default="simulated", help="simulated (default)")
-    parser.add_argument(
-        "--journal", required=True, metavar="FILE", help="SQLite journal; goes on if it exists"
-    )
+    journal = "SQLite journal; continued if it exists"
+    parser.add_argument("--journal", required=True, metavar="FILE", help=journal)
     parser.add_argument("--start", metavar="DATE", help="decide nothing before; default: warm-up")
-    parser.add_argument("--seed", type=int, metavar="N", help="the agent of that number, from 0")
     parser.add_argument(
         "--capital", type=float, default=100_000.0, metavar="MONEY", help="default %(default)s"
     )
-    add_reading_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the session to the end of its feed, or until it is asked to stop."""
-    from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.evaluate.verdict import in_sample_sentence
-    from nca_trader.paper.session import paper_trade  # jax is slow to import: not for --help
+    from nca_trader.paper.session import paper_trade
 
     with stop_on_signal("bar") as stop:
         result = paper_trade(
@@ -59,3 +52,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         f"head {result['head'][:16]}"
     )
     return result
+
+
+def add_journal_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    walk = "walk the hash chain; exit 4 names the first damage"
+    parser.add_argument("action", choices=("verify",), help=walk)
+    parser.add_argument("file", metavar="FILE", help="the journal")
+
+
+def run_journal(args: argparse.Namespace) -> dict[str, Any]:
+    """Verifies the journal.
+
+    Raises:
+      StateError: it is damaged.
+    """
+    from nca_trader.paper.journal import verify
+
+    head = verify(args.file)
+    print(f"{args.file}: {head.seq} events, the chain holds; head {head.hash[:16]}")
+    return {"events": head.seq, "head": head.hash}

@@ -1,4 +1,4 @@
-"""`nca-trader prove`: trains where the best is known, and says how much of it is reached."""
+"""`nca-trader prove`: trains on markets with a known optimum, and reports the share reached."""
 
 from __future__ import annotations
 
@@ -7,44 +7,39 @@ import functools
 import secrets
 from typing import Any
 
-from nca_trader.cli.reading import typed
+from nca_trader.cli import fail_check
+from nca_trader.cli.options import add_options, typed
 
-HELP = "train on markets whose optimum is known, and print the fraction reached"
 NUM_SEEDS = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_prove_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument(
         "markets",
         nargs="*",
         metavar="MARKET",
-        help="environments of known optimum, preset names or TOML files (default: all presets "
-        "of known optimum)",
+        help="environments with a known optimum, preset names or TOML files (default: all such "
+        "presets)",
     )
-    parser.add_argument("--agent", default="nano", help="agent (default %(default)s)")
+    add_options(
+        parser,
+        agent={"default": "nano", "help": "agent (default %(default)s)"},
+        seed={"help": f"one seed; without it {NUM_SEEDS} are drawn, and printed"},
+        set={"help": "change a field of the agent; repeatable"},
+    )
     parser.add_argument("--steps", type=int, help="environment steps of each run")
-    parser.add_argument(
-        "--seed", type=int, help=f"one seed; without it {NUM_SEEDS} are drawn, and printed"
-    )
     parser.add_argument(
         "--alone", action="store_true", help="train no controls (agents without history, ...)"
     )
     parser.add_argument("--out", help="write the curves (.png, .svg) or a page of all (.html)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        help="change a field of the agent; repeatable",
-    )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     """Proves market by market.
 
     Raises:
-      CheckFailed: a bar is missed; the JSON line is printed before.
+      CheckFailed: a bar is missed.
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents import load_agent
@@ -68,20 +63,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.out:
         write_proofs(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")
-    return _verdict(proofs, args.json)
-
-
-def _verdict(proofs: list[Any], as_json: bool) -> dict[str, Any]:
-    """The result; raises CheckFailed where a bar is missed, after what `--json` asks for."""
-    from nca_trader.cli import print_json
-    from nca_trader.errors import CheckFailed
-
     result = {"results": [proof.row() for proof in proofs]}
     missed = [proof for proof in proofs if not proof.passed]
-    if not missed:
-        print(f"all {len(proofs)} runs reached their bars")
-        return result
-    if as_json:
-        print_json(result)
-    names = ", ".join(dict.fromkeys(proof.market for proof in missed))
-    raise CheckFailed(f"{len(missed)} of {len(proofs)} runs missed their bar: {names}.")
+    if missed:
+        names = ", ".join(dict.fromkeys(proof.market for proof in missed))
+        what = f"{len(missed)} of {len(proofs)} runs missed their bar: {names}."
+        fail_check(args, result, what)
+    print(f"all {len(proofs)} runs reached their bars")
+    return result

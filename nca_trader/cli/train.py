@@ -1,100 +1,87 @@
-"""`nca-trader train`: trains an agent into a run folder, or goes on with one."""
+"""`nca-trader train` trains an agent; `nca-trader supervise` restarts a command that dies."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import math
+import shutil
+import statistics
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nca_trader.cli.checks import agent_of, overrides
-from nca_trader.cli.debugging import add_debug_arguments, compile_line, debugged
-from nca_trader.cli.reading import add_reading_arguments, reading_options, typed
+from nca_trader.cli import stop_on_signal
+from nca_trader.cli.options import (
+    READING,
+    SHARED,
+    add_options,
+    load_training,
+    reading_options,
+    training_progress,
+    typed,
+)
+from nca_trader.errors import CheckFailed, ConfigError
 
-HELP = "train an agent into a run folder; the same command goes on where it stopped"
+if TYPE_CHECKING:
+    from nca_trader.learner.programs import Compilations
+
+SWITCHES = {  # option: the setting of jax, its value, what it does
+    "debug-nans": ("jax_debug_nans", True, "stop at the first dropped update or NaN outside one"),
+    "debug-infs": ("jax_debug_infs", True, "the same, for infinities outside an update too"),
+    "disable-jit": ("jax_disable_jit", True, "run operation by operation, as Python; very slow"),
+    "log-compiles": ("jax_log_compiles", True, "log each program that is compiled"),
+    "full-traceback": ("jax_traceback_filtering", "off", "show jax's own frames in tracebacks"),
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
-    add_experiment_arguments(parser)
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `load_training`."""
+    required = {"required": True}
+    shards = SHARED["data"]["help"].replace(";", ", or the shards.json of shards;")
+    add_options(parser, env=required, agent=required, data={"help": shards})
+    add_options(parser, *READING, "devices", "set")
     parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
-    parser.add_argument(
-        "--run", required=True, dest="run_dir", help="the run folder; may be gs:// or s3://"
+
+
+def add_train_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    add_training_options(parser)
+    add_options(
+        parser,
+        run={"required": True, "help": "the run folder; may be gs:// or s3://"},
+        seed={"default": 0, "help": "of everything random, also a synthetic market (default 0)"},
     )
-    parser.add_argument("--steps", type=int, help="environment steps in all, of each seed")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of everything random, a synthetic market's path too (default 0)",
-    )
-    add_peer_arguments(parser)
-    add_debug_arguments(parser)
-
-
-def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what says which agent trains where, on which bars: see `load_experiment`."""
-    parser.add_argument("--env", required=True, help="an environment: preset name or TOML file")
-    parser.add_argument("--agent", required=True, help="an agent: preset name or TOML file")
-    add_bar_arguments(parser, also=", or the shards.json of shards larger than memory")
-    parser.add_argument(
-        "--devices",
-        type=int,
-        help="devices to train on; on a CPU, up to one a core (default the agent's)",
-    )
-    add_set_argument(parser)
-
-
-def add_set_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds `--set`, which changes fields of the agent and the environment."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        help="change a field of the agent, or env.KEY of the environment; repeatable",
-    )
-
-
-def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a run on several hosts."""
+    parser.add_argument("--steps", type=int, help="environment steps of each seed, in all")
     peers = parser.add_argument_group(
         "several hosts", "the same command on each; see docs/guides/multihost.md"
     )
-    peers.add_argument(
-        "--distributed",
-        action="store_true",
-        help="join the other hosts as SLURM, GKE or Cloud TPU says",
-    )
-    peers.add_argument(
-        "--coordinator", default="", metavar="HOST:PORT", help="elsewhere: where process 0 is"
-    )
-    peers.add_argument("--processes", type=int, metavar="N", help="elsewhere: how many there are")
-    peers.add_argument("--process", type=int, metavar="I", help="elsewhere: which this is, from 0")
-    peers.add_argument(
-        "--heartbeat",
-        type=int,
-        default=100,
-        metavar="SECONDS",
-        help="silence after which a process counts as lost and the others end (default 100)",
-    )
-    peers.add_argument(
-        "--patience",
-        type=int,
-        default=300,
-        metavar="SECONDS",
-        help="how long to wait for the others at the start (default 300)",
-    )
+    detected = "join the other hosts as SLURM, GKE or Cloud TPU describes them"
+    peers.add_argument("--distributed", action="store_true", help=detected)
+    for name, metavar, default, text in (
+        ("coordinator", "HOST:PORT", "", "elsewhere: the address of process 0"),
+        ("processes", "N", None, "elsewhere: the number of processes"),
+        ("process", "I", None, "elsewhere: the number of this process, from 0"),
+        ("heartbeat", "SECONDS", 100, "silence after which a process is lost (default 100)"),
+        ("patience", "SECONDS", 300, "how long to wait for the others at the start (default 300)"),
+    ):
+        kind = str if name == "coordinator" else int
+        peers.add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=text)
+    for option, (_, _, what) in SWITCHES.items():
+        parser.add_argument(f"--{option}", action="store_true", help=what)
+    sharding = "after the first update, show how each kind of array lies on the devices"
+    parser.add_argument("--show-sharding", action="store_true", help=sharding)
+    traced = "trace N updates after the first, into RUN/profile"
+    parser.add_argument("--profile", type=int, metavar="N", help=traced)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any] | None:
+def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
     """Trains; returns the run's path and its last metrics, in the first process of several."""
     from nca_trader.parallel.processes import joined, options
 
     peers = options(args)
     if peers is None:
-        return _run(args)
+        return _train(args)
     with joined(peers):
         import jax
 
@@ -102,94 +89,44 @@ def run(args: argparse.Namespace) -> dict[str, Any] | None:
 
         if args.devices is None:
             args.devices = jax.device_count()
-        result = _run(args)
+        result = _train(args)
         return result if hosts.first() else None
 
 
-def _run(args: argparse.Namespace) -> dict[str, Any]:
-    from nca_trader.cli.interrupt import stop_on_signal
+def _train(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.data.shards import folder_of_shards
     from nca_trader.learner.train import planned_steps, steps_done, train
 
-    env_config, agent = load_experiment(args)
-    use_cores_for(agent)
-    env = load_training_env(args, env_config, args.seed)
+    env, agent = load_training(args, args.seed)
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
     with (
-        stop_on_signal() as stop,
-        shown(steps, "train") as shows,
-        debugged(args, shows) as watch,
+        stop_on_signal("update") as stop,
+        training_progress(steps, "train") as progress,
+        debugged(args, progress) as watch,
     ):
-        trained = train(
+        run = train(
             env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=watch, stop=stop
         )
-    done = steps_done(trained)
-    print(compile_line(watch.figures))
+    done = steps_done(run)
+    print(watch.sentence)
     if done < steps:
         print(
             f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command goes on"
         )
     else:
+        # Shards are no bar file: the reader puts the name of one there.
         shards = args.data and folder_of_shards(args.data) is not None
         data = "FILE" if shards else args.data
         again = typed("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
         print(f"trained {done:,} steps; see `{again}`")
-    last = (trained.metrics() or [{}])[-1]
-    return {"run": str(trained.path), "complete": done >= steps} | last | watch.figures
-
-
-def use_cores_for(agent: Any) -> None:
-    """On a CPU, as many devices as the agent's mesh has, and at most one a core."""
-    from nca_trader.machine import cores
-    from nca_trader.parallel.mesh import use_cores
-
-    if (wanted := math.prod(agent.mesh.axes)) > 1:
-        use_cores(min(wanted, cores()))
-
-
-def load_training_env(args: argparse.Namespace, config: Any, seed: int = 0) -> Any:
-    """The environment over the bars, the shards or the synthetic market's path of `seed`.
-
-    Raises:
-      BarError, StateError, ConfigError: see `read_bars`, `open_shards`, `TradingEnv`.
-    """
-    from nca_trader.data.shards import folder_of_shards, open_shards
-    from nca_trader.data.synthetic import task_of
-    from nca_trader.envs.trading import TradingEnv
-    from nca_trader.errors import BarError, ConfigError
-
-    if args.data is not None and (folder := folder_of_shards(args.data)) is not None:
-        given = [*reading_options(args), *(["until"] if args.until is not None else [])]
-        if given:
-            raise ConfigError(
-                f"--{given[0]} is about a bar file, and {args.data} is shards; choose what is in "
-                "them when they are written."
-            )
-        return TradingEnv(open_shards(folder), config)
-    if config.market and args.data is None:  # a path of the run's own seed
-        return TradingEnv(task_of(config, seed), config)
-    bars = load_bars(args)
-    if args.until is not None and bars.row(args.until) == 0:
-        raise BarError(
-            f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
-        )
-    return TradingEnv(bars.between(None, args.until), config)
-
-
-def memory_line(row: dict[str, Any]) -> str:
-    """The sizes that were chosen to fit a device, as a row of metrics has them."""
-    agents = int(row["agents_at_once"])
-    return (
-        f"memory: an update needs {row['memory_gb']:.3g} GB of a device, with "
-        f"{agents} agent{'s' if agents > 1 else ''} at once and micro_batches = "
-        f"{row['micro_batches']:.0f}"
-    )
+    last = (run.metrics() or [{}])[-1]
+    return {"run": str(run.path), "complete": done >= steps} | last | watch.figures
 
 
 def replay_line(env: Any, agent: Any) -> str:
-    """What the agent's replay ring holds; builds nothing on the device."""
+    """Describes the agent's replay ring, without building anything on the device."""
     import jax
 
     from nca_trader.agents.policy import make_policy
@@ -201,63 +138,160 @@ def replay_line(env: Any, agent: Any) -> str:
 
 
 @contextlib.contextmanager
-def shown(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Gives the function that shows each row of metrics as progress towards `total` steps."""
-    from nca_trader.parallel import hosts
-    from nca_trader.watch.progress import Progress
-
-    if not hosts.first():
-        yield lambda row: None
-        return
-    with Progress(total, label) as bar:
-        seen: int | None = None
-
-        def report(row: dict[str, Any]) -> None:
-            nonlocal seen
-            if seen is None:  # a resumed run begins where it was
-                if "memory_gb" in row:
-                    print(memory_line(row))
-                before = row["steps"] - row["steps"] // row["update"]
-                bar.skip(before)
-                seen = before
-            # A figure that is not finite is None.
-            known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
-            bar.update(row["steps"] - seen, **known)
-            seen = row["steps"]
-
-        yield report
-
-
-def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The environment's and the agent's configuration, with `--set` and `--devices` applied."""
-    from nca_trader.envs import load_env
-
-    return load_env(args.env, overrides(args, "env.")), agent_of(args)
-
-
-def add_bar_arguments(parser: argparse.ArgumentParser, also: str = "") -> None:
-    """Adds the options that `load_bars` reads; `also` says what else `--data` may be."""
-    parser.add_argument(
-        "--data", help=f"a bar file (CSV, Parquet; may be a URL){also}; without it sample bars"
-    )
-    add_reading_arguments(parser)
-
-
-def load_bars(args: argparse.Namespace) -> Any:
-    """The bars of `--data`, or the sample bars.
+def debugged(args: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> Iterator[Watch]:
+    """Sets the switches while the block runs, and yields the `Watch` that calls `report`.
 
     Raises:
-      ConfigError: there is no file for an option that is about one.
-      BarError: see `read_bars`.
+      ConfigError: `--profile` is below 1.
+      CheckFailed: with `--debug-nans` or `--debug-infs`, an update was dropped.
     """
-    from nca_trader.data.bars import read_bars
-    from nca_trader.data.samples import sample_bars
-    from nca_trader.errors import ConfigError
+    import jax
 
-    if args.data is not None:
-        return read_bars(args.data, **reading_options(args))
-    for name in reading_options(args):
-        if name != "symbol":
-            raise ConfigError(f"--{name} is about a bar file; give --data FILE with it.")
-    bars = sample_bars("sp500")
-    return bars if args.symbol is None else bars.select(args.symbol)
+    from nca_trader.cloud import local
+    from nca_trader.learner.programs import Compilations
+
+    if args.profile is not None:
+        local(args.run_dir, "the trace of --profile")
+        if args.profile < 1:
+            raise ConfigError(f"--profile {args.profile}: trace at least one update.")
+    switches = [SWITCHES[name] for name in SWITCHES if getattr(args, name.replace("-", "_"))]
+    before = {name: getattr(jax.config, name) for name, _, _ in switches}
+    with Compilations() as compiled:
+        watch = Watch(args, report, compiled)
+        try:
+            for name, value, _ in switches:
+                jax.config.update(name, value)
+            yield watch
+        finally:
+            watch.close()
+            for name, value in before.items():
+                jax.config.update(name, value)
+
+
+class Watch:
+    """Takes the metrics of each update: reports them, traces some, and counts compilations.
+
+    Args:
+      args: the options of `train`.
+      report: called with each row of metrics.
+      compiled: the compilations of this process, counted from the start.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        report: Callable[[dict[str, Any]], None],
+        compiled: Compilations,
+    ):
+        self._args, self._report, self._compiled = args, report, compiled
+        self._rates: list[float] = []
+        self._tracing = False
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Takes the row of another update.
+
+        Raises:
+          CheckFailed: it was dropped, and `--debug-nans` or `--debug-infs` is on.
+        """
+        import jax
+
+        from nca_trader.learner.train import dropped_line
+
+        args = self._args
+        self._report(row)
+        if (args.debug_nans or args.debug_infs) and row["skipped"]:
+            raise CheckFailed(f"{dropped_line(row)}.")
+        self._rates.append(row["steps_per_s"])
+        if len(self._rates) == 1 and args.show_sharding:
+            kinds = Counter(
+                (array.nbytes, f"{array.dtype}{list(array.shape)}", str(array.sharding))
+                for array in jax.live_arrays()
+            )
+            for (_, what, where), number in sorted(kinds.items(), reverse=True):
+                print(f"{number} x {what}  {where}")
+        # The first update compiles, and would fill the trace with that.
+        if len(self._rates) == 1 and args.profile:
+            jax.profiler.start_trace(f"{args.run_dir}/profile")
+            self._tracing = True
+        elif len(self._rates) == 1 + (args.profile or 0):
+            self.close()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Seconds of compiling, programs, those read from the cache; of this process.
+
+        first_over_steady: how much longer the first update took than the median of the others.
+        """
+        first, *rest = self._rates or [0.0]
+        ratio = {"first_over_steady": statistics.median(rest) / first} if rest else {}
+        done = self._compiled
+        found = {"compile_s": done.seconds, "programs": done.count, "cache_hits": done.hits}
+        return found | ratio
+
+    @property
+    def sentence(self) -> str:
+        """`figures` in words."""
+        figures = self.figures
+        ratio = figures.get("first_over_steady")
+        return (
+            f"compiled {figures['programs']} programs in {figures['compile_s']:.1f} s, "
+            f"{figures['cache_hits']} of them from the cache"
+            + (f"; the first update took {ratio:,.0f} times a later one" if ratio else "")
+        )
+
+    def close(self) -> None:
+        """Ends a running trace."""
+        import jax
+
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+            print(f"profile of the updates after the first: {self._args.run_dir}/profile")
+
+
+def add_supervise_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    for name, kind, metavar, default, text in (
+        ("restarts", int, "N", 10, "in a row, at most (default 10)"),
+        (
+            "backoff",
+            float,
+            "SECONDS",
+            1.0,
+            "before the first restart; doubles, up to 60 (default 1)",
+        ),
+        ("processes", int, "N", None, "start N processes on this machine, which train as one"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=text)
+    parser.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. nca-trader train ..."
+    )
+
+
+def run_supervise(args: argparse.Namespace) -> dict[str, Any]:
+    """Supervises; ends with the command's own exit code.
+
+    Raises:
+      ConfigError: no command, or numbers out of range.
+      CheckFailed: it died too often.
+    """
+    from nca_trader.parallel.processes import Supervisor
+
+    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not words:
+        raise ConfigError("give a command after --, e.g. supervise -- nca-trader train ...")
+    # `nca-trader` is this installation's, also where its scripts are not on the PATH.
+    if words[0] != "nca-trader" and shutil.which(words[0]) is None:
+        raise ConfigError(f"{words[0]}: is not a command here; check its name or path.")
+    processes = 1 if args.processes is None else args.processes
+    if args.restarts < 0 or args.backoff < 0 or processes < 1:
+        raise ConfigError(
+            f"--restarts {args.restarts}, --backoff {args.backoff}, --processes "
+            f"{processes}: give 0 or more of the first two, and at least 1 process."
+        )
+    code = Supervisor(
+        words, restarts=args.restarts, backoff=args.backoff, processes=args.processes
+    ).run()
+    if code:
+        sys.exit(code)  # the command has printed the reason
+    return {"command": words, "code": code}

@@ -1,4 +1,4 @@
-"""`nca-trader watch`: a run or a paper session while it goes on, its metrics and its alerts."""
+"""`nca-trader watch`: follows a run or a paper session, its metrics and its alerts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-HELP = "follow a run or a paper session: figures, a Prometheus exporter, alert rules"
+from nca_trader.cli import fail_check, stop_on_signal
+
 SHOWN = ("update", "steps", "steps_per_s", "reward", "loss", "approx_kl", "skipped")
 SHOWN += ("paper_bars", "paper_equity", "paper_drawdown")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_watch_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("--run", dest="run_dir", metavar="DIR", help="the run folder to follow")
     parser.add_argument("--journal", metavar="FILE", help="a paper session's journal to follow")
-    parser.add_argument(
-        "--rules", metavar="FILE.toml", help="alert rules, see docs/guides/watch.md"
-    )
+    rules = "alert rules, see docs/guides/watch.md"
+    parser.add_argument("--rules", metavar="FILE.toml", help=rules)
     parser.add_argument(
         "--prometheus",
         metavar="[HOST:]PORT",
@@ -33,15 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="look once, tell no sink; exit code 1 if the condition of a rule holds",
+        help="look once, alert no sink; exit code 1 if the condition of a rule holds",
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Watches until it is asked to stop; returns the last figures.
+def run_watch(args: argparse.Namespace) -> dict[str, Any]:
+    """Watches until it is asked to stop; returns the last metrics.
 
     Raises:
-      ConfigError: nothing to watch, or faults in the rules. RunError: there is no such run.
+      ConfigError: nothing to watch, or faults in the rules.
+      RunError: there is no such run.
       StateError: with `--once`, the journal cannot be read.
       CheckFailed: with `--once`, the condition of a rule holds.
     """
@@ -55,38 +55,31 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("nothing to watch; give --run DIR, --journal FILE, or both.")
     if args.once and args.prometheus:
         raise ConfigError("--prometheus serves the metrics while it watches; leave out --once.")
-    if args.once and args.journal:  # later looks would wait for it; there will be none
+    if args.once and args.journal:
+        # Without --once a later look may find the journal; here the first look is the only one.
         next(read_events(args.journal), None)
     rules = read_rules(args.rules) if args.rules else []
     run = place(args.run_dir) if args.run_dir else None
     journal = local(args.journal, "a journal") if args.journal else None
     watched = Watched(run, journal)
     alerts = Alerts(rules, watched.name)
-    return _once(args, watched, alerts) if args.once else _follow(args, watched, alerts)
-
-
-def _once(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]:
-    from nca_trader.cli import print_json
-    from nca_trader.errors import CheckFailed
-
+    if not args.once:
+        return _follow(args, watched, alerts)
     samples = watched.look()
     for name, value in samples.items():
         print(f"{name:<32} {value:.6g}")
-    holding = [rule for rule in alerts.rules if rule.holds(samples)]
-    for rule in alerts.rules:
+    holding = [rule for rule in rules if rule.holds(samples)]
+    for rule in rules:
         print(f"rule {rule.name}: {'HOLDS' if rule in holding else 'no'}: {rule.condition}")
     result = {"metrics": samples, "holding": [rule.name for rule in holding]}
     if holding:
-        if args.json:
-            print_json(result)
         names = ", ".join(rule.name for rule in holding)
-        raise CheckFailed(f"{watched.name}: the condition holds of {names}.")
+        fail_check(args, result, f"{watched.name}: the condition holds of {names}.")
     return result
 
 
 def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]:
     """Looks again and again, until asked to stop."""
-    from nca_trader.cli.interrupt import stop_on_signal
     from nca_trader.watch.alerts import Sinks
     from nca_trader.watch.metrics import Collector, exporter
 
@@ -101,32 +94,18 @@ def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, An
         stop = stack.enter_context(stop_on_signal("look"))
         shown = ""
         while True:
-            samples = watched.look()
-            collector.samples = samples
+            collector.samples = samples = watched.look()
             sinks.tell(alerts.update(samples, time.time()))
-            line = described(samples)
+            # No ages, which would change the line at every look.
+            known = [f"{name} {samples[name]:.6g}" for name in SHOWN if name in samples]
+            line = "  ".join(known) or "no row yet"
             if line != shown:
                 print(line, flush=True)
                 shown = line
-            if _waited(args.every, stop):
-                return {"metrics": samples, "firing": _firing(alerts)}
-
-
-def _firing(alerts: Any) -> list[str]:
-    return [rule.name for rule in alerts.rules if alerts.state(rule) == "firing"]
-
-
-def _waited(seconds: float, stop: Callable[[], bool]) -> bool:
-    """Waits, in short steps so that a request to stop is heard; whether there was one."""
-    until = time.monotonic() + seconds
-    while not stop() and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, 0.2))
-    return stop()
-
-
-def described(samples: dict[str, float]) -> str:
-    """The figures that say most, on one line; no ages, which change at every look."""
-    known = [(name, samples[name]) for name in SHOWN if name in samples]
-    if not known:
-        return "no row yet"
-    return "  ".join(f"{name} {value:.6g}" for name, value in known)
+            until = time.monotonic() + args.every
+            # Short sleeps: a signal sets a flag, and would wait for the end of a long one.
+            while not stop() and (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, 0.2))
+            if stop():
+                firing = [rule.name for rule in alerts.rules if alerts.state(rule) == "firing"]
+                return {"metrics": samples, "firing": firing}

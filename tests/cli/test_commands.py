@@ -150,12 +150,11 @@ def test_devices_and_set_change_the_experiment(command, mine):
 @pytest.mark.parametrize(("asked", "there"), [(1, 1), (cores(), cores()), (64, cores())])
 def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, there):
     script = (
-        "import jax\nfrom nca_trader import config\n"
-        "from nca_trader.cli.train import use_cores_for\n"
-        "mesh, learner = config.MeshConfig, config.LearnerConfig\n"
-        f"mesh = mesh(devices={asked})\n"
-        f"learner = learner(logical_shards={asked}, num_segments=512)\n"
-        "use_cores_for(config.AgentConfig(mesh=mesh, learner=learner))\n"
+        "import jax\nfrom nca_trader.cli import build_parser, options\n"
+        "words = ['train', '--env=ou_mid', '--agent=nano', '--run=x']\n"
+        f"words += ['--devices={asked}', '--set=learner.logical_shards={asked}']\n"
+        "words += ['--set=learner.num_segments=512', '--set=env.market_bars=400']\n"
+        "options.load_training(build_parser().parse_args(words))\n"
         f"assert jax.device_count() == {there}"
     )
     flags = {"XLA_FLAGS": ""}

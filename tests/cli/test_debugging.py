@@ -1,28 +1,21 @@
 """The switches of `train` for finding faults: each does what it says, and is off again after."""
 
-import argparse
-
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from nca_trader.cli.debugging import (
-    SWITCHES,
-    Watch,
-    add_debug_arguments,
-    compile_line,
-    debugged,
-)
+from nca_trader.cli import build_parser
+from nca_trader.cli.train import SWITCHES, Watch, debugged
 from nca_trader.errors import CheckFailed, ConfigError
 from nca_trader.learner.programs import Compilations
 from nca_trader.parallel.mesh import make_mesh
 
 
 def arguments(*words, run_dir="runs/x"):
-    parser = argparse.ArgumentParser()
-    add_debug_arguments(parser)
-    return argparse.Namespace(**vars(parser.parse_args(words)), run_dir=run_dir)
+    return build_parser().parse_args(
+        ["train", "--env=ou_mid", "--agent=nano", f"--run={run_dir}", *words]
+    )
 
 
 @pytest.mark.parametrize("option", SWITCHES)
@@ -91,7 +84,7 @@ def test_what_compiling_cost_is_told_at_the_end():
     # Zeros are a program as well.
     assert found["programs"] >= 1 and 0 <= found["cache_hits"] <= found["programs"]
     assert found["compile_s"] > 0.0 and found["first_over_steady"] == 20.0
-    line = compile_line(found)
+    line = watch.sentence
     assert line.endswith("the first update took 20 times a later one")
     assert line.startswith(f"compiled {found['programs']} programs in ")
 
@@ -110,7 +103,7 @@ def test_sharding_is_shown_once_and_updates_after_the_first_are_traced(tmp_path,
 
 
 def test_a_trace_ends_where_training_ends_sooner(tmp_path):
-    watch = Watch(lambda row: None, Compilations(), 5, str(tmp_path), False, False)
+    watch = Watch(arguments("--profile", "5", run_dir=tmp_path), lambda row: None, Compilations())
     watch(row(1))
     watch.close()
     watch.close()

@@ -94,7 +94,7 @@ def test_each_kind_of_end_has_its_exit_code_and_its_line(command, monkeypatch, e
     def fail(args):
         raise error
 
-    monkeypatch.setattr("nca_trader.cli.journal.run", fail)
+    monkeypatch.setattr("nca_trader.cli.paper.run_journal", fail)
     said = command("journal", "verify", "file", "--json")
     assert said.code == code and said.out == "" and len(said.err.splitlines()) == 1
     if isinstance(error, NcaTraderError):
@@ -104,7 +104,7 @@ def test_each_kind_of_end_has_its_exit_code_and_its_line(command, monkeypatch, e
 
 
 def test_a_fault_of_the_program_is_not_hidden(monkeypatch):
-    monkeypatch.setattr("nca_trader.cli.journal.run", lambda args: 1 / 0)
+    monkeypatch.setattr("nca_trader.cli.paper.run_journal", lambda args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["journal", "verify", "file"])
 
@@ -119,11 +119,11 @@ def test_json_has_null_for_what_is_no_number(capsys):
 def test_a_reader_that_goes_away_is_no_error(root):
     env = {**os.environ, "PYTHONPATH": str(root)}
     program = """
-import nca_trader.cli as cli, nca_trader.cli.journal as journal, sys
+import nca_trader.cli as cli, nca_trader.cli.paper as paper, sys
 def chatter(args):
     while True:
         print("and another line", flush=True)
-journal.run = chatter
+paper.run_journal = chatter
 sys.exit(cli.main(["journal", "verify", "file"]))
 """
     command = [sys.executable, "-c", program]

@@ -18,9 +18,7 @@ from nca_trader.runs.exported import Exported
 @pytest.fixture
 def export(command, tiny, tmp_path, monkeypatch):
     """Runs the command on a copy of the tiny run, with few calls to take a latency of."""
-    from nca_trader.cli import export
-
-    monkeypatch.setattr(export, "CALLS", 3)
+    monkeypatch.setattr("nca_trader.evaluate.export.CALLS", 3)
     here = tiny.copy(tmp_path / "copy")
 
     def run(*args):
@@ -118,7 +116,7 @@ def test_without_data_it_is_the_bars_that_trained_or_a_plain_refusal(export):
         said = export("--bits", "16")
     finally:
         source.write_bytes(content)
-    assert said.code == 2 and "give them by --data FILE" in said.err
+    assert said.code == 2 and "give them by --data" in said.err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 import pytest
 from tiny import STEPS_PER_UPDATE
 
-from nca_trader.cli.interrupt import stop_on_signal
+from nca_trader.cli import stop_on_signal
 from nca_trader.runs.manifest import Run
 
 

@@ -29,7 +29,7 @@ def of_the_system():
 
 @pytest.mark.parametrize("allocate", [of_numpy, of_xla, of_the_system])
 def test_an_allocation_that_fails_is_one_line(monkeypatch, capsys, allocate):
-    monkeypatch.setattr(train, "run", lambda args: allocate())
+    monkeypatch.setattr(train, "run_train", lambda args: allocate())
     assert main(["train", "--env=ou_mid", "--agent=nano", "--run=x"]) == 2
     said = capsys.readouterr()
     assert (said.out, len(said.err.splitlines())) == ("", 1)

@@ -56,14 +56,14 @@ def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, 
     for words in (
         "nano in index_daily on v5e:2x4: 8 chips, mesh data = 8, fsdp = 1, model = 1",
         "train it with --set mesh.devices=8",
-        "memory: fits: 12 MiB of 15.75 GiB a chip",
+        "memory: fits: 12 MiB of 15.75 GiB per chip",
         "18 x all-reduce over 8 devices, 226 KiB in all (f32, s32)",
         "nothing was run",
         "bound by compute",
         "1.25 x the floor of the matrix units",
         "batch: 75% of the cycles are accounts",
         "policy.channels = 16 fills 12% of its matrix units; 128 fills them",
-        "independent bars a parameter: 0.68  WARNING",
+        "independent bars per parameter: 0.68  WARNING",
         "remat: not needed: temporaries are 0.03% of the memory",
     ):
         assert words in said.out, words
@@ -74,7 +74,7 @@ def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, 
 def test_what_does_not_fit_ends_with_1_after_the_json(command, answers):
     answers(fits=False, needed=20 * 2**30)
     said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
-    assert said.code == 1 and "memory: DOES NOT FIT: 20 GiB of 15.75 GiB a chip" in said.out
+    assert said.code == 1 and "memory: DOES NOT FIT: 20 GiB of 15.75 GiB per chip" in said.out
     assert said.json["fits"] is False
     assert said.err == "nca-trader plan: nano does not fit on a chip of v5e:2x4; see above.\n"
 

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from tiny import UNTIL
 
-from nca_trader.cli import build_parser, demo, export, prove
-from nca_trader.cli.reading import typed
+from nca_trader.cli import build_parser, demo, prove
+from nca_trader.cli.options import typed
+from nca_trader.evaluate import export
 from nca_trader.evaluate import prove as prove_runs
 from nca_trader.scale.doctor import examine
 from nca_trader.scale.facts import Facts
@@ -87,12 +88,12 @@ def test_what_prove_prints_repeats_its_first_seed(command, monkeypatch):
 
 def test_what_an_interrupted_demo_prints_goes_on_with_it(tmp_path):
     given = {"env": "my env.toml", "agent": "nano", "steps": 7, "seed": 3}
-    there = demo.Demo(argparse.Namespace(**given), tmp_path / "runs of mine" / "demo", None)
-    words = shlex.split(there.command_to_resume)
+    args, path = argparse.Namespace(**given), tmp_path / "runs of mine" / "demo"
+    words = shlex.split(demo.command_of(args, resume=path))
     again = parsed(words[1:])
-    assert again["resume"] == str(there.path)
+    assert again["resume"] == str(path)
     assert {name: again[name] for name in given} == given
-    assert parsed(shlex.split(there.command)[1:])["resume"] is None
+    assert parsed(shlex.split(demo.command_of(args))[1:])["resume"] is None
 
 
 def test_what_the_doctor_prints_checks_the_same_file():

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from nca_trader.cli import main
-from nca_trader.cli.reading import OPTIONS
+from nca_trader.cli.options import READING
 from nca_trader.config.reading import REPAIRS
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import BarError
@@ -76,7 +76,7 @@ def test_help_names_every_repair_and_option(check, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")  # no name is broken over two lines
     code, out, _ = check(CLEAN, "--help")
     assert code == 0
-    assert all(repair in out for repair in REPAIRS) and all(f"--{name}" in out for name in OPTIONS)
+    assert all(repair in out for repair in REPAIRS) and all(f"--{name}" in out for name in READING)
 
 
 def test_spread_dividends_and_funding_are_shown(check):

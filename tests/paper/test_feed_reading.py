@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nca_trader.cli import main
-from nca_trader.cli.reading import OPTIONS
+from nca_trader.cli.options import READING
 from nca_trader.errors import BarError
 from nca_trader.paper.feed import parse_feed
 
@@ -33,7 +33,7 @@ def test_the_command_names_them(capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         main(["paper", "--help"])
     said = capsys.readouterr().out
-    assert end.value.code == 0 and all(f"--{name}" in said for name in OPTIONS)
+    assert end.value.code == 0 and all(f"--{name}" in said for name in READING)
 
 
 def test_the_command_hands_them_on(tiny, tmp_path, capsys):

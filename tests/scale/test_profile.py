@@ -11,7 +11,6 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
 
-from nca_trader.cli.profile import described
 from nca_trader.config import CheckpointConfig, PolicyConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
@@ -25,6 +24,7 @@ from nca_trader.scale.chips import (
     rates_of,
 )
 from nca_trader.scale.profile import bound, profile
+from nca_trader.scale.words import profile_lines
 
 C, H, READ = 8, 16, 32  # widths of the perceptron and of its readout
 POLICY = PolicyConfig(kind="mlp", window=1, channels=C, hidden=H, head_hidden=READ)
@@ -139,7 +139,7 @@ def test_the_trace_opens_in_tensorboard_and_perfetto(found):
 
 
 def test_the_page_says_every_part_and_how_to_open_the_trace(found):
-    page = "\n".join(described(found))
+    page = "\n".join(profile_lines(found))
     for said in (*found["fine_parts"], "save", "evaluate", "tensorboard --logdir", "ui.perfetto"):
         assert said in page
     assert f"bound     {found['bound']}: " in page and json.dumps(found)

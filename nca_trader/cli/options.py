@@ -1,0 +1,203 @@
+"""Options that several commands share, and the bars, environments and agents they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nca_trader.errors import argument, options_named
+
+# The options of `read_bars`, the same for every command that reads a bar file.
+READING = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every")
+SHARED: dict[str, dict[str, Any]] = {
+    "env": {"help": "an environment: preset name or TOML file"},
+    "agent": {"help": "an agent: preset name or TOML file"},
+    "run": {"dest": "run_dir", "metavar": "DIR", "help": "run folder or exported file"},
+    "seed": {"type": int, "metavar": "N", "help": "the agent of that number, from 0"},
+    "data": {"help": "a bar file (CSV, Parquet; may be a URL); without it sample bars"},
+    "devices": {"type": int, "help": "devices to train on; at most one per core on a CPU"},
+    "set": {
+        "action": "append",
+        "default": [],
+        "metavar": "TABLE.KEY=VALUE",
+        "help": "change a field of the agent, or env.KEY of the environment; repeatable",
+    },
+    "symbol": {"help": "of a file that holds several"},
+    "timezone": {"help": "of times without an offset, e.g. America/New_York"},
+    "repair": {
+        "metavar": "NAMES",
+        "help": "repairs of the file that are allowed, e.g. sort,drop-nan: sort, keep-first, "
+        "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, swap-volume, part-reuse, "
+        "keep-gaps, keep-jumps, unadjusted; without it a fault is refused",
+    },
+    "columns": {
+        "metavar": "ROLE=COLUMN,...",
+        "help": "the column of each role, by name or number from 1, e.g. time=1+2,close=prccd; "
+        "roles: time, symbol, open, high, low, close, volume; factors of prices: split, dividend; "
+        "cash and quotes: cash_dividend, funding, bid, ask, spread, half_spread; ROLE=- takes none",
+    },
+    "dates": {"choices": ("dmy", "mdy"), "help": "the order in 01/02/2018"},
+    "decimal": {"choices": (".", ","), "help": "the decimal sign of a CSV"},
+    "every": {"metavar": "LENGTH", "help": "e.g. 1min, 1h, 1d: gaps of trading are missing bars"},
+}
+
+
+def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[str, Any]) -> None:
+    """Adds options of `SHARED` by name.
+
+    Args:
+      parser: the parser of a command.
+      *names: the options.
+      **changes: options that differ here, e.g. `env={"required": True}`.
+    """
+    for name in (*names, *changes):
+        parser.add_argument(f"--{name}", **SHARED[name] | changes.get(name, {}))
+
+
+def reading_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the reading options that were given, as `read_bars` takes them."""
+    given = {name: getattr(args, name) for name in READING}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def typed(command: str, *words: str, **options: Any) -> str:
+    """Writes a whole command, quoted for a shell.
+
+    Args:
+      command: e.g. "backtest".
+      *words: its arguments without a name.
+      **options: values by argument; None and False are left out, True is an option without a
+        value, a list repeats its option.
+
+    Example:
+      >>> typed("backtest", run_dir="my run", seed=None)
+      "nca-trader backtest --run 'my run'"
+    """
+    with options_named():
+        parts = ["nca-trader", command, *map(shlex.quote, words)]
+        for name, value in options.items():
+            if value is True:
+                parts.append(argument(name))
+            elif value is not None and value is not False:
+                each = value if isinstance(value, list | tuple) else [value]
+                parts += [argument(name, item) for item in each]
+    return " ".join(parts)
+
+
+def overrides(args: argparse.Namespace, kind: str) -> list[str]:
+    """Returns the changes of `--set` to the environment ("env.") or to the agent ("")."""
+    texts = getattr(args, "set", [])
+    if kind:
+        return [text.removeprefix(kind) for text in texts if text.startswith(kind)]
+    return [text for text in texts if not text.startswith("env.")]
+
+
+def agent_of(args: argparse.Namespace) -> Any:
+    """Returns the agent of `--agent`, with `--set` and `--devices` applied."""
+    from nca_trader.agents import load_agent
+
+    agent = load_agent(args.agent, overrides(args, ""))
+    if getattr(args, "devices", None) is None:
+        return agent
+    mesh = dataclasses.replace(agent.mesh, devices=args.devices, data=None)
+    return dataclasses.replace(agent, mesh=mesh)
+
+
+def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Returns the configs of `--env` and `--agent`, with `--set` and `--devices` applied."""
+    from nca_trader.envs import load_env
+
+    return load_env(args.env, overrides(args, "env.")), agent_of(args)
+
+
+def load_bars(args: argparse.Namespace) -> Any:
+    """Returns the bars of `--data`, or the sample bars.
+
+    Raises:
+      BarError: see `read_bars`.
+    """
+    from nca_trader.data.bars import read_bars
+    from nca_trader.data.samples import sample_bars
+
+    if args.data is not None:
+        return read_bars(args.data, **reading_options(args))
+    bars = sample_bars("sp500")
+    return bars if args.symbol is None else bars.select(args.symbol)
+
+
+def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
+    """Returns the environment and the agent of a training command, ready on this machine's cores.
+
+    Args:
+      args: with `env`, `agent`, `set`, `devices`, `data`, `until` and the reading options.
+      seed: of a synthetic market's path.
+
+    Raises:
+      BarError, StateError, ConfigError: see `read_bars`, `open_shards` and `TradingEnv`.
+    """
+    from nca_trader.data.shards import folder_of_shards, open_shards
+    from nca_trader.data.synthetic import task_of
+    from nca_trader.envs.trading import TradingEnv
+    from nca_trader.errors import BarError, ConfigError
+    from nca_trader.machine import cores
+    from nca_trader.parallel.mesh import use_cores
+
+    config, agent = load_experiment(args)
+    # Before any array: JAX counts a CPU's devices once, when it starts.
+    if (wanted := math.prod(agent.mesh.axes)) > 1:
+        use_cores(min(wanted, cores()))
+    if args.data is not None and (folder := folder_of_shards(args.data)) is not None:
+        given = [*reading_options(args), *(["until"] if args.until is not None else [])]
+        if given:
+            raise ConfigError(
+                f"--{given[0]} is about a bar file, and {args.data} is shards; choose what is in "
+                "them when they are written."
+            )
+        return TradingEnv(open_shards(folder), config), agent
+    if config.market and args.data is None:
+        return TradingEnv(task_of(config, seed), config), agent
+    bars = load_bars(args)
+    if args.until is not None and bars.row(args.until) == 0:
+        raise BarError(
+            f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
+        )
+    return TradingEnv(bars.between(None, args.until), config), agent
+
+
+@contextlib.contextmanager
+def training_progress(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields the function that shows each row of metrics as progress towards `total` steps."""
+    from nca_trader.parallel import hosts
+    from nca_trader.watch.progress import Progress
+
+    if not hosts.first():
+        yield lambda row: None
+        return
+    with Progress(total, label) as bar:
+        seen: int | None = None
+
+        def report(row: dict[str, Any]) -> None:
+            nonlocal seen
+            if seen is None:
+                if "memory_gb" in row:
+                    agents = int(row["agents_at_once"])
+                    print(
+                        f"memory: an update needs {row['memory_gb']:.3g} GB of a device, with "
+                        f"{agents} agent{'s' if agents > 1 else ''} at once and micro_batches = "
+                        f"{row['micro_batches']:.0f}"
+                    )
+                # A resumed run starts where it stopped, not at 0.
+                before = row["steps"] - row["steps"] // row["update"]
+                bar.skip(before)
+                seen = before
+            # A metric that is not finite is None.
+            known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
+            bar.update(row["steps"] - seen, **known)
+            seen = row["steps"]
+
+        yield report

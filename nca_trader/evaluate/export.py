@@ -1,0 +1,172 @@
+"""Measures an exported agent against the agent it was made from: decisions, equity, latency."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nca_trader.agents.policy import Params, Policy, decide, read_out
+from nca_trader.data.bars import read_bars
+from nca_trader.data.samples import sample_bars
+from nca_trader.data.synthetic import Task, seed_of, task_of
+from nca_trader.envs.account.state import open_account
+from nca_trader.envs.market import features_of, observed_states
+from nca_trader.envs.rewards import begun
+from nca_trader.errors import BarError, ConfigError, argument
+from nca_trader.evaluate import simulate
+from nca_trader.evaluate.backtest import count_look
+from nca_trader.runs.exported import Coding, compact
+from nca_trader.runs.manifest import Run, seen_rows
+from nca_trader.types import Bars
+
+CALLS = 300  # whose median is a latency
+
+
+class Measured(NamedTuple):
+    """An agent in few bits, and how it compares with the run's own weights.
+
+    Attributes:
+      first: date of the first bar. last: date of the last bar.
+      weights: what `write_exported` writes.
+      found: decisions that agree, and the equity of both.
+      looks: test-set evaluations so far; None if the run has seen all bars.
+      rows: weights, bytes, agreement, equity and latencies of the run's weights and of these.
+    """
+
+    first: datetime.date
+    last: datetime.date
+    weights: Any
+    found: simulate.Agreement
+    looks: int | None
+    rows: list[dict[str, Any]]
+
+
+def measure(
+    run: Run, coding: Coding, source: Bars | Task | None = None, codebook_seed: int = 0
+) -> Measured:
+    """Encodes the agent of a run in few bits, and measures what that changes.
+
+    Args:
+      run: the run, opened with the seed of the agent.
+      coding: bits, codebook and activations.
+      source: bars to measure on; by default those that trained the run. An evaluation on bars
+        that the run has not seen is counted in its trial log.
+      codebook_seed: of a codebook's training.
+
+    Raises:
+      ConfigError: the bars that trained the run are needed and not there.
+      BarError: bars of other symbols, or too few for a decision.
+    """
+    source = training_bars(run) if source is None else source
+    bars = source.bars if isinstance(source, Task) else source
+    params = run.params()
+    weights = compact(run, params, coding, *_calibration(run, source, coding), codebook_seed)
+    other = weights.params(run.policy)
+    found = simulate.agreement(source, run, params, other)
+    seen = seen_rows(bars, run)
+    looks = count_look(run, bars[seen:]) if seen < len(bars) else None
+    if coding.codebook != "none":
+        name = f"{coding.codebook} codebook, {2**coding.bits} entries of {coding.group}"
+    else:
+        name = f"{coding.bits} bits" + (", activations too" if coding.activations else "")
+    full = sum(leaf.nbytes for part in params.values() for leaf in part.values())
+    shares = (("float32", full, 1.0), (name, weights.nbytes, found.share))
+    rows = [
+        {"weights": title, "bytes": size, "agreement": share, "equity": equity} | spent
+        for (title, size, share), equity, spent in zip(
+            shares, found.equity, latencies(run.policy, params, other), strict=True
+        )
+    ]
+    first, last = bars.index[0].date(), bars.index[-1].date()
+    return Measured(first, last, weights, found, looks, rows)
+
+
+def training_bars(run: Run) -> Bars | Task:
+    """Returns the bars that trained a run, or the draw of its synthetic market.
+
+    Raises:
+      ConfigError: its file does not have them any longer.
+    """
+    record, config = run.manifest.data, run.env_config
+    if config.market:
+        return task_of(config, seed_of(record.source))
+    try:
+        sample = record.source.startswith("sample bars ")
+        bars = sample_bars("sp500") if sample else read_bars(record.source)
+        if sample and list(bars.symbols) != record.symbols:
+            bars = bars.select(*record.symbols)
+        if _trained_by(run, bars):
+            return bars[: record.rows]
+    except BarError:
+        pass  # the file has gone or changed: the remedy below holds for both
+    raise ConfigError(
+        f"{run.path}: the bars that trained it are not in {record['source']} as it is now; give "
+        f"them by {argument('data')}, with the options that read them."
+    )
+
+
+def _trained_by(run: Run, bars: Bars) -> bool:
+    """Whether the first of `bars` are those that trained the run."""
+    record = run.manifest.data
+    rows = record.rows
+    return len(bars) >= rows and bars[:rows].digest() == record.sha256
+
+
+def _calibration(run: Run, source: Bars | Task, coding: Coding) -> tuple[Any, Any]:
+    """Returns features and presence of the training span, on which activations are measured."""
+    if not coding.activations:
+        return None, None
+    bars = source.bars if isinstance(source, Task) else source
+    if not isinstance(source, Task) and not _trained_by(run, bars):
+        raise ConfigError(
+            f"{argument('activations')}: the first bars of {argument('data')} are not those that "
+            f"trained {run.path}, and steps are measured on no others; give that file."
+        )
+    rows = len(bars) if isinstance(source, Task) else run.manifest.data.rows
+    # Cut before anything is computed: later bars must not reach the steps.
+    bars, states = bars[:rows], observed_states(source, run.env_config)[1][:rows]
+    return features_of(bars, run.env_config, states), bars.present
+
+
+def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
+    """Returns median microseconds per decision with each of `several` parameters.
+
+    `stream_us` is that of a new bar of a stream, `window_us` that of a whole window.
+    """
+    spec, rows = policy.spec, policy.receptive_field
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, spec.num_assets, spec.num_features)).astype(np.float32)
+    present = np.ones(x.shape[:2], bool)
+    account = begun(spec, open_account(np.zeros(spec.num_assets, np.float32)))
+    state = policy.begin()
+
+    @jax.jit
+    def stream(params: Any, state: Any, x: Any, present: Any) -> Any:
+        state, cells = policy.stream(params, state, x, present)
+        return state, read_out(policy, params, cells, account)
+
+    @jax.jit
+    def window(params: Any, x: Any, present: Any) -> Any:
+        return decide(policy, params, x, present, account)
+
+    streams = [lambda p=p: stream(p, state, x[0], present[0]) for p in several]
+    windows = [lambda p=p: window(p, x, present) for p in several]
+    medians = zip(_medians_us(streams), _medians_us(windows), strict=True)
+    return [{"stream_us": one, "window_us": two} for one, two in medians]
+
+
+def _medians_us(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    # In turns, so that a slow spell of the machine slows all of them.
+    spent: list[list[float]] = [[] for _ in calls]
+    for turn in range(CALLS + 1):
+        for call, times in zip(calls, spent, strict=True):
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            if turn:  # the first compiles
+                times.append(time.perf_counter() - began)
+    return [1e6 * sorted(times)[CALLS // 2] for times in spent]

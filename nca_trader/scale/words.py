@@ -1,0 +1,229 @@
+"""The reports of `plan`, `profile` and the doctor as lines of text."""
+
+from __future__ import annotations
+
+import pathlib
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from nca_trader.scale.doctor import GB, mesh_words
+from nca_trader.scale.facts import Facts
+
+# Kinds of memory in a plan; the indented ones are parts of the kind above them.
+MEMORY = {
+    "arguments": "  arguments   ",
+    "params": "    of it params      ",
+    "optimiser": "    of it optimiser   ",
+    "replay": "    of it replay      ",
+    "temporaries": "  temporaries ",
+    "rollout": "    of it rollout     ",
+    "code": "  code        ",
+}
+
+
+def plan_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yields the report of `scale.plan.plan`, with the keys `agent` and `env`, as text."""
+    sizes = {
+        key: ", ".join(f"{axis} = {size}" for axis, size in report[key].items())
+        for key in ("mesh", "mesh_from_table")
+    }
+    where = f"{report['topology']}: {report['chips']} chips, mesh {sizes['mesh']}"
+    yield f"{report['agent']} in {report['env']} on {where}"
+    if report["mesh_from_table"] != report["mesh"]:
+        yield f"  (for a slice of this size the table has {sizes['mesh_from_table']})"
+    if report["set"]:
+        options = " ".join(f"--set {name}={value}" for name, value in report["set"].items())
+        yield f"  train it with {options}"
+    yield f"parameters {report['parameters']:,}; compiled in {report['compile_s']:.0f} s"
+
+    verdict = "fits" if report["fits"] else "DOES NOT FIT"
+    needed = report["hbm_bytes_per_chip"]
+    size = "more than it has" if needed is None else binary_size(needed)
+    yield ""
+    yield f"memory: {verdict}: {size} of {binary_size(report['hbm_limit'])} per chip"
+    kinds = report["bytes_by_kind"]
+    for kind, label in MEMORY.items():
+        if kind in kinds:
+            yield f"{label}{binary_size(kinds[kind]):>10}"
+    if report["micro_batches"] > 1:
+        yield f"  with learner.micro_batches = {report['micro_batches']}, as train would choose"
+
+    yield ""
+    if report["collectives"]:
+        yield "communication, per update and device:"
+    else:
+        yield "communication: none"
+    for kind, each in report["collectives"].items():
+        yield (
+            f"  {each['count']:,} x {kind} over {each['group']} devices, "
+            f"{binary_size(each['bytes'])} in all ({', '.join(each['dtypes'])})"
+        )
+
+    if (estimate := report["estimate"]) is not None:
+        yield ""
+        yield "time: estimates from the compiler's cycles and public rates; nothing was run"
+        # The whole update has the most cycles, so it comes first.
+        for name, cycles in sorted(report["cycles"].items(), key=lambda item: -item[1]):
+            ratio = report["cycles_over_floor"].get(name)
+            label = "the whole update" if name == "update" else name
+            times = "" if ratio is None else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+            over = f"  {times:>9} x the floor of the matrix units" if times else ""
+            yield f"  {label:<24}{cycles:>15,} cycles{over}"
+        yield (
+            f"  {duration(estimate['step_s'])} per update of {estimate['steps']:,} steps, "
+            f"{count(estimate['steps_per_s'])} steps/s; matrix units busy for "
+            f"{100 * estimate['matrix_units_busy']:.2g}% of it"
+        )
+        parts = ", ".join(f"{name} {duration(each)}" for name, each in estimate["seconds"].items())
+        yield f"  bound by {estimate['bound']}: {parts}"
+        if report["loops_counted_once"]:
+            yield f"  {report['loops_counted_once']} loops of unknown length were counted once"
+
+    yield ""
+    for width in report["widths"]:
+        if width["fills"] < 1.0:
+            yield (
+                f"width: {width['name']} = {width['width']} fills {width['fills']:.0%} of its "
+                f"matrix units; {width['full_width']} fills them"
+            )
+    accounts, whole = (report["cycles"].get(name, 0) for name in ("collect: accounts", "update"))
+    if 2 * accounts > whole:
+        yield (
+            f"batch: {accounts / whole:.0%} of the cycles are accounts, one small step after "
+            "another, as long for many as for few: more segments per chip cost little (--largest)"
+        )
+    yield f"remat: {report['remat']['advice']}"
+    ratio = report["bars_per_parameter"]
+    warning = "" if ratio >= 1 else "  WARNING: below 1, it can memorise the noise"
+    yield f"independent bars per parameter: {ratio:.2g}{warning}"
+
+    if (found := report.get("largest")) is None:
+        return
+    yield ""
+    if found["largest"] is None:
+        yield "largest batch: not even the smallest fits"
+        return
+    for name, title in (("largest", "largest batch that fits"), ("efficient", "as fast, to 5%")):
+        each = found[name]
+        yield (
+            f"{title}: learner.num_segments = {each['num_segments']:,}, {each['steps']:,} steps "
+            f"per update, {binary_size(each['hbm_bytes_per_chip'])} per chip, estimated "
+            f"{count(each['steps_per_s'])} steps/s"
+        )
+
+
+def profile_lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yields the result of `scale.profile.profile` as text."""
+    low, high = found["update_quartiles_s"]
+    yield f"device    {found['devices']} x {found['device']}"
+    yield (
+        f"compile   {found['compile_s']:.1f} s, {found['programs']} programs, "
+        f"{found['cache_hits']} of them from the cache; the first update took "
+        f"{found['first_over_steady']:,.0f} times a later one"
+    )
+    yield (
+        f"update    {duration(found['update_s'])}, half of {found['updates_timed']} within "
+        f"{duration(low)} to {duration(high)}; {found['steps_per_s']:,.0f} env-steps/s"
+    )
+    yield (
+        f"products  {found['flops'] / 1e9:.3g} GFLOP per update and device, "
+        f"{found['flops_per_s'] / 1e9:.3g} GFLOP/s: {found['flops_share']:.1%} of "
+        f"{found['peak_flops_per_s'] / 1e9:.3g} ({found['peak_source']})"
+    )
+    moved, rate = found["traffic_bytes"] / 1e9, found["peak_bytes_per_s"] / 1e9
+    share = found["traffic_share"]
+    least = f"at most {moved:.3g} GB per update, counted without caches"
+    if share is None:
+        yield f"traffic   {least}: more than memory's {rate:.3g} GB/s"
+    else:
+        yield f"traffic   {least}: {share:.1%} of what memory's {rate:.3g} GB/s could"
+    memory = found["memory"]
+    needed = ", ".join(f"{kind} {size_of(memory[kind])}" for kind in ("arguments", "temporaries"))
+    in_use = f"peak {size_of(memory['peak'])} of {size_of(memory['limit'])} in use"
+    if memory["peak"] is None:
+        in_use = "the device reports no more"
+    yield f"memory    {size_of(memory['needed'])} per device by the compiler: {needed}; {in_use}"
+    yield ""
+    if found["parts"] is None:
+        yield "parts     unknown: the trace names no operation of the learner's program"
+    else:
+        yield (
+            f"an update by part, from a trace of {found['updates_traced']} "
+            f"({found['trace_slowdown']:.2g} times as slow as without)"
+        )
+        yield from _shares(found["fine_parts"], sum(found["fine_parts"].values()), ranked=True)
+    yield ""
+    cycle = found["cycle"]
+    yield (
+        f"from checkpoint to checkpoint: {cycle['updates']} updates, one save, and one backtest "
+        "of the training bars, which `train` itself does not make"
+    )
+    yield from _shares(cycle["parts"], cycle["seconds"])
+    yield ""
+    yield f"bound     {found['bound']}: {found['advice']}"
+    if found["retraces"]:
+        yield f"          compiled again {found['retraces']} times after the first update"
+    if found["loops_of_unknown_length"]:
+        loops = found["loops_of_unknown_length"]
+        yield f"          {loops} loops of unknown length count once in the products"
+    trace = found["trace"]
+    folder = shlex.quote(str(pathlib.Path(trace["xplane"]).parents[3]))
+    yield f"trace     {trace['xplane']}"
+    yield f"          TensorBoard: pip install tensorboard xprof; tensorboard --logdir {folder}"
+    yield f"          Perfetto: open {trace['perfetto']} in https://ui.perfetto.dev"
+
+
+def _shares(parts: dict[str, float], whole: float, ranked: bool = False) -> Iterator[str]:
+    ordered = sorted(parts.items(), key=lambda item: -item[1]) if ranked else parts.items()
+    for part, seconds in ordered:
+        yield f"  {part:<26}{seconds / whole:>7.1%}  {duration(seconds)}"
+
+
+def doctor_lines(facts: Facts, mesh: dict[str, int]) -> Iterator[str]:
+    """Yields what the machine has, and the mesh to train on."""
+    names = ("nca_trader", "python", "jax", "jaxlib", "flax", "optax", "libtpu")
+    known = [f"{name} {facts.versions[name]}" for name in names if name in facts.versions]
+    yield f"versions  {', '.join(known)}"
+    each = next((size for size in facts.device_memory if size), None)
+    kinds = f"{len(facts.kinds)} {facts.platform or 'none'} ({', '.join(sorted(set(facts.kinds)))})"
+    yield f"devices   {kinds}" + (f", {each / GB:.1f} GB each for JAX" if each else "")
+    sizes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
+    yield f"mesh      {sizes}: train {mesh_words(mesh)}"
+    free, memory = facts.memory_free / GB, facts.memory / GB
+    yield f"host      {facts.cores} cores, {free:.1f} GB free of memory's {memory:.1f}"
+    used = f", {facts.cache_bytes / GB:.2f} GB" if facts.cache else ""
+    yield f"cache     {facts.cache or 'none'}{used}"
+    if facts.coordinator and not facts.coordinator_error:
+        yield f"network   coordinator {facts.coordinator} answers"
+    if facts.data_rows is not None:
+        yield f"data      {facts.data}: {facts.data_rows:,} bars"
+
+
+def count(number: float) -> str:
+    """Writes a large number, e.g. "2.5 million"."""
+    return f"{number / 1e6:,.3g} million" if number >= 1e6 else f"{number:,.0f}"
+
+
+def binary_size(size: float) -> str:
+    """Writes bytes in powers of 1024, in which a chip's memory is given, e.g. "15.75 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
+def size_of(size: float | None) -> str:
+    """Writes bytes in powers of 1000, e.g. "12 MB"."""
+    if size is None:
+        return "?"
+    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
+
+
+def duration(seconds: float) -> str:
+    """Writes seconds in the unit that fits, e.g. "3.2 ms"."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
