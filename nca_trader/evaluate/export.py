@@ -105,7 +105,7 @@ def training_bars(run: Run) -> Bars | Task:
     except BarError:
         pass  # the file has gone or changed: the remedy below holds for both
     raise ConfigError(
-        f"{run.path}: the bars that trained it are not in {record['source']} as it is now; give "
+        f"{run.path}: the bars that trained it are not in {record.source} as it is now; give "
         f"them by {argument('data')}, with the options that read them."
     )
 
