@@ -75,6 +75,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in ("commission", "slippage")}
     costs = dataclasses.replace(env.costs, **{k: v for k, v in given.items() if v is not None})
     limits = rules_of(env)._asdict() if args.env else {}
+    # `--fill` and `--order` override the environment's.
     fill, order = (limits.pop(name, None) for name in ("fill", "order"))
     result = backtest(
         source,
@@ -131,6 +132,7 @@ def show(result: Any) -> dict[str, Any]:
         print(f"  {name:<18} {value:,.4f}" if value == value else f"  {name:<18} n/a")
     print("  where equity went, as a fraction of the capital:")
     for item, amount in result.costs["amount"].items():
+        # Costs that the setting does not have are all 0.
         if amount or item == "total":
             print(f"    {item:<16} {amount:+,.4f}")
     if result.note:

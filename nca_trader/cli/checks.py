@@ -15,6 +15,7 @@ from typing import Any
 from nca_trader.cli.options import READING, agent_of, overrides
 from nca_trader.errors import BarError, ConfigError, RunError, argument
 
+# The rules of `nca_trader.agents.rules`, named here because its import takes jax.
 STRATEGIES = ("buy_and_hold", "always_flat", "sma_cross", "momentum")
 DATES = ("start", "stop", "until")
 # Endings of what `--out` writes.
@@ -48,6 +49,7 @@ def check(args: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(args).items() if value is not None}
     if given.get("agent"):
         agent_of(args)
+    # `markets` are the environments of `prove`.
     for name in (*filter(None, [given.get("env")]), *given.get("markets", ())):
         read_preset(EnvConfig, name, "envs", overrides(args, "env."))
     if "topology" in given:
@@ -89,9 +91,10 @@ def check(args: argparse.Namespace) -> None:
 
 def _check_reading(command: str, given: dict[str, Any]) -> None:
     """Refuses impossible options of a bar file, and options of a file that is not given."""
+    # `--symbol` chooses among the sample bars too.
     names = [name for name in READING if name in given and name != "symbol"]
     names += ["until"] if command == "export" and "until" in given else []
-    if command == "watch" or not names:
+    if command == "watch" or not names:  # its `--every` is another option
         return
     if command not in ("data", "paper") and not given.get("data"):
         raise ConfigError(f"{argument(names[0])} is about a bar file; give --data FILE with it.")
@@ -116,7 +119,7 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         folder = pathlib.Path(given["journal"]).parent
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; make it, or choose another.")
-    if bars and command != "doctor":
+    if bars and command != "doctor":  # the doctor reports a missing file as a finding
         path = place(bars)
         if not isinstance(path, CloudPath) and not path.exists():
             raise BarError(f"{path}: D001 no such file. Check the path.")

@@ -53,6 +53,7 @@ def summarise(bars: Bars) -> dict[str, Any]:
 
     steps, counts = np.unique(np.diff(bars.time), return_counts=True)
     usual = steps[np.argmax(counts)] if len(steps) else np.timedelta64("NaT", "ns")
+    # The most frequent step is the usual one; longer ones are gaps.
     missing = (~bars.present).sum(axis=0)
     spread, funding, there = bars.half_spread, bars.funding, bars.present
     return {

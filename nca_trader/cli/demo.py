@@ -21,7 +21,9 @@ from nca_trader.cli.options import add_options, training_progress, typed
 # Train before the first date, select a seed between the two, evaluate after them once.
 TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
 NUM_SEEDS = 3
+# What `command_of` leaves out.
 DEFAULTS = {"env": "index_daily", "agent": "nano", "steps": 3_000_000, "seed": 0}
+# Files in the run's folder.
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 
 
@@ -158,6 +160,7 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
     trained = trials.count(run.root, "train", run.manifest.data)
     print(f"Agents trained so far: {trained}. {looks_sentence(results[best])}")
     print(f"The page: {page}")
+    # After the page, which shows where they differ.
     if not parity.ok:
         raise CheckFailed(parity.sentence)
     return {
@@ -176,7 +179,7 @@ def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
     from nca_trader.data.bars import write_bars
     from nca_trader.errors import CheckFailed
 
-    write_bars(bars, path / BARS)
+    write_bars(bars, path / BARS)  # all bars: features need those before the span
     command = [
         *(sys.executable, "-m", "nca_trader", "paper", "--run", str(path)),
         *("--feed", f"replay:{path / BARS}", "--broker", "simulated"),

@@ -50,6 +50,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     out = local(args.out, "what --out writes")
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
+    # A cosine codebook codes directions, and a single weight has none.
     group = args.group or (2 if args.codebook == "cosine" else 1)
     coding = Coding(
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
@@ -71,6 +72,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     if measured.looks is not None:
         looks = measured.looks
         print(f"Looks at bars of these data after training so far: {looks}, by the ledger.")
+    # `not >=`: a NaN is too little as well.
     if not found.share >= args.min_agreement:
         raise CheckFailed(
             f"{found.share:.4f} of {found.decisions:,} decisions agree, below --min-agreement "

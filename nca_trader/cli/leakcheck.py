@@ -65,7 +65,7 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
         feature_set((subject,))  # refuses an unknown one
     elif file.endswith(".py"):
         subject = subject_in(file, member)
-    elif name.endswith(".py"):
+    elif name.endswith(".py"):  # refused there, with the names that the file has
         subject = subject_in(name, "")
     else:
         check_strategy(name, of_a_file=True)
@@ -111,5 +111,5 @@ def shown() -> Iterator[Callable[[int, int], None]]:
     try:
         yield report
     finally:
-        if width:
+        if width:  # the report starts on an empty line
             print("\r" + " " * width + "\r", end="", file=sys.stderr, flush=True)

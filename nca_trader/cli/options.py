@@ -78,6 +78,7 @@ def typed(command: str, *words: str, **options: Any) -> str:
       >>> typed("backtest", run_dir="my run", seed=None)
       "nca-trader backtest --run 'my run'"
     """
+    # A command is typed into a shell, so it has options whoever calls this.
     with options_named():
         parts = ["nca-trader", command, *map(shlex.quote, words)]
         for name, value in options.items():
@@ -175,7 +176,7 @@ def training_progress(total: int, label: str) -> Iterator[Callable[[dict[str, An
     from nca_trader.parallel import hosts
     from nca_trader.watch.progress import Progress
 
-    if not hosts.first():
+    if not hosts.first():  # one bar for all processes
         yield lambda row: None
         return
     with Progress(total, label) as bar:

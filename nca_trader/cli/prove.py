@@ -66,6 +66,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     result = {"results": [proof.row() for proof in proofs]}
     missed = [proof for proof in proofs if not proof.passed]
     if missed:
+        # One name per market, in the order of the runs.
         names = ", ".join(dict.fromkeys(proof.market for proof in missed))
         what = f"{len(missed)} of {len(proofs)} runs missed their bar: {names}."
         fail_check(args, result, what)

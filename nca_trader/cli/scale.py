@@ -48,6 +48,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.scale.words import plan_lines
 
     env, agent = load_experiment(args)
+    # A synthetic market has as many bars as its config says: plan draws none.
     bars = None if env.market and args.data is None else load_bars(args)
     say = functools.partial(print, flush=True)
     report = plan(agent, args.topology, env=env, bars=bars, largest=args.largest, say=say)

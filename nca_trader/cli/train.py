@@ -87,6 +87,7 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
 
         from nca_trader.parallel import hosts
 
+        # JAX counts the devices of all processes only once they have joined.
         if args.devices is None:
             args.devices = jax.device_count()
         result = _train(args)
@@ -155,6 +156,7 @@ def debugged(args: argparse.Namespace, report: Callable[[dict[str, Any]], None])
         if args.profile < 1:
             raise ConfigError(f"--profile {args.profile}: trace at least one update.")
     switches = [SWITCHES[name] for name in SWITCHES if getattr(args, name.replace("-", "_"))]
+    # Restored afterwards: this process may go on, e.g. in a test.
     before = {name: getattr(jax.config, name) for name, _, _ in switches}
     with Compilations() as compiled:
         watch = Watch(args, report, compiled)
@@ -199,6 +201,7 @@ class Watch:
 
         args = self._args
         self._report(row)
+        # The guard drops such an update inside the program, where jax would not stop.
         if (args.debug_nans or args.debug_infs) and row["skipped"]:
             raise CheckFailed(f"{dropped_line(row)}.")
         self._rates.append(row["steps_per_s"])

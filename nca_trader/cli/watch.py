@@ -83,7 +83,9 @@ def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, An
     from nca_trader.watch.alerts import Sinks
     from nca_trader.watch.metrics import Collector, exporter
 
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    # Orbax configures the root logger when it is imported, and then only `force` has an effect.
+    style = "%(asctime)s %(message)s"
+    logging.basicConfig(format=style, level=logging.INFO, stream=sys.stderr, force=True)
     collector = Collector(watched.name)
     with contextlib.ExitStack() as stack:
         sinks = Sinks(sink for rule in alerts.rules for sink in rule.sinks)
