@@ -20,7 +20,6 @@ from nca_trader.config import (
     PopulationConfig,
 )
 from nca_trader.config.toml import from_toml_text, preset_folder, preset_names, to_toml
-from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs
 
@@ -77,18 +76,6 @@ def test_what_is_of_the_automaton_is_refused_for_other_kinds():
     assert "every:n" in line
     (line,) = complaint(AgentConfig, "[policy]\nneighbours = 'nearest'\nnum_neighbours = 17")
     assert "is above 16" in line
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_an_agent_reads_back_equal_from_its_own_text(name):
-    config = load_agent(name)
-    assert from_toml_text(AgentConfig, to_toml(config), "resolved") == config
-
-
-@pytest.mark.parametrize("name", ["index_daily", "equity_daily"])
-def test_an_environment_reads_back_equal_from_its_own_text(name):
-    config = load_env(name)
-    assert from_toml_text(EnvConfig, to_toml(config), "resolved") == config
 
 
 def test_the_resolved_text_leaves_nothing_to_defaults():
