@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from nca_trader.envs.account import state as cost_of
-from nca_trader.envs.account.state import Legs, Quote, Rules
+from nca_trader.envs.account.state import Legs, Quote, Rules, executable, worsening
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs, Tensor
 
@@ -244,23 +243,12 @@ class SimulatedBroker:
 
     def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
         """Returns `[A]` how much worse than `price` these trades fill, as a fraction of it."""
-        impacted = 0.0
-        if quote.volume is not None:
-            impacted = cost_of.impact(self._costs.impact, units, quote.volume)
-        worse, _ = cost_of.worsening(self._costs, quote.half_spread, impacted)
-        worse = np.broadcast_to(np.asarray(worse, np.float64), price.shape)
-        if self._rules.tick:
-            worse = cost_of.on_tick(price, worse, np.sign(units), self._rules.tick)
-        return np.where(units < 0.0, np.minimum(worse, 1.0), worse)
+        worse, _, _ = worsening(units, quote._replace(price=price), self._costs, self._rules.tick)
+        return np.broadcast_to(np.asarray(worse, np.float64), price.shape)
 
     def _taken(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
         """Returns `[A]` units that this venue takes: within the volume, in lots, worth an order."""
-        rules = self._rules
-        if quote.volume is not None:
-            allowed = cost_of.within_volume(units, quote.volume, rules.max_participation)
-            units = np.asarray(allowed)
-        units = np.asarray(cost_of.whole_lots(units, rules.lot))
-        return np.asarray(cost_of.worth_sending(units, price, rules.min_notional))
+        return np.asarray(executable(units, quote._replace(price=price), self._rules)[0])
 
     def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
         """Closes every position that is quoted, if equity is too small for the gross position."""

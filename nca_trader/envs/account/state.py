@@ -1,8 +1,10 @@
-"""One account, scale-free: the log of its equity and the weight held in each asset.
+"""One account: its rules and state, the bars it is moved by, and the price and size of its fills.
 
-All terms are fractions of equity at the prices of the moment, so no initial cash is needed and
-reward is a difference of log-equity. Only lots, fixed fees, impact and the like need to know how
-much money that is: `Rules.capital`. What moves an account is in `nca_trader.envs.account.step`.
+The account is scale-free: its state is the log of its equity and the weight held in each asset.
+All terms are fractions of equity at the current prices, so no initial cash is needed and the
+reward is a difference of log-equity. Only lots, fixed fees, impact and similar rules need an
+amount of money: `Rules.capital`. The functions that move an account are in
+`nca_trader.envs.account.step`.
 
 Log-equity and weights are pairs of floats (`numerics.pair_add`): a held weight is a
 multiplicative random walk, and in float32 alone it drifts by 2e-5 over 100,000 bars.
@@ -26,21 +28,21 @@ ROUNDING = 1e-9  # of a lot or a tick: what the last bits of a quotient may miss
 
 
 class Rules(NamedTuple):
-    """Static under jit; each field as in `EnvConfig`.
+    """Rules of an account, static under jit; each field is as in `EnvConfig`.
 
     fill: "next_open" or "close". order: "on_change" or "rebalance".
-    max_gross, max_net: caps on sum |target| and |sum target|, the whole target is scaled to them;
+    max_gross, max_net: caps on sum |target| and |sum target|; the whole target is scaled to them.
       None is no cap.
     borrow: False cuts all buys by one factor where cash does not pay for them.
-    floor: equity at or below which the account is ruined, as a fraction of the start's.
+    floor: equity, as a fraction of the start's, at or below which the account is bankrupt.
     maintenance_margin: equity below this fraction of the gross position closes every position;
       None is no margin call.
     capital: money that an equity of 1 stands for; None where no size in money matters.
     lot: units are whole multiples of it, 0 trades any fraction. tick: prices of fills are whole
       multiples of it, rounded against the trader. min_notional: money below which no order is
       sent. max_participation: share of a bar's volume that a fill may take.
-    delist_after: bars missing in a row after which an asset is taken for gone; None is never.
-    delist_haircut: fraction of its last price that is lost then.
+    delist_after: consecutive missing bars after which an asset counts as delisted; None is never.
+    delist_haircut: fraction of its last price that is then lost.
     """
 
     fill: str = "next_open"
@@ -65,7 +67,7 @@ class Rules(NamedTuple):
 
 
 def rules_of(config: EnvConfig) -> Rules:
-    """The account's rules in the environment that `config` makes."""
+    """Returns the account's rules in the environment of `config`."""
     names = (name for name in Rules._fields if name != "floor")
     return Rules(floor=config.ruin_floor, **{name: getattr(config, name) for name in names})
 
@@ -81,10 +83,10 @@ class Account(NamedTuple):
     ordered: `[A]` the last ordered target weights. `on_change` compares with these and not with
       the weights held, which drift.
     pending: `[A]` int8. FILLED; WHOLE, the order waits for its fill, in either direction; REST,
-      cash cut a buy, and what is left of it waits for cash. A rest never sells: it would turn
+      cash cut a buy, and the remainder waits for cash. A rest never sells: it would turn
       `on_change` into rebalancing for any account that is fully invested.
-    ruined: `[]` bool, equity fell to the floor; nothing trades any more.
-    memory: what the reward remembers, see `nca_trader.envs.rewards`; () for nothing.
+    ruined: `[]` bool, equity fell to the floor; the account no longer trades.
+    memory: state of the reward, see `nca_trader.envs.rewards`; () for none.
     """
 
     log_equity: Array
@@ -103,12 +105,12 @@ class Account(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """Where equity went: `[]` each, in units of the start's equity; gains are positive.
+    """Changes of equity by cause, `[]` each, in units of the start's equity; gains are positive.
 
-    market: what prices did to the weights held. dividends: paid and received. delisting: the
-    haircut of positions that were closed because their asset is gone. commission, fixed_fee,
-    slippage (ticks included), spread, impact: of trades. liquidation: the fee of forced ones.
-    interest, borrow_fee, funding: of holding. ruin: what was forgiven below the floor.
+    market: returns on the weights held. dividends: paid and received. delisting: the haircut of
+    positions closed because their asset is delisted. commission, fixed_fee, slippage (ticks
+    included), spread, impact: of trades. liquidation: the fee of forced ones. interest,
+    borrow_fee, funding: of holding. ruin: losses forgiven below the floor.
     """
 
     market: Tensor
@@ -127,10 +129,10 @@ class Flows(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """What a bar or an order did.
+    """Effects of a bar or an order.
 
     traded: `[A]` signed notional at the bar's price, as a fraction of equity before it.
-    cost: `[]` what trading cost, likewise. flows: everything, in units of the start's equity.
+    cost: `[]` cost of trading, likewise. flows: all of them, in units of the start's equity.
     """
 
     traded: Array
@@ -139,7 +141,7 @@ class Fill(NamedTuple):
 
 
 def open_account(weight: ArrayLike) -> Account:
-    """An account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`."""
+    """Opens an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`."""
     weight = jnp.asarray(weight)
     zero = jnp.zeros((), weight.dtype)
     pending = jnp.full(weight.shape, FILLED, jnp.int8)
@@ -148,13 +150,14 @@ def open_account(weight: ArrayLike) -> Account:
 
 
 def equity(account: Account) -> Array:
-    """`[]` equity as a fraction of the start's."""
+    """Returns `[]` equity as a fraction of the start's."""
     return jnp.exp(account.log_equity) * (1.0 + account.log_equity_low)
 
 
 def log_return(before: Account, after: Account) -> Array:
-    """`[]` log-return between two states of an account: the low parts keep its digits."""
+    """Returns `[]` the log-return between two states of an account."""
     high = after.log_equity - before.log_equity
+    # The low parts hold the digits that the high parts round away.
     return high + (after.log_equity_low - before.log_equity_low)
 
 
@@ -162,21 +165,22 @@ class Quote(NamedTuple):
     """What an order can fill at, `[A]` each: present, and price, volume, half_spread or None."""
 
     present: Tensor
-    price: Tensor | None = None
-    volume: Tensor | None = None
+    price: Any = None
+    volume: Any = None
     half_spread: Tensor | None = None
 
 
 class Legs(NamedTuple):
-    """A bar as an account lives through it, `[A]` each (or `[N, A]` for many bars).
+    """One bar as an account sees it, `[A]` each (`[N, A]` for many bars): two returns, or legs.
 
-    gap: open / previous close - 1. body: close / open - 1. present: the bar exists, so that
-    orders can fill in it. A missing bar has both returns 0.
+    gap: the overnight return, open / previous close - 1. body: the intraday return,
+    close / open - 1. present: the bar exists, so that orders can fill in it. Both returns of a
+    missing bar are 0.
 
-    The rest is None where nothing asks for it. half_spread: as in `Bars`. open, close: prices,
-    volume: units, where `Rules.capital` is given. dividend: cash as a fraction of the previous
-    close. funding: rate of this bar. years: `[]` since the bar before. delisted: the asset is
-    gone; then `gap` is what its last price loses.
+    The other fields are None unless a cost or rule needs them. half_spread: as in `Bars`. open,
+    close: prices; volume: units, with `Rules.capital`. dividend: cash as a fraction of the previous
+    close. funding: rate of this bar. years: `[]` since the previous bar. delisted: the asset is
+    gone; `gap` is then the loss on its last price.
     """
 
     gap: Tensor
@@ -192,27 +196,30 @@ class Legs(NamedTuple):
     delisted: Tensor | None = None
 
     def at_cost(self, factor: Tensor | float) -> Legs:
-        """The bar with `factor` times its quoted spread, as `Costs.scaled` has the other costs."""
+        """Scales the quoted spread by `factor`, as `Costs.scaled` does with the other costs."""
         if self.half_spread is None:
             return self
         return self._replace(half_spread=factor * self.half_spread)
 
     @property
     def at_open(self) -> Quote:
-        """What fills at this bar's open."""
+        """What an order at this bar's open fills at."""
         return Quote(self.present, self.open, self.volume, self.half_spread)
 
     @property
     def at_close(self) -> Quote:
-        """What fills at this bar's close."""
+        """What an order at this bar's close fills at."""
         return Quote(self.present, self.close, self.volume, self.half_spread)
 
 
 def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
-    """The legs of all bars, `[N, A]` float64; the first has no close before it, and a gap of 0.
+    """Computes the legs of all bars on the host, where prices have all their digits.
+
+    Returns:
+      `[N, A]` float64. The first bar has no previous close, so its gap is 0.
 
     Raises:
-      BarError: a rule or cost asks for volume that the bars do not have.
+      BarError: a rule or cost needs volume that the bars do not have.
     """
     if rules.max_participation is not None or costs.impact:
         unknown = bars.present & ~np.isfinite(bars.volume)
@@ -226,15 +233,11 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
         return next_legs(bars.close, bars.as_bar(), 0.0, np.zeros(bars.close.shape), costs, rules)
     seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
     previous = np.vstack([bars.open[:1], bars.close[:-1]])
-    missing = missing_in_a_row(bars.present)
+    # Bars since the last one that was present; 0 before the first, where nothing is listed yet.
+    row = np.arange(len(bars))[:, None]
+    last = np.maximum.accumulate(np.where(bars.present, row, -1), axis=0)
+    missing = np.where(last >= 0, row - last, 0)
     return next_legs(previous, bars.as_bar(), seconds, missing, costs, rules)
-
-
-def missing_in_a_row(present: np.ndarray) -> np.ndarray:
-    """`[N, A]` bars missing up to this one since the last that was there; 0 before the first."""
-    row = np.arange(len(present))[:, None]
-    last = np.maximum.accumulate(np.where(present, row, -1), axis=0)
-    return np.where(last >= 0, row - last, 0)
 
 
 def next_legs(
@@ -245,11 +248,13 @@ def next_legs(
     costs: Costs,
     rules: Rules,
 ) -> Legs:
-    """The legs of a bar, `[..., A]`, after `previous` closes; numpy, float64.
+    """Computes the legs `[..., A]` of a bar with numpy, in float64.
 
     Args:
-      previous: closes before, NaN before an asset's first bar. seconds: `[...]` since the bar
-        before. missing: bars missing in a row, this one included.
+      previous: the closes before, NaN before an asset's first bar.
+      bar: the bar. seconds: `[...]` since the previous bar.
+      missing: number of consecutive missing bars up to this one, included.
+      costs, rules: of the account; they decide which fields are needed.
     """
     present = np.asarray(bar.present)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -260,6 +265,7 @@ def next_legs(
             dividend = np.nan_to_num(np.where(present, bar.dividend / previous, 0.0))
     delisted = None
     if rules.delist_after is not None:
+        # Equal, not at least: an asset is closed once, in the bar that reaches the limit.
         delisted = missing == rules.delist_after
         gap = np.where(delisted, -rules.delist_haircut, gap)
     money = rules.capital is not None
@@ -279,89 +285,76 @@ def next_legs(
     )
 
 
-def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
-    """Square-root impact, `coefficient * sqrt(|units| / volume)`, as a fraction of price.
+# The account calls the next three functions with jax, the simulated broker with numpy: both keep
+# their own books, by one formula for a fill's price and size.
 
-    More than the whole volume, and any trade in a bar without volume, counts as the whole of it.
+
+def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
+    """Computes square-root impact as a fraction of price.
+
+    `coefficient * sqrt(|units| / volume)`. More than the whole volume, and any trade in a bar
+    without volume, counts as the whole of it.
+
     Source: the square-root law, e.g. Almgren et al., Direct Estimation of Equity Market Impact
     (2005); `coefficient` holds the daily volatility and its factor of about one.
     """
     xp = arrays(units)
     share = abs(units) / xp.maximum(volume, 1e-30)
-    some = share > 0.0  # the slope of a root is infinite at 0
+    # Two selects, because the slope of a root is infinite at 0: its gradient would be NaN.
+    some = share > 0.0
     return coefficient * xp.where(some, xp.sqrt(xp.where(some, xp.minimum(share, 1.0), 1.0)), 0.0)
 
 
 def worsening(
-    costs: Costs, half_spread: Tensor | None, impacted: Tensor | float
-) -> tuple[Tensor | float, Tensor | float]:
-    """By which fraction of the bar's price a fill is worse, and what of it is the spread."""
-    spread = costs.half_spread if half_spread is None else costs.half_spread + half_spread
-    return costs.slippage + spread + impacted, spread
-
-
-def on_tick(price: Tensor, worse: Tensor | float, side: Tensor, tick: float) -> Tensor:
-    """The worsening `worse` after the fill's price is rounded to a tick, against the trader.
+    units: Tensor, quote: Quote, costs: Costs, tick: float
+) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    """Computes how much worse than the bar's price a trade fills, as fractions of that price.
 
     Args:
-      price: `[A]` of the bar. worse: fraction of it. side: `[A]` sign of the trade.
-      tick: smallest step of the price, in money.
+      units: `[A]` signed size. Without `quote.volume` only its sign matters.
+      quote: the bar's prices. costs: of trading.
+      tick: the smallest price step in money, rounded against the trader; 0 for none.
+
+    Returns:
+      The total, `[A]` or one float, and the parts of it that are the spread and the impact.
     """
-    xp = arrays(price)
-    ticks = price * (1.0 + side * worse) / tick
-    rounded = xp.where(side > 0, xp.ceil(ticks - ROUNDING), xp.floor(ticks + ROUNDING))
-    rounded = xp.maximum(rounded, 0.0)
-    return xp.where(side == 0, worse, side * (rounded * tick / price - 1.0))
-
-
-def whole_lots(units: Tensor, lot: float) -> Tensor:
-    """Units rounded towards zero to a multiple of `lot`; 0 is no rounding."""
-    if not lot:
-        return units
     xp = arrays(units)
-    return xp.sign(units) * xp.floor(abs(units) / lot + ROUNDING) * lot
+    impacted = 0.0 if quote.volume is None else impact(costs.impact, units, quote.volume)
+    spread = (
+        costs.half_spread if quote.half_spread is None else costs.half_spread + quote.half_spread
+    )
+    worse = costs.slippage + spread + impacted
+    if tick:
+        side = xp.sign(units)
+        ticks = quote.price * (1.0 + side * worse) / tick
+        rounded = xp.where(side > 0, xp.ceil(ticks - ROUNDING), xp.floor(ticks + ROUNDING))
+        rounded = xp.maximum(rounded, 0.0)
+        worse = xp.where(side == 0, worse, side * (rounded * tick / quote.price - 1.0))
+    # No price falls below zero, so a sale brings at least nothing.
+    if not (isinstance(worse, float) and worse <= 1.0):
+        worse = xp.where(units < 0.0, xp.minimum(worse, 1.0), worse)
+    return worse, spread, impacted
 
 
-def worth_sending(units: Tensor, price: Tensor, min_notional: float) -> Tensor:
-    """`units` where their value reaches `min_notional` in money; else 0: no order is sent."""
-    if not min_notional:
-        return units
-    return arrays(units).where(abs(units) * price >= min_notional * (1 - ROUNDING), units, 0.0)
-
-
-def within_volume(units: Tensor, volume: Tensor, max_participation: float | None) -> Tensor:
-    """`units` cut to a share of the bar's volume; the rest of the order waits."""
-    if max_participation is None:
-        return units
-    limit = max_participation * volume
-    return arrays(units).clip(units, -limit, limit)
-
-
-def interest(weight_sum: Tensor, costs: Costs, years: Tensor | float) -> Tensor:
-    """Interest earned less interest owed on cash `1 - weight_sum`, as a fraction of equity."""
-    xp = arrays(weight_sum)
-    cash = 1.0 - weight_sum
-    earned = costs.interest_lend * xp.maximum(cash, 0.0)
-    return years * (earned - costs.interest_borrow * xp.maximum(-cash, 0.0))
-
-
-def borrow_fee(weight: Tensor, costs: Costs, years: Tensor | float) -> Tensor:
-    """The fee on what is sold short, `[A]` weights, as a fraction of equity; not below 0."""
-    return years * costs.borrow_fee * arrays(weight).maximum(-weight, 0.0).sum()
-
-
-def funding(
-    weight: Tensor, costs: Costs, years: Tensor | float, rate: Tensor | None = None
-) -> Tensor:
-    """What longs pay and shorts receive, `[A]` weights, as a fraction of equity.
+def executable(units: Tensor, quote: Quote, rules: Rules) -> tuple[Tensor, Tensor]:
+    """Cuts an order to what a venue executes.
 
     Args:
-      rate: `[A]` of this bar, as a fraction of the position's value, beside `costs.funding`.
+      units: `[A]` signed size. quote: the bar's price and volume.
+      rules: `max_participation`, `lot` and `min_notional` apply, in this order.
+
+    Returns:
+      `[A]` units, and `[A]` bool: the volume was too small, so that the rest of the order waits.
     """
-    paid = years * costs.funding * weight.sum()
-    return paid if rate is None else paid + (rate * weight).sum()
-
-
-def margin_called(weight: Tensor, maintenance_margin: float) -> Tensor:
-    """Whether equity has fallen below `maintenance_margin` of the gross position, `[A]` weights."""
-    return abs(weight).sum() * maintenance_margin > 1.0
+    xp = arrays(units)
+    cut = units
+    if rules.max_participation is not None:
+        limit = rules.max_participation * quote.volume
+        cut = xp.clip(units, -limit, limit)
+    waits = abs(cut) < abs(units)
+    if rules.lot:
+        cut = xp.sign(cut) * xp.floor(abs(cut) / rules.lot + ROUNDING) * rules.lot
+    if rules.min_notional:
+        reached = abs(cut) * quote.price >= rules.min_notional * (1 - ROUNDING)
+        cut = xp.where(reached, cut, 0.0)
+    return cut, waits
