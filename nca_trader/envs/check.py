@@ -1,4 +1,4 @@
-"""What every environment promises, checked by running it: `nca.check_env(env_or_config)`."""
+"""Checks of the properties that every environment has: `nca.check_env(env_or_config)`."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from nca_trader.errors import CheckFailed
 from nca_trader.types import Bars
 
 NUM_BARS = 400  # of the sample, where no bars are given
-CLOSE = 1e-5  # float32 of the same formula, fused otherwise
+CLOSE = 1e-5  # float32 results of one formula, compiled in two ways
 
 
 class Check(NamedTuple):
-    """name: what is promised. fault: what was seen in its place; "" where the promise is kept.
+    """The result of one check.
 
+    name: the property. fault: what was seen instead; "" where the property holds.
     skipped: why it does not apply here; "" where it was checked.
     """
 
-    name: str
+    name: str = ""
     fault: str = ""
     skipped: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The checks of one environment or policy; printed, a line each."""
+    """The checks of one environment or policy; `str` gives one line per check."""
 
     checks: tuple[Check, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every promise that was checked is kept."""
+        """Whether every property that was checked holds."""
         return not any(check.fault for check in self.checks)
 
     @property
@@ -53,20 +54,18 @@ class Report:
         return tuple(check.name for check in self.checks if check.fault)
 
     def raise_if_failed(self) -> None:
-        """Raises CheckFailed, a line for each fault."""
+        """Raises `CheckFailed` with one line per fault."""
         if not self.passed:
             lines = (f"{check.name}: {check.fault}" for check in self.checks if check.fault)
             raise CheckFailed(*lines)
 
     def __str__(self) -> str:
-        def line(check: Check) -> str:
-            if check.skipped:
-                return f"skipped  {check.name}: {check.skipped}"
-            return (
-                f"FAILED   {check.name}: {check.fault}" if check.fault else f"ok       {check.name}"
-            )
-
-        return "\n".join(line(check) for check in self.checks)
+        lines = []
+        for name, fault, skipped in self.checks:
+            word = "skipped" if skipped else "FAILED" if fault else "ok"
+            reason = skipped or fault
+            lines.append(f"{word:<8} {name}" + (f": {reason}" if reason else ""))
+        return "\n".join(lines)
 
 
 class Trace(NamedTuple):
@@ -83,18 +82,26 @@ def check_env(
     seed: int = 0,
     only: Collection[str] | None = None,
 ) -> Report:
-    """Runs an environment with random actions, and reports which promises it keeps.
+    """Runs an environment with random actions and checks the properties of every environment.
 
     Args:
       env: an environment; or a config, a preset's name, or the path of a TOML file.
       bars: for a config; None draws the market that it names, or takes some of the sample bars.
-      seed: of the keys and actions. only: names of the checks to run; None is all of them.
+      seed: of the keys and actions.
+      only: names of the checks to run; None runs all.
 
     Returns:
       A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
 
     Raises:
-      BarError, ConfigError: there is no environment of this config over these bars.
+      BarError, ConfigError: the config and these bars do not make an environment.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> config = nca.EnvConfig(features=("return_1",), episode_bars=16)
+      >>> bars = nca.sample_bars("sp500")[:200]
+      >>> print(nca.check_env(config, bars, only=["a window is what was seen"]))
+      ok       a window is what was seen
     """
     if not isinstance(env, TradingEnv):
         env = load_env(env)
@@ -138,7 +145,7 @@ class _Run:
 
 
 def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
-    """`[num, A]` actions, each as likely as any."""
+    """Draws `[num, A]` actions, uniformly."""
     shape, spec = (num, env.spec.num_assets), env.spec
     if spec.actions == "weights":
         low, high = spec.bounds
@@ -147,22 +154,22 @@ def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
 
 
 def name_of(check: Callable) -> str:
-    """What a check is called: its function's name in words."""
+    """Returns the name of a check: its function's name in words."""
     return check.__name__.strip("_").replace("_", " ")
 
 
 def checked(check: Callable[[Any], str | Check], run: Any) -> Check:
-    """What a check finds; an exception is a fault."""
+    """Runs a check, which returns a fault, "" or a `Check` without a name."""
     name = name_of(check)
     try:
         found = check(run)
-    except Exception as error:  # what breaks has failed the check that broke it
+    except Exception as error:  # an environment that raises has failed the check
         return Check(name, f"{type(error).__name__}: {str(error).splitlines()[0]}")
-    return found if isinstance(found, Check) else Check(name, found)
+    return found._replace(name=name) if isinstance(found, Check) else Check(name, found)
 
 
 def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
-    """Where two pytrees of arrays differ by more than `tolerance`; "" where they do not."""
+    """Returns where two pytrees of arrays differ by more than `tolerance`; "" where they do not."""
     if jax.tree.structure(one) != jax.tree.structure(other):
         return "the results have different fields"
     pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
@@ -183,7 +190,8 @@ def _plain(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _shapes_and_types_are_as_documented(run: _Run) -> str:
+def shapes_and_types_are_as_documented(run: _Run) -> str:
+    """Checks the shapes and types of a time step, and that `reset` gives no reward."""
     _, timestep = run.start
     num, observation = run.env.spec.num_assets, timestep.observation
     account = observation.account
@@ -205,19 +213,20 @@ def _shapes_and_types_are_as_documented(run: _Run) -> str:
     return "" if window.shape == expected else f"window is {window.shape}, not {expected}"
 
 
-def _steps_keep_every_shape_and_type(run: _Run) -> str:
+def steps_keep_every_shape_and_type(run: _Run) -> str:
+    """Checks that a state can be the carry of a scan."""
     before = jax.eval_shape(run.env.reset, run.keys[0])
     after = jax.eval_shape(run.env.step, before[0], run.action)
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
-    ):
+    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, a), b in pairs:
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             return f"{jax.tree_util.keystr(path)} is {a}, then {b}"
     return ""
 
 
-def _the_same_call_gives_the_same_result(run: _Run) -> str:
-    """Not compiled, for a trace would freeze whatever an impure function counts."""
+def the_same_call_gives_the_same_result(run: _Run) -> str:
+    """Checks that `reset` and `step` are pure."""
+    # Not compiled: a trace would freeze the state of an impure function.
     state, _ = run.start
     first, again = run.env.step(state, run.action), run.env.step(state, run.action)
     return difference(first, again) or difference(
@@ -225,12 +234,14 @@ def _the_same_call_gives_the_same_result(run: _Run) -> str:
     )
 
 
-def _compiled_equals_not_compiled(run: _Run) -> str:
+def compiled_equals_not_compiled(run: _Run) -> str:
+    """Checks that `jax.jit` does not change a step."""
     state, _ = run.start
     return difference(run.step(state, run.action), run.env.step(state, run.action), CLOSE)
 
 
-def _batched_equals_one_by_one(run: _Run) -> str:
+def batched_equals_one_by_one(run: _Run) -> str:
+    """Checks that `jax.vmap` and `jax.lax.scan` do not change an episode."""
     trace = jax.tree.map(lambda x: x[0], run.traces)
     reset_key, _ = jax.random.split(run.keys[0])
     state, _ = run.reset(reset_key)
@@ -241,7 +252,8 @@ def _batched_equals_one_by_one(run: _Run) -> str:
     return ""
 
 
-def _a_key_decides_the_episode(run: _Run) -> str:
+def a_key_decides_the_episode(run: _Run) -> str:
+    """Checks that equal keys give equal episodes, and different keys different ones."""
     if fault := difference(run.reset(run.keys[0]), run.reset(run.keys[0])):
         return f"the same key gives two episodes: {fault}"
     config, env = run.env.config, run.env
@@ -250,12 +262,13 @@ def _a_key_decides_the_episode(run: _Run) -> str:
         return ""
     keys = jax.random.split(run.keys[1], 16)
     states, _ = jax.jit(jax.vmap(env.reset))(keys)
-    drawn = states._replace(key=None)  # the next episode's key alone is no difference
+    drawn = states._replace(key=None)  # the next episode's key always differs
     same = [(_plain(x) == _plain(x)[:1]).all() for x in jax.tree.leaves(drawn)]
-    return "16 keys give one and the same episode" if all(same) else ""
+    return "16 keys give the same episode" if all(same) else ""
 
 
-def _rewards_and_equity_are_finite(run: _Run) -> str:
+def rewards_and_equity_are_finite(run: _Run) -> str:
+    """Checks for NaN and infinity."""
     steps = run.traces.steps
     for name, values in (
         ("reward", steps.reward),
@@ -267,28 +280,29 @@ def _rewards_and_equity_are_finite(run: _Run) -> str:
     return ""
 
 
-def _reward_is_the_difference_of_log_equity(run: _Run) -> Check:
-    name = "reward is the difference of log equity"
+def reward_is_the_difference_of_log_equity(run: _Run) -> str | Check:
+    """Checks the reward "log_return" against the account."""
     if run.env.config.reward != "log_return":
-        return Check(name, skipped=f"the reward is {run.env.config.reward!r}")
+        return Check(skipped=f"the reward is {run.env.config.reward!r}")
     first, steps = run.traces.first, run.traces.steps
     before, after = _log_equity(first)[:, None], _log_equity(steps)
     expected = np.diff(np.concatenate([before, after], axis=1), axis=1)
     wrong = ~np.isclose(steps.reward, expected, rtol=0, atol=CLOSE)
     if not wrong.any():
-        return Check(name)
+        return ""
     at = tuple(np.argwhere(wrong)[0])
-    return Check(name, f"step {at[1]} paid {steps.reward[at]:.6g}, equity moved {expected[at]:.6g}")
+    return f"step {at[1]} paid {steps.reward[at]:.6g}, equity moved {expected[at]:.6g}"
 
 
 def _log_equity(timestep: TimeStep) -> np.ndarray:
-    """In float64: the pair of `Account`, whose equity is `exp(high) (1 + low)`."""
+    """Returns log-equity in float64, from the pair of `Account`: `exp(high) (1 + low)`."""
     account = timestep.observation.account
     high, low = (np.asarray(x, np.float64) for x in (account.log_equity, account.log_equity_low))
     return high + np.log1p(low)
 
 
-def _an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
+def an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
+    """Checks the rows of an episode and where it is truncated."""
     first, steps = run.traces.first.observation.index, run.traces.steps
     if (steps.observation.index != first[:, None] + 1 + np.arange(run.length)).any():
         return "the index does not move one bar a step"
@@ -303,19 +317,19 @@ def _an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
     return f"not truncated at the last of {run.length} steps" if late.any() else ""
 
 
-def _a_window_is_what_was_seen(run: _Run) -> Check:
-    name = "a window is what was seen"
+def a_window_is_what_was_seen(run: _Run) -> str | Check:
+    """Checks that a window ends at the bar of its observation."""
     if run.env.config.feature_dropout:
-        return Check(name, skipped="an episode hides features of its own")
+        return Check(skipped="every episode hides other features")
     observation, length = run.start[1].observation, 5
     row = int(observation.index)
     rows = np.arange(row - length + 1, row + 1)
     expected = np.where((rows >= 0)[:, None, None], run.env.features[np.maximum(rows, 0)], 0.0)
-    return Check(name, difference(np.asarray(run.env.window(observation, length)), expected))
+    return difference(np.asarray(run.env.window(observation, length)), expected)
 
 
-def _ruin_ends_an_account_for_good(run: _Run) -> Check:
-    name = "ruin ends an account for good"
+def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
+    """Checks, in a crash, that a bankrupt account stops without being truncated."""
     config, spec = run.env.config, run.env.spec
     short = spec.bounds[0] < 0.0
     gross = min(abs(spec.bounds[1]) * spec.num_assets, config.max_gross or np.inf)
@@ -323,7 +337,7 @@ def _ruin_ends_an_account_for_good(run: _Run) -> Check:
     if not short and (
         gross < 1.0 - config.ruin_floor or (gross <= 1.0 and config.ruin_floor < least)
     ):
-        return Check(name, skipped="long without borrowing, this account cannot fall to its floor")
+        return Check(skipped="long without borrowing, this account cannot fall to its floor")
     features = config.features or ("return_1",)
     changes = {"market": "", "market_bars": type(config).market_bars, "features": features}
     changes |= {"random_start": False, "episode_bars": None}
@@ -331,33 +345,13 @@ def _ruin_ends_an_account_for_good(run: _Run) -> Check:
     price = 100.0
     if config.capital is not None and config.lot:  # at which the position is a hundred lots
         price = min(price, config.capital * spec.bounds[1] / (100.0 * config.lot))
-    factor = 1.0 / least if short else 0.1 * max(config.ruin_floor, least)
-    env = type(run.env)(_crash(spec.symbols, price, factor), config)
-    action = spec.bounds[0 if short else 1] if spec.actions == "weights" else 0
-    if spec.actions != "weights" and not short:
-        action = spec.num_actions - 1
-    actions = jnp.full((len(env) - 1 - env.spec.warmup, spec.num_assets), action)
-    state, _ = env.reset(run.keys[0])
-    _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, actions)
-    ruined = np.asarray(steps.discount) == 0.0
-    equity = np.exp(_log_equity(steps))
-    if not ruined.any():
-        return Check(name, f"equity fell to {equity.min():.3g}, and the discount stays 1")
-    after = np.flatnonzero(ruined)[0]
-    if not ruined[after:].all() or np.ptp(equity[after:]) > 0.0:
-        return Check(name, "an account that was ruined trades on")
-    return Check(name, "a ruined account is truncated" * bool(steps.truncated[after:].any()))
-
-
-def _crash(symbols: tuple[str, ...], price: float, factor: float, num_bars: int = 200) -> Bars:
-    """Bars that stand still, then multiply by `factor` over a gap, 20 bars before their end."""
-    close = np.full((num_bars, len(symbols)), price)
-    wiggle = 1.0 + 1e-4 * (np.arange(num_bars)[:, None] % 2)
-    close = close * wiggle
-    close[-20:] *= factor
-    return Bars(
-        time=np.datetime64("2000-01-01", "ns") + np.arange(num_bars) * np.timedelta64(1, "D"),
-        symbols=symbols,
+    # Prices hardly move, then crash (or soar, for shorts) over a gap 20 bars before their end.
+    close = np.full((200, len(spec.symbols)), price)
+    close *= 1.0 + 1e-4 * (np.arange(200)[:, None] % 2)
+    close[-20:] *= 1.0 / least if short else 0.1 * max(config.ruin_floor, least)
+    bars = Bars(
+        time=np.datetime64("2000-01-01", "ns") + np.arange(200) * np.timedelta64(1, "D"),
+        symbols=spec.symbols,
         open=close,
         high=close,
         low=close,
@@ -366,14 +360,29 @@ def _crash(symbols: tuple[str, ...], price: float, factor: float, num_bars: int 
         present=np.ones(close.shape, bool),
         source="a crash",
     )
+    env = type(run.env)(bars, config)
+    worst = 0 if short else spec.num_actions - 1
+    action = spec.bounds[0 if short else 1] if spec.actions == "weights" else worst
+    actions = jnp.full((len(env) - 1 - env.spec.warmup, spec.num_assets), action)
+    state, _ = env.reset(run.keys[0])
+    _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, actions)
+    ruined = np.asarray(steps.discount) == 0.0
+    equity = np.exp(_log_equity(steps))
+    if not ruined.any():
+        return f"equity fell to {equity.min():.3g}, and the discount stays 1"
+    after = np.flatnonzero(ruined)[0]
+    if not ruined[after:].all() or np.ptp(equity[after:]) > 0.0:
+        return "an account trades after its bankruptcy"
+    return "a bankrupt account is truncated" * bool(steps.truncated[after:].any())
 
 
-def _gymnasium_takes_it(run: _Run) -> str:
+def gymnasium_takes_it(run: _Run) -> str:
+    """Runs the checks of Gymnasium itself."""
     from gymnasium.utils.env_checker import check_env as check_gymnasium
 
     from nca_trader.envs.gym.environment import GymEnv
 
-    # Box bounds beyond 1 are the config's own, and no fault.
+    # Bounds beyond 1 come from the config and are not a fault.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*For Box action spaces, we recommend")
@@ -383,16 +392,16 @@ def _gymnasium_takes_it(run: _Run) -> str:
 
 
 CHECKS = (
-    _shapes_and_types_are_as_documented,
-    _steps_keep_every_shape_and_type,
-    _the_same_call_gives_the_same_result,
-    _compiled_equals_not_compiled,
-    _batched_equals_one_by_one,
-    _a_key_decides_the_episode,
-    _rewards_and_equity_are_finite,
-    _reward_is_the_difference_of_log_equity,
-    _an_episode_goes_bar_by_bar_to_its_last,
-    _a_window_is_what_was_seen,
-    _ruin_ends_an_account_for_good,
-    _gymnasium_takes_it,
+    shapes_and_types_are_as_documented,
+    steps_keep_every_shape_and_type,
+    the_same_call_gives_the_same_result,
+    compiled_equals_not_compiled,
+    batched_equals_one_by_one,
+    a_key_decides_the_episode,
+    rewards_and_equity_are_finite,
+    reward_is_the_difference_of_log_equity,
+    an_episode_goes_bar_by_bar_to_its_last,
+    a_window_is_what_was_seen,
+    ruin_ends_an_account_for_good,
+    gymnasium_takes_it,
 )

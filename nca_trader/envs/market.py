@@ -1,4 +1,4 @@
-"""Markets: what bars, shards or a synthetic task are to an environment.
+"""Markets: bars, shards or a synthetic task as arrays that accounts are stepped over.
 
 Everything here runs once, on the host; `nca_trader.envs.trading` steps accounts over the result.
 """
@@ -17,16 +17,18 @@ from nca_trader.config import MAX_NEIGHBOURS, EnvConfig
 from nca_trader.data.features import feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task
-from nca_trader.envs.account.state import Legs, Rules
+from nca_trader.envs.account.state import Legs, Rules, legs_of
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
 from nca_trader.types import Bars, EnvSpec, Tensor
 
-COPIES = 3  # of the features at once: as computed, beside the market's state, on the device
+# Copies of the features in memory at once: as computed, joined with the market's state, on the
+# device.
+COPIES = 3
 
 
 class Dynamics(NamedTuple):
-    """What an account may do and what it is paid: the static part of an environment.
+    """The static part of an environment: actions, rewards and rules of an account.
 
     config: as given. spec: what a policy needs to know. rules: how orders fill.
     """
@@ -42,10 +44,10 @@ class Market:
     """Bars as the device holds them, float32, and the dynamics of an account on them.
 
     It is an argument of every jitted function: millions of bars must not become constants of a
-    program. Whole files, shards and synthetic markets all become one of these.
+    program. Files, shards and synthetic markets all become one of these.
 
     Attributes:
-      features: `[N, A, F]`. legs: price moves that an account goes through, each `[N, A]` or None.
+      features: `[N, A, F]`. legs: returns and prices, each `[N, A]` or None.
       volatility: `[]` of equal weights in every asset, per bar; see `volatility_of`.
       rows: `[]` int32 number of bars where the arrays are padded; None: all N are bars.
       dynamics: static.
@@ -68,22 +70,48 @@ class Market:
         return jax.tree.map(lambda leg: leg[row], self.legs)
 
 
-def targets_of(config: EnvConfig, num_assets: int) -> tuple[float, ...]:
-    """The weights that an asset may be ordered to, rising."""
-    size = 1.0 / num_assets if config.size is None else config.size
-    return (-size, 0.0, size) if config.short else (0.0, size)
+def market_of(
+    bars: Bars, features: np.ndarray, dynamics: Dynamics, shards: Shards | None = None
+) -> Market:
+    """Makes the market of `bars` in numpy.
+
+    Args:
+      bars: N bars. features: `[N, A, F]` float32. dynamics: of the environment.
+      shards: where `bars` are one of them, the arrays are padded with zeros to the longest, so that
+        all shards share one compiled program.
+    """
+    # Returns are computed in float64, where the digits of a price are, and cast last.
+    legs = jax.tree.map(
+        lambda leg: leg if leg.dtype == bool else leg.astype(np.float32),
+        legs_of(bars, dynamics.config.costs, dynamics.rules),
+    )
+    volatility = volatility_of(legs)
+    if shards is None:
+        return Market(features, legs, volatility, None, dynamics)
+    longest = max(shard.rows for shard in shards)
+
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        return np.pad(leaf, [(0, longest - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
+
+    rows = np.asarray(len(bars), np.int32)
+    return Market(pad(features), jax.tree.map(pad, legs), volatility, rows, dynamics)
 
 
 def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...] = ()) -> EnvSpec:
-    """What a policy sees of the environment that `config` makes of these symbols.
+    """Describes the environment of `config` over `symbols` for a policy.
 
     Args:
+      config: of the environment. symbols: A names.
       states: names of the market's own state, which is observed after the features.
+
+    Returns:
+      The spec, without what follows from the values of bars: `nearest` and `variance`.
     """
+    size = 1.0 / len(symbols) if config.size is None else config.size
     return EnvSpec(
         symbols=symbols,
         features=(*config.features, *states),
-        targets=targets_of(config, len(symbols)),
+        targets=(-size, 0.0, size) if config.short else (0.0, size),
         warmup=feature_set(config.features).warmup,
         actions=config.actions,
         constant_size=config.reward == "pnl",
@@ -96,8 +124,8 @@ def first_of(shards: Shards, config: EnvConfig) -> Bars:
     """Reads the first shard.
 
     Raises:
-      BarError: there is none, or shards differ in their number of symbols. ConfigError: the config
-        observes the state of a synthetic market.
+      BarError: there are no shards, or they differ in their number of symbols.
+      ConfigError: the config observes the state of a synthetic market.
     """
     if not len(shards):
         raise BarError(f"{shards.folder}: there are no shards in it; write some first.")
@@ -117,7 +145,7 @@ def first_of(shards: Shards, config: EnvConfig) -> Bars:
 
 
 def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names, and `[N, A, S]` float32 values, of the market's own state that agents observe.
+    """Returns names, and `[N, A, S]` float32 values, of the market's own state.
 
     Raises:
       ConfigError: the config observes a state that bars alone do not have.
@@ -134,10 +162,10 @@ def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, 
 
 
 def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray:
-    """`[N, A, F]` float32: the features of `config`, then the market's own `states`.
+    """Returns `[N, A, F]` float32: the features of `config`, then the market's own `states`.
 
     Raises:
-      BarError: they are more than memory holds.
+      BarError: memory does not hold them.
     """
     if not config.features:
         return states
@@ -153,9 +181,10 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray
 
 
 def volatility_of(legs: Legs) -> np.ndarray:
-    """`[]` float32 standard deviation of the log-returns of equal weights in every asset.
+    """Returns `[]` float32 standard deviation of the log-returns of equal weights in every asset.
 
-    Where prices always move by the same amount, the deviation is rounding: there it is that move.
+    Where prices always move by the same amount, the deviation is a rounding error. There it is that
+    move.
     """
     growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
     log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
@@ -163,11 +192,12 @@ def volatility_of(legs: Legs) -> np.ndarray:
 
 
 def nearest_assets(bars: Bars) -> tuple[tuple[int, ...], ...]:
-    """For each asset the numbers of up to `MAX_NEIGHBOURS` others, the most correlated first.
+    """Ranks, for each asset, up to `MAX_NEIGHBOURS` others by falling correlation.
 
-    The correlation is that of log-returns, close to close, over the bars at which both assets
-    were there now and at the bar before. A pair that has none, or of which one never moved, comes
-    last; equals keep their order. One asset has no others: ().
+    See `correlations`. A pair without a correlation is last; equals keep their order.
+
+    Returns:
+      The numbers of the others, per asset; () for one asset, which has no others.
     """
     if bars.num_assets < 2:
         return ()
@@ -179,7 +209,11 @@ def nearest_assets(bars: Bars) -> tuple[tuple[int, ...], ...]:
 
 
 def correlations(bars: Bars) -> np.ndarray:
-    """`[A, A]` float64 correlations of log-returns, pair by pair; -2 where there is none."""
+    """Computes `[A, A]` float64 correlations of log-returns, close to close, pair by pair.
+
+    A pair counts the bars at which both assets were present now and at the previous bar. -2 stands
+    for no correlation: too few such bars, or an asset that never moved.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = np.diff(np.log(bars.close), axis=0)
     there = bars.present[1:] & bars.present[:-1] & np.isfinite(returns)
@@ -187,13 +221,14 @@ def correlations(bars: Bars) -> np.ndarray:
     # Less its mean, a series loses no digits in the sums of squares below.
     center = np.where(there, returns, 0.0).sum(0) / np.maximum(m.sum(0), 1.0)
     r = np.where(there, returns - center, 0.0)
+    # Matrix products and not a loop over pairs. Entry [a, b] is of a, over the bars of both.
     count = m.T @ m
-    total = r.T @ m  # [a, b]: of a, over the bars that a and b share
+    total = r.T @ m
     square = (r**2).T @ m
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = square / count - (total / count) ** 2
         covariance = r.T @ r / count - total * total.T / count**2
         found = covariance / np.sqrt(variance * variance.T)
-    # What is left of the variance of a constant is rounding.
+    # What remains of the variance of a constant is rounding.
     usable = (count > 1) & (np.minimum(variance, variance.T) > 1e-24)
     return np.where(usable & np.isfinite(found), found, -2.0)

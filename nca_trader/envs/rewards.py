@@ -1,7 +1,7 @@
-"""Rewards: the account's log-return, or a quantity that an agent is trained to prefer to it.
+"""Rewards: the account's log-return, or another quantity to train an agent on.
 
-Every reward is a pure function of what happened in one step. Two of them also depend on earlier
-steps, of which the account keeps a `Memory`; a policy is shown it (`shown`).
+Every reward is a pure function of one step. Two of them also depend on earlier steps: for these
+the account keeps a `Memory`, which the policy observes (`shown`).
 """
 
 from __future__ import annotations
@@ -20,43 +20,45 @@ from nca_trader.envs.account.state import Account, Legs
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 
-VARIANCE_FLOOR = 0.1  # of the training span's variance
-LEAST_VARIANCE = 1e-10  # of prices that stand still
+# Of the training span's variance. Without a floor the first returns of an account that was flat
+# outweigh all others.
+VARIANCE_FLOOR = 0.1
+LEAST_VARIANCE = 1e-10  # where prices do not move
 
 
 class Below(NamedTuple):
-    """Of "drawdown". depth: `[]` log of the peak of equity over equity."""
+    """Memory of "drawdown". depth: `[]` log of the peak of equity over equity."""
 
     depth: Tensor
 
     def after(self, spec: EnvSpec, log_return: Tensor) -> Below:
-        """The same after a step whose log-return is `log_return` `[]`."""
+        """Returns the memory after a step of log-return `log_return` `[]`."""
         return Below(jnp.maximum(self.depth - log_return, 0.0))
 
 
 class Moments(NamedTuple):
-    """Of "differential_sharpe": moving means of the log-return and of its square, `[]` each."""
+    """Memory of "differential_sharpe": moving means of log-return and its square, `[]` each."""
 
     mean: Tensor
     square: Tensor
 
     def after(self, spec: EnvSpec, log_return: Tensor) -> Moments:
-        """The same after a step whose log-return is `log_return` `[]`."""
+        """Returns the memory after a step of log-return `log_return` `[]`."""
         return Moments(
             self.mean + spec.decay * (log_return - self.mean),
             self.square + spec.decay * (log_return**2 - self.square),
         )
 
     def variance(self, spec: EnvSpec) -> Array:
-        """`[]` of the log-return, at least `VARIANCE_FLOOR` of the usual one."""
+        """Returns `[]` variance of the log-return, at least `VARIANCE_FLOOR` of the usual one."""
         return jnp.maximum(self.square - self.mean**2, VARIANCE_FLOOR * usual_variance(spec))
 
 
 class Memory(NamedTuple):
-    """What an account's reward remembers at the close of a bar.
+    """The memory of an account's reward at the close of a bar.
 
-    log_equity, log_equity_low: `[]` pair, of the account at that close. kept: what the reward
-    made of the returns up to it.
+    log_equity, log_equity_low: `[]` pair, of the account at that close. kept: statistics of the
+    returns up to it.
     """
 
     log_equity: Tensor
@@ -65,12 +67,12 @@ class Memory(NamedTuple):
 
 
 def usual_variance(spec: EnvSpec) -> float:
-    """`spec.variance`, or what takes its place where prices stand still."""
+    """Returns `spec.variance`, at least `LEAST_VARIANCE`."""
     return max(spec.variance, LEAST_VARIANCE)
 
 
 def begun(spec: EnvSpec, account: Account) -> Account:
-    """The account with the memory of an episode that begins at this close."""
+    """Returns the account with the memory of an episode that begins at this close."""
     if not spec.memory:
         return account
     zero = jnp.zeros_like(account.log_equity)
@@ -82,13 +84,13 @@ def begun(spec: EnvSpec, account: Account) -> Account:
 
 
 def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Account:
-    """The account with its memory brought up to this close; call it once a bar.
+    """Returns the account with its memory updated to this close; call it once per bar.
 
-    The return that is added is the one since the last call, what a fill at that close cost
-    included.
+    It adds the return since the last call, including the cost of a fill at that close.
 
     Args:
-      first: `[]` bool, True up to the first close that is decided at: the memory begins there.
+      spec: of the environment. account: at this close.
+      first: `[]` bool, True up to the first close with a decision: the memory begins there.
     """
     if not spec.memory:
         return account
@@ -101,21 +103,21 @@ def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Acc
 
 
 def up_to_first(ready: Array) -> Array:
-    """`[N]` bool, the bars up to the first that is `ready` `[N]` bool, which is one of them."""
+    """Returns `[N]` bool, the bars up to and including the first that is `ready` `[N]` bool."""
     return jnp.cumsum(ready) <= ready
 
 
 def num_shown(spec: EnvSpec) -> int:
-    """M, how many numbers a policy is shown of the memory."""
+    """Returns M, the number of values of the memory that a policy observes."""
     return {"": 0, "drawdown": 1, "differential_sharpe": 2}[spec.memory]
 
 
 def shown(spec: EnvSpec, account: Account) -> tuple[Array, ...]:
-    """M numbers `[]` of order one, of which the memory follows.
+    """Returns the memory as M numbers `[]` of order one, which determine it.
 
-    Of "drawdown", `log(1 + depth)` with the depth in deviations of a bar's return. Of
-    "differential_sharpe", the moving mean in moving deviations, over what that of pure noise
-    would be; and half the log of the moving variance over the usual one.
+    For "drawdown", `log(1 + depth)` with the depth in standard deviations of a bar's return. For
+    "differential_sharpe", the moving mean over the moving deviation, relative to that of pure
+    noise; and half the log of the moving variance over the usual one.
     """
     if not spec.memory:
         return ()
@@ -131,9 +133,8 @@ class Step(NamedTuple):
     """One step of one account.
 
     log_return: `[]` of its equity. before, after: `[A]` ordered weights before and after the
-    action. legs: the bar that was lived through. costs: what trading costs. cost_scale: what
-    they were multiplied with, which `quadratic_cost` is too. kept: by the account's memory, before
-    the step; None without one.
+    action. legs: the bar of the step. costs: of trading. cost_scale: the factor on them, which
+    also applies to `quadratic_cost`. kept: `Memory.kept` before the step; None without one.
     """
 
     log_return: Array
@@ -146,20 +147,21 @@ class Step(NamedTuple):
 
 
 def variance_in(bars: Bars, size: float) -> float:
-    """The variance of a bar's return of weights `size` in all assets, as if independent."""
+    """Returns the variance of a bar's return of weights `size` in all assets, as if independent."""
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0, posinf=0.0)
     return float(size**2 * returns.var(axis=0).sum())
 
 
 def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
-    """Refuses bars and sizes for which the reward "pnl" would pay what no account earns.
+    """Refuses bars and sizes for which the reward "pnl" differs from what an account earns.
 
     Args:
+      config: of the environment. bars: to trade.
       size: the largest weight that can be ordered in an asset.
 
     Raises:
-      ConfigError: one line, with everything that stands in the way.
+      ConfigError: one line with all reasons.
     """
     if config.reward != "pnl":
         return
@@ -186,21 +188,22 @@ def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
 
 
 def reward_of(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
-    """The reward `[]` of a step."""
+    """Returns the reward `[]` of a step."""
     return SCHEMES[config.reward](config, spec, step)
 
 
-def _log_return(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+def log_return(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+    """The log-return of equity."""
     return step.log_return
 
 
-def _pnl(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+def pnl(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """`sum_i a_i r_i - c |da_i| - q/2 da_i^2 - k/2 a_i^2`, of positions a of constant size.
 
-    The position before the fill earns the return up to it, the position after it the rest: of the
-    next open, `b gap + a body`; of the close, a earns both. Equity does not compound in it. k and
-    q are zero except in Garleanu-Pedersen markets. `check_paid` refuses bars, and `EnvConfig`
-    settings, in which an account would earn something else.
+    The position before the fill earns the return up to it, the position after it the rest:
+    `b gap + a body` with fills at the next open; with fills at the close, a earns both. Equity does
+    not compound. k and q are zero except in Garleanu-Pedersen markets. `check_paid` refuses bars,
+    and `EnvConfig` settings, with which an account would earn something else.
     """
     legs, costs = step.legs, step.costs
     rise = jnp.log if config.pnl_returns == "log" else lambda gross: gross - 1.0
@@ -216,13 +219,14 @@ def _pnl(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     return (pay - 0.5 * config.risk_aversion * step.after**2).sum()
 
 
-def _differential_sharpe(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
-    """What the step adds to a moving Sharpe ratio, to first order.
+def differential_sharpe(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+    """The change of a moving Sharpe ratio by the step, to first order.
 
     `D = (B dA - A dB / 2) / (B - A^2)^(3/2)` with `dA = R - A`, `dB = R^2 - B` and moving moments
     A, B. They start at 0 and at the training span's variance, and `B - A^2` is at least
-    `VARIANCE_FLOOR` of that (`nca_trader.envs.rewards`): else the first returns of an account
-    that was flat outweigh all others. Source: Moody and Saffell, Learning to Trade via Direct
+    `VARIANCE_FLOOR` of that.
+
+    Source: Moody and Saffell, Learning to Trade via Direct
     Reinforcement (2001), equation 14, which starts both at 0 and has no floor.
     """
     mean, variance = step.kept.mean, step.kept.variance(spec)
@@ -231,8 +235,8 @@ def _differential_sharpe(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     return slope / variance**1.5
 
 
-def _drawdown(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
-    """Log-return less `drawdown_penalty` times how far the log of equity is below its peak.
+def drawdown(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+    """The log-return less `drawdown_penalty` times the depth of log-equity below its peak.
 
     Its mean is the mean log-return less the penalty times the pain index in logs.
     """
@@ -240,29 +244,25 @@ def _drawdown(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     return step.log_return - config.drawdown_penalty * below
 
 
-def _mean_variance(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+def mean_variance(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """`R - k/2 R^2` of the simple return R of equity.
 
-    Source: Ritter, Machine Learning for Trading (2017), with a mean that is small in a bar.
+    Source: Ritter, Machine Learning for Trading (2017), for a mean that is small per bar.
     """
     simple = jnp.expm1(step.log_return)
     return simple - 0.5 * config.risk_aversion * simple**2
 
 
-def _crra(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
+def crra(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """`(exp((1 - g) R) - 1) / (1 - g)` of the log-return R, which is R itself at g = 1.
 
-    Its mean is highest where the certainty equivalent of constant relative risk aversion g is.
+    Its mean is maximal where the certainty equivalent under constant relative risk aversion g is.
     """
-    power = 1.0 - config.risk_aversion
+    power = 1.0 - config.risk_aversion  # static, so that g = 1 is another program
     return step.log_return if power == 0.0 else jnp.expm1(power * step.log_return) / power
 
 
 SCHEMES = {
-    "log_return": _log_return,
-    "pnl": _pnl,
-    "differential_sharpe": _differential_sharpe,
-    "drawdown": _drawdown,
-    "mean_variance": _mean_variance,
-    "crra": _crra,
+    reward.__name__: reward
+    for reward in (log_return, pnl, differential_sharpe, drawdown, mean_variance, crra)
 }

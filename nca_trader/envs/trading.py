@@ -1,6 +1,6 @@
 """The trading environment: `reset(market, key)` and `step(market, state, action)`, pure functions.
 
-What an agent does never changes the bars. So an observation is the index of a bar and the account;
+An agent's actions never change the bars. So an observation is the index of a bar and the account;
 `window` gathers the features of the bars up to it, for callers that need the array. `TradingEnv`
 binds these functions to one market.
 """
@@ -25,7 +25,6 @@ from nca_trader.envs.account.state import (
     Account,
     Legs,
     Rules,
-    legs_of,
     log_return,
     open_account,
     rules_of,
@@ -37,10 +36,10 @@ from nca_trader.envs.market import (
     Market,
     features_of,
     first_of,
+    market_of,
     nearest_assets,
     observed_states,
     spec_of,
-    volatility_of,
 )
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import BarError, StateError
@@ -49,10 +48,10 @@ from nca_trader.types import Bars, Costs, EnvSpec, Tensor
 
 
 class Observation(NamedTuple):
-    """What an agent sees.
+    """What an agent sees: 24 bytes for one asset, and not a window of features.
 
-    index: `[]` int32, the bar whose close was just seen. account: as it stands there.
-    drop: `[]` uint32 that says whose features this episode hides; None where none can be hidden.
+    index: `[]` int32, the bar whose close was just seen. account: its state at that close.
+    drop: `[]` uint32 seed of the features that this episode hides; None where none can be hidden.
     """
 
     index: Array
@@ -61,10 +60,11 @@ class Observation(NamedTuple):
 
 
 class TimeStep(NamedTuple):
-    """What a step gives back.
+    """The result of a step.
 
-    observation: after the step. reward: `[]`, see `EnvConfig.reward`. discount: `[]` 0 at ruin,
-    else 1. truncated: `[]` bool, the data or the episode ran out: bootstrap, do not stop.
+    observation: after the step. reward: `[]`, see `EnvConfig.reward`. discount: `[]` 0 at
+    bankruptcy, else 1. truncated: `[]` bool, the data or the episode ended: bootstrap there, the
+    account could go on.
     """
 
     observation: Observation
@@ -74,9 +74,10 @@ class TimeStep(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One account and what belongs to its episode.
+    """One account and the costs of its episode.
 
-    cost_scale: `[]` factor on the costs of this episode; None where they are not drawn.
+    account: its state. cost_scale: `[]` factor on the costs of this episode; None where costs are
+    not drawn.
     """
 
     account: Account
@@ -84,8 +85,9 @@ class Episode(NamedTuple):
 
 
 class EnvState(NamedTuple):
-    """key: for the next episode. index, drop: as in `Observation`. episode: of the account.
+    """The state of an environment.
 
+    key: for the next episode. index, drop: as in `Observation`. episode: of the account.
     last: `[]` int32 row of the episode's end.
     """
 
@@ -97,12 +99,15 @@ class EnvState(NamedTuple):
 
     @property
     def observation(self) -> Observation:
-        """What an agent sees here."""
+        """The observation at this state."""
         return Observation(self.index, self.episode.account, self.drop)
 
 
 def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
-    """The bars at `row` `[...]` whose features episodes of seeds `drop` show, `[..., A]` bool."""
+    """Returns the dropout mask `[..., A]` bool of the bars at `row` `[...]`; False is hidden.
+
+    A hash of seed, bar and asset, not a random stream: a segment of an episode needs no state.
+    """
     shape = (*jnp.shape(row), num_assets)
     drop, row = (jnp.broadcast_to(jnp.asarray(x), shape[:-1])[..., None] for x in (drop, row))
     words = (jnp.broadcast_to(x, shape) for x in (drop, row, jnp.arange(num_assets)))
@@ -110,11 +115,12 @@ def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
 
 
 def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
-    """The target weights `[A]` that `action` `[A]` orders.
+    """Returns the target weights `[A]` that `action` orders.
 
     Args:
-      action: int32, or floating where `spec.actions` is "weights": there it is the target, and
-        is cut to `spec.bounds`. ordered: `[A]` last ordered targets, which "orders" moves.
+      spec: of the environment. action: `[A]` int32; with `spec.actions` "weights" floating, the
+        target itself, which is cut to `spec.bounds`.
+      ordered: `[A]` last ordered targets, which "orders" moves by one step.
     """
     low, high = spec.bounds
     if spec.actions == "weights":
@@ -134,10 +140,10 @@ def transition(
 ) -> tuple[Episode, Array]:
     """Orders what `action` `[A]` means at the close of bar t, then moves the account to t + 1.
 
-    This is the one step of every caller: `step`, training, and the judge of `prove`.
+    Every caller uses this one step: `step`, training, and the judge of `prove`.
 
     Args:
-      dynamics: static. episode: at the close of bar t.
+      dynamics: static. episode: at the close of bar t. action: see `EnvSpec.actions`.
       now: legs of bar t; they matter only where orders fill at the close.
       following: legs of bar t + 1.
 
@@ -168,8 +174,10 @@ def transition(
 def begin(dynamics: Dynamics, key: Array) -> Episode:
     """Opens an account, flat or at a random position that an order could have reached.
 
-    The opening order is filled by the account's own rules, free of charge: assets that are long
-    together may exceed `max_gross` or the cash there is. Costs are drawn where the config says so.
+    Costs are drawn where the config says so.
+
+    Args:
+      dynamics: static. key: of the episode.
     """
     config, spec, _ = dynamics
     scale, account = None, open_account(jnp.zeros(spec.num_assets))
@@ -186,6 +194,8 @@ def begin(dynamics: Dynamics, key: Array) -> Episode:
             target = jnp.asarray(spec.targets, jnp.float32)[
                 jax.random.randint(key, shape, 0, len(spec.targets))
             ]
+        # Filled by the account's own rules, at no cost: the targets of several assets may together
+        # exceed `max_gross` or cash, and no account could then hold them.
         free = Rules(fill="close", max_gross=config.max_gross, max_net=config.max_net)
         free = free._replace(borrow=config.borrow)
         there = Legs(target, target, jnp.ones(shape, bool)).at_close
@@ -194,12 +204,12 @@ def begin(dynamics: Dynamics, key: Array) -> Episode:
 
 
 def begin_dropout(dynamics: Dynamics, key: Array) -> Array | None:
-    """`[]` uint32 seed of an episode's feature dropout; None where the config has none."""
+    """Draws `[]` uint32, the seed of an episode's feature dropout; None where there is none."""
     return jax.random.bits(key, (), jnp.uint32) if dynamics.config.feature_dropout else None
 
 
 def episode_length(market: Market) -> Any:
-    """Bars of an episode: as the config says, and at most what the data has."""
+    """Returns the bars of an episode: `episode_bars`, or fewer where the data ends before."""
     config, spec, _ = market.dynamics
     longest = market.num_bars - 1 - spec.warmup
     if config.episode_bars is None:
@@ -209,11 +219,19 @@ def episode_length(market: Market) -> Any:
 
 
 def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
-    """Starts an episode at a random bar after the features' warm-up."""
+    """Starts an episode at a random bar after the features' warm-up.
+
+    Args:
+      market: the bars and the dynamics. key: of this episode and the next ones.
+
+    Returns:
+      The state, and the first time step, of reward 0.
+    """
     spec = market.dynamics.spec
     key, start_key, account_key = jax.random.split(key, 3)
     length = episode_length(market)
     first = jax.random.randint(start_key, (), spec.warmup, market.num_bars - length)
+    # Folded in and not split off, so that dropout leaves the draws of the same key as they are.
     drop = begin_dropout(market.dynamics, jax.random.fold_in(start_key, 1))
     state = EnvState(key, first, drop, begin(market.dynamics, account_key), first + length)
     zero = jnp.zeros(())
@@ -221,10 +239,17 @@ def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
 
 
 def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, TimeStep]:
-    """Orders what `action` `[A]` means (see `EnvSpec.actions`), and moves one bar on.
+    """Orders a target and moves to the next bar.
 
     The episode has ended where the time step's discount is 0 or `truncated` is True; call `reset`
     then. Its observation is the final one, which a bootstrap needs.
+
+    Args:
+      market: the bars and the dynamics. state: before the step.
+      action: `[A]`, see `EnvSpec.actions`.
+
+    Returns:
+      The state after the step, and the time step.
     """
     index = state.index
     now, following = market.legs_at(index), market.legs_at(index + 1)
@@ -237,7 +262,10 @@ def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, Time
 
 
 def window(market: Market, observation: Observation, length: int) -> Array:
-    """`[T, A, F]` features of the `length` bars up to the observation's; 0 before the first."""
+    """Gathers `[T, A, F]` features of the T = `length` bars up to the observation's.
+
+    Rows before the first bar, and hidden features, are 0.
+    """
     rows = observation.index - length + 1 + jnp.arange(length)
     seen = market.features[jnp.maximum(rows, 0)]
     there = (rows >= 0)[:, None]
@@ -251,13 +279,21 @@ _window = jax.jit(window, static_argnums=2)
 
 
 class TradingEnv:
-    """An environment over bars, as `config` describes it; every method is pure and jittable.
+    """A trading environment over bars; `reset`, `step` and `window` are pure and jittable.
 
     Attributes:
-      bars: host bars; of shards, those of the first. shards: in the order in which agents train on
-        them, or None. task: the synthetic market, or None.
-      features: `[N, A, F]` float32 on the host. market: device arrays; of shards, those of the
+      bars: host bars; with shards, those of the first. shards: in the order in which agents train
+        on them, or None. task: the synthetic market, or None.
+      features: `[N, A, F]` float32 on the host. market: device arrays; with shards, those of the
         first, on the host.
+
+    Example:
+      >>> import jax, nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[:300]
+      >>> env = nca.TradingEnv(bars, nca.EnvConfig(features=("return_1",)))
+      >>> state, timestep = env.reset(jax.random.key(0))
+      >>> timestep.observation.account.weight.shape
+      (2,)
     """
 
     def __init__(
@@ -265,18 +301,18 @@ class TradingEnv:
         bars: Bars | Task | Shards | None = None,
         config: EnvConfig | str | os.PathLike[str] | None = None,
     ):
-        """Computes the features of all bars once, by scanning their online updates.
+        """Computes the features of all bars once, by a scan of their online updates.
 
         Args:
           bars: real bars; or a synthetic task, whose state is observed in addition to the
-            features; or shards of bars that do not fit into memory, of which the first is read;
+            features; or shards, for bars that do not fit into memory (only the first is read);
             or None, which draws the market that `config` names.
           config: an `EnvConfig`, a preset's name, or the path of a TOML file; None is the
             default, or the task's own.
 
         Raises:
-          BarError: too few bars; shards of different numbers of symbols.
-          ConfigError: neither bars nor a market; an unknown feature.
+          BarError: there are too few bars, or shards have different numbers of symbols.
+          ConfigError: there are neither bars nor a market, or a feature is unknown.
         """
         if bars is not None:
             accepted = "Bars, e.g. of nca.read_bars, a synthetic Task, Shards, or None"
@@ -307,53 +343,34 @@ class TradingEnv:
         rewards.check_paid(config, bars, spec.size)
         self.features = features_of(bars, config, states[1])
         dynamics = Dynamics(config, spec, rules_of(config))
-        self.market = self._market_of(bars, self.features, dynamics)
+        self.market = market_of(bars, self.features, dynamics, self.shards)
         if self.shards is None:
             self.market = jax.tree.map(jnp.asarray, self.market)
 
     def __len__(self) -> int:
         return len(self.bars)
 
-    def _market_of(self, bars: Bars, features: np.ndarray, dynamics: Dynamics) -> Market:
-        """The market of `bars` as numpy arrays; of a shard, padded with zeros to the longest."""
-
-        def narrow(leg: np.ndarray) -> np.ndarray:
-            return leg if leg.dtype == bool else leg.astype(np.float32)
-
-        legs = jax.tree.map(narrow, legs_of(bars, dynamics.config.costs, dynamics.rules))
-        market = Market(features, legs, volatility_of(legs), None, dynamics)
-        if self.shards is None:
-            return market
-        longest = max(shard.rows for shard in self.shards)
-
-        def pad(leaf: np.ndarray) -> np.ndarray:
-            return np.pad(leaf, [(0, longest - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
-
-        return dataclasses.replace(
-            market,
-            features=pad(features),
-            legs=jax.tree.map(pad, legs),
-            rows=np.asarray(len(bars), np.int32),
-        )
-
     def prepare(self, bars: Bars) -> Market:
-        """Returns the market of another shard on the host, of the first one's shape.
+        """Makes the market of another shard, in numpy and of the first shard's shape.
 
         All shards share one compiled program, so rows after a shard's last are 0.
+
+        Args:
+          bars: of the shard.
 
         Raises:
           StateError: the shard has other columns than the first one.
         """
         rewards.check_paid(self.config, bars, self.spec.size)
         features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
-        market = self._market_of(bars, features, self.dynamics)
+        market = market_of(bars, features, self.dynamics, self.shards)
         if jax.tree.structure(market) != jax.tree.structure(self.market):
             raise StateError(
                 f"{bars.source or 'a shard'}: the shard from {bars.time[0]} on has other columns "
                 f"than the first one ({', '.join(sorted(self.bars.fields))}); write all shards "
                 "from bars with the same columns."
             )
-        # Values learnt on one shard hold on the next: all rewards are scaled by the first.
+        # All rewards are scaled by the first shard, so that values learnt on it hold on the next.
         return dataclasses.replace(market, volatility=self.market.volatility)
 
     @property
@@ -368,17 +385,17 @@ class TradingEnv:
 
     @property
     def spec(self) -> EnvSpec:
-        """What a policy needs to know of the environment."""
+        """The description of the environment that a policy is made for."""
         return self.dynamics.spec
 
     @property
     def costs(self) -> Costs:
-        """What trading and holding cost."""
+        """The costs of trading and holding."""
         return self.dynamics.config.costs
 
     @property
     def rules(self) -> Rules:
-        """How orders fill."""
+        """The rules of the account."""
         return self.dynamics.rules
 
     def begin(self, key: Array) -> Episode:

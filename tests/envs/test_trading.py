@@ -10,7 +10,7 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import BarError, Costs, EnvConfig, TradingEnv, backtest
-from nca_trader.envs import trading
+from nca_trader.envs import market
 from nca_trader.envs.account.state import equity, log_return, open_account
 from nca_trader.envs.trading import EnvState, Episode, Observation
 from nca_trader.machine import Memory
@@ -40,7 +40,7 @@ def env():
 def test_features_that_memory_does_not_hold_are_refused_before_they_are_made(monkeypatch):
     need = 3 * 4 * 150 * 2 * 2  # copies, bytes, bars, assets, features
     for free, refused in ((need, False), (need - 1, True)):
-        monkeypatch.setattr(trading, "memory", lambda free=free: Memory(10**9, free))
+        monkeypatch.setattr(market, "memory", lambda free=free: Memory(10**9, free))
         if not refused:
             make_env()
             continue
