@@ -1,7 +1,7 @@
-"""One exception class per kind of mistake; each message says what, where and the remedy.
+"""One exception class per kind of mistake; each message gives place, cause and remedy.
 
-The command line prints the message alone, in one line a problem, and exits with `exit_code`.
-A message names an argument through `argument`, so that a reader can write what it says.
+The command line prints only the message, one line per problem, and exits with `exit_code`. Messages
+name arguments with `argument`, so that a reader can type what they say.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _in_a_command = False
 
 @contextlib.contextmanager
 def options_named() -> Iterator[None]:
-    """Makes `argument` name command options inside the block; `nca_trader.cli.main` is in one."""
+    """Makes `argument` name command options inside the block; `nca_trader.cli.main` uses one."""
     global _in_a_command
     before, _in_a_command = _in_a_command, True
     try:
@@ -30,15 +30,15 @@ def options_named() -> Iterator[None]:
 
 
 def in_a_command() -> bool:
-    """Whether a command runs, which shows what a caller in Python is told by the log."""
+    """Whether a command is running: it prints what Python callers find in the log."""
     return _in_a_command
 
 
 def argument(name: str, value: object = None) -> str:
-    """Names an argument as its user writes it, with its value where there is one.
+    """Formats an argument as its user writes it, with its value if there is one.
 
-    To a caller in Python that is `repair="sort"`, and in a command `--repair sort`, quoted for a
-    shell.
+    A Python caller reads `repair="sort"`; a user of the command line reads `--repair sort`, quoted
+    for a shell.
     """
     if not _in_a_command:
         text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
@@ -46,7 +46,7 @@ def argument(name: str, value: object = None) -> str:
     option = "--" + OPTIONS.get(name, name).replace("_", "-")
     if value is None:
         return option
-    # A value such as -3d after a space would be taken for an option.
+    # After a space, a value such as -3d would be parsed as an option.
     return f"{option}{'=' if str(value).startswith('-') else ' '}{shlex.quote(str(value))}"
 
 
@@ -54,10 +54,10 @@ LONGEST = 4000  # characters of a line of a message
 
 
 def printable(text: object) -> str:
-    r"""Returns `text` in one line that a terminal shows as it is: control characters escaped.
+    r"""Returns `text` in one line, with control characters escaped, e.g. \x1b and \n.
 
     A name in a file may hold escape sequences and line breaks, which would otherwise clear the
-    screen or add a line to a message. They become e.g. \x1b and \n.
+    screen or add a line to a message.
     """
     line = str(text)
     if len(line) > LONGEST:
@@ -68,7 +68,7 @@ def printable(text: object) -> str:
 
 
 def user_line(error: BaseException) -> str:
-    """Names the innermost line of a user's own code in a traceback; "" where there is none."""
+    """Returns the innermost line of the user's own code in a traceback; "" without one."""
     libraries = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = frame.filename
@@ -79,9 +79,9 @@ def user_line(error: BaseException) -> str:
 
 
 class NcaTraderError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base of every error that this package raises on purpose.
 
-    Each argument is a line of the message, and is shown `printable`.
+    Each argument is one line of the message, and is made `printable`.
     """
 
     exit_code = 2
@@ -92,7 +92,7 @@ class NcaTraderError(Exception):
 
 
 class BarError(NcaTraderError, ValueError):
-    """Bars that cannot be used: names the file, the row, the problem and the remedy."""
+    """Bars that cannot be used; the message names file, row, problem and remedy."""
 
 
 class ConfigError(NcaTraderError, ValueError):
@@ -100,35 +100,35 @@ class ConfigError(NcaTraderError, ValueError):
 
 
 class RunError(NcaTraderError):
-    """A run folder that is missing, of another agent or environment, or not a run at all."""
+    """A run folder that is missing, belongs to another agent or environment, or is not a run."""
 
 
 class StateError(NcaTraderError):
-    """State on disk that is damaged or cannot be written: a checkpoint, a journal, a ledger."""
+    """State on disk that is damaged or not writable: a checkpoint, a journal, a trial log."""
 
     exit_code = 4
 
 
 class HaltError(NcaTraderError):
-    """Trading halted by a risk limit or by a reconciliation that did not agree."""
+    """Trading was halted by a risk limit or a failed reconciliation."""
 
     exit_code = 3
 
 
 class StoreError(NcaTraderError):
-    """An object store that cannot be reached now; the same command may succeed later."""
+    """An object store is not reachable now; the same command may succeed later."""
 
     exit_code = 1
 
 
 class CheckFailed(NcaTraderError):
-    """A check ran to its end, and what it checks does not hold."""
+    """A check ran to its end and failed."""
 
     exit_code = 1
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, numpy, the system or XLA says that memory does not suffice."""
+    """Whether an error of Python, numpy, the system or XLA means that memory is exhausted."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     of_xla = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")

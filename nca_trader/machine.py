@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path("/")
-# By version of control groups: where they are, the limit, what is used, and in `memory.stat` how
-# much of that is files that can be dropped.
+# For each version of control groups: their folder, the files of the limit and of the usage, and the
+# line of `memory.stat` with the part of the usage that is droppable page cache.
 V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("", "memory.max", "memory.current", "inactive_file")
 
 
 class Memory(NamedTuple):
-    """Bytes in all, and those that are free."""
+    """Total and free bytes."""
 
     total: int
     free: int
@@ -30,29 +30,31 @@ def cores() -> int:
 
 
 def memory(root: pathlib.Path = ROOT) -> Memory:
-    """The memory of the machine, or of the smallest limit that this process is under.
+    """Returns the memory of the machine, or of the tightest limit on this process.
 
     Args:
-      root: where /proc and /sys are.
+      root: the folder of /proc and /sys.
     """
-    bounds = [*_machine(root), *_groups(root), *_address_space(root)]
+    known = _numbers(root / "proc/meminfo")
+    if {"MemTotal:", "MemAvailable:"} <= set(known):
+        bounds = [Memory(known["MemTotal:"] << 10, known["MemAvailable:"] << 10)]
+    else:  # not Linux: free memory is not reported everywhere
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        bounds = [Memory(total, total)]
+    bounds += _groups(root)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = _numbers(root / "proc/self/statm")
+    if limit != resource.RLIM_INFINITY and pages:
+        # The first number of statm is the address space in use, in pages.
+        bounds.append(Memory(limit, limit - int(next(iter(pages))) * os.sysconf("SC_PAGE_SIZE")))
     return Memory(min(b.total for b in bounds), max(min(b.free for b in bounds), 0))
 
 
-def _machine(root: pathlib.Path) -> Iterator[Memory]:
-    known = _numbers(root / "proc/meminfo")
-    if {"MemTotal:", "MemAvailable:"} <= set(known):
-        yield Memory(known["MemTotal:"] << 10, known["MemAvailable:"] << 10)
-    else:  # no Linux: what is free is not said everywhere
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        yield Memory(total, total)
-
-
 def _groups(root: pathlib.Path) -> Iterator[Memory]:
-    """The limits of this process's control group and of those above it."""
+    """Yields the limits of this process's control group and of its parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     for line in lines:
         number, controllers, path = line.split(":", 2)
@@ -61,7 +63,7 @@ def _groups(root: pathlib.Path) -> Iterator[Memory]:
         folder, limit, used, files = V2 if number == "0" else V1
         top = root / "sys/fs/cgroup" / folder
         inner = top / path.lstrip("/")
-        # In a container the path may be the host's, which is not there; the top is.
+        # In a container the path may be the host's, which does not exist here. The top does.
         for group in (inner, *inner.parents):
             bound, taken = _numbers(group / limit), _numbers(group / used)
             if bound and taken:
@@ -71,15 +73,8 @@ def _groups(root: pathlib.Path) -> Iterator[Memory]:
                 break
 
 
-def _address_space(root: pathlib.Path) -> Iterator[Memory]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    pages = _numbers(root / "proc/self/statm")
-    if limit != resource.RLIM_INFINITY and pages:
-        yield Memory(limit, limit - int(next(iter(pages))) * os.sysconf("SC_PAGE_SIZE"))
-
-
 def _numbers(file: pathlib.Path) -> dict[str, int]:
-    """The number of each line by the word before it, or by itself where it stands alone."""
+    """Reads the number of each line, keyed by the word before it, or by itself if alone."""
     try:
         words = [line.split() for line in file.read_text().splitlines()]
     except OSError:

@@ -1,9 +1,8 @@
 """Arithmetic that keeps the digits that bfloat16, or float32, would lose.
 
 Islands: `sum32`, `cumsum32`, `ema32`, `exp32`, `logprob32`, `cov32`, `dot32` and `einsum32` compute
-in float32 whatever they are given (in float64 where that is given) and return it: matrix products
-may be of bfloat16 operands, but what is summed over time, exponentiated or compared may not. Their
-results must not be cast back.
+in float32 (in float64 for float64 operands) and return it. Matrix products may have bfloat16
+operands, but sums over time, exponentials and comparisons may not. Do not cast their results back.
 
 Pairs: `(high, low)` stands for their exact sum, with `low` below half a unit in the last place
 of `high`. Adding to a pair costs six more additions and loses about 1e-14 instead of 1e-7.
@@ -22,19 +21,24 @@ from nca_trader.types import Tensor
 
 
 def arrays(x: Tensor) -> ModuleType:
-    """The module of array functions that `x` belongs to: jax's for a jax array, else numpy."""
+    """Returns the module of array functions for `x`: `jax.numpy` for a jax array, else numpy."""
     return jnp if isinstance(x, jax.Array) else np
+
+
+def cpu() -> jax.Device:
+    """Returns a CPU device of this process; `jax.devices("cpu")[0]` is another host's on most."""
+    return jax.local_devices(backend="cpu")[0]
 
 
 @contextlib.contextmanager
 def float64_on_cpu() -> Iterator[None]:
-    """Computes in float64 on a CPU device of this process: accounts that are reported, features."""
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    """Computes in float64 on `cpu()` inside the block: features, and accounts in reports."""
+    with jax.enable_x64(True), jax.default_device(cpu()):
         yield
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """`a + b` as a rounded sum and its rounding error, exactly.
+    """Returns `a + b` as a rounded sum and its exact rounding error.
 
     Source: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
     """
@@ -51,22 +55,22 @@ def pair_add(high: Array, low: Array, x: Array) -> tuple[Array, Array]:
 
 
 def wide(x: Array) -> Array:
-    """`x` in float32 at least: what is float64 stays it."""
+    """Casts `x` to at least float32; float64 stays float64."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def sum32(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
-    """The sum over `axis`; in bfloat16 256 + 1 is 256."""
+    """Returns the sum over `axis`; in bfloat16 256 + 1 is 256."""
     return wide(x).sum(axis)
 
 
 def cumsum32(x: Array, axis: int = 0) -> Array:
-    """The running sum along `axis`; in bfloat16 it is 11 % off after 512 steps."""
+    """Returns the running sum along `axis`; in bfloat16 it is 11% off after 512 steps."""
     return jnp.cumsum(wide(x), axis)
 
 
 def ema32(average: Array, x: Array, decay: float) -> Array:
-    """`average + (1 - decay) (x - average)` for arrays of one shape.
+    """Returns `average + (1 - decay) (x - average)` for arrays of one shape.
 
     In bfloat16 a decay of 0.999 is 1, and the average would never move.
     """
@@ -75,53 +79,53 @@ def ema32(average: Array, x: Array, decay: float) -> Array:
 
 
 def exp32(x: Array) -> Array:
-    """`exp(x)`; in bfloat16 the rounding of x = 50.1 alone makes it 9.5 % too small."""
+    """Returns `exp(x)`; rounding x = 50.1 to bfloat16 alone makes it 9.5% too small."""
     return jnp.exp(wide(x))
 
 
 def logprob32(logits: Array) -> Array:
-    """`log softmax` over the last axis; in bfloat16 a ratio of 0.98807 comes out as 0.98438."""
+    """Returns `log softmax` over the last axis; bfloat16 turns a ratio of 0.98807 into 0.98438."""
     return jax.nn.log_softmax(wide(logits))
 
 
 def cov32(x: Array, jitter: float = 0.0) -> Array:
-    """`[D, D]` covariance of the columns of `x` `[N, D]`, with `jitter` added to its diagonal.
+    """Returns `[D, D]` covariance of the columns of `x` `[N, D]`, plus `jitter` on its diagonal.
 
-    With a jitter above the rounding of its largest entry it has a Cholesky factor, and a column
-    that never changes has a correlation with others: 0.
+    With a jitter above the rounding error of its largest entry it has a Cholesky factor, and a
+    constant column has the correlation 0 with all others.
     """
     centred = wide(x) - wide(x).mean(0, keepdims=True)
     return dot32(centred.T, centred) / x.shape[0] + jitter * jnp.eye(x.shape[1])
 
 
 def unrounded(*operands: Array) -> jax.lax.Precision | None:
-    """The precision to ask of a product that its operands be multiplied as they are.
+    """Returns the precision with which a product does not round its operands.
 
-    Left to itself, a TPU multiplies float32 operands rounded to bfloat16, a GPU to 10 bits of
-    mantissa; in full, a TPU takes six passes. Of operands in bfloat16 nothing is asked.
+    By default a TPU rounds float32 operands to bfloat16, and a GPU to 10 bits of mantissa. At full
+    precision a TPU takes six passes. None for bfloat16 operands, which have nothing to round.
     """
     narrow = jnp.result_type(*operands) == jnp.bfloat16
     return None if narrow else jax.lax.Precision.HIGHEST
 
 
 def dot32(a: Array, b: Array) -> Array:
-    """`a @ b`: the operands are multiplied as they are, and what they sum to is not rounded."""
+    """Returns `a @ b` without rounding operands or sums to a narrower type."""
     wide = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
     return jnp.matmul(a, b, precision=unrounded(a, b), preferred_element_type=wide)
 
 
 def einsum32(subscripts: str, *operands: Array) -> Array:
-    """`jnp.einsum` of operands that are multiplied as they are."""
+    """Returns `jnp.einsum` without rounding operands or sums to a narrower type."""
     wide = jnp.promote_types(jnp.result_type(*operands), jnp.float32)
     precision = unrounded(*operands)
     return jnp.einsum(subscripts, *operands, precision=precision, preferred_element_type=wide)
 
 
 def hash_uniform(*words: Array | int) -> Array:
-    """Uniform float32 in [0, 1) from whole numbers of broadcastable shapes: the same, always.
+    """Hashes integers of broadcastable shapes to uniform float32 in [0, 1).
 
-    A hash, not a stream: what a bar draws depends on its words alone. Each word is stirred in by
-    the finaliser of MurmurHash3, in which every bit of the input moves half of the output's.
+    A hash and not a random stream: the result for a bar depends on its words alone. Each word is
+    mixed in with the finaliser of MurmurHash3, in which every input bit changes half of the output.
     """
     h = jnp.uint32(0x9E3779B9)
     for word in words:

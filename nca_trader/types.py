@@ -1,4 +1,4 @@
-"""What flows through the system: bars, one bar, costs, and what an environment looks like."""
+"""The types that all packages share: bars, one bar, costs, and the spec of an environment."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nca_trader.config.env import Costs
 from nca_trader.config.ranges import moment
 from nca_trader.errors import BarError
 
-# Numpy on the host, in float64; jax within a traced function, where `vmap` and `scan` take it.
+# Numpy in float64 on the host; jax inside a traced function.
 Tensor = Array | np.ndarray
 SECOND, DAY = np.timedelta64(1, "s"), np.timedelta64(1, "D")
 YEAR_DAYS = 365.2425
 SECONDS_PER_YEAR = YEAR_DAYS * 86_400
-EXCHANGE_DAYS = 252.0  # sessions of a year on an exchange: 261 weekdays less 9 holidays or so
-WEEKDAYS = YEAR_DAYS * 5.0 / 7.0  # of a market with weekends alone
-ROUND_THE_CLOCK = 22  # hours of a day that trade, of a market that closes at weekends alone
+EXCHANGE_DAYS = 252.0  # sessions per year on an exchange: 261 weekdays less about 9 holidays
+WEEKDAYS = YEAR_DAYS * 5.0 / 7.0  # per year, for a market that closes only at weekends
+ROUND_THE_CLOCK = 22  # hours with bars per day from which a market counts as open day and night
 PRICES = ("open", "high", "low", "close")
 EXTRAS = ("half_spread", "dividend", "funding")
 
@@ -52,22 +52,28 @@ class Bar(NamedTuple):
 class Bars:
     """Bars of `A` assets on one time axis of `N` bars, on the host in float64.
 
-    A missing bar has `present` False and carries the last close as its prices, with volume 0;
-    before an asset's first bar its prices are NaN. The arrays are read-only.
+    A missing bar has `present` False, the last close as its prices, and volume 0. Before an asset's
+    first bar its prices are NaN. The arrays are read-only.
 
     Attributes:
       time: `[N]` datetime64[ns], UTC, the bar's open; its close is one bar length later.
       symbols: `A` names.
       open, high, low, close, volume: `[N, A]` float64.
       present: `[N, A]` bool.
-      half_spread: `[N, A]` half the quoted spread in this bar, as a fraction of the mid price; or
-        None where the file quotes none.
-      dividend: `[N, A]` cash a unit pays to who holds it over the gap before this bar's open, in
-        the price's currency; prices are then not adjusted for it. None where there is none.
-      funding: `[N, A]` what a long position pays at this bar's close, as a fraction of its value
-        (perpetual futures); shorts receive it. None where there is none.
-      source: where the bars came from, for reports and error messages.
-      note: what a report must say about these bars, e.g. that an index is not tradable; or "".
+      half_spread: `[N, A]` half the quoted spread in this bar, as a fraction of the mid price; None
+        without quotes.
+      dividend: `[N, A]` cash per unit paid to holders over the gap before this bar's open, in the
+        price's currency; prices are then not adjusted for it. None without dividends.
+      funding: `[N, A]` payment of a long position at this bar's close, as a fraction of its value
+        (perpetual futures); shorts receive it. None without funding.
+      source: the origin of the bars, for reports and error messages.
+      note: a caveat that reports must print, e.g. that an index is not tradable; or "".
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500").between("2010", "2011")
+      >>> len(bars), bars.symbols, round(bars.bars_per_year)
+      (252, ('SP500', 'NASDAQ'), 252)
     """
 
     time: np.ndarray
@@ -112,7 +118,7 @@ class Bars:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the arrays `[N, A]` that these bars have."""
+        """Names of the `[N, A]` arrays that these bars have."""
         extras = (name for name in EXTRAS if getattr(self, name) is not None)
         return (*PRICES, "volume", "present", *extras)
 
@@ -123,23 +129,23 @@ class Bars:
 
     @property
     def index(self) -> pd.DatetimeIndex:
-        """`[N]` the time axis as pandas wants it, UTC."""
+        """`[N]` the time axis for pandas, UTC."""
         return pd.DatetimeIndex(self.time, tz="UTC", name="time")
 
     @property
     def bars_per_year(self) -> float:
-        """Bars in a year of these bars' own calendar: 252 or so for daily equities."""
+        """Bars per year of these bars' own calendar: about 252 for daily equities."""
         return bars_per_year(self.time)
 
     def __getitem__(self, rows: slice) -> Bars:
-        """The bars of a contiguous range of rows."""
+        """Returns the bars of a contiguous range of rows."""
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("Bars takes a contiguous slice of rows, e.g. bars[100:200].")
         fields = ("time", *self.fields)
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in fields})
 
     def select(self, *symbols: str) -> Bars:
-        """The bars of some of the assets, in the order asked for."""
+        """Returns the bars of some assets, in the order of `symbols`."""
         unknown = [str(s) for s in symbols if s not in self.symbols]
         if unknown or not symbols:
             raise BarError(
@@ -151,9 +157,10 @@ class Bars:
         return dataclasses.replace(self, symbols=tuple(symbols), **arrays)
 
     def row(self, date: str | np.datetime64 | pd.Timestamp, name: str = "date") -> int:
-        """The first row at or after `date` (UTC where it has no zone); `N` if there is none.
+        """Returns the first row at or after `date`; `N` if there is none.
 
-        `name` is what the argument is called where it was given, for the message.
+        Args:
+          date: in UTC where it has no zone. name: of the caller's argument, for messages.
 
         Raises:
           ConfigError: `date` is not an ISO date.
@@ -162,13 +169,13 @@ class Bars:
         return int(np.searchsorted(self.time, stamp))
 
     def between(self, start: str | None = None, stop: str | None = None) -> Bars:
-        """The bars with `start <= time < stop`; either may be None."""
+        """Returns the bars with `start <= time < stop`; None is no bound."""
         first = 0 if start is None else self.row(start, "start")
         last = len(self) if stop is None else self.row(stop, "stop")
         return self[first:last]
 
     def digest(self) -> str:
-        """SHA-256 over times, symbols and every value: the same bars give the same digest."""
+        """Returns the SHA-256 over times, symbols and every value."""
         digest = hashlib.sha256(repr(self.symbols).encode())
         digest.update(self.time.astype("int64").tobytes())
         for name in self.fields:
@@ -177,14 +184,14 @@ class Bars:
         return digest.hexdigest()
 
     def as_bar(self) -> Bar:
-        """The bars as one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
+        """Returns one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
         seconds = self.time.astype("datetime64[s]").astype(np.int64)
         time = np.broadcast_to(seconds[:, None], self.close.shape)
         return Bar(time, **{name: getattr(self, name) for name in self.fields})
 
 
 def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """The array in `dtype`, which nobody can write to: a copy, unless it is that already."""
+    """Returns a read-only array of `dtype`: a copy, unless `array` is one already."""
     if isinstance(array, np.ndarray) and array.dtype == dtype:
         owner = array if array.base is None else array.base
         if isinstance(owner, np.ndarray) and not (array.flags.writeable or owner.flags.writeable):
@@ -195,14 +202,19 @@ def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def bars_per_year(time: np.ndarray) -> float:
-    """Bars in a year of their own calendar, from their times `[N]`, datetime64[ns] UTC.
+    """Returns the bars per year of the bars' own calendar.
 
-    Over a year or more, and for bars of a week or more, N - 1 steps over the time between first
-    and last bar. Over less, bars a trading day (the median) times trading days a year: 365.2425
-    where bars stand on Saturdays, or where no day between first and last lacks them; 260.9 where
-    weekdays trade round the clock (FX); 252 otherwise, as exchanges do. Two days of minute bars of
-    an exchange are thus 98,280 bars a year, and not as many as two days without nights would be.
-    NaN of fewer than two bars.
+    Over a year or more, and for bars of a week or more: N - 1 steps over the time between first
+    and last bar. Over less: bars per trading day (the median) times trading days per year. These
+    are 365.2425 where there are bars on Saturdays, or on every day from first to last; 260.9 where
+    weekdays trade round the clock (FX); 252 otherwise, as on exchanges. Two days of minute bars of
+    an exchange are thus 98,280 bars per year, and not as many as two days without nights would be.
+
+    Args:
+      time: `[N]` datetime64[ns], UTC.
+
+    Returns:
+      NaN for fewer than two bars.
     """
     if len(time) < 2:
         return float("nan")
@@ -220,7 +232,7 @@ def bars_per_year(time: np.ndarray) -> float:
     if step >= 1.0:
         return EXCHANGE_DAYS / step
     longest = float(steps[-1] / DAY)
-    if longest < 1.5 * step and span < 2.0:  # nothing shows that it ever closes
+    if longest < 1.5 * step and span < 2.0:  # no gap shows that it ever closes
         return YEAR_DAYS / step
     clock = len(np.unique(time.astype("datetime64[h]").astype(np.int64) % 24))
     weekdays = per_day[(weekday < 4) & (days > days[0]) & (days < days[-1])]
@@ -229,13 +241,13 @@ def bars_per_year(time: np.ndarray) -> float:
     return EXCHANGE_DAYS * a_day
 
 
-# Here and not at the class, so that a preset can be read without jax.
+# Not where the class is defined: a preset must be readable without importing jax.
 jax.tree_util.register_dataclass(Costs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What a policy needs to know of an environment, and what ties a run to it.
+    """The description of an environment that a policy is made for, and that a run stores.
 
     Attributes:
       symbols: the assets, in order. features: the features, in order.
@@ -247,11 +259,11 @@ class EnvSpec:
       constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
       nearest: for each asset the numbers of the others, the most correlated first, as
         `nca_trader.envs.market` ranks them; () for one asset.
-      memory: the reward whose memory the policy is shown, "differential_sharpe" or "drawdown"; ""
-        where the reward remembers nothing.
-      variance: of a bar's return of full positions in all assets, were these independent; of the
-        bars that the environment was made of. It is the unit of that memory; 0 without one.
-      decay: of the moving moments that "differential_sharpe" remembers.
+      memory: the reward whose memory the policy observes, "differential_sharpe" or "drawdown"; ""
+        for rewards without a memory.
+      variance: of a bar's return of full positions in all assets, as if these were independent, in
+        the bars that the environment was made of. It is the unit of that memory; 0 without one.
+      decay: of the moving moments of "differential_sharpe".
     """
 
     symbols: tuple[str, ...]
@@ -282,10 +294,10 @@ class EnvSpec:
 
     @property
     def size(self) -> float:
-        """The weight that a full position means in each asset."""
+        """The weight of a full position in each asset."""
         return max(abs(target) for target in self.targets)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest weight that an asset may be ordered to."""
+        """The lowest and highest weight that can be ordered in an asset."""
         return self.targets[0], self.targets[-1]

@@ -1,11 +1,10 @@
-"""The vector environment in the form of Stable-Baselines3, which has one of its own.
+"""The vector environment in the form of Stable-Baselines3.
 
     from nca_trader.envs.sb3 import SB3VecEnv
     agent = PPO("MlpPolicy", SB3VecEnv(64, bars, config))
 
-It needs Stable-Baselines3, which is no dependency of this package: `pip install
-stable-baselines3`. `make_vec_env` of that library works as well, and steps one environment after
-the other.
+It needs Stable-Baselines3, which this package does not install: `pip install stable-baselines3`.
+`make_vec_env` of that library works as well, but steps environments one after the other.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from nca_trader.errors import ConfigError
 class SB3VecEnv(VecEnv):
     """`num_envs` accounts in one market, stepped by one compiled call.
 
-    As Stable-Baselines3 has it: an environment whose episode ends begins anew in the same step,
-    `infos[i]` then has "terminal_observation", "TimeLimit.truncated" and "episode", the return,
-    length and seconds that its logger shows. Rewards are float32, observations are flat.
+    As in Stable-Baselines3, an environment whose episode ends starts the next one in the same step.
+    `infos[i]` then has "terminal_observation", "TimeLimit.truncated" and "episode": the return,
+    length and seconds for its logger. Rewards are float32, observations are flat.
     """
 
     def __init__(self, num_envs: int, *args: Any, **kwargs: Any):

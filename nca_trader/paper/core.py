@@ -34,7 +34,7 @@ from nca_trader.envs.account.state import (
 from nca_trader.envs.account.step import capped
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError
-from nca_trader.numerics import float64_on_cpu
+from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.broker import Order, client_id
 from nca_trader.runs.manifest import Run, versions
 from nca_trader.types import Bar, Costs, EnvSpec
@@ -97,7 +97,7 @@ def agent_of(run: Run) -> Agent:
         )
     policy, params = run.policy, run.params()
     digest = params_digest(params)
-    params = jax.device_put(params, jax.local_devices(backend="cpu")[0])
+    params = jax.device_put(params, cpu())
     stream = jax.jit(policy.stream)
     act = jax.jit(lambda *args: read_out(policy, *args))
 

@@ -1,4 +1,4 @@
-"""The environment as Gymnasium sees it, single and as a vector."""
+"""The environment in the form of Gymnasium: one account, or a vector of accounts."""
 
 from nca_trader.envs import ID
 from nca_trader.envs.gym.environment import GymEnv

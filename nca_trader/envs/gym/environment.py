@@ -1,7 +1,7 @@
-"""Gymnasium's outside face of the environment: `gymnasium.make("nca_trader/Trading-v0", ...)`.
+"""The environment for Gymnasium: `gymnasium.make("nca_trader/Trading-v0", ...)`.
 
-Gymnasium 1 knows no plugins that register themselves by being installed. The name is there once
-`nca_trader` is imported beside gymnasium, or this module; the id
+Gymnasium 1 has no plugins that register on installation. The name exists once `nca_trader` and
+gymnasium, or this module, are imported; the id
 `"nca_trader.envs.gym.environment:nca_trader/Trading-v0"` imports it.
 """
 
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
-from jax import Array
 
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import EnvConfig
@@ -26,7 +25,7 @@ from nca_trader.data.bars import read_bars
 from nca_trader.data.samples import SAMPLES, sample_bars
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import ID as ID
-from nca_trader.envs import load_env, register
+from nca_trader.envs import load_env
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
@@ -47,7 +46,7 @@ def kernel_of(
     bars: Source, config: EnvConfig | Path, env: TradingEnv | None, window: int,
     on_device: bool,
 ) -> Kernel:  # fmt: skip
-    """The compiled steps that these arguments mean, shared with whoever asked for the same.
+    """Returns the compiled steps for these arguments, shared by all callers with the same ones.
 
     Raises:
       ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
@@ -64,8 +63,12 @@ def kernel_of(
         name = (_name_of(bars, config), config)
         env = _ENVS.get(name)
         if env is None:
-            env = _ENVS[name] = TradingEnv(_bars_of(bars, config), config)
-    # Windows of episodes that drop bars are known on the device alone.
+            if bars is None:
+                bars = None if config.market else sample_bars(DEFAULT_BARS)
+            elif not isinstance(bars, Bars | Task):
+                bars = sample_bars(str(bars)) if bars in SAMPLES else read_bars(bars)
+            env = _ENVS[name] = TradingEnv(bars, config)
+    # The dropout mask is drawn on the device, so the host cannot gather these windows.
     on_device = on_device or env.config.feature_dropout > 0.0
     key = (id(env), window, on_device)  # the kernel keeps `env`, so that its id stays its own
     kernel = _KERNELS.get(key)
@@ -90,16 +93,8 @@ def _name_of(bars: Source, config: EnvConfig) -> tuple:
     return ("file", path, stat and (stat.st_mtime_ns, stat.st_size))
 
 
-def _bars_of(bars: Source, config: EnvConfig) -> Bars | Task | None:
-    if bars is None:
-        return None if config.market else sample_bars(DEFAULT_BARS)
-    if isinstance(bars, Bars | Task):
-        return bars
-    return sample_bars(str(bars)) if bars in SAMPLES else read_bars(bars)
-
-
 def action_space(spec: EnvSpec) -> spaces.Space:
-    """`Discrete` for one asset, `MultiDiscrete` for several, `Box` of weights."""
+    """Returns `Discrete` for one asset, `MultiDiscrete` for several, `Box` for weights."""
     if spec.actions == "weights":
         low, high = spec.bounds
         return spaces.Box(low, high, (spec.num_assets,), np.float32)
@@ -109,9 +104,9 @@ def action_space(spec: EnvSpec) -> spaces.Space:
 
 
 def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space:
-    """A flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1 + M]`.
+    """Returns a flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1 + M]`.
 
-    M is what `nca_trader.envs.rewards` shows of the reward's memory, mostly 0.
+    M is the number of values of the reward's memory, 0 for most rewards (`rewards.num_shown`).
     Features have no bounds of their own, so the bounds are float32's.
     """
     shapes = {
@@ -126,7 +121,7 @@ def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space
 
 
 def split_observation(flat: np.ndarray, spec: EnvSpec, window: int) -> dict[str, np.ndarray]:
-    """The "window" `[..., T, A, F]` and "account" `[..., 2 A + 1 + M]` of flat ones `[..., D]`."""
+    """Splits `[..., D]` into "window" `[..., T, A, F]` and "account" `[..., 2 A + 1 + M]`."""
     account = account_size(spec)
     shape = (*flat.shape[:-1], window, spec.num_assets, spec.num_features)
     return {
@@ -136,7 +131,7 @@ def split_observation(flat: np.ndarray, spec: EnvSpec, window: int) -> dict[str,
 
 
 def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.ndarray:
-    """`action` as an array of `shape` that the environment takes.
+    """Returns `action` as an array of `shape` that the environment accepts.
 
     Raises:
       ConfigError: another shape, an action that does not exist, or a weight that is NaN.
@@ -157,7 +152,7 @@ def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.nd
 
 
 def start_row(env: TradingEnv, options: dict[str, Any] | None) -> int:
-    """The row of `options["start"]`, a row or a date; `DRAWN` where there is none.
+    """Returns the row of `options["start"]`, a row or a date; `DRAWN` where there is none.
 
     Raises:
       ConfigError: an unknown option, or a start that leaves no warm-up or no bar to trade.
@@ -181,16 +176,16 @@ def start_row(env: TradingEnv, options: dict[str, Any] | None) -> int:
 
 
 class GymEnv(gymnasium.Env):
-    """One account in a market, as Gymnasium has it.
+    """One account in a market, for Gymnasium.
 
     The observation is the features of the last `window` bars `[T, A, F]`, flattened, then the
-    account: weight held `[A]`, weight ordered `[A]`, cash `[1]`, fractions of equity, and what a
-    reward with a memory keeps of the account. `terminated` is ruin, `truncated` the end of the data
-    or of the episode: bootstrap there. The reward is that of `EnvConfig.reward`. `info` has
-    "equity" (float, 1.0 at the episode's start), "time" (of the bar whose close was just seen),
-    "row" of it, and "weights" `[A]`.
+    account: weight held `[A]`, weight ordered `[A]`, cash `[1]`, as fractions of equity, and the
+    reward's memory. `terminated` is bankruptcy, `truncated` the end of the data or of the episode:
+    bootstrap there. The reward is that of `EnvConfig.reward`. `info` has "equity" (float, 1.0 at
+    the episode's start), "time" (of the bar whose close was just seen), its "row", and "weights"
+    `[A]`.
 
-    `reset(seed=s)` is reproducible, `reset()` goes on in the same stream of episodes, and
+    `reset(seed=s)` is reproducible, `reset()` continues the same stream of episodes, and
     `reset(options={"start": row or date})` starts there.
     """
 
@@ -205,7 +200,7 @@ class GymEnv(gymnasium.Env):
         render_mode: str | None = None,
         env: TradingEnv | None = None,
     ):
-        """Makes the environment, or shares it with others of the same arguments.
+        """Makes the environment; environments of the same arguments share bars and programs.
 
         Args:
           bars: bars, a path of a bar file, a sample's name ("sp500"), or a synthetic task; None is
@@ -217,7 +212,7 @@ class GymEnv(gymnasium.Env):
           env: a `TradingEnv` to step in place of one made from `bars` and `config`.
 
         Raises:
-          ConfigError, BarError: something of it is wrong.
+          ConfigError, BarError: an argument is not valid.
         """
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode={render_mode!r} is not offered; take 'rgb_array'.")
@@ -228,7 +223,12 @@ class GymEnv(gymnasium.Env):
         self.action_space = action_space(spec)
         self.observation_space = observation_space(spec, window, flatten)
         self._shape = () if isinstance(self.action_space, spaces.Discrete) else (spec.num_assets,)
-        self._windows = None if self.kernel.on_device else _padded(self.trading, window)
+        # `[(T - 1 + N) A F]` features of all bars, zeros before the first: a window is one slice.
+        self._windows = None
+        if not self.kernel.on_device:
+            features = self.trading.features
+            before = np.zeros((window - 1, *features.shape[1:]), np.float32)
+            self._windows = (np.concatenate([before, features]) if window > 1 else features).ravel()
         self._row_size = spec.num_assets * spec.num_features
         self._seed, self._count = None, 0
         self._words = None
@@ -254,14 +254,20 @@ class GymEnv(gymnasium.Env):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Orders what `action` means, and moves one bar on."""
+        """Orders the target of `action` and moves to the next bar; see the class."""
         if self._over or self._words is None:
             raise ResetNeeded("the episode is over; call reset() before the next step().")
-        self._words = self._open().step(self._words, self._action(action))
+        kernel, known = self._open(), isinstance(action, int | np.integer)
+        if known and self._orders is not None and 0 <= action < len(self._orders):
+            order = self._orders[action]  # without the 5 us of a check of arrays
+        else:
+            order = checked_actions(action, self.trading.spec, self._shape)
+            order = order.reshape(self.trading.spec.num_assets)
+        self._words = kernel.step(self._words, order)
         return self._read()
 
     def render(self) -> np.ndarray | None:
-        """`[H, W, 3]` uint8: prices, weights held, and equity beside buy and hold."""
+        """Returns `[H, W, 3]` uint8: prices, weights held, and equity next to buy and hold."""
         if self.render_mode is None:
             gymnasium.logger.warn("render() without render_mode; make it with 'rgb_array'.")
             return None
@@ -271,7 +277,7 @@ class GymEnv(gymnasium.Env):
         return picture(self.trading.bars, np.array(rows), np.array(equity), np.array(weights))
 
     def close(self) -> None:
-        """Frees the environment, unless others share it; it cannot be stepped any more."""
+        """Frees the environment, unless others share it; it cannot be stepped again."""
         self.kernel = self._words = self._windows = None
         self._history = []
 
@@ -280,15 +286,8 @@ class GymEnv(gymnasium.Env):
             raise ClosedEnvironmentError("the environment was closed; make another.")
         return self.kernel
 
-    def _action(self, action: Any) -> Array | np.ndarray:
-        if self._orders is not None and isinstance(action, int | np.integer):
-            if 0 <= action < len(self._orders):  # what a check of arrays would take 5 us for
-                return self._orders[action]
-        actions = checked_actions(action, self.trading.spec, self._shape)
-        return actions.reshape(self.trading.spec.num_assets)
-
     def _read(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """The newest row's words, as Gymnasium wants them."""
+        """Returns the newest row's words in the form of Gymnasium's `step`."""
         assert self.kernel is not None
         words = np.asarray(self._words)
         row, terminated, truncated = words[:3].tolist()
@@ -314,17 +313,8 @@ class GymEnv(gymnasium.Env):
 
 
 def seed_words(generator: np.random.Generator) -> np.ndarray:
-    """`[2]` uint32 from which a stream of episodes is drawn."""
+    """Draws `[2]` uint32, the seed of a stream of episodes."""
     return generator.integers(0, 2**32, 2, dtype=np.uint32)
-
-
-def _padded(env: TradingEnv, window: int) -> np.ndarray:
-    """`[(T - 1 + N) A F]` float32: the features of all bars, zeros before the first."""
-    rows = np.zeros((window - 1, *env.features.shape[1:]), np.float32)
-    return np.concatenate([rows, env.features]).ravel() if window > 1 else env.features.ravel()
-
-
-register()
 
 
 WIDTH, HEIGHT, DPI = 960, 640, 100  # pixels

@@ -1,8 +1,9 @@
-"""An environment's step as one array in and one array out, for callers that step from Python.
+"""An environment's step with one array in and one array out, for callers that step from Python.
 
-A jitted call from Python costs by the number of its arrays, and a read back by the number of its
-reads. So all that a step returns, and the state that the next one needs, are the 32-bit words of
-one row: what the caller sees first, what it carries after. `jax.vmap` makes rows of it.
+The time of a jitted call from Python grows with its number of arrays, and that of reading results
+with the number of reads. So the result of a step and the state for the next one are the 32-bit
+words of one row: first the words that the caller reads, then the carried ones. `jax.vmap` batches
+it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ DRAWN = -1  # a start that is drawn
 
 
 class Carry(NamedTuple):
-    """What an episode needs to go on, and what the next one begins from.
+    """The state of an episode, and the start of the next one.
 
-    seed: `[2]` uint32, raw key of this stream of episodes. count: `[]` uint32, the episode's
-    number in it. over: `[]` bool, this episode has ended.
+    state: of the environment. seed: `[2]` uint32, raw key of this stream of episodes. count: `[]`
+    uint32, the episode's number in it. over: `[]` bool, this episode has ended.
     """
 
     state: EnvState
@@ -47,12 +48,12 @@ class Carry(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the caller sees, `[]` each but the last.
+    """The part of a row that the caller reads, `[]` each but the last.
 
     index: int32 row. terminated, truncated: bool. reward, equity: float32. observation: `[D]`
     float32, the window's features `[T, A, F]` if gathered on the device, then the account's:
-    weight held `[A]`, weight ordered `[A]`, cash `[1]`, as fractions of equity, and `[M]` what the
-    reward remembers.
+    weight held `[A]`, weight ordered `[A]`, cash `[1]`, as fractions of equity, and `[M]` the
+    reward's memory.
     """
 
     index: Array
@@ -64,7 +65,7 @@ class Seen(NamedTuple):
 
 
 class Packing:
-    """Any pytree of arrays as one vector of 32-bit words, and back, bit for bit.
+    """A pytree of arrays as one vector of 32-bit words, and back, bit for bit.
 
     Attributes:
       size: number of words.
@@ -72,11 +73,11 @@ class Packing:
 
     def __init__(self, shapes: Any):
         self._leaves, self._tree = jax.tree.flatten(shapes)
-        self._sizes = [_num_words(leaf) for leaf in self._leaves]
+        self._sizes = [jax.eval_shape(_words, leaf).size for leaf in self._leaves]
         self.size = sum(self._sizes)
 
     def unpack(self, words: Array) -> Any:
-        """The pytree of which `words` `[size]` are the words."""
+        """Returns the pytree of `words` `[size]`."""
         ends = np.cumsum(self._sizes)
         parts = [words[end - n : end] for n, end in zip(self._sizes, ends, strict=True)]
         leaves = [_of_words(part, leaf) for part, leaf in zip(parts, self._leaves, strict=True)]
@@ -84,12 +85,12 @@ class Packing:
 
 
 def pack(tree: Any) -> Array:
-    """`[size]` uint32, the words of a pytree's arrays; typed keys are their data."""
+    """Returns `[size]` uint32, the words of a pytree's arrays; typed keys become their data."""
     return jnp.concatenate([_words(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 class Rows:
-    """Two rows of a market's array, at `first` `[]` and after it, that are indexed as all of it."""
+    """Two rows of a market's array, `first` `[]` and the next, indexed like the whole array."""
 
     def __init__(self, first: Array, values: Array):
         self._first, self._values = first, values
@@ -100,20 +101,21 @@ class Rows:
 
 
 class Kernel:
-    """The jitted steps of one environment with one window, shared by all who step it.
+    """The jitted steps of one environment with one window, shared by all its callers.
 
-    A row is `[W]` words: what the caller sees, `seen` of them, then what it carries.
+    A row is `[W]` words: `seen` words that the caller reads, then the carried ones.
 
     Attributes:
       env, window: as given.
       market: the arrays that the traced functions for batches take first.
       on_device: whether windows are gathered on the device.
-      seen: words that the caller sees. observation: slice of those that is the observation.
+      seen: number of words that the caller reads. observation: the slice of them that is the
+        observation.
     """
 
     def __init__(self, env: TradingEnv, window: int, on_device: bool):
         self.env, self.window, self.on_device = env, window, on_device
-        # Of a batch's market no step reads more; each array more would cost a call time.
+        # Arrays that no step reads are left out: every array makes a call slower.
         market = dataclasses.replace(env.market, volatility=None)
         market = market if on_device else dataclasses.replace(market, features=None)
         self.market, self._market_tree = jax.tree.flatten(market)
@@ -129,17 +131,17 @@ class Kernel:
         self._step = jax.jit(self._step_pair)
 
     def reset(self, seed: np.ndarray, count: int, start: int = DRAWN) -> Array:
-        """`[W]` the row of episode `count` of `seed` `[2]`, at row `start` of the bars if given."""
+        """Returns `[W]`, the row of episode `count` of `seed` `[2]`, from bar `start` if given."""
         market = self.market if self.on_device else []
         return self._reset(market, seed, np.uint32(count), np.int32(start))
 
     def step(self, words: Array, action: Array | np.ndarray) -> Array:
-        """`[W]` the row after `words` and `action` `[A]`; from the device it is 10 us faster."""
+        """Returns the row `[W]` after `action` `[A]`; an action on the device saves 10 us."""
         market = self.market if self.on_device else []
         return self._step(market, self._legs, words, action)
 
     def _whole(self, leaves: list[Array]) -> Market:
-        """The market of traced `leaves`; without them, one of which only the sizes are read."""
+        """Returns the market of traced `leaves`; without them, one that is only read for sizes."""
         return jax.tree.unflatten(self._market_tree, leaves) if leaves else self.env.market
 
     def _begin(
@@ -157,11 +159,11 @@ class Kernel:
         return seen, Carry(state, seed, jnp.asarray(count, jnp.uint32), jnp.zeros((), bool))
 
     def begin_row(self, market: list[Array], seed: Array, count: Array, start: Array) -> Array:
-        """`[W]` as `reset`, traced."""
+        """As `reset`, traced."""
         return pack(self._begin(market, seed, count, start))
 
     def step_row(self, market: list[Array], carried: Array, action: Array) -> Array:
-        """`[W]` the row after `action` `[A]`, from the words that the row before carried."""
+        """Returns the row `[W]` after `action` `[A]`, from the carried words of the row before."""
         return self._advance(self._whole(market), self.unpack(carried), action)
 
     def _advance(self, market: Market, carry: Carry, action: Array) -> Array:
@@ -171,10 +173,10 @@ class Kernel:
         return pack((seen, carry._replace(state=state, over=over)))
 
     def _step_pair(self, market: list[Array], legs: Array, row: Array, action: Array) -> Array:
-        """One account's step, over the two rows of `legs` `[N, K]`, packed, that it lives through.
+        """Steps one account over two rows of the packed legs `[N, K]`.
 
-        Every array is an argument, and costs a call more than what is computed with it: so the
-        market comes as one array of words, from which two rows are sliced.
+        An argument costs more time per call than the computation with it. So the market is one
+        array of words, from which two rows are sliced.
         """
         carry = self.unpack(row[self.seen :])
         first = carry.state.index
@@ -184,7 +186,7 @@ class Kernel:
         return self._advance(dataclasses.replace(self._whole(market), legs=pair), carry, action)
 
     def unpack(self, carried: Array) -> Carry:
-        """What the carried words of a row mean."""
+        """Returns the `Carry` of a row's carried words."""
         return self._carry.unpack(carried)
 
     def _see(self, market: Market, timestep: TimeStep) -> Seen:
@@ -203,12 +205,12 @@ class Kernel:
 
 
 def account_size(spec: EnvSpec) -> int:
-    """2 A + 1 + M, the length of `account_row`."""
+    """Returns 2 A + 1 + M, the length of `account_row`."""
     return 2 * spec.num_assets + 1 + num_shown(spec)
 
 
 def account_row(spec: EnvSpec, observation: Observation) -> Array:
-    """`[2 A + 1 + M]` weights held, weights ordered, cash: fractions of equity; then `shown`."""
+    """Returns `[2 A + 1 + M]`: weights held and ordered, cash, then the reward's memory."""
     account = observation.account
     held = account.held
     kept = (number[None] for number in shown(spec, account))
@@ -219,14 +221,8 @@ def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _num_words(leaf: Any) -> int:
-    if _is_key(leaf.dtype):
-        return jax.eval_shape(jax.random.key_data, leaf).size
-    return leaf.size * max(leaf.dtype.itemsize // 4, 1)
-
-
 def _words(leaf: Array) -> Array:
-    """`[n]` uint32; types of fewer than 32 bits (bool, int8) take a whole word each."""
+    """Returns `[n]` uint32; types of fewer than 32 bits (bool, int8) take one word each."""
     if _is_key(leaf.dtype):
         leaf = jax.random.key_data(leaf)
     if leaf.dtype.itemsize < 4:

@@ -28,7 +28,7 @@ from nca_trader.envs.gym.environment import (
     split_observation,
     start_row,
 )
-from nca_trader.envs.gym.packed import DRAWN, Carry, Kernel, account_size
+from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 
@@ -36,8 +36,8 @@ from nca_trader.errors import ConfigError
 class Batch:
     """A kernel's steps for `n` rows at once; each is one compiled call with one array to read.
 
-    What callers see `[n, S]` and what is carried `[n, C]` are kept apart, so that only the first
-    leaves the device.
+    The words that callers read `[n, S]` and the carried ones `[n, C]` are separate arrays, so that
+    only the first leaves the device.
     """
 
     def __init__(self, kernel: Kernel, mode: AutoresetMode):
@@ -45,13 +45,15 @@ class Batch:
         self._reset, self._step = jax.jit(self._reset_rows), jax.jit(self._step_rows)
 
     def reset(self, *given: Any) -> tuple[Array, Array]:
-        """Seen and carried of episodes: `seed` `[n, 2]`, `count` `[n]`, `start` `[n]`."""
+        """Returns read and carried words of episodes `seed` `[n, 2]`, `count`, `start` `[n]`."""
         return self._reset(self.kernel.market, *given)
 
     def step(self, carried: Array, actions: np.ndarray) -> tuple[Array, Array, Array]:
-        """After `actions` `[n, A]`: what the step saw, what comes next, and what is carried.
+        """Steps with `actions` `[n, A]`.
 
-        The first two differ where an episode ends and begins in the same step.
+        Returns:
+          The words of the step, the words to act on next, and the carried words. The first two
+          differ where an episode ends and another begins in the same step.
         """
         return self._step(self.kernel.market, carried, actions)
 
@@ -68,31 +70,30 @@ class Batch:
         size, unpack = self.kernel.seen, jax.vmap(self.kernel.unpack)
         stepped = jax.vmap(functools.partial(self.kernel.step_row, market))(carried, actions)
         rows = stepped
+
+        def renewed() -> Array:
+            start = jnp.full(ended.shape, DRAWN, jnp.int32)
+            fresh = self._begin(market, before.seed, before.count + 1, start)
+            return jnp.where(ended[:, None], fresh, stepped)
+
         if self.mode is not AutoresetMode.DISABLED:
             before = unpack(carried)
             at_once = self.mode is AutoresetMode.SAME_STEP
             ended = unpack(stepped[:, size:]).over if at_once else before.over
             # A branch, not a selection: most steps end no episode, and a reset costs ten steps.
-            rows = jax.lax.cond(
-                ended.any(), lambda: self._renew(market, before, ended, stepped), lambda: stepped
-            )
+            rows = jax.lax.cond(ended.any(), renewed, lambda: stepped)
         saw = rows if self.mode is AutoresetMode.NEXT_STEP else stepped
         return saw[:, :size], rows[:, :size], rows[:, size:]
 
-    def _renew(self, market: list[Array], before: Carry, ended: Array, rows: Array) -> Array:
-        start = jnp.full(ended.shape, DRAWN, jnp.int32)
-        fresh = self._begin(market, before.seed, before.count + 1, start)
-        return jnp.where(ended[:, None], fresh, rows)
-
 
 class GymVectorEnv(VectorEnv):
-    """`num_envs` accounts in one market; each is what `GymEnv` of its seed is, to rounding.
+    """`num_envs` accounts in one market; each equals `GymEnv` of its seed, to rounding.
 
-    An episode that ended begins anew in the next step, whose action is ignored and whose reward
-    is 0 ("NextStep", Gymnasium's default); or in the same step, with the final observation in
-    `info["final_obs"]` ("SameStep", what Stable-Baselines3 and CleanRL's older code expect); or
-    when `reset(options={"reset_mask": [n] bool})` says so ("Disabled"). `metadata` names the mode.
-    Seed s gives environment i the seed s + i. Features are gathered on the device.
+    After the end of an episode the next one starts in the next step, whose action is ignored and
+    whose reward is 0 ("NextStep", Gymnasium's default); or in the same step, with the final
+    observation in `info["final_obs"]` ("SameStep", for Stable-Baselines3 and CleanRL's older code);
+    or at `reset(options={"reset_mask": [n] bool})` ("Disabled"). `metadata` names the mode. Seed s
+    gives environment i the seed s + i. Features are gathered on the device.
     """
 
     def __init__(
@@ -144,7 +145,14 @@ class GymVectorEnv(VectorEnv):
     ) -> tuple[Any, dict[str, Any]]:
         """Starts all episodes, or those of `options["reset_mask"]` `[n]` bool."""
         batch, options = self._open(), dict(options or {})
-        which = self._which(options.pop("reset_mask", None))
+        mask = options.pop("reset_mask", None)
+        which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask)
+        if which.shape != (self.num_envs,) or which.dtype != bool or not which.any():
+            raise ConfigError(
+                f"reset_mask={mask!r} is not an array [{self.num_envs}] of bool with one True."
+            )
+        if self._carried is None and not which.all():
+            raise ResetNeeded("reset all environments before some of them.")
         start = np.full(self.num_envs, start_row(self.trading, options), np.int32)
         self._draw(seed, which)
         seen, carried = batch.reset(self._seeds, self._counts, start)
@@ -156,7 +164,7 @@ class GymVectorEnv(VectorEnv):
         return self._observed(self._words), self._info(self._words, which)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One bar on in every environment, by one compiled call."""
+        """Moves every environment to its next bar, in one compiled call."""
         batch = self._open()
         if self._carried is None:
             raise ResetNeeded("call reset() before the first step().")
@@ -182,7 +190,7 @@ class GymVectorEnv(VectorEnv):
         return self._observed(self._words), reward, terminated, truncated, info
 
     def close_extras(self, **_: Any) -> None:
-        """Frees the environments, unless others share them; they cannot be stepped any more."""
+        """Frees the environments, unless others share them; they cannot be stepped again."""
         self._batch = self._carried = None
 
     def _open(self) -> Batch:
@@ -190,20 +198,8 @@ class GymVectorEnv(VectorEnv):
             raise ClosedEnvironmentError("the environment was closed; make another.")
         return self._batch
 
-    def _which(self, mask: np.ndarray | None) -> np.ndarray:
-        if mask is None:
-            return np.ones(self.num_envs, bool)
-        mask = np.asarray(mask)
-        if mask.shape != (self.num_envs,) or mask.dtype != bool or not mask.any():
-            raise ConfigError(
-                f"reset_mask={mask!r} is not an array [{self.num_envs}] of bool with one True."
-            )
-        if self._carried is None and not mask.all():
-            raise ResetNeeded("reset all environments before some of them.")
-        return mask
-
     def _draw(self, seed: int | Sequence[int | None] | None, which: np.ndarray) -> None:
-        """Moves the environments that begin anew to their next episode, or to new seeds."""
+        """Moves the environments in `which` to their next episode, or to new seeds."""
         super().reset(seed=seed if isinstance(seed, int) else None)
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         if seeds is not None and len(seeds) != self.num_envs:
@@ -224,7 +220,7 @@ class GymVectorEnv(VectorEnv):
         return flat if self.flatten else split_observation(flat, self.trading.spec, self.window)
 
     def _info(self, words: np.ndarray, which: np.ndarray) -> dict[str, Any]:
-        """As `GymEnv`'s, each with a mask of the environments that it is of."""
+        """Returns the entries of `GymEnv`'s info, each with a mask of its environments."""
         rows, num = words[:, 0].astype(np.int64), self.trading.spec.num_assets
         account = words[:, -account_size(self.trading.spec) :].view(np.float32)
         values = {
@@ -240,7 +236,7 @@ class GymVectorEnv(VectorEnv):
         return info
 
     def _final(self, words: np.ndarray, ended: np.ndarray) -> dict[str, Any]:
-        """The last observations and infos of the episodes that `ended` `[n]` in this step."""
+        """Returns the final observations and infos of episodes that `ended` `[n]` in this step."""
         observations = self._observed(words)
         final = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(ended):
