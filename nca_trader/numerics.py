@@ -11,6 +11,7 @@ of `high`. Adding to a pair costs six more additions and loses about 1e-14 inste
 import contextlib
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ def arrays(x: Tensor) -> ModuleType:
     return jnp if isinstance(x, jax.Array) else np
 
 
-def cpu() -> jax.Device:
+def cpu() -> Any:
     """Returns a CPU device of this process; `jax.devices("cpu")[0]` is another host's on most."""
     return jax.local_devices(backend="cpu")[0]
 
