@@ -93,6 +93,7 @@ def read_bars(
     wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
     repairs, step = parse_repair(repair), parse_step(every)
     request = Request(parse_columns(columns), timezone, dates, decimal, wanted, repairs)
+    # Each step takes the result of the last one; only `assemble` uses it up.
     table = parse(source, request)
     faults = detect(table, request)
     refuse(table.name, faults, repairs, table.where)
@@ -113,6 +114,15 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
     Raises:
       BarError: the path has another suffix, or cannot be written; a spreadsheet would take a symbol
         in a CSV for a formula.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[:20]
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "bars.feather")
+      >>> write_bars(bars, path)
+      >>> read_bars(path).digest() == bars.digest()
+      True
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", path=path)
     expect("path", path, str | os.PathLike, "a path")
@@ -122,6 +132,7 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
     for field in bars.fields:
         if field != "present":
             frame[field] = getattr(bars, field).ravel()
+    # Without the column every row is a bar, so it is left out where it adds nothing.
     if not bars.present.all():
         frame["present"] = bars.present.ravel()
     writers: dict[str, Callable[..., object]] = {
@@ -133,6 +144,7 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
     suffix = next((s for s in writers if path.endswith(f".{s}")), None)
     if suffix is None:
         raise BarError(f"{path}: bars are written as .{', .'.join(writers)}; choose one of these.")
+    # A vendor's symbol may hold a formula, which opening the CSV would run.
     runs = next((s for s in bars.symbols if s[:1] in FORMULA or not s.isprintable()), None)
     if runs is not None and suffix.startswith("csv"):
         raise BarError(
@@ -302,6 +314,12 @@ def align(higher: Bars, bars: Bars) -> np.ndarray:
 
     Returns:
       `[N]` rows of `higher`, -1 before the first.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> minutes = nca.synthetic.make("martingale", num_bars=150).bars
+      >>> align(resample(minutes, "1h"), minutes)[[0, 58, 59, 60, 119]].tolist()
+      [-1, -1, 0, 0, 1]
     """
     for name, value in (("higher", higher), ("bars", bars)):
         expect(name, value, Bars, "Bars, e.g. of nca.read_bars")

@@ -51,6 +51,7 @@ def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None)
       `[M]` datetime64[ns] UTC, every `step` of the trading hours.
     """
     first, last = time[[0, -1]]
+    # The grid includes the last bar.
     grid = np.arange(first, last + step, step)
     seen, hours = _clock(time, timezone), _clock(grid, timezone)
     slot, slots = (seen // HOUR) % WEEK_HOURS, (hours // HOUR) % WEEK_HOURS
@@ -167,6 +168,7 @@ class Sessions:
 
     def _utc(self, local: np.ndarray) -> np.ndarray:
         """Converts local times; an ambiguous one becomes NaT."""
+        # A session that opens in a skipped hour opens as soon as the clock has passed it.
         zoned = pd.DatetimeIndex(local).tz_localize(
             self.zone, ambiguous="NaT", nonexistent="shift_forward"
         )
@@ -181,6 +183,7 @@ def bar_length(time: np.ndarray) -> np.timedelta64:
     """Returns the most frequent step between times `[N]`; NaT for fewer than two."""
     if len(time) < 2:
         return np.timedelta64("NaT", "ns")
+    # Nights, weekends and gaps lengthen some steps, so the most frequent one counts.
     steps, counts = np.unique(np.diff(time), return_counts=True)
     return steps[np.argmax(counts)]
 
@@ -229,6 +232,15 @@ def flat_at_close(
     Raises:
       ConfigError: an unknown fill, or daily bars, which have no close within them.
       BarError: targets of another length than the bars.
+
+    Example:
+      >>> import numpy as np
+      >>> import nca_trader as nca
+      >>> minutes = nca.synthetic.make("martingale", num_bars=300).bars  # from 00:00 UTC
+      >>> night = nca.Sessions(zone="UTC", weekly=tuple((d, "00:00", d, "02:00") for d in range(7)))
+      >>> targets = flat_at_close(np.ones(300), minutes, night)
+      >>> np.flatnonzero(targets == 0).tolist()
+      [118]
     """
     if fill not in FILLS:
         raise ConfigError(f"fill = {fill!r} is unknown; there are {' and '.join(FILLS)}.")

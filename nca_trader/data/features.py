@@ -62,6 +62,7 @@ def make_feature(
     def guarded(state: Any, bar: Bar) -> tuple[Any, Array]:
         count, inner = state
         seen = counts(bar)
+        # A scan has no branches: the update runs for every bar, and its result is masked.
         new, value = update(inner, bar, count)
         new = keep_unless(seen, inner, new)
         value = jnp.where(seen & (count >= warmup), value, 0.0)
@@ -195,10 +196,12 @@ def rsi(period: int = 14) -> Feature:
 
     def update(state, bar, count):
         close, gain, loss = state
+        # The first bar has no close before it.
         d = jnp.where(count > 0, bar.close - close, 0.0)
         n = jnp.maximum(count, 1)
         gain = wilder(gain, jnp.maximum(d, 0.0), n, period)
         loss = wilder(loss, jnp.maximum(-d, 0.0), n, period)
+        # LEAST would depend on the price's unit here; any positive sum is a scale.
         return (bar.close, gain, loss), ratio(gain - loss, gain + loss, least=0.0)
 
     return make_feature(lambda: (np.ones(()), np.zeros(()), np.zeros(())), update, warmup=period)
@@ -231,6 +234,7 @@ def atr(period: int = 14) -> Feature:
 
     def update(state, bar, count):
         close, atr, past = state
+        # The first true range is the bar's own.
         close = jnp.where(count > 0, close, bar.close)
         true_range = jnp.maximum(bar.high, close) - jnp.minimum(bar.low, close)
         atr = wilder(atr, true_range, count + 1, period)
@@ -377,6 +381,7 @@ class FeatureSet:
         """
         new, values = {}, []
         for name in self.names:
+            # One asset's update, mapped over assets: no asset sees another.
             new[name], value = jax.vmap(FEATURES[name].update)(state[name], bar)
             values.append(value)
         return new, jnp.stack(values, axis=-1).astype(jnp.float32)
@@ -384,6 +389,7 @@ class FeatureSet:
     @functools.cached_property
     def jitted(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`update` and its scan over bars, compiled."""
+        # `feature_set` caches sets, so each is compiled once per process.
         return jax.jit(self.update), jax.jit(functools.partial(jax.lax.scan, self.update))
 
     def step(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], np.ndarray]:

@@ -245,6 +245,7 @@ def write_shards(
     folder = place(folder)
     if rows < 1:
         raise ConfigError(f"rows={rows}: give at least one row per shard.")
+    # A manifest says that a folder is complete, so writing never starts under one.
     if (folder / MANIFEST).exists():
         raise StateError(f"{folder / MANIFEST}: is there already; choose another folder.")
     try:
@@ -280,6 +281,7 @@ def write_shards(
 def parquet_of(bars: Bars) -> bytes:
     """Returns a bar file, one row per asset and time, that `read_bars` reads as well."""
     width = bars.num_assets
+    # Symbols repeat in every row, so they are stored as codes.
     codes = np.tile(np.arange(width, dtype=np.int32), len(bars))
     columns = {
         "time": pa.array(bars.time.repeat(width), pa.timestamp("ns", "UTC")),
@@ -430,6 +432,7 @@ def stream(
 
     def ahead() -> Generator[Piece, None, None]:
         placer = ThreadPoolExecutor(1, "stream-place")
+        # More readers than shards ahead would never be busy.
         reader = ThreadPoolExecutor(min(readers, prefetch), "stream-read")
         loading: collections.deque[Future[Piece]] = collections.deque()
 

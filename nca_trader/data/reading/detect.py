@@ -178,6 +178,7 @@ def value_faults(table: Table) -> list[Fault]:
     checks.fail(Code.D012, checks.number("volume") < 0, "volume = {volume}", "volume")
     o, h, low, c = (table[name] for name in PRICES)
     bar = "open {open}, high {high}, low {low}, close {close}"
+    # Exact comparisons would refuse prices that a vendor has adjusted.
     slack = SLACK * np.abs(c)
     checks.fail(Code.D010, h < low - slack, f"high below low: {bar}")
     outside = (np.maximum(o, c) > h + slack) | (np.minimum(o, c) < low - slack)
@@ -349,6 +350,7 @@ def series_faults(
             mask[at if isinstance(rows, slice) else rows[at]] = True
             faults.append(Fault(code, say, mask, **options))
 
+    # Before missing bars are left out: their rows show that a gap is known.
     parted = forensic.gaps_of_half_a_year(time, code, present)
     if len(parted):
         first, own = int(parted[0]), np.flatnonzero(code == code[parted[0]])

@@ -260,6 +260,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
         stays &= ~repeated_rows(table, stays, repairs)
     if not stays.any():
         raise refusal(table.name, Code.D002, "no row is left after the repairs", "Correct the rows")
+    # A volume that was swapped comes first: adjustment divides the right one by the split.
     columns = table.columns | {"volume": volume_put_back(table["volume"], faults, repairs)}
     if not stays.all():
         columns = {name: column[stays] for name, column in columns.items()}
@@ -373,5 +374,6 @@ def _parted(columns: Mapping[str, np.ndarray], symbols: list[str]) -> tuple[np.n
         later = rows[place:][code[rows[place:]] == code[rows[place]]]
         names.append(f"{symbols[code[rows[place]]]}-{str(time[rows[place]])[:4]}")
         out[later] = len(names) - 1
+    # The assets keep the order of their first rows in the file.
     new, order = pd.factorize(out)
     return new.astype(np.int32), [names[i] for i in order]

@@ -112,6 +112,7 @@ def jumps(bars: Series) -> np.ndarray:
     inside = bars.inside
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gaps = np.log(bars.open[1:] / bars.close[:-1]).astype(np.float32)
+    # Between symbols, or without a price, there is no move.
     gaps[~(inside & np.isfinite(gaps))] = 0.0
     places = np.flatnonzero(np.abs(gaps) > np.log(RATIOS[0][0] / RATIOS[0][1]) - NEAR_RATIO)
     found: set[int] = set()
@@ -153,6 +154,7 @@ def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
     if others.sum() < 5:
         return False
     between = own[1:] & own[:-1]
+    # The jump itself must not count as a usual move.
     between[at - 1] = False
     moves = np.abs(gaps[first : last - 1])[between]
     usual = max(float(np.nanmedian(spread[others])), float(np.nanmedian(body[others])))

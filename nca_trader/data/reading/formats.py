@@ -123,9 +123,11 @@ class Bytes(io.RawIOBase):
     def __init__(self, path: Path):
         with open(path, "rb") as file:
             begin = file.read(16)
+        # The suffix may be wrong, so the first bytes decide.
         opened: Any = gzip.open if begin.startswith(b"\x1f\x8b") else open
         with opened(path, "rb") as file:
             begin = file.read(16)
+        # Read again, as these may be the unpacked bytes.
         markup = begin.lstrip().lower()
         for mark, (what, remedy) in NOT_TEXT.items():
             if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
@@ -151,6 +153,7 @@ class Bytes(io.RawIOBase):
             say = f"line {line} holds a zero byte, as UTF-16 and binary files do"
             raise refusal(self._path, Code.D001, say, "Save it as text in UTF-8")
         self._line += block.count(b"\n")
+        # The last line of a block may continue in the next one.
         end = max(block.rfind(b"\n"), block.rfind(b"\r"))
         self._length = self._length + size if end < 0 else size - end - 1
         self.taken += size
@@ -296,6 +299,7 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
         if known or "symbol" in (canonical(name), canonical(level)):
             text.add(i)
     decimal = decimal or _decimal(path, sample[depth:], depth, delimiter)
+    # Long rows come in smaller chunks, to bound the memory of one.
     size = sum(map(len, lines)) // len(lines) + 1
     chunk_rows = min(max(CHUNK_TEXT // size, 1), CHUNK_ROWS)
     return Layout(delimiter, depth, names, frozenset(text), decimal, chunk_rows)
@@ -338,6 +342,7 @@ def _header_depth(rows: list[list[str]]) -> int:
     # In a header of two levels one row holds the fields and the other the symbols.
     if ("close" in map(canonical, rows[0])) == ("close" in map(canonical, rows[1])):
         return 1
+    # Every column but the time needs a name at both levels.
     if len(rows[1]) != len(rows[0]) or any(not field.strip() for field in rows[1][1:]):
         return 1
     # Pandas puts the index's name into a row of its own.
@@ -379,6 +384,7 @@ def _field_counts(path: Path, delimiter: str) -> np.ndarray:
     with _text(source := Bytes(path)) as file:
 
         def size(row: list[str]) -> int:
+            # The row has ended, so its text is not endless.
             source.taken = 0
             return len(row)
 

@@ -155,6 +155,7 @@ def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series
     used.add(at := _position(chunk, second))
     right = chunk.frame.iloc[:, at]
     if sign == "/":
+        # Not a number gives NaN, which is a fault of its row (D030).
         below = pd.to_numeric(right, errors="coerce")
         if first == "1":
             return 1.0 / below
@@ -174,6 +175,7 @@ def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
     """Arranges a table with a column for each symbol and field; None if the table is long."""
     raw, all_closes = chunk.frame, given.get("close") == "*"
     roles = given.keys() | {canonical(column) for column in raw.columns}
+    # A table with a symbol column, or with one close, has one row per asset and time.
     if "symbol" in roles or ("close" in roles and not all_closes):
         return None
     clock = given.get("time")
@@ -254,6 +256,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         code, taken = symbols.take(arranged, name)
         if not taken.any():
             continue
+        # Most chunks are taken whole, and then not copied.
         raw = arranged.frame if taken.all() else arranged.frame[taken]
         arrays = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
         for key, array in (arrays | _numbers(raw, chunk.decimal, unread, begin)).items():
@@ -267,6 +270,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         if raw.index.isin(chunk.short).any():
             short.append(np.flatnonzero(raw.index.isin(chunk.short)) + begin)
         begin += len(raw)
+    # Only the whole file shows that it lacks a symbol.
     symbols.check(name)
     if not begin:
         raise refusal(name, Code.D002, "there are no rows")
@@ -386,6 +390,7 @@ class _Symbols:
         for each in rows.symbols or ():  # side by side: in the order of the columns
             if not self._wanted or each in self._wanted:
                 self._code(each)
+        # Symbols repeat, so each name is looked up once.
         local, found = pd.factorize(rows.frame["symbol"].astype("str"))
         names = ["" if name is None or pd.isna(name) else str(name) for name in [*found, ""]]
         self._known |= dict.fromkeys(name for name in names if name)

@@ -13,6 +13,7 @@ from nca_trader.config.reading import refuse_times
 EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds per unit
 STAMPS = (1.8e13, 2.2e13)  # 20181231143000; as milliseconds these would be centuries away
 OFFSET = r"(?:[T ]\d.*[+-]\d\d(?::?\d\d)?|Z|UTC)$"
+# A time outside these counts as not readable.
 EARLIEST, LATEST = np.datetime64("1800-01-01"), np.datetime64("2200-01-01")
 DAY_AND_MONTH = r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})$"
 ORDERS = {"dmy": ("b", "a"), "mdy": ("a", "b")}  # month and day among the parts above
@@ -104,6 +105,7 @@ class Times:
             self.clocked = self.clocked or bool((utc[naive] != days).any())
             if self.timezone is not None:
                 local = pd.DatetimeIndex(utc[naive])
+                # A time that the clock repeats or skips is not one moment, so it becomes NaT.
                 local = local.tz_localize(self.timezone, ambiguous="NaT", nonexistent="NaT")
                 utc[naive] = local.tz_convert(None).to_numpy("datetime64[ns]")
                 skipped = naive & np.isnat(utc)

@@ -134,6 +134,7 @@ def merton(
     for _ in range(60):  # the slope falls in a
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    # The weight is at a bound where the slope has no root between them.
     fraction = 0.0 if slope(0.0) <= 0 else 1.0 if slope(1.0) >= 0 else low
     mean_pay = weight @ pay(r[:, None], np.full((len(r), 1), fraction), r[:, None])
 
@@ -185,6 +186,7 @@ def garleanu_pedersen(
     (2013), propositions 3 and 4, without discounting.
     """
     g, cost, decay = gamma_risk, lambda_cost, 1 - phi_mr
+    # The rate and the aim of the docstring: k, and aim(f) / f.
     rate = 2 * g / (g + math.sqrt(g * g + 4 * g * cost))
     aim = B / (g * sigma**2) / (1 + phi_mr * rate * cost / g)
 
@@ -211,6 +213,7 @@ def garleanu_pedersen(
         generate=generate,
         pay=pay,
         state_names=("predictor",),
+        # A predictor that never moves has no scale; any will do.
         moments=((0.0,), (math.sqrt(variance_f) or 1.0,)),
         bounds=(-math.inf, math.inf),
         # 5 standard deviations of the best position: the bound hardly ever binds.
@@ -278,6 +281,7 @@ def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> Market:
     def generate(key: Array, num_bars: int) -> Path:
         first_key, key = jax.random.split(key)
         first = scale * jax.random.normal(first_key, (lag,))
+        # Each column is one of `lag` autoregressions, which take turns.
         shocks = sigma * jax.random.normal(key, (-(-num_bars // lag), lag))
         r = recur(lambda r, shock: phi * r + shock, first, shocks)
         r = jnp.concatenate([first, r.ravel()])
@@ -318,6 +322,7 @@ def regime_switching(
         flips = jax.random.bernoulli(flip_key, 1 - stay, (num_bars,))
         first = jax.random.bernoulli(first_key).astype(int)
         after = (first + jnp.cumsum(flips)) % 2
+        # A bar has the regime that was known at the close before.
         wild = jnp.concatenate([first[None], after[:-1]]) == 1
         z = jax.random.normal(key, (num_bars,))
         r = jnp.where(wild, wild_mu + wild_sigma * z, calm_mu + calm_sigma * z)
@@ -356,6 +361,7 @@ def jump(
         count_key, size_key, key = jax.random.split(key, 3)
         z, size = jax.random.normal(key, (num_bars,)), jax.random.normal(size_key, (num_bars,))
         jumps = jax.random.poisson(count_key, rate, (num_bars,)).astype(z.dtype)
+        # The sum of n normal jumps is normal, of mean n jump_mu and deviation sqrt(n) jump_sigma.
         r = mu + sigma * z + jumps * jump_mu + jnp.sqrt(jumps) * jump_sigma * size
         return Path(jnp.zeros((num_bars, 0)), r[:, None], jnp.zeros(1))
 
@@ -421,6 +427,7 @@ def volatility_moments(
     h = np.exp((edges[:-1] + edges[1:]) / 2)
     square = (np.exp(edges)[None, :] - omega - beta * h[:, None]) / (alpha * h[:, None])
     below = erf(np.sqrt(np.maximum(square, 0.0) / 2))
+    # What leaves the grid is counted in its outermost cells.
     below[:, 0], below[:, -1] = 0.0, 1.0
     mean = float(stationary(np.diff(below, axis=1)) @ np.sqrt(h))
     return (volatility * mean,), (volatility * math.sqrt(max(1 - mean**2, 1e-12)),)

@@ -106,12 +106,14 @@ class Market:
         low, high = self.bounds
         given = (f"{name}={json.dumps(value)}" for name, value in self.parameters.items())
         fields: dict[str, Any] = {
+            # Where there is a state, an agent sees it in place of features.
             "features": () if self.state_names else ("return_1",),
             "fill": "close",
             "reward": "pnl",
             "pnl_returns": self.reward,
             "short": low < 0.0,
             "size": high,
+            # Neither leverage, cash nor bankruptcy binds, as in the solution.
             "max_gross": None,
             "borrow": True,
             "costs": self.costs,
@@ -211,6 +213,7 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
         for, or more than memory holds.
     """
     check({"num_bars": num_bars, "seed": seed}, {"num_bars": 2, "seed": 0})
+    # A process that is killed for memory leaves no message, so this is checked first.
     need, free = CELL_BYTES * num_bars * market.num_assets, memory().free
     if need > free:
         raise ConfigError(

@@ -49,6 +49,7 @@ class Switching(NamedTuple):
 def stationary(chain: np.ndarray) -> np.ndarray:
     """Computes `[n]` the stationary distribution of a chain `[n, n]` with one recurrent class."""
     n = len(chain)
+    # The added ones replace the equation that is redundant by "sums to 1".
     return np.linalg.solve(np.eye(n) - chain.T + 1.0, np.ones(n))
 
 
@@ -78,6 +79,7 @@ def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
         held = cost * side
         known = mean + chain @ held
         inside = np.eye(int(kept.sum())) - chain[np.ix_(kept, kept)]
+        # Only the states left alone are unknown.
         held[kept] = np.linalg.solve(inside, known[kept])
         value = mean + chain @ held
         better = sides(value, cost)
@@ -163,6 +165,7 @@ def solve_line(
     else:  # a kink at the end of the range may appear and vanish without an effect on the gain
         if abs(gain - last) > TINY * np.abs(mean(y)).max():
             raise ArithmeticError("the kinks did not settle; report the market's parameters.")
+    # One point of each range gives its side.
     ends = np.concatenate([[low], cuts, [high]])
     signals = sides(smooth((ends[:-1] + ends[1:]) / 2), cost)
     return Switching(gain, cuts, signals)

@@ -147,6 +147,7 @@ def sine(
     log_price = np.log1p(amp * np.sin(2 * np.pi * phase / period))
     move = np.diff(log_price)
     move = move if reward == "log" else np.expm1(move)
+    # The phases follow each other with certainty.
     gain, signals = solver.solve_chain(np.roll(np.eye(period), 1, axis=1), move, cost)
 
     def generate(key: Array, num_bars: int) -> Path:
@@ -215,6 +216,7 @@ def markov_drift(
             odds = jnp.log(belief) - jnp.log1p(-belief) + evidence
             return (1 - stay) + (2 * stay - 1) * jax.nn.sigmoid(odds)
 
+        # Before any return both drifts are equally likely.
         states = recur(updated, jnp.full((), 0.5), 2 * mu / sigma**2 * r) if hidden else s
         return Path(states[:, None], r[:, None], jnp.zeros(1))
 
@@ -246,8 +248,10 @@ def solve_hidden(
         centre, shift, sd = np.log(up) - np.log(down), 2 * ratio**2, 2 * abs(ratio)
         return up * gaussian(y, centre + shift, sd) + down * gaussian(y, centre - shift, sd)
 
+    # The log-odds before a return are bounded by those of `stay`; one return adds the rest.
     reach = abs(math.log(stay / (1 - stay))) + 2 * ratio**2 + REACH * 2 * abs(ratio)
     width = min(3 * abs(ratio), 1.5)
+    # The smaller mu, the narrower the density, and with it the panels.
     panels = solver.panels(-reach, reach, width) if width else solver.MAX_NODES
     if panels * solver.NODES_PER_PANEL > solver.MAX_NODES:
         raise ConfigError(
@@ -263,6 +267,7 @@ def solve_hidden(
     order = slice(None) if persistence > 0 else slice(None, None, -1)
     rule = rule._replace(cuts=belief(rule.cuts)[order], signals=rule.signals[order])
     nodes, weight = solver.gauss_nodes(np.linspace(-reach, reach, panels + 1))
+    # The long-run deviation, on the nodes of an even grid.
     probability = solver.stationary(solver.transitions(density, nodes, nodes, weight))
     return rule, math.sqrt(probability @ (belief(nodes) - 0.5) ** 2)
 
@@ -285,6 +290,7 @@ def hidden_level(
     """
     shock = spread**2 * (1 - phi**2)
     linear = sigma**2 * (1 - phi**2) - shock
+    # The positive root of the equation for P in the docstring.
     error = (math.sqrt(linear**2 + 4 * shock * sigma**2) - linear) / 2  # P
     gain = error / (error + sigma**2)
     moved = phi * error / math.sqrt(error + sigma**2)
@@ -292,6 +298,7 @@ def hidden_level(
 
     def generate(key: Array, num_bars: int) -> Path:
         keys = jax.random.split(key, 4)
+        # The filter starts in its steady state: its mean, then the level around it.
         first_mean = known * jax.random.normal(keys[0])
         first_level = first_mean + math.sqrt(error) * jax.random.normal(keys[1])
         shocks = math.sqrt(shock) * jax.random.normal(keys[2], (num_bars,))
