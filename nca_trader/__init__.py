@@ -139,7 +139,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """The public name, from the module that it lives in."""
+    """Return the public name, from the module that it lives in."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")

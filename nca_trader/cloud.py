@@ -89,18 +89,18 @@ class CloudPath:
         return dataclasses.replace(self, key=self.key.rpartition("/")[0])
 
     def resolve(self) -> CloudPath:
-        """Returns itself: a URL is absolute and has no links."""
+        """Return itself: a URL is absolute and have no links."""
         return self
 
     def mkdir(self, mode: int = 0, parents: bool = True, exist_ok: bool = True) -> None:
-        """Does nothing: a folder exists as soon as an object is below it."""
+        """Do nothing: a folder exists as soon as an object is below it."""
 
     def version(self) -> Version:
-        """Returns the version of the object."""
+        """Return the version of the object."""
         return _version(self._ask(lambda store: store.head(self.key)))
 
     def is_file(self) -> bool:
-        """Returns whether an object has this key."""
+        """Return whether an object has this key."""
         try:
             self.version()
         except FileNotFoundError:
@@ -109,26 +109,26 @@ class CloudPath:
         return True
 
     def is_dir(self) -> bool:
-        """Returns whether objects are below it."""
+        """Return whether objects are below it."""
         return self._ask(lambda store: any(map(len, store.list(self.key or None))))
 
     def exists(self) -> bool:
-        """Returns whether it is an object or a folder."""
+        """Return whether it is an object or a folder."""
         return self.is_file() or self.is_dir()
 
     def iterdir(self) -> Iterator[CloudPath]:
-        """Yields the objects below it, at any depth."""
+        """Yield the objects below it, at any depth."""
         yield from (self / name for name in self.below())
 
     def below(self) -> dict[str, Version]:
-        """Returns the version of every object below it, by the rest of its key, in order."""
+        """Return the version of every object below it, by the rest of its key, in order."""
         chunks = self._ask(lambda store: list(store.list(self.key or None)))
         start = len(self.key) + 1 if self.key else 0
         found = {meta["path"][start:]: _version(meta) for chunk in chunks for meta in chunk}
         return dict(sorted(found.items()))
 
     def read(self) -> tuple[bytes, Version]:
-        """Returns the object's bytes and their version."""
+        """Return the object's bytes and their version."""
 
         def get(store: Any) -> tuple[bytes, Version]:
             result = store.get(self.key)
@@ -137,15 +137,15 @@ class CloudPath:
         return self._ask(get)
 
     def read_bytes(self) -> bytes:
-        """Returns the object's bytes."""
+        """Return the object's bytes."""
         return self.read()[0]
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Returns the object's text."""
+        """Return the object's text."""
         return self.read_bytes().decode(encoding)
 
     def download(self, to: pathlib.Path) -> None:
-        """Copies the object into a file, piece by piece, and makes the file's folder."""
+        """Copy the object into a file, piece by piece, and make the file's folder."""
         to.parent.mkdir(parents=True, exist_ok=True)
 
         def get(store: Any) -> None:
@@ -156,7 +156,7 @@ class CloudPath:
         self._ask(get)
 
     def put(self, content: bytes | pathlib.Path) -> None:
-        """Writes the object, from bytes or from a file: all of it, or the old one stays."""
+        """Write the object, from bytes or from a file: all of it, or the old one stays."""
         try:
             self._ask(lambda store: store.put(self.key, content))
         except FileNotFoundError as error:
@@ -164,7 +164,7 @@ class CloudPath:
             self._no_bucket(error)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Deletes the object. S3 does not say whether it existed."""
+        """Delete the object. S3 does not say whether it existed."""
         try:
             self._ask(lambda store: store.delete(self.key))
         except FileNotFoundError:
@@ -172,7 +172,7 @@ class CloudPath:
                 raise
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes the objects of these names below it, as `below` gives them, in any order."""
+        """Delete the objects of these names below it, as `below` gives them, in any order."""
         keys = [(self / name).key for name in names]
         if keys:
             self._ask(lambda store: store.delete(keys))
@@ -217,7 +217,7 @@ Place = pathlib.Path | CloudPath
 
 
 def place(path: str | os.PathLike[str] | CloudPath, name: str = "path") -> Place:
-    """Returns the path, or the place in a store if it is a URL.
+    """Return the path, or the place in a store if it is a URL.
 
     Args:
       path: a path, or a gs:// or s3:// URL.
@@ -249,7 +249,7 @@ def place(path: str | os.PathLike[str] | CloudPath, name: str = "path") -> Place
 
 
 def local(path: str | os.PathLike[str], what: str) -> pathlib.Path:
-    """Returns the path of something that can only be on this machine.
+    """Return the path of something that can only be on this machine.
 
     Raises:
       ConfigError: it is a URL. `what` begins the sentence, e.g. "a journal".
@@ -260,13 +260,13 @@ def local(path: str | os.PathLike[str], what: str) -> pathlib.Path:
 
 
 def together(do: Callable[[T], R], each: Iterable[T]) -> list[R]:
-    """Returns what `do` gives for each, in order; several run at once, since a store is far."""
+    """Return what `do` gives for each, in order; several run at once, since a store is far."""
     with ThreadPoolExecutor(AT_ONCE, "store") as pool:
         return list(pool.map(do, each))
 
 
 def fetched(path: CloudPath) -> pathlib.Path:
-    """Returns a copy, in the user's cache folder, of an object or of all objects below a folder.
+    """Return a copy, in the user's cache folder, of an object or of all objects below a folder.
 
     It is fetched again if the store has other contents. The old copy is then deleted.
 
@@ -304,7 +304,7 @@ def fetched(path: CloudPath) -> pathlib.Path:
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns this package's folder in the user's cache folder. It need not exist."""
+    """Return this package's folder in the user's cache folder. It need not exist."""
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(home) / "nca_trader"
 
@@ -317,7 +317,7 @@ def _version(meta: Any) -> Version:
 
 @functools.cache
 def _store(scheme: str, bucket: str) -> Any:
-    """The store of a bucket; keys, region and endpoint are read from the environment."""
+    """Return the store of a bucket; keys, region and endpoint are read from the environment."""
     try:
         import obstore.store  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -19,7 +19,7 @@ SCRATCH = "nca-trader."
 
 
 def write_atomically(path: Place, content: str | bytes) -> None:
-    """Writes `content`, a text as UTF-8, so that no reader and no crash sees half of it.
+    """Write `content`, a text as UTF-8, so that no reader and no crash sees half of it.
 
     Raises:
       StateError: it cannot be written. Nothing of it is left then.
@@ -45,7 +45,7 @@ def write_atomically(path: Place, content: str | bytes) -> None:
 
 
 def run_file(folder: Place) -> Place:
-    """Returns the path of a run folder's `run.json`.
+    """Return the path of a run folder's `run.json`.
 
     Raises:
       RunError: the file does not exist.
@@ -60,7 +60,7 @@ def run_file(folder: Place) -> Place:
 
 
 def sha256_of(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a file's bytes, hexadecimal."""
+    """Return the SHA-256 of a file's bytes, hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -108,7 +108,7 @@ def take_lock(path: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[pathlib.Path]:
-    """Makes a temporary folder that is deleted at the end.
+    """Make a temporary folder that is deleted at the end.
 
     The next call deletes the folder of a process that was killed. A folder is locked while its
     process lives, whichever container that is in.

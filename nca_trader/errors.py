@@ -20,7 +20,7 @@ _in_a_command = False
 
 @contextlib.contextmanager
 def options_named() -> Iterator[None]:
-    """Makes `argument` name command options inside the block; `nca_trader.cli.main` uses one."""
+    """Make `argument` name command options inside the block; `nca_trader.cli.main` uses one."""
     global _in_a_command
     before, _in_a_command = _in_a_command, True
     try:
@@ -35,7 +35,7 @@ def in_a_command() -> bool:
 
 
 def argument(name: str, value: object = None) -> str:
-    """Formats an argument as its user writes it, with its value if there is one.
+    """Format an argument as its user writes it, with its value if there is one.
 
     A Python caller reads `repair="sort"`; a user of the command line reads `--repair sort`, quoted
     for a shell.
@@ -54,7 +54,7 @@ LONGEST = 4000  # characters of a line of a message
 
 
 def printable(text: object) -> str:
-    r"""Returns `text` in one line, with control characters escaped, e.g. \x1b and \n.
+    r"""Return `text` in one line, with control characters escaped, e.g. \x1b and \n.
 
     A name in a file may hold escape sequences and line breaks, which would otherwise clear the
     screen or add a line to a message.
@@ -68,7 +68,7 @@ def printable(text: object) -> str:
 
 
 def user_line(error: BaseException) -> str:
-    """Returns the innermost line of the user's own code in a traceback; "" without one."""
+    """Return the innermost line of the user's own code in a traceback; "" without one."""
     libraries = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = frame.filename
@@ -87,7 +87,7 @@ class NcaTraderError(Exception):
     exit_code = 2
 
     def __str__(self) -> str:
-        """The message."""
+        """Return the message."""
         return "\n".join(map(printable, self.args))
 
 

@@ -30,7 +30,7 @@ def cores() -> int:
 
 
 def memory(root: pathlib.Path = ROOT) -> Memory:
-    """Returns the memory of the machine, or of the tightest limit on this process.
+    """Return the memory of the machine, or of the tightest limit on this process.
 
     Args:
       root: the folder of /proc and /sys.
@@ -51,7 +51,7 @@ def memory(root: pathlib.Path = ROOT) -> Memory:
 
 
 def _groups(root: pathlib.Path) -> Iterator[Memory]:
-    """Yields the limits of this process's control group and of its parents."""
+    """Yield the limits of this process's control group and of its parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
@@ -74,7 +74,7 @@ def _groups(root: pathlib.Path) -> Iterator[Memory]:
 
 
 def _numbers(file: pathlib.Path) -> dict[str, int]:
-    """Reads the number of each line, keyed by the word before it, or by itself if alone."""
+    """Read the number of each line, keyed by the word before it, or by itself if alone."""
     try:
         words = [line.split() for line in file.read_text().splitlines()]
     except OSError:

@@ -22,24 +22,24 @@ from nca_trader.types import Tensor
 
 
 def arrays(x: Tensor) -> ModuleType:
-    """Returns the module of array functions for `x`: `jax.numpy` for a jax array, else numpy."""
+    """Return the module of array functions for `x`: `jax.numpy` for a jax array, else numpy."""
     return jnp if isinstance(x, jax.Array) else np
 
 
 def cpu() -> Any:
-    """Returns a CPU device of this process; `jax.devices("cpu")[0]` is another host's on most."""
+    """Return a CPU device of this process; `jax.devices("cpu")[0]` is another host's on most."""
     return jax.local_devices(backend="cpu")[0]
 
 
 @contextlib.contextmanager
 def float64_on_cpu() -> Iterator[None]:
-    """Computes in float64 on `cpu()` inside the block: features, and accounts in reports."""
+    """Compute in float64 on `cpu()` inside the block: features, and accounts in reports."""
     with jax.enable_x64(True), jax.default_device(cpu()):
         yield
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Returns `a + b` as a rounded sum and its exact rounding error.
+    """Return `a + b` as a rounded sum and its exact rounding error.
 
     Source: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
     """
@@ -50,7 +50,7 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def pair_add(high: Array, low: Array, x: Array) -> tuple[Array, Array]:
-    """Adds `x` to the pair `(high, low)`; returns the new pair, all of one shape and dtype."""
+    """Add `x` to the pair `(high, low)`; return the new pair, all of one shape and dtype."""
     total, error = two_sum(high, x)
     return two_sum(total, error + low)
 
@@ -61,17 +61,17 @@ def wide(x: Array) -> Array:
 
 
 def sum32(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Returns the sum over `axis`; in bfloat16 256 + 1 is 256."""
+    """Return the sum over `axis`; in bfloat16 256 + 1 is 256."""
     return wide(x).sum(axis)
 
 
 def cumsum32(x: Array, axis: int = 0) -> Array:
-    """Returns the running sum along `axis`; in bfloat16 it is 11% off after 512 steps."""
+    """Return the running sum along `axis`; in bfloat16 it is 11% off after 512 steps."""
     return jnp.cumsum(wide(x), axis)
 
 
 def ema32(average: Array, x: Array, decay: float) -> Array:
-    """Returns `average + (1 - decay) (x - average)` for arrays of one shape.
+    """Return `average + (1 - decay) (x - average)` for arrays of one shape.
 
     In bfloat16 a decay of 0.999 is 1, and the average would never move.
     """
@@ -80,17 +80,17 @@ def ema32(average: Array, x: Array, decay: float) -> Array:
 
 
 def exp32(x: Array) -> Array:
-    """Returns `exp(x)`; rounding x = 50.1 to bfloat16 alone makes it 9.5% too small."""
+    """Return `exp(x)`; rounding x = 50.1 to bfloat16 alone makes it 9.5% too small."""
     return jnp.exp(wide(x))
 
 
 def logprob32(logits: Array) -> Array:
-    """Returns `log softmax` over the last axis; bfloat16 turns a ratio of 0.98807 into 0.98438."""
+    """Return `log softmax` over the last axis; bfloat16 turns a ratio of 0.98807 into 0.98438."""
     return jax.nn.log_softmax(wide(logits))
 
 
 def cov32(x: Array, jitter: float = 0.0) -> Array:
-    """Returns `[D, D]` covariance of the columns of `x` `[N, D]`, plus `jitter` on its diagonal.
+    """Return `[D, D]` covariance of the columns of `x` `[N, D]`, plus `jitter` on its diagonal.
 
     With a jitter above the rounding error of its largest entry it has a Cholesky factor, and a
     constant column has the correlation 0 with all others.
@@ -100,7 +100,7 @@ def cov32(x: Array, jitter: float = 0.0) -> Array:
 
 
 def unrounded(*operands: Array) -> jax.lax.Precision | None:
-    """Returns the precision with which a product does not round its operands.
+    """Return the precision with which a product does not round its operands.
 
     By default a TPU rounds float32 operands to bfloat16, and a GPU to 10 bits of mantissa. At full
     precision a TPU takes six passes. None for bfloat16 operands, which have nothing to round.
@@ -110,13 +110,13 @@ def unrounded(*operands: Array) -> jax.lax.Precision | None:
 
 
 def dot32(a: Array, b: Array) -> Array:
-    """Returns `a @ b` without rounding operands or sums to a narrower type."""
+    """Return `a @ b` without rounding operands or sum to a narrower type."""
     wide = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
     return jnp.matmul(a, b, precision=unrounded(a, b), preferred_element_type=wide)
 
 
 def einsum32(subscripts: str, *operands: Array) -> Array:
-    """Returns `jnp.einsum` without rounding operands or sums to a narrower type."""
+    """Return `jnp.einsum` without rounding operands or sum to a narrower type."""
     wide = jnp.promote_types(jnp.result_type(*operands), jnp.float32)
     precision = unrounded(*operands)
     return jnp.einsum(subscripts, *operands, precision=precision, preferred_element_type=wide)

@@ -138,14 +138,14 @@ class Bars:
         return bars_per_year(self.time)
 
     def __getitem__(self, rows: slice) -> Bars:
-        """Returns the bars of a contiguous range of rows."""
+        """Return the bars of a contiguous range of rows."""
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("Bars takes a contiguous slice of rows, e.g. bars[100:200].")
         fields = ("time", *self.fields)
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in fields})
 
     def select(self, *symbols: str) -> Bars:
-        """Returns the bars of some assets, in the order of `symbols`."""
+        """Return the bars of some assets, in the order of `symbols`."""
         unknown = [str(s) for s in symbols if s not in self.symbols]
         if unknown or not symbols:
             raise BarError(
@@ -157,7 +157,7 @@ class Bars:
         return dataclasses.replace(self, symbols=tuple(symbols), **arrays)
 
     def row(self, date: str | np.datetime64 | pd.Timestamp, name: str = "date") -> int:
-        """Returns the first row at or after `date`; `N` if there is none.
+        """Return the first row at or after `date`; `N` if there is none.
 
         Args:
           date: in UTC where it has no zone. name: of the caller's argument, for messages.
@@ -169,13 +169,13 @@ class Bars:
         return int(np.searchsorted(self.time, stamp))
 
     def between(self, start: str | None = None, stop: str | None = None) -> Bars:
-        """Returns the bars with `start <= time < stop`; None is no bound."""
+        """Return the bars with `start <= time < stop`; None is no bound."""
         first = 0 if start is None else self.row(start, "start")
         last = len(self) if stop is None else self.row(stop, "stop")
         return self[first:last]
 
     def digest(self) -> str:
-        """Returns the SHA-256 over times, symbols and every value."""
+        """Return the SHA-256 over times, symbols and every value."""
         digest = hashlib.sha256(repr(self.symbols).encode())
         digest.update(self.time.astype("int64").tobytes())
         for name in self.fields:
@@ -184,14 +184,14 @@ class Bars:
         return digest.hexdigest()
 
     def as_bar(self) -> Bar:
-        """Returns one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
+        """Return one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
         seconds = self.time.astype("datetime64[s]").astype(np.int64)
         time = np.broadcast_to(seconds[:, None], self.close.shape)
         return Bar(time, **{name: getattr(self, name) for name in self.fields})
 
 
 def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns a read-only array of `dtype`: a copy, unless `array` is one already."""
+    """Return a read-only array of `dtype`: a copy, unless `array` is one already."""
     if isinstance(array, np.ndarray) and array.dtype == dtype:
         owner = array if array.base is None else array.base
         if isinstance(owner, np.ndarray) and not (array.flags.writeable or owner.flags.writeable):
@@ -202,7 +202,7 @@ def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def bars_per_year(time: np.ndarray) -> float:
-    """Returns the bars per year of the bars' own calendar.
+    """Return the bars per year of the bars' own calendar.
 
     Over a year or more, and for bars of a week or more: N - 1 steps over the time between first
     and last bar. Over less: bars per trading day (the median) times trading days per year. These

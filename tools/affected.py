@@ -29,7 +29,7 @@ MODULE = re.compile(r"\b(?:nca_trader|benchmarks)(?:\.\w+)+\.?")
 
 
 def changed(root: pathlib.Path, base: str) -> set[str]:
-    """Returns the files that differ from the common ancestor with `base`, new ones too."""
+    """Return the files that differ from the common ancestor with `base`, new ones too."""
 
     def git(*words: str) -> list[str]:
         command = ["git", "-C", str(root), *words]
@@ -41,7 +41,7 @@ def changed(root: pathlib.Path, base: str) -> set[str]:
 
 
 def graph(root: pathlib.Path) -> dict[str, set[str]]:
-    """Returns the files that each Python file of the repository depends on."""
+    """Return the files that each Python file of the repository depends on."""
     files = {
         path.relative_to(root).as_posix()
         for folder in SOURCES
@@ -71,7 +71,7 @@ def graph(root: pathlib.Path) -> dict[str, set[str]]:
 
 
 def names(tree: ast.AST, here: list[str], public: dict[str, str]) -> Iterator[str]:
-    """Yields the dotted names of all modules and members that a file mentions in its code."""
+    """Yield the dotted names of all modules and members that a file mentions in its code."""
     aliases = {"nca_trader"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -93,7 +93,7 @@ def names(tree: ast.AST, here: list[str], public: dict[str, str]) -> Iterator[st
 
 
 def files_of(name: str, files: set[str]) -> set[str]:
-    """Returns the file of a module or of the module that a member is in.
+    """Return the file of a module or of the module that a member is in.
 
     A name that ends in a dot is the beginning of one that is put together: a whole package.
     """
@@ -110,7 +110,7 @@ def files_of(name: str, files: set[str]) -> set[str]:
 
 
 def affected(edges: dict[str, set[str]], changes: set[str], texts: dict[str, str]) -> list[str]:
-    """Returns the test files that depend on `changes`, the nearest first.
+    """Return the test files that depend on `changes`, the nearest first.
 
     Args:
       edges: of `graph`.
@@ -133,7 +133,7 @@ def affected(edges: dict[str, set[str]], changes: set[str], texts: dict[str, str
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the files on stdout, and what they leave out on stderr."""
+    """Print the files on stdout, and what they leave out on stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", default="main", help="the branch compared with (%(default)s)")
     parser.add_argument("--seconds", type=float, default=75.0, help="of tests, about (%(default)s)")

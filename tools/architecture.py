@@ -39,7 +39,7 @@ ABOUT = {
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules of the package that a file imports, at whatever depth."""
+    """Return the modules of the package that a file imports, at whatever depth."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PACKAGE):
             if node.module == PACKAGE:
@@ -52,7 +52,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def edges() -> dict[str, set[str]]:
-    """What each package imports, other than itself."""
+    """Return what each package imports, other than itself."""
     found: dict[str, set[str]] = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT / PACKAGE).parts
@@ -67,7 +67,7 @@ def edges() -> dict[str, set[str]]:
 
 
 def depth(name: str, found: dict[str, set[str]]) -> int:
-    """Packages below this one, on the longest way down."""
+    """Package below this one, on the longest way down."""
     return max((depth(other, found) + 1 for other in found[name]), default=0)
 
 
@@ -77,7 +77,7 @@ def below(name: str, found: dict[str, set[str]]) -> set[str]:
 
 
 def picture() -> str:
-    """Returns the SVG."""
+    """Return the SVG."""
     found = edges()
     rows: dict[int, list[str]] = {}
     for name in sorted(found):
@@ -119,7 +119,7 @@ def picture() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the picture, or checks it; returns the exit code."""
+    """Write the picture, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare")
     if not parser.parse_args(argv).check:

@@ -24,12 +24,12 @@ OTHERS = {
 
 
 def sentence(text: str | None) -> str:
-    """Returns the first sentence of a docstring or a comment, without its full stop."""
+    """Return the first sentence of a docstring or a comment, without its full stop."""
     return re.split(r"(?<=\.)\s", " ".join((text or "").split()))[0].rstrip(".")
 
 
 def described(cls: Any) -> dict[str, str]:
-    """Returns what a config's docstring says of each field, by name."""
+    """Return what a config's docstring says of each field, by name."""
     summary, _, text = inspect.cleandoc(cls.__doc__).partition("Attributes:")
     names = [field.name for field in dataclasses.fields(cls)]
     word = "|".join(sorted(names, key=len, reverse=True))
@@ -45,7 +45,7 @@ def described(cls: Any) -> dict[str, str]:
 
 
 def ranges_of(cls: Any) -> dict[str, str]:
-    """Returns the range of each field, as the checks of the config's constructor state it."""
+    """Return the range of each field, as the checks of the config's constructor state it."""
     found: dict[str, str] = {}
     if cls is env.Costs:
         found = dict.fromkeys(env.AMOUNTS, "[0, inf)")

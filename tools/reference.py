@@ -26,7 +26,7 @@ HEAD = "# Reference\n\n`make docs` writes this page from the code: edit the docs
 
 
 def table(columns: str, rows: Iterable[Iterable[object]]) -> str:
-    """Returns a Markdown table whose first column is code; vertical bars are escaped."""
+    """Return a Markdown table whose first column is code; vertical bars are escaped."""
     texts = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in rows)
     cells = ((f"`{first}`", *others) for first, *others in texts)
     head, *lines = (f"| {' | '.join(row)} |" for row in (columns.split(", "), *cells))
@@ -34,7 +34,7 @@ def table(columns: str, rows: Iterable[Iterable[object]]) -> str:
 
 
 def keys(cls: Any) -> str:
-    """Returns the table of a config's keys."""
+    """Return the table of a config's keys."""
     about, limits, rows = described(cls), ranges_of(cls), []
     for f in dataclasses.fields(cls):
         if not dataclasses.is_dataclass(f.default):
@@ -45,7 +45,7 @@ def keys(cls: Any) -> str:
 
 
 def feature(name: str) -> tuple[object, ...]:
-    """Returns the row of a feature; the docstring of its factory has the formula."""
+    """Return the row of a feature; the docstring of its factory has the formula."""
     made = features.FEATURES[name]
     inner = inspect.getclosurevars(made.update).nonlocals["update"]
     factory = getattr(features, inner.__qualname__.partition(".")[0])
@@ -53,14 +53,14 @@ def feature(name: str) -> tuple[object, ...]:
 
 
 def presets(folder: str) -> Iterator[tuple[str, str]]:
-    """Yields the name of each preset and the first sentence of its comment."""
+    """Yield the name of each preset and the first sentence of its comment."""
     for name in toml.preset_names(folder):
         comment = re.match(r"(?:#.*\n)*", (toml.preset_folder(folder) / f"{name}.toml").read_text())
         yield name, sentence(comment[0].replace("#", "") if comment else "")
 
 
 def options(parser: Any, shared: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields each option of a command and its help, but for those whose help is in `shared`."""
+    """Yield each option of a command and its help, but for those whose help is in `shared`."""
     for action in parser._actions:
         value = action.metavar or (action.choices and f"{{{','.join(map(str, action.choices))}}}")
         value = "" if action.nargs == 0 else value or action.dest.upper()
@@ -70,7 +70,7 @@ def options(parser: Any, shared: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def page() -> str:
-    """Returns the text of the whole page."""
+    """Return the text of the whole page."""
     actions = re.findall(r'"(\w+)" ([^"]*?)(?:;|$)', described(EnvConfig)["actions"])
     paid = ((name, sentence(f.__doc__) or "log-return") for name, f in rewards.SCHEMES.items())
     codes = [
@@ -101,7 +101,7 @@ def page() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the page, or checks it; returns the exit code."""
+    """Write the page, or check it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare")
     if not parser.parse_args(argv).check:

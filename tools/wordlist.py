@@ -18,7 +18,7 @@ PROSE = {"COMMENT", "STRING", "FSTRING_MIDDLE"}  # tokens of Python
 
 
 def files(patterns: Iterable[str], root: pathlib.Path = ROOT) -> list[pathlib.Path]:
-    """Returns the files that the patterns name, less those of patterns that start with "!"."""
+    """Return the files that the patterns name, less those of patterns that start with "!"."""
     found: set[pathlib.Path] = set()
     for pattern in patterns:
         named = set(root.glob(pattern.removeprefix("!")))
@@ -27,7 +27,7 @@ def files(patterns: Iterable[str], root: pathlib.Path = ROOT) -> list[pathlib.Pa
 
 
 def prose(path: pathlib.Path) -> str:
-    """Returns the prose of a page or of a Python file, each line where it was."""
+    """Return the prose of a page or of a Python file, each line where it was."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         lines = [""] * (text.count("\n") + 2)
@@ -40,18 +40,18 @@ def prose(path: pathlib.Path) -> str:
 
 
 def blank(found: re.Match[str]) -> str:
-    """Returns a match as white space with the same line breaks."""
+    """Return a match as white space with the same line breaks."""
     return re.sub(r"\S", " ", found[0])
 
 
 def matches(phrase: str, text: str) -> Iterator[re.Match[str]]:
-    """Yields where a phrase occurs in a text, as whole words."""
+    """Yield where a phrase occurs in a text, as whole words."""
     words = r"\s+".join(map(re.escape, phrase.split()))
     return re.finditer(rf"(?<![\w-]){words}(?![\w-])", text, re.I)
 
 
 def offences(text: str) -> list[tuple[int, str, str]]:
-    """Returns line, phrase and the words to use, for every listed phrase in a text."""
+    """Return line, phrase and the words to use, for every listed phrase in a text."""
     for term in LIST["allowed"]:
         for found in matches(term, text):
             text = text[: found.start()] + blank(found) + text[found.end() :]
@@ -63,7 +63,7 @@ def offences(text: str) -> list[tuple[int, str, str]]:
 
 
 def problems() -> list[str]:
-    """Returns a line for every listed phrase in the files."""
+    """Return a line for every listed phrase in the files."""
     return [
         f'{path.relative_to(ROOT)}:{line}: "{phrase}"; write: {plain}'
         for path in files(LIST["files"])

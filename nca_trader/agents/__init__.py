@@ -15,7 +15,7 @@ def load_agent(
     *,
     name: str = "",
 ) -> AgentConfig:
-    """Loads an agent's config by the name of a preset or from a TOML file.
+    """Load an agent's config by the name of a preset or from a TOML file.
 
     Args:
       name_or_path: e.g. "nano", or the path of a .toml file; a config is returned as it is.

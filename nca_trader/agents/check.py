@@ -23,7 +23,7 @@ BATCH = 2
 
 
 def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = None) -> Report:
-    """Checks a policy on random bars, a fifth of them missing.
+    """Check a policy on random bars, a fifth of them missing.
 
     The drawn parameters are perturbed, because an untrained policy may return its input and so
     hide a fault.
@@ -89,7 +89,7 @@ class _Run:
 
 
 def _counted(function: Callable) -> tuple[Callable, list[Any]]:
-    """Returns the jitted function and a list of its arguments' shapes at each trace."""
+    """Return the jitted function and a list of its arguments' shapes at each trace."""
     traced = []
 
     def call(*args: Any) -> Any:

@@ -17,12 +17,12 @@ from nca_trader.types import EnvSpec
 
 
 def num_account_features(spec: EnvSpec) -> int:
-    """Number of account features per asset."""
+    """Return the number of account features per asset."""
     return 3 + rewards.num_shown(spec)
 
 
 def account_features(spec: EnvSpec, account: Account) -> Array:
-    """`[A, 3 + M]` float32 account features, the policy head's second input.
+    """Return `[A, 3 + M]` float32 account features, the policy head's second input.
 
     For each asset the weight held and the weight last ordered, both in units of `spec.size`, and
     the account's cash as a fraction of equity. Where positions have constant size, the weight held
@@ -68,7 +68,7 @@ class Head(nnx.Module):
         self.value_bias = nnx.Param(jnp.zeros(()))
 
     def __call__(self, cells: Array, features: Array) -> tuple[Array, Array]:
-        """Computes the logits and the value of a decision.
+        """Compute the logits and the value of a decision.
 
         Args:
           cells: `[..., A, C]` states of the bar's cells; axes of size 1 broadcast, so that
@@ -92,7 +92,7 @@ class Head(nnx.Module):
         return list(dot32(self._last().T, hidden).reshape(-1, *seen.shape[1:]))
 
     def channels_last(self, cells: Array, features: Array) -> list[Array]:
-        """The same for a TPU, whose compiler transposes rows of decisions piece by piece."""
+        """Return the same for a TPU, whose compiler transposes rows of decisions piece by piece."""
         seen = dot32(cells, self.cell[...]) + dot32(features, self.account[...])
         hidden = jnp.tanh(seen + self.bias[...].reshape(*(1,) * (cells.ndim - 1), -1))
         out = dot32(hidden, self._last())
@@ -206,7 +206,7 @@ SQUASHED_GAUSSIAN = Distribution(
 
 
 def distribution(spec: EnvSpec) -> Distribution:
-    """Returns the distribution of actions in environments of this `spec`.
+    """Return the distribution of actions in environments of this `spec`.
 
     Source of the squashed Gaussian: Haarnoja et al., Soft Actor-Critic (2018), appendix C.
     """
@@ -214,6 +214,6 @@ def distribution(spec: EnvSpec) -> Distribution:
 
 
 def best_target(spec: EnvSpec, logits: Array, ordered: Array) -> Array:
-    """`[A]` target weights of the most probable action; `ordered` `[A]` is the account's."""
+    """Return `[A]` target weights of the most probable action; `ordered` `[A]` is the account's."""
     chosen = distribution(spec)
     return to_target(spec, chosen.order(spec, chosen.mode(logits)), ordered)

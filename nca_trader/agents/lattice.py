@@ -39,13 +39,13 @@ class Gauged:
         return self
 
     def meets(self, x: Array) -> tuple[Array, Array]:
-        """The weight, and `x` on the grid."""
+        """Return the weight, and `x` on the grid."""
         most = 2.0 ** (self.bits - 1) - 1.0
         return self.weight, jnp.clip(jnp.round(x / self.step), -most, most) * self.step
 
 
 def operands(w: Array | Gauged, x: Array) -> tuple[Array, Array]:
-    """What is multiplied: a weight and cells."""
+    """Return what is multiplied: a weight and cells."""
     return w.meets(x) if isinstance(w, Gauged) else (w, x)
 
 
@@ -77,7 +77,7 @@ class Form(NamedTuple):
 
 @jax.custom_vjp
 def written(arrays: Any) -> Any:
-    """The arrays, for the compiler to write as they are: not computed anew by each who reads.
+    """Return the arrays as they are, written once and not computed again by every reader.
 
     In a gradient's program nothing is asked of it: it has more to keep there, and by itself takes
     fewer cycles (see docs/lab-notes/tpu-cycles.md).

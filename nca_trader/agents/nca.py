@@ -45,12 +45,12 @@ class Fire(NamedTuple):
 
 
 def dilations_of(config: PolicyConfig) -> tuple[int, ...]:
-    """The dilation of each of the K steps: the cycle in the config, repeated."""
+    """Return the dilation of each of the K steps: the cycle in the config, repeated."""
     return tuple(itertools.islice(itertools.cycle(config.dilations), config.steps))
 
 
 def first_bars(dilations: tuple[int, ...], halo: int) -> list[int]:
-    """The first bar of which a state is of use, before each step and after the last.
+    """Return the first bar of which a state is of use, before each step and after the last.
 
     The last has no use for the bars of the halo; a step reaches `TAPS - 1` dilations back.
     """
@@ -122,7 +122,7 @@ class NCA(nnx.Module):
         return 1 + (TAPS - 1) * sum(dilations_of(config))
 
     def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
-        """Encodes the cells of a lattice, in the form that suits the platform it is lowered for.
+        """Encode the cells of a lattice, in the form that suits the platform it is lowered for.
 
         Args:
           x: `[B, T, A, F]` features. present: `[B, T, A]` bool. fire: None is every update.
@@ -184,7 +184,7 @@ class NCA(nnx.Module):
 
     @staticmethod
     def begin(spec: EnvSpec, config: PolicyConfig) -> tuple[Array, ...]:
-        """The stream's state before the first bar: 2 d_k rows `[C, 2 d_k, 1, A]` for each step."""
+        """Return a stream's first state: 2 d_k rows `[C, 2 d_k, 1, A]` for each step."""
         return tuple(
             jnp.zeros((config.channels, (TAPS - 1) * dilation, 1, spec.num_assets), jnp.float32)
             for dilation in dilations_of(config)
@@ -193,7 +193,7 @@ class NCA(nnx.Module):
     def stream(
         self, past: tuple[Array, ...], x: Array, present: Array
     ) -> tuple[tuple[Array, ...], Array]:
-        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; cells `[A, C]` come back.
+        """Encode one new bar, `x` `[A, F]` and `present` `[A]`; cells `[A, C]` come back.
 
         The rows kept are the newest and not a ring with a pointer, so that the state is a
         function of the last RF - 1 bars alone, whenever the stream began.
@@ -247,7 +247,7 @@ class NCA(nnx.Module):
     def _move(
         self, form: Form, rule: Rule, state: Array, hidden: Array, fire: Array | None
     ) -> Array:
-        """The state after a step whose hidden layer sums to `hidden`."""
+        """Return the state after a step whose hidden layer sums to `hidden`."""
         hidden = form.relu(stored(hidden, self.precision))
         change = form.dense(rule.update, hidden, self.matmul_dtype)
         change = jnp.tanh(change + form.column(rule.bias))
@@ -258,7 +258,7 @@ class NCA(nnx.Module):
 def neighbour_states(
     state: Array, mask: Array, spec: EnvSpec, config: PolicyConfig, axis: int
 ) -> list[Array]:
-    """What each asset's cell sees of other assets at the same bar, one array for each slot.
+    """Return what each asset's cell sees of other assets at the same bar, one array for each slot.
 
     A slot has weights of its own, so that a direction can be learnt; an asset that is missing
     shows 0.
@@ -291,7 +291,7 @@ def _fire_mask(fire: Fire, shape: tuple[int, ...], rate: float, step: int) -> Ar
 
 
 def _blocks(config: PolicyConfig, run: Callable) -> list[tuple[range, Callable]]:
-    """Steps that run together, and how: what `remat` keeps for the gradient is theirs alone."""
+    """Return groups of steps that share a rematerialisation, each with its function."""
     steps, remat = range(config.steps), config.remat
     if remat == "none":
         return [(steps, run)]

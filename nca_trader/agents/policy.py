@@ -68,7 +68,7 @@ class Policy(NamedTuple):
 
 
 def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Policy:
-    """Builds the policy of an agent.
+    """Build the policy of an agent.
 
     The same arguments return the same object, so that compiled programs are found again.
 
@@ -138,7 +138,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
 
 
 def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:
-    """Returns the agent with another number K of updates per cell and the same parameters.
+    """Return the agent with another number K of updates per cell and the same parameters.
 
     The cycle of dilations continues, so the receptive field follows K.
 
@@ -153,7 +153,7 @@ def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:
 def decide(
     policy: Policy, params: Params, window: Array, present: Array, account: Account
 ) -> Array:
-    """Computes the logits `[A, n]` of one decision from the last RF bars.
+    """Compute the logits `[A, n]` of one decision from the last RF bars.
 
     Args:
       window: `[RF, A, F]` features, the last row is the bar whose close was just seen.
@@ -165,12 +165,12 @@ def decide(
 
 
 def read_out(policy: Policy, params: Params, cells: Array, account: Account) -> Array:
-    """Computes the logits `[A, n]` of one decision from its bar's `cells` `[A, C]`."""
+    """Compute the logits `[A, n]` of one decision from its bar's `cells` `[A, C]`."""
     logits, _ = policy.act(params, cells, account_features(policy.spec, account))
     return logits
 
 
 def num_parameters(policy: Policy) -> int:
-    """Counts the parameters of a policy without drawing them."""
+    """Count the parameters of a policy without drawing them."""
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))

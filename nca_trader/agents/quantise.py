@@ -61,12 +61,12 @@ def params_of(leaves: Mapping[str, Any]) -> Params:
 
 
 def largest(bits: int) -> float:
-    """The largest weight of a channel in steps: half a step beyond the outermost number."""
+    """Return the largest weight of a channel in steps: half a step beyond the outermost number."""
     return 2.0 ** (bits - 1) - 0.5
 
 
 def on_grid(w: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds `w` `[I, O]` to whole steps, int8 or int16 for 16 bits; returns both, steps `[O]`."""
+    """Round `w` `[I, O]` to whole steps, int8 or int16 for 16 bits; return both, steps `[O]`."""
     step = (np.abs(w).max(axis=0) / np.float32(largest(bits))).astype(np.float32)
     # A step of a channel near zero would underflow or divide by zero.
     step = np.where(step < np.finfo(np.float32).tiny ** 0.5, np.float32(1.0), step)
@@ -76,7 +76,7 @@ def on_grid(w: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantised(leaves: Leaves, bits: int) -> Leaves:
-    """Returns the tensors of a file: "NAME" of each leaf and "NAME:step" of each matrix."""
+    """Return the tensors of a file: "NAME" of each leaf and "NAME:step" of each matrix."""
     tensors: Leaves = {}
     for name, leaf in leaves.items():
         if leaf.ndim != 2:
@@ -88,7 +88,7 @@ def quantised(leaves: Leaves, bits: int) -> Leaves:
 
 
 def layout(shapes: Mapping[str, tuple[int, ...]], bits: int) -> Layout:
-    """Returns types and shapes of what `quantised` makes of leaves of these shapes."""
+    """Return types and shapes of what `quantised` makes of leaves of these shapes."""
     whole, found = {4: np.uint8, 8: np.int8, 16: np.int16}[bits], {}
     for name, shape in shapes.items():
         found[name] = (np.float32, shape)
@@ -100,7 +100,7 @@ def layout(shapes: Mapping[str, tuple[int, ...]], bits: int) -> Layout:
 
 
 def widened(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], bits: int) -> Leaves:
-    """Returns the float32 leaves of these shapes that `quantised` made tensors of."""
+    """Return the float32 leaves of these shapes that `quantised` made tensors of."""
     leaves: Leaves = {}
     for name, shape in shapes.items():
         leaf = tensors[name]
@@ -119,7 +119,7 @@ def pack(whole: np.ndarray) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the int8 numbers of `shape` that `pack` was given."""
+    """Return the int8 numbers of `shape` that `pack` was given."""
     flat = np.stack([packed & 0xF, packed >> 4], axis=-1).ravel()[: int(np.prod(shape))]
     return (((flat ^ 8).astype(np.int8)) - 8).reshape(shape)
 
@@ -131,7 +131,7 @@ class _Watched(Gauged):
     seen: list[float]
 
     def meets(self, x: Array) -> tuple[Array, Array]:
-        """Returns the operands unchanged."""
+        """Return the operands unchanged."""
         self.seen.append(float(jnp.abs(x).max()))
         return self.weight, x
 
@@ -167,12 +167,12 @@ def ranges(
 
 
 def steps_of(found: Mapping[str, float], bits: int) -> dict[str, float]:
-    """Returns the step of the activations' grid of each matrix, by name."""
+    """Return the step of the activations' grid of each matrix, by name."""
     return {name: value / largest(bits) or 1.0 for name, value in found.items()}
 
 
 def gauged(leaves: Leaves, steps: Mapping[str, float], bits: int) -> dict[str, Any]:
-    """Returns the leaves; matrices with a step round their activations to it."""
+    """Return the leaves; matrices with a step round their activations to it."""
     return {
         name: Gauged(jnp.asarray(leaf), jnp.float32(steps[name]), bits) if name in steps else leaf
         for name, leaf in leaves.items()
@@ -199,7 +199,7 @@ class Codebook(NamedTuple):
     entries: np.ndarray
 
     def nearest(self, groups: np.ndarray) -> np.ndarray:
-        """Returns the nearest entry `[G]` to each of `groups` `[G, D]`; the first of equals."""
+        """Return the nearest entry `[G]` to each of `groups` `[G, D]`; the first of equals."""
         # In float32 the difference of products may exceed the distance between entries.
         entries, found = self.entries.astype(np.float64), []
         for first in range(0, len(groups), CHUNK):
@@ -210,12 +210,12 @@ class Codebook(NamedTuple):
         return np.concatenate(found)
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes the codebook to a file; raises StateError where that fails."""
+        """Write the codebook to a file; raise StateError where that fails."""
         write_tensors(path, {"entries": self.entries}, {"codebook": self.kind}, FILE, VERSION)
 
 
 def load_codebook(path: pathlib.Path) -> Codebook:
-    """Reads what `Codebook.save` wrote; raises as `read_tensors` does."""
+    """Read what `Codebook.save` wrote; raise as `read_tensors` does."""
     tensors, about = read_tensors(path, FILE, VERSION)
     kind, entries = about.get("codebook"), tensors.get("entries", np.zeros(0))
     if kind not in KINDS or entries.ndim != 2 or entries.dtype != np.float32:
@@ -298,7 +298,7 @@ def matrix_of(groups: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]) -> 
 
 
 def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves:
-    """Returns the tensors of a file: indices and scales of matrices, other leaves as they are.
+    """Return the tensors of a file: indices and scale of matrices, other leaves as they are.
 
     Args:
       leaves: of the policy, by name. kind: of the codebook, which has 2^bits entries for groups
@@ -332,7 +332,7 @@ def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves
 
 
 def coded_layout(shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int, group: int) -> Layout:
-    """Returns types and shapes of what `coded` makes of leaves of these shapes."""
+    """Return types and shapes of what `coded` makes of leaves of these shapes."""
     found: dict[str, tuple[type, tuple[int, ...]]] = {"codebook": (np.float32, (2**bits, group))}
     for name, shape in shapes.items():
         found[name] = (np.float32, shape)
@@ -346,7 +346,7 @@ def coded_layout(shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int, gr
 
 
 def decoded(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], kind: str, bits: int) -> Leaves:
-    """Returns the float32 leaves of these shapes that `coded` made tensors of."""
+    """Return the float32 leaves of these shapes that `coded` made tensors of."""
     entries = tensors["codebook"]
     leaves: Leaves = {}
     for name, shape in shapes.items():

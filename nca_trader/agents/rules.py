@@ -38,7 +38,7 @@ class Strategy(NamedTuple):
 
 
 def always_flat() -> Strategy:
-    """Returns the strategy that holds cash.
+    """Return the strategy that holds cash.
 
     Example:
       >>> always_flat().name
@@ -48,7 +48,7 @@ def always_flat() -> Strategy:
 
 
 def buy_and_hold() -> Strategy:
-    """Returns the strategy that buys 1/A of equity of each asset at its first bar, and holds.
+    """Return the strategy that buys 1/A of equity of each asset at its first bar, and holds.
 
     Example:
       >>> buy_and_hold().name
@@ -67,7 +67,7 @@ def buy_and_hold() -> Strategy:
 
 
 def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
-    """Returns the moving-average cross: long 1/A of equity while the fast mean is the higher.
+    """Return the moving-average cross: long 1/A of equity while the fast mean is the higher.
 
     Args:
       fast: closes of the fast mean.
@@ -91,7 +91,7 @@ def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
 
 
 def momentum(lookback: int = 50) -> Strategy:
-    """Returns momentum: long 1/A of equity while the close is above that of `lookback` bars ago.
+    """Return momentum: long 1/A of equity while the close is above that of `lookback` bars ago.
 
     Args:
       lookback: bars.
@@ -117,7 +117,7 @@ def _refuse_periods(rule: str, **periods: int) -> None:
 
 
 def _from_closes(name: str, length: int, signal: Callable[[Array], Array]) -> Strategy:
-    """Makes a strategy of the last `length` closes `[length, A]`, newest first; flat before.
+    """Make a strategy of the last `length` closes `[length, A]`, newest first; flat before.
 
     A missing bar changes nothing: closes are those of present bars.
     """

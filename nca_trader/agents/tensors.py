@@ -45,7 +45,7 @@ def write_tensors(
     kind: str,
     version: int,
 ) -> int:
-    """Writes a file completely or not at all.
+    """Write a file completely or not at all.
 
     Args:
       path: the file.
@@ -82,7 +82,7 @@ def write_tensors(
 
 
 def refuse_other(tensors: Mapping[str, np.ndarray], layout: Layout) -> None:
-    """Validates that arrays have the names, types and shapes of `layout` and are finite.
+    """Validate that arrays have the names, types and shapes of `layout` and are finite.
 
     Raises:
       ValueError: the first that is missing, unknown, of another type or shape, or not finite.
@@ -101,7 +101,7 @@ def refuse_other(tensors: Mapping[str, np.ndarray], layout: Layout) -> None:
 def read_tensors(
     path: Place, kind: str, version: int
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Reads a file that `write_tensors` wrote; the arrays are views of its bytes.
+    """Read a file that `write_tensors` wrote; the arrays are views of its bytes.
 
     Returns:
       The arrays by name, and the metadata.

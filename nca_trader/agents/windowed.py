@@ -58,12 +58,12 @@ class MLP(nnx.Module):
 
     @staticmethod
     def begin(spec: EnvSpec, config: PolicyConfig) -> Array:
-        """The stream's state before the first bar: the last W - 1 inputs, newest first."""
+        """Return the stream's state before the first bar: the last W - 1 inputs, newest first."""
         shape = (config.window - 1, spec.num_features + 1, 1, 1, spec.num_assets)
         return jnp.zeros(shape, jnp.float32)
 
     def stream(self, past: Array, x: Array, present: Array) -> tuple[Array, Array]:
-        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; returns cells `[A, C]`."""
+        """Encode one new bar, `x` `[A, F]` and `present` `[A]`; return cells `[A, C]`."""
         seen = entered(self.config, x[None, None], present[None, None])
         bars = jnp.concatenate([seen[None], past])
         cells = self._cells(bars.reshape(-1, *seen.shape[1:]))
@@ -138,11 +138,11 @@ class GRU(nnx.Module):
 
     @staticmethod
     def begin(spec: EnvSpec, config: PolicyConfig) -> Array:
-        """The stream's state before the first bar, `[C, W, 1, A]`: a unit for each open window."""
+        """Return a stream's first state, `[C, W, 1, A]`: one unit for each open window."""
         return jnp.zeros((config.channels, config.window, 1, spec.num_assets), jnp.float32)
 
     def stream(self, states: Array, x: Array, present: Array) -> tuple[Array, Array]:
-        """Encodes one new bar, `x` `[A, F]` and `present` `[A]`; returns cells `[A, C]`.
+        """Encode one new bar, `x` `[A, F]` and `present` `[A]`; return cells `[A, C]`.
 
         The units are of the windows that are open, oldest first; the bar closes the oldest, and
         opens one that ends W bars later.

@@ -50,12 +50,12 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line, and exits with 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Prints the line and exits."""
+        """Print the line and exit."""
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`.\n")
 
 
 def build_parser() -> Parser:
-    """Returns the parser of every command; heavy imports wait until a command runs."""
+    """Return the parser of every command; heavy imports wait until a command runs."""
     import nca_trader
 
     parser = Parser(prog="nca-trader", description=nca_trader.__doc__)
@@ -73,7 +73,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
       argv: the words after `nca-trader`; by default those of this process.
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """Prints one object on one line; a number that is not finite becomes null.
+    """Print one object on one line; a number that is not finite becomes null.
 
     Example:
       >>> print_json({"sharpe": float("nan"), "trades": 3})
@@ -148,7 +148,7 @@ def _finite(value: Any) -> Any:
 
 
 def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -> NoReturn:
-    """Ends a command whose check failed, with exit code 1.
+    """End a command whose check failed, with exit code 1.
 
     The result is printed too: with `--json` a reader gets it whatever the exit code.
 
@@ -164,7 +164,7 @@ def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -
 
 @contextlib.contextmanager
 def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
-    """Turns the first SIGINT or SIGTERM into a request to stop, and the second into an interrupt.
+    """Turn the first SIGINT or SIGTERM into a request to stop, and the second into an interrupt.
 
     Args:
       what: "update", "bar" or "look", after which the caller stops; for the message.
@@ -194,7 +194,7 @@ def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
 
 
 def use_compile_cache() -> None:
-    """Keeps compiled programs under the user's cache folder, unless the user chose otherwise."""
+    """Keep compiled programs under the user's cache folder, unless the user chose otherwise."""
     if "NCA_TRADER_NO_CACHE" in os.environ or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"

@@ -18,7 +18,7 @@ NOTE = (
 
 
 def add_backtest_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", dest="run_dir", help="run folder or exported file; each look counts")
@@ -119,7 +119,7 @@ def looks_sentence(result: Any) -> str:
 
 
 def show(result: Any) -> dict[str, Any]:
-    """Prints the metrics of a `Result`; returns them."""
+    """Print the metrics of a `Result`; return them."""
     from nca_trader.evaluate.verdict import in_sample_sentence
 
     first, last = result.equity.index[0].date(), result.equity.index[-1].date()

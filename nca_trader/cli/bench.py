@@ -15,7 +15,7 @@ FIGURES = ("temp_mb", "p50_us", "p99_us", "matmul_share")
 
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.add_argument("what", nargs="?", default="all", choices=("env", "policy", "ppo", "all"))
     parser.add_argument("--agent", help="agent of `policy` (default small)")
     parser.add_argument(
@@ -28,7 +28,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> None:
-    """Prints each row as it is measured; with `--json`, one object per line."""
+    """Print each row as it is measured; with `--json`, one object per line."""
     from nca_trader.agents import load_agent
     from nca_trader.cli import print_json
     from nca_trader.errors import ConfigError
@@ -67,7 +67,7 @@ def run_bench(args: argparse.Namespace) -> None:
 
 
 def benchmark(name: str) -> Any:
-    """Imports a benchmark: a wheel has them inside the package, a checkout next to it."""
+    """Import a benchmark: a wheel has them inside the package, a checkout next to it."""
     package = pathlib.Path(__file__).resolve().parents[1]
     folder = package / "benchmarks"
     # By path: `import benchmarks` could find a folder of that name where the user is.

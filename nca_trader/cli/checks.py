@@ -107,7 +107,7 @@ def _check_reading(command: str, given: dict[str, Any]) -> None:
 
 
 def _check_files(command: str, given: dict[str, Any]) -> None:
-    """Looks for the bar file, the run, and the folder of the journal."""
+    """Look for the bar file, the run, and the folder of the journal."""
     from nca_trader.cloud import CloudPath, place
     from nca_trader.disk import run_file
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.add_argument("what", choices=("check",), help="check: read the file, and say how it is")
     parser.add_argument("file", metavar="FILE", help="a CSV, Parquet or Feather file")
     add_options(parser, *READING)
 
 
 def run_data(args: argparse.Namespace) -> dict[str, Any]:
-    """Reads the file; returns its summary.
+    """Read the file; return its summary.
 
     Raises:
       BarError: every problem of the file.
@@ -47,7 +47,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def summarise(bars: Bars) -> dict[str, Any]:
-    """Counts bars, times, gaps and missing bars; a figure of an absent column is None."""
+    """Count bars, times, gaps and missing bars; a figure of an absent column is None."""
     import numpy as np
     import pandas as pd
 

@@ -28,7 +28,7 @@ TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.add_argument("--out", default="runs", help="where the run's folder goes (%(default)s)")
     parser.add_argument("--resume", metavar="RUN", help="continue the run folder of a demo")
     add_options(
@@ -42,7 +42,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
 
 
 def command_of(args: argparse.Namespace, resume: pathlib.Path | None = None) -> str:
-    """Returns the command that makes a demo again, or that resumes its run folder."""
+    """Return the command that makes a demo again, or that resumes its run folder."""
     given = {key: getattr(args, key) for key in DEFAULTS}
     changed = {key: value for key, value in given.items() if value != DEFAULTS[key]}
     return typed("demo", **changed, resume=resume and str(resume))
@@ -102,7 +102,7 @@ class Stages:
 
     @contextlib.contextmanager
     def __call__(self, name: str, label: str | None = None) -> Iterator[None]:
-        """Runs a stage; without `label`, the stage shows its own progress."""
+        """Run a stage; without `label`, the stage shows its own progress."""
         from nca_trader.watch.progress import stage
 
         began = time.perf_counter()
@@ -112,7 +112,7 @@ class Stages:
 
 
 def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> dict[str, Any]:
-    """Selects a seed, evaluates it on the test span, and writes the page."""
+    """Select a seed, evaluate it on the test span, and write the page."""
     from nca_trader.errors import CheckFailed
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.report.page import backtest_baselines
@@ -202,7 +202,7 @@ def _write_page(
     parity: Any,
     seconds: dict[str, float],
 ) -> pathlib.Path:
-    """Fills the report from the results and from what is on disk."""
+    """Fill the report from the results and from what is on disk."""
     from nca_trader.evaluate.report import page
     from nca_trader.evaluate.report.page import report_on
 

@@ -14,7 +14,7 @@ NOTE = (
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.epilog = NOTE
     add_options(parser, "seed", "data", *READING, run={"required": True, "help": "run folder"})
     parser.add_argument("--out", required=True, metavar="FILE", help="the file to write")

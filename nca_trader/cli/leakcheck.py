@@ -23,7 +23,7 @@ QUIET = 2.0  # seconds before progress is shown
 
 
 def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.epilog = NOTE
     parser.add_argument("strategy", metavar="STRATEGY", help="a rule, feature:NAME or FILE.py:NAME")
     parser.add_argument("--data", metavar="FILE", required=True, help="a bar file (CSV, Parquet)")
@@ -45,7 +45,7 @@ def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
-    """Checks; returns the report.
+    """Check; return the report.
 
     Raises:
       CheckFailed: it looks ahead.
@@ -93,7 +93,7 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def shown() -> Iterator[Callable[[int, int], None]]:
-    """Yields the function that shows progress: on a terminal, once the check has taken a while."""
+    """Yield the function that shows progress: on a terminal, once the check has taken a while."""
     from nca_trader.watch.progress import DRAW_EVERY, on_terminal
 
     drawn = time.monotonic() + QUIET - DRAW_EVERY

@@ -48,7 +48,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[str, Any]) -> None:
-    """Adds options of `SHARED` by name.
+    """Add options of `SHARED` by name.
 
     Args:
       parser: the parser of a command.
@@ -60,13 +60,13 @@ def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[st
 
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the reading options that were given, as `read_bars` takes them."""
+    """Return the reading options that were given, as `read_bars` takes them."""
     given = {name: getattr(args, name) for name in READING}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def typed(command: str, *words: str, **options: Any) -> str:
-    """Writes a whole command, quoted for a shell.
+    """Write a whole command, quoted for a shell.
 
     Args:
       command: e.g. "backtest".
@@ -91,7 +91,7 @@ def typed(command: str, *words: str, **options: Any) -> str:
 
 
 def overrides(args: argparse.Namespace, kind: str) -> list[str]:
-    """Returns the changes of `--set` to the environment ("env.") or to the agent ("")."""
+    """Return the changes of `--set` to the environment ("env.") or to the agent ("")."""
     texts = getattr(args, "set", [])
     if kind:
         return [text.removeprefix(kind) for text in texts if text.startswith(kind)]
@@ -99,7 +99,7 @@ def overrides(args: argparse.Namespace, kind: str) -> list[str]:
 
 
 def agent_of(args: argparse.Namespace) -> Any:
-    """Returns the agent of `--agent`, with `--set` and `--devices` applied."""
+    """Return the agent of `--agent`, with `--set` and `--devices` applied."""
     from nca_trader.agents import load_agent
 
     agent = load_agent(args.agent, overrides(args, ""))
@@ -110,14 +110,14 @@ def agent_of(args: argparse.Namespace) -> Any:
 
 
 def load_experiment(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Returns the configs of `--env` and `--agent`, with `--set` and `--devices` applied."""
+    """Return the configs of `--env` and `--agent`, with `--set` and `--devices` applied."""
     from nca_trader.envs import load_env
 
     return load_env(args.env, overrides(args, "env.")), agent_of(args)
 
 
 def load_bars(args: argparse.Namespace) -> Any:
-    """Returns the bars of `--data`, or the sample bars.
+    """Return the bars of `--data`, or the sample bars.
 
     Raises:
       BarError: see `read_bars`.
@@ -132,7 +132,7 @@ def load_bars(args: argparse.Namespace) -> Any:
 
 
 def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
-    """Returns the environment and the agent of a training command, ready on this machine's cores.
+    """Return the environment and the agent of a training command, ready on this machine's cores.
 
     Args:
       args: with `env`, `agent`, `set`, `devices`, `data`, `until` and the reading options.
@@ -172,7 +172,7 @@ def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def training_progress(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yields the function that shows each row of metrics as progress towards `total` steps."""
+    """Yield the function that shows each row of metrics as progress towards `total` steps."""
     from nca_trader.parallel import hosts
     from nca_trader.watch.progress import Progress
 

@@ -10,7 +10,7 @@ from nca_trader.cli.options import READING, add_options, reading_options
 
 
 def add_paper_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     add_options(parser, "seed", *READING, run={"required": True})
     parser.add_argument("--feed", required=True, metavar="FEED", help="replay:FILE, a bar file")
     parser.add_argument("--broker", default="simulated", help="simulated (default)")
@@ -23,7 +23,7 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_paper(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the session to the end of its feed, or until it is asked to stop."""
+    """Run the session to the end of its feed, or until it is asked to stop."""
     from nca_trader.evaluate.verdict import in_sample_sentence
     from nca_trader.paper.session import paper_trade
 
@@ -55,14 +55,14 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_journal_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     walk = "walk the hash chain; exit 4 names the first damage"
     parser.add_argument("action", choices=("verify",), help=walk)
     parser.add_argument("file", metavar="FILE", help="the journal")
 
 
 def run_journal(args: argparse.Namespace) -> dict[str, Any]:
-    """Verifies the journal.
+    """Verify the journal.
 
     Raises:
       StateError: it is damaged.

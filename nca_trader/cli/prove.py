@@ -14,7 +14,7 @@ NUM_SEEDS = 3
 
 
 def add_prove_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.add_argument(
         "markets",
         nargs="*",

@@ -20,7 +20,7 @@ from nca_trader.cli.train import add_training_options
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     add_options(parser, "data", *READING, "set", agent={"required": True})
     add_options(parser, env={"default": "index_daily", "help": "environment (default %(default)s)"})
     parser.add_argument(
@@ -61,7 +61,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     add_training_options(parser)
     parser.add_argument("--steps", type=int, default=3, help="updates to trace (%(default)s)")
     parser.add_argument(
@@ -82,7 +82,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     add_options(
         parser,
         *READING,
@@ -95,7 +95,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_doctor(args: argparse.Namespace) -> dict[str, Any]:
-    """Examines the machine; returns facts and findings.
+    """Examine the machine; return facts and findings.
 
     Raises:
       CheckFailed: a finding is an error.

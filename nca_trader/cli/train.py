@@ -36,7 +36,7 @@ SWITCHES = {  # option: the setting of jax, its value, what it does
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `load_training`."""
+    """Add the options of `load_training`."""
     required = {"required": True}
     shards = SHARED["data"]["help"].replace(";", ", or the shards.json of shards;")
     add_options(parser, env=required, agent=required, data={"help": shards})
@@ -45,7 +45,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     add_training_options(parser)
     add_options(
         parser,
@@ -127,7 +127,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def replay_line(env: Any, agent: Any) -> str:
-    """Describes the agent's replay ring, without building anything on the device."""
+    """Describe the agent's replay ring, without building anything on the device."""
     import jax
 
     from nca_trader.agents.policy import make_policy
@@ -140,7 +140,7 @@ def replay_line(env: Any, agent: Any) -> str:
 
 @contextlib.contextmanager
 def debugged(args: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> Iterator[Watch]:
-    """Sets the switches while the block runs, and yields the `Watch` that calls `report`.
+    """Set the switches while the block runs, and yield the `Watch` that calls `report`.
 
     Raises:
       ConfigError: `--profile` is below 1.
@@ -190,7 +190,7 @@ class Watch:
         self._tracing = False
 
     def __call__(self, row: dict[str, Any]) -> None:
-        """Takes the row of another update.
+        """Take the row of another update.
 
         Raises:
           CheckFailed: it was dropped, and `--debug-nans` or `--debug-infs` is on.
@@ -243,7 +243,7 @@ class Watch:
         )
 
     def close(self) -> None:
-        """Ends a running trace."""
+        """End a running trace."""
         import jax
 
         if self._tracing:
@@ -253,7 +253,7 @@ class Watch:
 
 
 def add_supervise_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     for name, kind, metavar, default, text in (
         ("restarts", int, "N", 10, "in a row, at most (default 10)"),
         (

@@ -16,7 +16,7 @@ SHOWN += ("paper_bars", "paper_equity", "paper_drawdown")
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Add the command's options."""
     parser.add_argument("--run", dest="run_dir", metavar="DIR", help="the run folder to follow")
     parser.add_argument("--journal", metavar="FILE", help="a paper session's journal to follow")
     rules = "alert rules, see docs/guides/watch.md"
@@ -79,7 +79,7 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]:
-    """Looks again and again, until asked to stop."""
+    """Look again and again, until asked to stop."""
     from nca_trader.watch.alerts import Sinks
     from nca_trader.watch.metrics import Collector, exporter
 

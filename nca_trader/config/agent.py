@@ -109,7 +109,7 @@ class PolicyConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Yields each field without effect given the values `given`, and what it needs."""
+        """Yield each field without effect given the values `given`, and what it needs."""
         if given.kind not in KINDS:
             return
         for name, kinds in KINDS_WITH.items():
@@ -170,7 +170,7 @@ class PopulationConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Yields each field without effect given the values `given`, and what it needs."""
+        """Yield each field without effect given the values `given`, and what it needs."""
         if given.every == 0:
             yield "share", "every of at least 1"
             yield "perturb", "every of at least 1"

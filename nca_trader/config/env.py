@@ -86,7 +86,7 @@ class Costs:
         return any(rate != 0.0 for rate in rates)
 
     def scaled(self, factor: Any) -> Costs:
-        """Returns the costs of trading and borrowing times `factor`; income and funding stay."""
+        """Return the costs of trading and borrowing times `factor`; income and funding stay."""
         names = {field.name for field in dataclasses.fields(self)} - {"interest_lend", "funding"}
         return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
 
@@ -121,7 +121,7 @@ REWARDS_WITH = {
 
 
 def limit_problems(rules: Any) -> Iterator[str]:
-    """Yields what is wrong with the trading limits of an `EnvConfig`, or of an account's rules."""
+    """Yield what is wrong with the trading limits of an `EnvConfig`, or of an account's rules."""
     yield from between(rules, "(0, inf)", "max_gross", "max_net", "capital")
     yield from between(rules, "(0, 1]", "maintenance_margin", "max_participation")
     yield from between(rules, "[0, inf)", "lot", "tick", "min_notional")
@@ -130,7 +130,7 @@ def limit_problems(rules: Any) -> Iterator[str]:
 
 
 def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
-    """Yields one problem if `capital` is None and a limit or cost is an amount of money."""
+    """Yield one problem if `capital` is None and a limit or cost is an amount of money."""
     if rules.capital is not None:
         return
     names = [name for name in ("lot", "tick", "min_notional") if getattr(rules, name)]
@@ -267,7 +267,7 @@ class EnvConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Yields each field without effect given the values `given`, and what it needs."""
+        """Yield each field without effect given the values `given`, and what it needs."""
         for name, rewards in REWARDS_WITH.items():
             if given.reward in REWARDS and given.reward not in rewards:
                 yield name, f"reward={' or '.join(map(repr, rewards))}"

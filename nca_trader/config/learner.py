@@ -104,7 +104,7 @@ class LearnerConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Yields each field without effect given the values `given`, and what it needs."""
+        """Yield each field without effect given the values `given`, and what it needs."""
         if given.advantages in ("group", "pathwise"):
             yield "gae_lambda", "advantages='gae' or 'exact'"
         if given.advantages != "gae":
@@ -159,7 +159,7 @@ class OptimizerConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Yields each field without effect given the values `given`, and what it needs."""
+        """Yield each field without effect given the values `given`, and what it needs."""
         if given.schedule in ("constant", "linear", "cosine"):
             yield "first_period", "schedule='sgdr'"
 
@@ -193,7 +193,7 @@ class CurriculumConfig:
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Yields each field without effect given the values `given`, and what it needs."""
+        """Yield each field without effect given the values `given`, and what it needs."""
         if given.costs_from == 1.0:
             yield "costs_share", "costs_from below 1"
         if given.volatility_from == 1.0:

@@ -27,20 +27,20 @@ ISO = re.compile(
 
 
 def refuse(*problems: str | Iterable[str]) -> None:
-    """Raises one ConfigError with one line per problem, if there is any."""
+    """Raise one ConfigError with one line per problem, if there is any."""
     lines = [line for some in problems for line in ([some] if isinstance(some, str) else some)]
     if lines:
         raise ConfigError(*lines)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns `"did you mean 'x'? "` with the known name closest to `word`; "" if none is close."""
+    """Return `"did you mean 'x'? "` with the known name closest to `word`; "" if none is close."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'? " if close else ""
 
 
 def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iterator[str]:
-    """Checks that the fields are whole numbers from `least` to `most`; None where declared."""
+    """Check that the fields are whole numbers from `least` to `most`; None where declared."""
     for name in names:
         value = getattr(config, name)
         if value is None and _optional(config, name):
@@ -54,7 +54,7 @@ def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iter
 
 
 def between(config: Any, interval: str, *names: str) -> Iterator[str]:
-    """Checks that the fields are numbers in `interval`, e.g. "[0, 1)"; None where declared.
+    """Check that the fields are numbers in `interval`, e.g. "[0, 1)"; None where declared.
 
     "inf" is an end and never a value.
     """
@@ -72,12 +72,12 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
 
 
 def _optional(config: Any, name: str) -> bool:
-    """Returns whether a field of a dataclass or a named tuple is declared as `... | None`."""
+    """Return whether a field of a dataclass or a named tuple is declared as `... | None`."""
     return "None" in str(type(config).__annotations__[name])
 
 
 def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:
-    """Checks that the field is one of the allowed words."""
+    """Check that the field is one of the allowed words."""
     allowed = tuple(allowed)
     value = getattr(config, name)
     if value not in allowed:
@@ -86,14 +86,14 @@ def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:
 
 
 def multiple(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
-    """Checks that `value` is a multiple of `of`."""
+    """Check that `value` is a multiple of `of`."""
     if value % of:
         near = max(of, round(value / of) * of)
         yield f"{name}={value} is not a multiple of {of_name}={of}; the nearest that is: {near}."
 
 
 def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
-    """Checks that `value` divides `of`."""
+    """Check that `value` divides `of`."""
     if of % value:
         divisors = [d for d in range(1, of + 1) if of % d == 0]
         near = min(divisors, key=lambda d: abs(d - value))
@@ -101,7 +101,7 @@ def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
 
 
 def without_effect(config: Any) -> Iterator[str]:
-    """Checks that fields which other fields switch off are at their defaults.
+    """Check that fields which other fields switch off are at their defaults.
 
     Args:
       config: a dataclass with `idle(given)`, which yields the name of each field that changes
@@ -117,21 +117,21 @@ def without_effect(config: Any) -> Iterator[str]:
 
 
 def switched(config: T, **changes: Any) -> T:
-    """Returns a copy of a config with `changes`; fields that they switch off get their defaults."""
+    """Return a copy of a config with `changes`; fields that they switch off get their defaults."""
     fields: Any = config
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(fields)}
     return dataclasses.replace(fields, **at_rest(type(config), given | changes) | changes)
 
 
 def at_rest(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the defaults of all fields without effect, where others have `values`."""
+    """Return the defaults of all fields without effect, where others have `values`."""
     defaults = defaults_of(cls)
     given = SimpleNamespace(**{**defaults, **values})
     return {name: defaults[name] for name, _ in cls.idle(given)}
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:
-    """Returns the default of each field of a dataclass, by name."""
+    """Return the default of each field of a dataclass, by name."""
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
@@ -170,7 +170,7 @@ def strict(cls: type[T]) -> type[T]:
 
 
 def described(value: Any) -> str:
-    """Returns what was given, in a few words: `the number 0.001`, `a function (my_rule)`."""
+    """Return what was given, in a few words: `the number 0.001`, `a function (my_rule)`."""
     if isinstance(value, str):
         return f"the text {value!r}"
     if isinstance(value, Real):
@@ -184,12 +184,12 @@ def described(value: Any) -> str:
 
 
 def a(name: str) -> str:
-    """Returns the name of a class with its article."""
+    """Return the name of a class with its article."""
     return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
 
 
 def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> None:
-    """Checks the type of an argument.
+    """Check the type of an argument.
 
     Args:
       name: name of the argument. accepted: what may be given, for the message.
@@ -209,7 +209,7 @@ def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> N
 
 
 def moment(date: Any, name: str = "date") -> Any:
-    """Returns a date as a pandas Timestamp in UTC; a date without a zone is read as UTC.
+    """Return a date as a pandas Timestamp in UTC; a date without a zone is read as UTC.
 
     Args:
       date: ISO 8601 text, e.g. "2013-01-02" or "2013-01-02T14:30Z"; or a datetime of the standard

@@ -40,7 +40,7 @@ DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 
 
 def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
-    """Returns the repairs of "sort,drop-nan" or of a sequence.
+    """Return the repairs of "sort,drop-nan" or of a sequence.
 
     Raises:
       BarError: a repair is unknown, or two exclude each other.
@@ -57,7 +57,7 @@ def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
 
 
 def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, str]:
-    """Returns the column of each role, from "time=Date,close=Last" or a mapping.
+    """Return the column of each role, from "time=Date,close=Last" or a mapping.
 
     Raises:
       BarError: a role is unknown, named twice, or has no column.
@@ -79,7 +79,7 @@ def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, st
 
 
 def parse_step(every: str | None) -> np.timedelta64 | None:
-    """Returns the length of a bar, e.g. of "1min", "4h", "1d".
+    """Return the length of a bar, e.g. of "1min", "4h", "1d".
 
     Raises:
       BarError: it is not a length of time, or does not divide a day evenly.
@@ -100,7 +100,7 @@ def parse_step(every: str | None) -> np.timedelta64 | None:
 
 
 def refuse_times(timezone: str | None, dates: str | None) -> None:
-    """Checks a time zone and the order of day and month.
+    """Check a time zone and the order of day and month.
 
     Raises:
       BarError: one of them is unknown.
@@ -120,7 +120,7 @@ def _refuse_unknown(what: str, name: str, known: Collection[str]) -> None:
 
 
 def replayed(feed: str, broker: str = "simulated") -> str:
-    """Returns the bar file that a feed replays.
+    """Return the bar file that a feed replays.
 
     Raises:
       ConfigError: this version does not have such a feed or broker.

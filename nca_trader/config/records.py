@@ -33,7 +33,7 @@ CHECKSUM, BLANK = "checksum", "0" * 64
 
 
 def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:
-    """Parses JSON that this package wrote.
+    """Parse JSON that this package wrote.
 
     Args:
       content: the text, or its bytes in UTF-8. source: the file's name. remedy: for the message.
@@ -49,7 +49,7 @@ def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:
 
 
 def read_toml(text: str, source: str) -> dict[str, Any]:
-    """Parses TOML that a user wrote.
+    """Parse TOML that a user wrote.
 
     Raises:
       ConfigError: `text` is not TOML, or has deep nesting or huge numbers.
@@ -70,7 +70,7 @@ def _reason(error: Exception) -> str:
 
 
 def _narrow(value: Any) -> Any:
-    """Returns `value`; raises ValueError where it holds an integer of more than 64 bits."""
+    """Return `value`; raise ValueError where it holds an integer of more than 64 bits."""
     if isinstance(value, int) and value not in INTEGERS:
         raise ValueError("an integer has more than 64 bits")
     if isinstance(value, dict | list):
@@ -80,7 +80,7 @@ def _narrow(value: Any) -> Any:
 
 
 def plain(value: Any, none: str | None = None) -> Any:
-    """Returns a value in the types of JSON: dataclasses as objects, tuples as lists.
+    """Return a value in the types of JSON: dataclasses as objects, tuples as lists.
 
     Args:
       none: what stands for None; where nothing does, a field whose default is None is left out.
@@ -118,7 +118,7 @@ class Mismatch(Exception):
 
 
 def converted(value: Any, kind: Any, none: str | None = None, path: str = "") -> Any:
-    """Converts a parsed value to the declared type `kind`.
+    """Convert a parsed value to the declared type `kind`.
 
     Whole numbers pass for floats and lists for tuples.
 
@@ -179,7 +179,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
 
 
 def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """Returns the declared type of each field of a record, and the fields that may be missing."""
+    """Return the declared type of each field of a record, and the fields that may be missing."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if dataclasses.is_dataclass(kind):
         fields = dataclasses.fields(kind)
@@ -192,7 +192,7 @@ def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Returns the first place where two parsed values differ: its path and both values.
+    """Return the first place where two parsed values differ: its path and both values.
 
     >>> difference({"a": [1, 2]}, {"a": [1, 3]})
     ('a[1]', 2, 3)
@@ -211,7 +211,7 @@ def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | 
 
 
 def shown(value: Any) -> str:
-    """Returns a wrong value as a message repeats it: JSON in one line, cut where it is long."""
+    """Return a wrong value as a message repeats it: JSON in one line, cut where it is long."""
     try:
         text = json.dumps(value, default=str)
     except (ValueError, RecursionError):  # an integer of Python's; a deep nest
@@ -220,7 +220,7 @@ def shown(value: Any) -> str:
 
 
 def record(kind: type[T], value: Any, source: str, remedy: str = RESTORE) -> T:
-    """Returns parsed JSON as the declared type `kind`.
+    """Return parsed JSON as the declared type `kind`.
 
     Raises:
       StateError: a key is unknown or missing, or a value has another type.
@@ -232,7 +232,7 @@ def record(kind: type[T], value: Any, source: str, remedy: str = RESTORE) -> T:
 
 
 def sealed(value: Mapping[str, Any]) -> str:
-    """Returns the JSON text of `value` with the SHA-256 of that text under "checksum".
+    """Return the JSON text of `value` with the SHA-256 of that text under "checksum".
 
     The digest is that of the whole text with 64 zeros in its own place.
     """
@@ -241,7 +241,7 @@ def sealed(value: Mapping[str, Any]) -> str:
 
 
 def unsealed(content: bytes, source: str) -> tuple[Any, bool]:
-    """Parses what `sealed` wrote; returns it without its "checksum", and whether it had one.
+    """Parse what `sealed` wrote; return it without its "checksum", and whether it had one.
 
     Raises:
       StateError: the text is not JSON, or not the text that was written.

@@ -28,13 +28,13 @@ NONE = "none"
 
 
 def preset_folder(folder: str) -> pathlib.Path:
-    """Returns the folder of the presets "envs" or "agents": in the wheel, or in the checkout."""
+    """Return the folder of the presets "envs" or "agents": in the wheel, or in the checkout."""
     shipped = PACKAGE / folder / "shipped"
     return shipped if shipped.is_dir() else PACKAGE.parent / folder
 
 
 def preset_names(folder: str) -> tuple[str, ...]:
-    """Returns the names of the presets in `folder`, sorted."""
+    """Return the names of the presets in `folder`, sorted."""
     return tuple(sorted(path.stem for path in preset_folder(folder).glob("*.toml")))
 
 
@@ -45,7 +45,7 @@ def read_preset(
     overrides: Sequence[str] = (),
     name: str = "",
 ) -> T:
-    """Reads a config by the name of a preset or the path of a TOML file; a config passes as it is.
+    """Read a config by the name of a preset or the path of a TOML file; a config passes as it is.
 
     Args:
       cls: a frozen dataclass, nested for tables; see `from_toml_text`.
@@ -100,7 +100,7 @@ def read_preset(
 def from_toml_text(
     cls: type[T], text: str, source: str, overrides: Sequence[str] = (), *, recorded: bool = False
 ) -> T:
-    """Reads a config from the text of a TOML file.
+    """Read a config from the text of a TOML file.
 
     Keys are the dataclass's fields and nested dataclasses are tables; what is left out has its
     default. Whole numbers do for floats, lists for tuples, "none" for None.
@@ -127,7 +127,7 @@ def from_toml_text(
 
 
 def to_toml(config: Any) -> str:
-    """Returns a config as the text of a TOML file with every field, which reads back equal."""
+    """Return a config as the text of a TOML file with every field, which reads back equal."""
     return "\n".join(_lines(plain(config, NONE), ())) + "\n"
 
 
@@ -141,7 +141,7 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
 
 
 def literal(value: Any) -> str:
-    """Returns a value of `plain` as TOML writes it."""
+    """Return a value of `plain` as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -166,14 +166,14 @@ class _Reader:
         self.overridden: set[tuple[str, ...]] = set()
 
     def report(self, path: tuple[str, ...], what: str) -> None:
-        """Adds a problem with the key at `path`, under the file or the option that gave it."""
+        """Add a problem with the key at `path`, under the file or the option that gave it."""
         given = any(option[: len(path)] == path for option in self.overridden)
         source = argument("overrides") if given else self.source
         table = f"[{'.'.join(path[:-1])}] " if len(path) > 1 else ""
         self.problems.append(f"{source}: {table}{what}")
 
     def override(self, table: dict[str, Any], text: str) -> None:
-        """Sets one "table.key=value" in the nested `table`."""
+        """Set one "table.key=value" in the nested `table`."""
         dotted, equals, value = text.partition("=")
         text = text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "..."
         path = tuple(part.strip() for part in dotted.split("."))
@@ -197,7 +197,7 @@ class _Reader:
         self.overridden.add(path)
 
     def build(self, cls: type, table: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-        """Returns the dataclass `cls` of `table`, or None if there are problems."""
+        """Return the dataclass `cls` of `table`, or None if there are problems."""
         types_of = typing.get_type_hints(cls)
         known = [field.name for field in dataclasses.fields(cls) if field.init]
         before = len(self.problems)

@@ -36,7 +36,7 @@ def read_bars(
     decimal: str | None = None,
     every: str | None = None,
 ) -> Bars:
-    """Reads bars from a CSV (any delimiter, .gz), Parquet or Feather file, or from a DataFrame.
+    """Read bars from a CSV (any delimiter, .gz), Parquet or Feather file, or from a DataFrame.
 
     Columns may have any case and order: time (or date, datetime, timestamp; or a DatetimeIndex),
     open, high, low, close, volume (or vol). Several assets need a column symbol (or ticker) and one
@@ -103,7 +103,7 @@ def read_bars(
 
 
 def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
-    """Writes bars to a file from which `read_bars` reads them back equal, with the same digest.
+    """Write bars to a file from which `read_bars` reads them back equal, with the same digest.
 
     `source` and `note` are not written. Bars that needed keep-jumps or keep-gaps need it again.
 
@@ -158,7 +158,7 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
 
 
 def validate(bars: Bars) -> None:
-    """Checks bars that were built by hand as `read_bars` checks a file's.
+    """Check bars that were built by hand as `read_bars` checks a file's.
 
     Args:
       bars: any bars.
@@ -182,7 +182,7 @@ def validate(bars: Bars) -> None:
 
 
 def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, note: str) -> Bars:
-    """Puts rows, in any order, on one time axis.
+    """Put rows, in any order, on one time axis.
 
     Args:
       table: rows without a repeated symbol and time. Its columns are removed as they are used.
@@ -242,7 +242,7 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
 
 
 def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
-    """Aggregates bars to a longer length, each stamped by its close.
+    """Aggregate bars to a longer length, each stamped by its close.
 
     A bin is half-open: [10:00, 11:00) takes the bars that open in it and is stamped 11:00. `time`
     is thus the close, unlike in bars that are read. The last bar at or before a moment is therefore
@@ -306,7 +306,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
 
 
 def align(higher: Bars, bars: Bars) -> np.ndarray:
-    """Returns the row of the last longer bar that is complete at each bar's close.
+    """Return the row of the last longer bar that is complete at each bar's close.
 
     Args:
       higher: from `resample`, stamped by their close.
@@ -331,7 +331,7 @@ def align(higher: Bars, bars: Bars) -> np.ndarray:
 def _bin_ends(
     time: np.ndarray, length: np.timedelta64, width: np.timedelta64, sessions: Sessions | None
 ) -> np.ndarray:
-    """Returns `[N]` the close of each bar's bin, NaT outside the sessions."""
+    """Return `[N]` the close of each bar's bin, NaT outside the sessions."""
     if sessions is None or not sessions.weekly:
         midnight = time.astype("datetime64[D]").astype("datetime64[ns]")
         return midnight + ((time - midnight) // width + 1) * width
@@ -347,7 +347,7 @@ def _bin_ends(
 
 
 def _aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the fields `[M, A]` of the bins that begin at `starts` of `rows`."""
+    """Return the fields `[M, A]` of the bins that begin at `starts` of `rows`."""
     present = bars.present[rows]
     count = np.add.reduceat(present.astype(np.int64), starts, axis=0)
     has = count > 0

@@ -35,7 +35,7 @@ FIRST_YEAR, JUNETEENTH = 2014, "2022-06-19"  # before 2014 some half days were o
 
 
 def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None) -> np.ndarray:
-    """Returns the times at which bars are expected, from the first bar to the last.
+    """Return the times at which bars are expected, from the first bar to the last.
 
     The trading hours are those hours of the week in which at least every fifth week has bars; an
     hour before or after one without trading counts from its earliest to its latest bar ever. Half
@@ -71,7 +71,7 @@ def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None)
 
 
 def _clock(time: np.ndarray, timezone: str | None) -> np.ndarray:
-    """Returns nanoseconds since Monday, 1969-12-29, by the local clock."""
+    """Return nanoseconds since Monday, 1969-12-29, by the local clock."""
     local = pd.DatetimeIndex(time)
     if timezone is not None:
         local = local.tz_localize("UTC").tz_convert(timezone).tz_localize(None)
@@ -79,7 +79,7 @@ def _clock(time: np.ndarray, timezone: str | None) -> np.ndarray:
 
 
 def _local(day: int, clock: str) -> np.timedelta64:
-    """Returns the time since the Monday's midnight by the local clock."""
+    """Return the time since the Monday's midnight by the local clock."""
     if not re.fullmatch(r"[0-2]?\d:[0-5]\d", clock):
         raise ConfigError(f"sessions: {clock!r} is not a time of day; write it as 09:30.")
     hours, minutes = map(int, clock.split(":"))
@@ -133,7 +133,7 @@ class Sessions:
             _local(0, closes)
 
     def spans(self, time: np.ndarray, length: np.timedelta64) -> tuple[np.ndarray, np.ndarray]:
-        """Returns open and close of the session of each bar.
+        """Return open and close of the session of each bar.
 
         Args:
           time: `[N]` datetime64[ns] UTC, the bars' opens.
@@ -167,7 +167,7 @@ class Sessions:
         return self._utc(opened), self._utc(closed)
 
     def _utc(self, local: np.ndarray) -> np.ndarray:
-        """Converts local times; an ambiguous one becomes NaT."""
+        """Convert local times; an ambiguous one becomes NaT."""
         # A session that opens in a skipped hour opens as soon as the clock has passed it.
         zoned = pd.DatetimeIndex(local).tz_localize(
             self.zone, ambiguous="NaT", nonexistent="shift_forward"
@@ -180,7 +180,7 @@ FX_WEEK = Sessions(zone="America/New_York", weekly=((6, "17:00", 11, "17:00"),))
 
 
 def bar_length(time: np.ndarray) -> np.timedelta64:
-    """Returns the most frequent step between times `[N]`; NaT for fewer than two."""
+    """Return the most frequent step between times `[N]`; NaT for fewer than two."""
     if len(time) < 2:
         return np.timedelta64("NaT", "ns")
     # Nights, weekends and gaps lengthen some steps, so the most frequent one counts.
@@ -189,7 +189,7 @@ def bar_length(time: np.ndarray) -> np.timedelta64:
 
 
 def session_ends(bars: Bars, sessions: Sessions) -> np.ndarray:
-    """Returns whether each bar is the last of its session, by the calendar and its own time.
+    """Return whether each bar is the last of its session, by the calendar and its own time.
 
     A bar as long as a day or longer always is; a bar outside every session never is.
 
@@ -213,7 +213,7 @@ def session_ends(bars: Bars, sessions: Sessions) -> np.ndarray:
 def flat_at_close(
     targets: np.ndarray, bars: Bars, sessions: Sessions, fill: str = "next_open"
 ) -> np.ndarray:
-    """Sets targets to 0 at the decision whose fill is the last before the session ends.
+    """Set targets to 0 at the decision whose fill is the last before the session ends.
 
     With fill "close" that is the decision at the last bar, which fills at its close. With
     "next_open" it is the one at the bar before, which fills at the last bar's open; a decision at
@@ -257,7 +257,7 @@ def flat_at_close(
 
 
 def _last(bars: Bars, sessions: Sessions, ahead: int) -> np.ndarray:
-    """Returns `[N]` bool, whether the bar `ahead` bars later is the last of the same session."""
+    """Return `[N]` bool, whether the bar `ahead` bars later is the last of the same session."""
     length = bar_length(bars.time)
     if len(bars) < 2 or not sessions.weekly:  # no length, or a market that never closes
         return np.zeros(len(bars), dtype=bool)
@@ -288,7 +288,7 @@ class NewYorkHolidays(AbstractHolidayCalendar):
 
 
 def new_york(first: int, last: int, closed: Iterable[str] = ()) -> Sessions:
-    """Returns the sessions of NYSE and NASDAQ, 09:30 to 16:00, with holidays and half days.
+    """Return the sessions of NYSE and NASDAQ, 09:30 to 16:00, with holidays and half days.
 
     The rules do not include days of mourning: give such days, e.g. 2018-12-05 and 2025-01-09, as
     `closed`.

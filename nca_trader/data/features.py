@@ -49,7 +49,7 @@ def make_feature(
     warmup: int,
     counts: Callable[[Bar], Tensor] = lambda bar: bar.present,
 ) -> Feature:
-    """Makes a feature from an update that need not handle missing bars and the warm-up.
+    """Make a feature from an update that need not handle missing bars and the warm-up.
 
     Args:
       init: `() -> state`.
@@ -83,12 +83,12 @@ class Average(NamedTuple):
 
 
 def empty_average() -> Average:
-    """Returns the average before any value."""
+    """Return the average before any value."""
     return Average(np.zeros(()), np.zeros(()), np.zeros(()))
 
 
 def add(average: Average, x: Array, span: float = SPAN) -> Average:
-    """Returns the average after one more value `x` `[]`.
+    """Return the average after one more value `x` `[]`.
 
     With keep = 1 - 2 / (span + 1):  W' = keep W + 1;  m' = m + (x - m) / W';
     v' = (1 - 1 / W') (v + (x - m)^2 / W').
@@ -101,12 +101,12 @@ def add(average: Average, x: Array, span: float = SPAN) -> Average:
 
 
 def z_score(past: Average, x: Array) -> Array:
-    """Returns `x` `[]` in standard deviations of the past from the past's mean."""
+    """Return `x` `[]` in standard deviations of the past from the past's mean."""
     return ratio(x - past.mean, jnp.sqrt(past.variance))
 
 
 def wilder(mean: Array, x: Array, count: Array, period: int = 14) -> Array:
-    """Returns Wilder's average after value number `count` (from 1): a plain mean up to `period`.
+    """Return Wilder's average after value number `count` (from 1): a plain mean up to `period`.
 
     A' = A + (x - A) / min(count, period). Source: Wilder, New Concepts in Technical Trading
     Systems (1978).
@@ -115,18 +115,18 @@ def wilder(mean: Array, x: Array, count: Array, period: int = 14) -> Array:
 
 
 def ratio(a: Array, b: Array, least: float = LEAST) -> Array:
-    """Returns `a / b`, and 0 where the scale `b` is at or below `least`."""
+    """Return `a / b`, and 0 where the scale `b` is at or below `least`."""
     usable = b > least
     return jnp.where(usable, a / jnp.where(usable, b, 1.0), 0.0)
 
 
 def keep_unless(condition: Tensor, old: Any, new: Any) -> Any:
-    """Returns `new` where `condition` `[]` holds, else `old`, over two equal pytrees."""
+    """Return `new` where `condition` `[]` holds, else `old`, over two equal pytrees."""
     return jax.tree.map(lambda a, b: jnp.where(condition, b, a), old, new)
 
 
 def shift(window: Tensor, x: Tensor) -> Array:
-    """Returns the window `[W]`, oldest first, after one more value."""
+    """Return the window `[W]`, oldest first, after one more value."""
     return jnp.concatenate([window[1:], x[None]])
 
 
@@ -138,12 +138,12 @@ class Closes(NamedTuple):
 
 
 def empty_closes(window: int) -> Closes:
-    """Returns the state before any bar, which will keep `window` closes."""
+    """Return the state before any bar, which will keep `window` closes."""
     return Closes(np.ones(window), empty_average())
 
 
 def advance(past: Closes, bar: Bar, count: Array) -> tuple[Closes, Array]:
-    """Returns the closes up to `bar`, and the volatility per bar `[]` of the bars before it.
+    """Return the closes up to `bar`, and the volatility per bar `[]` of the bars before it.
 
     sigma_{t-1} = sqrt(EW mean of r^2), r = log(close_t / close_{t-1}), mean return taken as 0.
     Source: RiskMetrics Technical Document (1996), section 5.2, with span SPAN.
@@ -264,7 +264,7 @@ def bollinger(window: int = 20) -> Feature:
 
 
 def has_volume(bar: Bar) -> Tensor:
-    """Returns whether a bar has a volume."""
+    """Return whether a bar has a volume."""
     return bar.present & (bar.volume > 0)  # False for NaN
 
 
@@ -361,7 +361,7 @@ class FeatureSet:
         return max((FEATURES[name].warmup for name in self.names), default=0)
 
     def init(self, num_assets: int) -> dict[str, Any]:
-        """Returns the state before any bar: a dict by name of numpy arrays `[A, ...]`."""
+        """Return the state before any bar: a dict by name of numpy arrays `[A, ...]`."""
         return {
             name: jax.tree.map(
                 lambda x: np.broadcast_to(x, (num_assets, *x.shape)).copy(), FEATURES[name].init()
@@ -370,7 +370,7 @@ class FeatureSet:
         }
 
     def update(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], Array]:
-        """Updates the state by one bar; pure, to be traced within `jax.enable_x64(True)`.
+        """Update the state by one bar; pure, to be traced within `jax.enable_x64(True)`.
 
         Args:
           state: from `init` or the bar before.
@@ -393,7 +393,7 @@ class FeatureSet:
         return jax.jit(self.update), jax.jit(functools.partial(jax.lax.scan, self.update))
 
     def step(self, state: dict[str, Any], bar: Bar) -> tuple[dict[str, Any], np.ndarray]:
-        """Runs `update` for a live loop, compiled, in float64 on the CPU.
+        """Run `update` for a live loop, compiled, in float64 on the CPU.
 
         Args:
           state: from `init` or the bar before.
@@ -407,7 +407,7 @@ class FeatureSet:
         return state, np.asarray(values)
 
     def batch(self, bars: Bars) -> np.ndarray:
-        """Returns values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
+        """Return values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
         with float64_on_cpu():
             _, values = self.jitted[1](self.init(bars.num_assets), bars.as_bar())
         return np.asarray(values)
@@ -415,7 +415,7 @@ class FeatureSet:
 
 @functools.lru_cache
 def feature_set(names: tuple[str, ...]) -> FeatureSet:
-    """Returns the features called `names`, in that order.
+    """Return the features called `names`, in that order.
 
     Raises:
       ConfigError: a name is unknown, or given twice.

@@ -45,7 +45,7 @@ EARLIER_LOOKS = (
 
 
 def earlier_looks(symbols: Iterable[str], first: str, last: str) -> int:
-    """Returns the test-set evaluations in `EARLIER_LOOKS` that concern a span of some symbols.
+    """Return the test-set evaluations in `EARLIER_LOOKS` that concern a span of some symbols.
 
     Args:
       symbols: any of these counts.
@@ -75,7 +75,7 @@ NOTE = (
 
 
 def sample_bars(name: str) -> Bars:
-    """Returns sample bars.
+    """Return sample bars.
 
     Args:
       name: "sp500" for the S&P 500 and NASDAQ price indexes, daily, 1999-01-04 to 2018-12-31,

@@ -94,7 +94,7 @@ class Shards(Sequence[Shard]):
         return len(self._shards)
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a shard or, for a slice, `Shards`."""
+        """Return a shard or, for a slice, `Shards`."""
         if isinstance(index, slice):
             return Shards(self.folder, self._shards[index], self._depth, self._verified)
         return self._shards[index]
@@ -113,7 +113,7 @@ class Shards(Sequence[Shard]):
         return tuple(dict.fromkeys(symbol for shard in self for symbol in shard.symbols))
 
     def part(self, index: int, count: int, by: str = "symbol") -> Shards:
-        """Returns one of `count` disjoint parts, the same on every host.
+        """Return one of `count` disjoint parts, the same on every host.
 
         A name's part is its SHA-256 modulo `count`. It depends neither on other names nor on their
         order, and sizes are equal only on average. A part of a part is drawn by another hash, so
@@ -148,7 +148,7 @@ class Shards(Sequence[Shard]):
         return Shards(self.folder, chosen, self._depth + 1, self._verified)
 
     def read(self, shard: Shard) -> Bars:
-        """Reads the bars `[rows, A]` of a shard; its SHA-256 is checked when first read.
+        """Read the bars `[rows, A]` of a shard; its SHA-256 is checked when first read.
 
         Raises:
           BarError: it is missing. StateError: it is not the file that was written.
@@ -174,7 +174,7 @@ class Shards(Sequence[Shard]):
         return bars if shard.symbols == shard.stored else bars.select(*shard.symbols)
 
     def verify(self) -> None:
-        """Reads every shard's bytes and compares their SHA-256 with the manifest's.
+        """Read every shard's bytes and compare their SHA-256 with the manifest's.
 
         Raises:
           BarError: shards are missing. StateError: shards are changed. A line for each.
@@ -190,7 +190,7 @@ class Shards(Sequence[Shard]):
             raise type(faults[0])(*(line for fault in faults for line in fault.args))
 
     def _content(self, shard: Shard) -> bytes:
-        """Returns the file's bytes after comparing them with the manifest.
+        """Return the file's bytes after comparing them with the manifest.
 
         The caller parses these very bytes, so the file cannot change between check and use.
         """
@@ -219,7 +219,7 @@ class Shards(Sequence[Shard]):
 def write_shards(
     bars: Bars | Iterable[Bars], folder: str | Path | CloudPath, *, rows: int = 100_000
 ) -> Shards:
-    """Writes bars as shards of at most `rows` rows, each whole or not there, the manifest last.
+    """Write bars as shards of at most `rows` rows, each whole or not there, the manifest last.
 
     Args:
       bars: of one series of assets, or an iterator of several, e.g. one that holds one file in
@@ -279,7 +279,7 @@ def write_shards(
 
 
 def parquet_of(bars: Bars) -> bytes:
-    """Returns a bar file, one row per asset and time, that `read_bars` reads as well."""
+    """Return a bar file, one row per asset and time, that `read_bars` reads as well."""
     width = bars.num_assets
     # Symbols repeat in every row, so they are stored as codes.
     codes = np.tile(np.arange(width, dtype=np.int32), len(bars))
@@ -301,7 +301,7 @@ def parquet_of(bars: Bars) -> bytes:
 
 
 def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
-    """Returns the folder of shards that a path names, itself or by its manifest; None for a file.
+    """Return the folder of shards that a path names, itself or by its manifest; None for a file.
 
     A URL without a suffix is taken as a folder, as looking for a manifest needs a right to list.
     """
@@ -313,7 +313,7 @@ def folder_of_shards(path: str | Path | CloudPath) -> Place | None:
 
 
 def open_shards(folder: str | Path | CloudPath) -> Shards:
-    """Opens the shards that a folder's manifest lists; bars are read later.
+    """Open the shards that a folder's manifest lists; bars are read later.
 
     Args:
       folder: written by `write_shards`; or a `gs://` or `s3://` URL.
@@ -376,7 +376,7 @@ def stream(
     start: int = 0,
     repeat: bool = False,
 ) -> Generator[Piece, None, None]:
-    """Yields shards in their order, each on the device.
+    """Yield shards in their order, each on the device.
 
     `readers` threads read, check and prepare shards; one more thread moves the next piece to the
     device while the consumer computes with this one. On the host at most `prefetch` shards are

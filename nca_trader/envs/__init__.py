@@ -15,7 +15,7 @@ ID = "nca_trader/Trading-v0"
 
 
 def register() -> None:
-    """Registers the environment with Gymnasium; a second call does nothing."""
+    """Register the environment with Gymnasium; a second call does nothing."""
     import gymnasium
 
     if ID not in gymnasium.registry:
@@ -32,7 +32,7 @@ def load_env(
     *,
     name: str = "",
 ) -> EnvConfig:
-    """Loads an environment's config from a preset or a TOML file.
+    """Load an environment's config from a preset or a TOML file.
 
     Args:
       name_or_path: a preset's name, e.g. "index_daily", or the path of a .toml file. An

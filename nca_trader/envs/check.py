@@ -54,7 +54,7 @@ class Report:
         return tuple(check.name for check in self.checks if check.fault)
 
     def raise_if_failed(self) -> None:
-        """Raises `CheckFailed` with one line per fault."""
+        """Raise `CheckFailed` with one line per fault."""
         if not self.passed:
             lines = (f"{check.name}: {check.fault}" for check in self.checks if check.fault)
             raise CheckFailed(*lines)
@@ -82,7 +82,7 @@ def check_env(
     seed: int = 0,
     only: Collection[str] | None = None,
 ) -> Report:
-    """Runs an environment with random actions and checks the properties of every environment.
+    """Run an environment with random actions and check the properties of every environment.
 
     Args:
       env: an environment; or a config, a preset's name, or the path of a TOML file.
@@ -131,7 +131,7 @@ class _Run:
         return random_actions(self.env, self.keys[1], 1)[0]
 
     def episode(self, key: Array) -> Trace:
-        """A whole episode of random actions; traced."""
+        """Return a whole episode of random actions; traced."""
         reset_key, action_key = jax.random.split(key)
         state, first = self.env.reset(reset_key)
         actions = random_actions(self.env, action_key, self.length)
@@ -154,12 +154,12 @@ def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
 
 
 def name_of(check: Callable) -> str:
-    """Returns the name of a check: its function's name in words."""
+    """Return the name of a check: its function's name in words."""
     return check.__name__.strip("_").replace("_", " ")
 
 
 def checked(check: Callable[[Any], str | Check], run: Any) -> Check:
-    """Runs a check, which returns a fault, "" or a `Check` without a name."""
+    """Run a check, which returns a fault, "" or a `Check` without a name."""
     name = name_of(check)
     try:
         found = check(run)
@@ -169,7 +169,7 @@ def checked(check: Callable[[Any], str | Check], run: Any) -> Check:
 
 
 def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
-    """Returns where two pytrees of arrays differ by more than `tolerance`; "" where they do not."""
+    """Return where two pytrees of arrays differ by more than `tolerance`; "" where they do not."""
     if jax.tree.structure(one) != jax.tree.structure(other):
         return "the results have different fields"
     pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
@@ -191,7 +191,7 @@ def _plain(x: Any) -> np.ndarray:
 
 
 def shapes_and_types_are_as_documented(run: _Run) -> str:
-    """Checks the shapes and types of a time step, and that `reset` gives no reward."""
+    """Check the shapes and types of a time step, and that `reset` gives no reward."""
     _, timestep = run.start
     num, observation = run.env.spec.num_assets, timestep.observation
     account = observation.account
@@ -214,7 +214,7 @@ def shapes_and_types_are_as_documented(run: _Run) -> str:
 
 
 def steps_keep_every_shape_and_type(run: _Run) -> str:
-    """Checks that a state can be the carry of a scan."""
+    """Check that a state can be the carry of a scan."""
     before = jax.eval_shape(run.env.reset, run.keys[0])
     after = jax.eval_shape(run.env.step, before[0], run.action)
     pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
@@ -225,7 +225,7 @@ def steps_keep_every_shape_and_type(run: _Run) -> str:
 
 
 def the_same_call_gives_the_same_result(run: _Run) -> str:
-    """Checks that `reset` and `step` are pure."""
+    """Check that `reset` and `step` are pure."""
     # Not compiled: a trace would freeze the state of an impure function.
     state, _ = run.start
     first, again = run.env.step(state, run.action), run.env.step(state, run.action)
@@ -235,13 +235,13 @@ def the_same_call_gives_the_same_result(run: _Run) -> str:
 
 
 def compiled_equals_not_compiled(run: _Run) -> str:
-    """Checks that `jax.jit` does not change a step."""
+    """Check that `jax.jit` does not change a step."""
     state, _ = run.start
     return difference(run.step(state, run.action), run.env.step(state, run.action), CLOSE)
 
 
 def batched_equals_one_by_one(run: _Run) -> str:
-    """Checks that `jax.vmap` and `jax.lax.scan` do not change an episode."""
+    """Check that `jax.vmap` and `jax.lax.scan` do not change an episode."""
     trace = jax.tree.map(lambda x: x[0], run.traces)
     reset_key, _ = jax.random.split(run.keys[0])
     state, _ = run.reset(reset_key)
@@ -253,7 +253,7 @@ def batched_equals_one_by_one(run: _Run) -> str:
 
 
 def a_key_decides_the_episode(run: _Run) -> str:
-    """Checks that equal keys give equal episodes, and different keys different ones."""
+    """Check that equal keys give equal episodes, and different keys different ones."""
     if fault := difference(run.reset(run.keys[0]), run.reset(run.keys[0])):
         return f"the same key gives two episodes: {fault}"
     config, env = run.env.config, run.env
@@ -268,7 +268,7 @@ def a_key_decides_the_episode(run: _Run) -> str:
 
 
 def rewards_and_equity_are_finite(run: _Run) -> str:
-    """Checks for NaN and infinity."""
+    """Check for NaN and infinity."""
     steps = run.traces.steps
     for name, values in (
         ("reward", steps.reward),
@@ -281,7 +281,7 @@ def rewards_and_equity_are_finite(run: _Run) -> str:
 
 
 def reward_is_the_difference_of_log_equity(run: _Run) -> str | Check:
-    """Checks the reward "log_return" against the account."""
+    """Check the reward "log_return" against the account."""
     if run.env.config.reward != "log_return":
         return Check(skipped=f"the reward is {run.env.config.reward!r}")
     first, steps = run.traces.first, run.traces.steps
@@ -295,14 +295,14 @@ def reward_is_the_difference_of_log_equity(run: _Run) -> str | Check:
 
 
 def _log_equity(timestep: TimeStep) -> np.ndarray:
-    """Returns log-equity in float64, from the pair of `Account`: `exp(high) (1 + low)`."""
+    """Return log-equity in float64, from the pair of `Account`: `exp(high) (1 + low)`."""
     account = timestep.observation.account
     high, low = (np.asarray(x, np.float64) for x in (account.log_equity, account.log_equity_low))
     return high + np.log1p(low)
 
 
 def an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
-    """Checks the rows of an episode and where it is truncated."""
+    """Check the rows of an episode and where it is truncated."""
     first, steps = run.traces.first.observation.index, run.traces.steps
     if (steps.observation.index != first[:, None] + 1 + np.arange(run.length)).any():
         return "the index does not move one bar a step"
@@ -318,7 +318,7 @@ def an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
 
 
 def a_window_is_what_was_seen(run: _Run) -> str | Check:
-    """Checks that a window ends at the bar of its observation."""
+    """Check that a window ends at the bar of its observation."""
     if run.env.config.feature_dropout:
         return Check(skipped="every episode hides other features")
     observation, length = run.start[1].observation, 5
@@ -329,7 +329,7 @@ def a_window_is_what_was_seen(run: _Run) -> str | Check:
 
 
 def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
-    """Checks, in a crash, that a bankrupt account stops without being truncated."""
+    """Check, in a crash, that a bankrupt account stops without being truncated."""
     config, spec = run.env.config, run.env.spec
     short = spec.bounds[0] < 0.0
     gross = min(abs(spec.bounds[1]) * spec.num_assets, config.max_gross or np.inf)
@@ -377,7 +377,7 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
 
 
 def gymnasium_takes_it(run: _Run) -> str:
-    """Runs the checks of Gymnasium itself."""
+    """Run the checks of Gymnasium itself."""
     from gymnasium.utils.env_checker import check_env as check_gymnasium
 
     from nca_trader.envs.gym.environment import GymEnv

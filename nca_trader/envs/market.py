@@ -65,7 +65,7 @@ class Market:
         return len(self.legs.present) if self.rows is None else self.rows
 
     def legs_at(self, index: Array) -> Legs:
-        """Returns the legs of the bars at `index` `[...]`."""
+        """Return the legs of the bars at `index` `[...]`."""
         row = jnp.asarray(index, jnp.uint32)  # unsigned: jax adds no check for negative indices
         return jax.tree.map(lambda leg: leg[row], self.legs)
 
@@ -73,7 +73,7 @@ class Market:
 def market_of(
     bars: Bars, features: np.ndarray, dynamics: Dynamics, shards: Shards | None = None
 ) -> Market:
-    """Makes the market of `bars` in numpy.
+    """Make the market of `bars` in numpy.
 
     Args:
       bars: N bars. features: `[N, A, F]` float32. dynamics: of the environment.
@@ -98,7 +98,7 @@ def market_of(
 
 
 def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...] = ()) -> EnvSpec:
-    """Describes the environment of `config` over `symbols` for a policy.
+    """Describe the environment of `config` over `symbols` for a policy.
 
     Args:
       config: of the environment. symbols: A names.
@@ -121,7 +121,7 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
 
 
 def first_of(shards: Shards, config: EnvConfig) -> Bars:
-    """Reads the first shard.
+    """Read the first shard.
 
     Raises:
       BarError: there are no shards, or they differ in their number of symbols.
@@ -145,7 +145,7 @@ def first_of(shards: Shards, config: EnvConfig) -> Bars:
 
 
 def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:
-    """Returns names, and `[N, A, S]` float32 values, of the market's own state.
+    """Return names, and `[N, A, S]` float32 values, of the market's own state.
 
     Raises:
       ConfigError: the config observes a state that bars alone do not have.
@@ -162,7 +162,7 @@ def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, 
 
 
 def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray:
-    """Returns `[N, A, F]` float32: the features of `config`, then the market's own `states`.
+    """Return `[N, A, F]` float32: the features of `config`, then the market's own `states`.
 
     Raises:
       BarError: memory does not hold them.
@@ -181,7 +181,7 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray
 
 
 def volatility_of(legs: Legs) -> np.ndarray:
-    """Returns `[]` float32 standard deviation of the log-returns of equal weights in every asset.
+    """Return `[]` float32 standard deviation of the log-returns of equal weights in every asset.
 
     Where prices always move by the same amount, the deviation is a rounding error. There it is that
     move.
@@ -209,7 +209,7 @@ def nearest_assets(bars: Bars) -> tuple[tuple[int, ...], ...]:
 
 
 def correlations(bars: Bars) -> np.ndarray:
-    """Computes `[A, A]` float64 correlations of log-returns, close to close, pair by pair.
+    """Compute `[A, A]` float64 correlations of log-returns, close to close, pair by pair.
 
     A pair counts the bars at which both assets were present now and at the previous bar. -2 stands
     for no correlation: too few such bars, or an asset that never moved.

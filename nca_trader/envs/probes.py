@@ -70,12 +70,12 @@ class Probe:
         return ahead @ powers / (1.0 - discount**period)
 
     def env(self) -> TradingEnv:
-        """The environment of this probe."""
+        """Return the environment of this probe."""
         return TradingEnv(self.bars, self.config)
 
 
 def make(name: str, num_bars: int = 512) -> Probe:
-    """The probe called `name`, one of `PROBES`; in their order, each needs what the ones before do.
+    """Return the probe called `name`, one of `PROBES`; each needs all that earlier ones need.
 
     Raises:
       ConfigError: no such probe, or too few bars.
@@ -144,7 +144,7 @@ def delayed(num_bars: int) -> Probe:
 
 
 def rising(num_bars: int) -> Probe:
-    """The price rises by g in every bar: long is best, whatever is seen."""
+    """Return the price rises by g in every bar: long is best, whatever is seen."""
     rise, fall = math.log1p(MOVE), math.log1p(-MOVE)
     return Probe(
         name="rising",
@@ -159,7 +159,7 @@ def rising(num_bars: int) -> Probe:
 
 
 def alternating(num_bars: int) -> Probe:
-    """The price rises by g and falls back in turn: short after a rise, long after a fall."""
+    """Return the price rises by g and falls back in turn: short after a rise, long after a fall."""
     fall = MOVE / (1.0 + MOVE)  # the simple return that undoes a rise by g
     rise = math.log1p(MOVE)
     shorts = math.log1p(-MOVE) + math.log1p(fall)
@@ -176,7 +176,7 @@ def alternating(num_bars: int) -> Probe:
 
 
 def costly(num_bars: int) -> Probe:
-    """The price swings by g, and a trade costs g: to trade on a swing costs 2 g, so never do."""
+    """Make a market that swings by g at a cost of g per trade, so that no swing pays."""
     return Probe(
         name="costly",
         tells="the costs: that they are charged, or that the policy can stop exploring",

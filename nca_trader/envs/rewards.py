@@ -32,7 +32,7 @@ class Below(NamedTuple):
     depth: Tensor
 
     def after(self, spec: EnvSpec, log_return: Tensor) -> Below:
-        """Returns the memory after a step of log-return `log_return` `[]`."""
+        """Return the memory after a step of log-return `log_return` `[]`."""
         return Below(jnp.maximum(self.depth - log_return, 0.0))
 
 
@@ -43,14 +43,14 @@ class Moments(NamedTuple):
     square: Tensor
 
     def after(self, spec: EnvSpec, log_return: Tensor) -> Moments:
-        """Returns the memory after a step of log-return `log_return` `[]`."""
+        """Return the memory after a step of log-return `log_return` `[]`."""
         return Moments(
             self.mean + spec.decay * (log_return - self.mean),
             self.square + spec.decay * (log_return**2 - self.square),
         )
 
     def variance(self, spec: EnvSpec) -> Array:
-        """Returns `[]` variance of the log-return, at least `VARIANCE_FLOOR` of the usual one."""
+        """Return `[]` variance of the log-return, at least `VARIANCE_FLOOR` of the usual one."""
         return jnp.maximum(self.square - self.mean**2, VARIANCE_FLOOR * usual_variance(spec))
 
 
@@ -67,12 +67,12 @@ class Memory(NamedTuple):
 
 
 def usual_variance(spec: EnvSpec) -> float:
-    """Returns `spec.variance`, at least `LEAST_VARIANCE`."""
+    """Return `spec.variance`, at least `LEAST_VARIANCE`."""
     return max(spec.variance, LEAST_VARIANCE)
 
 
 def begun(spec: EnvSpec, account: Account) -> Account:
-    """Returns the account with the memory of an episode that begins at this close."""
+    """Return the account with the memory of an episode that begins at this close."""
     if not spec.memory:
         return account
     zero = jnp.zeros_like(account.log_equity)
@@ -84,7 +84,7 @@ def begun(spec: EnvSpec, account: Account) -> Account:
 
 
 def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Account:
-    """Returns the account with its memory updated to this close; call it once per bar.
+    """Return the account with its memory updated to this close; call it once per bar.
 
     It adds the return since the last call, including the cost of a fill at that close.
 
@@ -103,17 +103,17 @@ def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Acc
 
 
 def up_to_first(ready: Array) -> Array:
-    """Returns `[N]` bool, the bars up to and including the first that is `ready` `[N]` bool."""
+    """Return `[N]` bool, the bars up to and including the first that is `ready` `[N]` bool."""
     return jnp.cumsum(ready) <= ready
 
 
 def num_shown(spec: EnvSpec) -> int:
-    """Returns M, the number of values of the memory that a policy observes."""
+    """Return M, the number of values of the memory that a policy observes."""
     return {"": 0, "drawdown": 1, "differential_sharpe": 2}[spec.memory]
 
 
 def shown(spec: EnvSpec, account: Account) -> tuple[Array, ...]:
-    """Returns the memory as M numbers `[]` of order one, which determine it.
+    """Return the memory as M numbers `[]` of order one, which determine it.
 
     For "drawdown", `log(1 + depth)` with the depth in standard deviations of a bar's return. For
     "differential_sharpe", the moving mean over the moving deviation, relative to that of pure
@@ -147,7 +147,7 @@ class Step(NamedTuple):
 
 
 def variance_in(bars: Bars, size: float) -> float:
-    """Returns the variance of a bar's return of weights `size` in all assets, as if independent."""
+    """Return the variance of a bar's return of weights `size` in all assets, as if independent."""
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0, posinf=0.0)
     return float(size**2 * returns.var(axis=0).sum())
@@ -188,12 +188,12 @@ def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
 
 
 def reward_of(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
-    """Returns the reward `[]` of a step."""
+    """Return the reward `[]` of a step."""
     return SCHEMES[config.reward](config, spec, step)
 
 
 def log_return(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
-    """The log-return of equity."""
+    """Return the log-return of equity."""
     return step.log_return
 
 
@@ -220,7 +220,7 @@ def pnl(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
 
 
 def differential_sharpe(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
-    """The change of a moving Sharpe ratio by the step, to first order.
+    """Return the change of a moving Sharpe ratio by the step, to first order.
 
     `D = (B dA - A dB / 2) / (B - A^2)^(3/2)` with `dA = R - A`, `dB = R^2 - B` and moving moments
     A, B. They start at 0 and at the training span's variance, and `B - A^2` is at least
@@ -236,7 +236,7 @@ def differential_sharpe(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
 
 
 def drawdown(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
-    """The log-return less `drawdown_penalty` times the depth of log-equity below its peak.
+    """Return the log-return less `drawdown_penalty` times the depth of log-equity below its peak.
 
     Its mean is the mean log-return less the penalty times the pain index in logs.
     """

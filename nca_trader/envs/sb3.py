@@ -31,7 +31,7 @@ class SB3VecEnv(VecEnv):
     """
 
     def __init__(self, num_envs: int, *args: Any, **kwargs: Any):
-        """Makes the environments; arguments as those of `GymVectorEnv`, but for the autoreset.
+        """Make the environments; arguments as those of `GymVectorEnv`, but for the autoreset.
 
         Raises:
           ConfigError, BarError: as `GymVectorEnv`.
@@ -53,7 +53,7 @@ class SB3VecEnv(VecEnv):
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keeps `actions` `[n]` or `[n, A]` for `step_wait`."""
+        """Keep `actions` `[n]` or `[n, A]` for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
@@ -77,7 +77,7 @@ class SB3VecEnv(VecEnv):
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The attribute `attr_name` of each environment at `indices`; all share it."""
+        """Return the attribute `attr_name` of each environment at `indices`; all share it."""
         owner = self if hasattr(self, attr_name) else self.envs
         return [getattr(owner, attr_name)] * len(list(self._get_indices(indices)))
 
@@ -97,5 +97,5 @@ class SB3VecEnv(VecEnv):
         )
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """False for each: no Gymnasium wrapper is around them."""
+        """Return False for each environment: none has a Gymnasium wrapper."""
         return [False] * len(list(self._get_indices(indices)))

@@ -104,7 +104,7 @@ class EnvState(NamedTuple):
 
 
 def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
-    """Returns the dropout mask `[..., A]` bool of the bars at `row` `[...]`; False is hidden.
+    """Return the dropout mask `[..., A]` bool of the bars at `row` `[...]`; False is hidden.
 
     A hash of seed, bar and asset, not a random stream: a segment of an episode needs no state.
     """
@@ -115,7 +115,7 @@ def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
 
 
 def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
-    """Returns the target weights `[A]` that `action` orders.
+    """Return the target weights `[A]` that `action` orders.
 
     Args:
       spec: of the environment. action: `[A]` int32; with `spec.actions` "weights" floating, the
@@ -172,7 +172,7 @@ def transition(
 
 
 def begin(dynamics: Dynamics, key: Array) -> Episode:
-    """Opens an account, flat or at a random position that an order could have reached.
+    """Open an account, flat or at a random position that an order could have reached.
 
     Costs are drawn where the config says so.
 
@@ -209,7 +209,7 @@ def begin_dropout(dynamics: Dynamics, key: Array) -> Array | None:
 
 
 def episode_length(market: Market) -> Any:
-    """Returns the bars of an episode: `episode_bars`, or fewer where the data ends before."""
+    """Return the bars of an episode: `episode_bars`, or fewer where the data ends before."""
     config, spec, _ = market.dynamics
     longest = market.num_bars - 1 - spec.warmup
     if config.episode_bars is None:
@@ -219,7 +219,7 @@ def episode_length(market: Market) -> Any:
 
 
 def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
-    """Starts an episode at a random bar after the features' warm-up.
+    """Start an episode at a random bar after the features' warm-up.
 
     Args:
       market: the bars and the dynamics. key: of this episode and the next ones.
@@ -301,7 +301,7 @@ class TradingEnv:
         bars: Bars | Task | Shards | None = None,
         config: EnvConfig | str | os.PathLike[str] | None = None,
     ):
-        """Computes the features of all bars once, by a scan of their online updates.
+        """Compute the features of all bars once, by a scan of their online updates.
 
         Args:
           bars: real bars; or a synthetic task, whose state is observed in addition to the
@@ -351,7 +351,7 @@ class TradingEnv:
         return len(self.bars)
 
     def prepare(self, bars: Bars) -> Market:
-        """Makes the market of another shard, in numpy and of the first shard's shape.
+        """Make the market of another shard, in numpy and of the first shard's shape.
 
         All shards share one compiled program, so rows after a shard's last are 0.
 

@@ -46,7 +46,7 @@ def backtest(
     look: bool = True,
     **limits: Any,
 ) -> Result:
-    """Runs `targets` over `bars` and accounts for every bar in float64.
+    """Run `targets` over `bars` and accounts for every bar in float64.
 
     Args:
       bars: N bars of A assets; or a synthetic task, whose state a run may have observed.
@@ -162,7 +162,7 @@ def backtest(
 def _with_limits(
     base: Rules, fill: str | None, order: str | None, costs: Costs, limits: dict[str, Any]
 ) -> Rules:
-    """Replaces what is given in the rules `base`, and validates them."""
+    """Replace what is given in the rules `base`, and validate them."""
     for name in limits.keys() - set(Rules._fields):
         if name in Costs.__dataclass_fields__:
             raise ConfigError(f"{name} is one of the costs; give costs=nca.Costs({name}=...).")
@@ -183,7 +183,7 @@ def _with_limits(
 
 
 def count_look(run: Run, bars: Bars) -> int:
-    """Records in the trial log that `run` is evaluated on these bars, which it has not seen.
+    """Record in the trial log that `run` is evaluated on these bars, which it has not seen.
 
     Returns:
       `looks_at` them, with this one.
@@ -194,7 +194,7 @@ def count_look(run: Run, bars: Bars) -> int:
 
 
 def looks_at(run: Run, bars: Bars) -> int:
-    """Counts the known evaluations of agents on these symbols in years that overlap.
+    """Count the known evaluations of agents on these symbols in years that overlap.
 
     They are those in the trial log of `run`, and those that the sample bars were shipped with,
     see `EARLIER_LOOKS`.

@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 def measure(
     run: Run, coding: Coding, source: Bars | Task | None = None, codebook_seed: int = 0
 ) -> Measured:
-    """Encodes the agent of a run in few bits, and measures what that changes.
+    """Encode the agent of a run in few bits, and measure what that changes.
 
     Args:
       run: the run, opened with the seed of the agent.
@@ -87,7 +87,7 @@ def measure(
 
 
 def training_bars(run: Run) -> Bars | Task:
-    """Returns the bars that trained a run, or the draw of its synthetic market.
+    """Return the bars that trained a run, or the draw of its synthetic market.
 
     Raises:
       ConfigError: its file does not have them any longer.
@@ -118,7 +118,7 @@ def _trained_by(run: Run, bars: Bars) -> bool:
 
 
 def _calibration(run: Run, source: Bars | Task, coding: Coding) -> tuple[Any, Any]:
-    """Returns features and presence of the training span, on which activations are measured."""
+    """Return features and presence of the training span, on which activations are measured."""
     if not coding.activations:
         return None, None
     bars = source.bars if isinstance(source, Task) else source
@@ -134,7 +134,7 @@ def _calibration(run: Run, source: Bars | Task, coding: Coding) -> tuple[Any, An
 
 
 def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
-    """Returns median microseconds per decision with each of `several` parameters.
+    """Return median microseconds per decision with each of `several` parameters.
 
     `stream_us` is that of a new bar of a stream, `window_us` that of a whole window.
     """

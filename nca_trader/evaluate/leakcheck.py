@@ -150,7 +150,7 @@ class Report:
         return "\n".join(lines + [f"  note       {note}" for note in self.notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         return {"ok": self.ok, "verdict": self.verdict} | dataclasses.asdict(self)
 
 
@@ -165,7 +165,7 @@ def leakcheck(
     name: str | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Searches a strategy or a feature for look-ahead by running it on other futures.
+    """Search a strategy or a feature for look-ahead by running it on other futures.
 
     Args:
       subject: a function `bars -> targets` (or features) of shape `[N]` or `[N, ...]`, one row
@@ -254,7 +254,7 @@ class Subject(NamedTuple):
 
 
 def as_subject(subject: Any) -> Subject:
-    """Turns a function, a `Strategy`, a `Feature` or a feature's name into a function of bars."""
+    """Turn a function, a `Strategy`, a `Feature` or a feature's name into a function of bars."""
     if isinstance(subject, str):
         return Subject(f"feature {subject}", feature_set((subject,)).batch, True)
     if isinstance(subject, Strategy):
@@ -323,7 +323,7 @@ class _Search:
         self.notes: list[str] = []
 
     def begin(self, rng: np.random.Generator, bars: Bars) -> Cases:
-        """Runs the bars as they are, and bars with holes added; returns the cases."""
+        """Run the bars as they are, and bars with holes added; return the cases."""
         try:
             output, again = (self.values(bars) for _ in range(2))
         except Exception as error:
@@ -353,7 +353,7 @@ class _Search:
             )
 
     def values(self, bars: Bars) -> np.ndarray:
-        """Returns the subject's output as float64 `[N, ...]`; raises what the subject raises."""
+        """Return the subject's output as float64 `[N, ...]`; raise what the subject raises."""
         output = self.subject.run(dataclasses.replace(bars))  # a copy: ours must not be written to
         # Rows of other times would be compared with the wrong bars.
         index = getattr(output, "index", None)
@@ -372,7 +372,7 @@ class _Search:
         return values
 
     def run(self, case: Case) -> None:
-        """Runs the subject on the case's other future, and records what that shows."""
+        """Run the subject on the case's other future, and record what that shows."""
         before = self.outputs[case.holed]
         try:
             after = self.values(case.after)
@@ -395,7 +395,7 @@ class _Search:
         self.reacted += bool((~equal(before[later], after[later])).any())
 
     def smallest(self) -> Example | None:
-        """Returns the smallest change that was found to leak: few columns, one asset, one row."""
+        """Return the smallest change that was found to leak: few columns, one asset, one row."""
         values = [leak for leak in self.leaking if leak[0].same_length]
         others = [leak for leak in self.leaking if not leak[0].same_length]
         shrunk = [self._shrink(*leak) for leak in values[:SHRUNK]]
@@ -406,7 +406,7 @@ class _Search:
         return None if best is None else example(*best)
 
     def _shrink(self, case: Case, found: Found) -> tuple[Case, Found]:
-        """Removes from the change what the leak does not need; notes the columns that leak."""
+        """Remove from the change what the leak does not need; note the columns that leak."""
         best = (case, found)
         names = case.cells
         # Each column alone: a leak may need one of several that changed together.
@@ -437,7 +437,7 @@ class _Search:
         return best
 
     def _leak(self, case: Case, after: Bars) -> tuple[Case, Found] | None:
-        """Returns the case with a smaller change, if that leaks as well."""
+        """Return the case with a smaller change, if that leaks as well."""
         try:
             output = self.values(after)
             found = compare(self.outputs[case.holed], output, case.t, self.tolerance)
@@ -447,7 +447,7 @@ class _Search:
 
 
 def compare(before: np.ndarray, after: np.ndarray, t: int, tolerance: float) -> Found | None:
-    """Compares the rows up to t of two outputs `[N, ...]`; None where they are equal."""
+    """Compare the rows up to t of two outputs `[N, ...]`; None where they are equal."""
     before, after = before[: t + 1], after[: t + 1]
     with np.errstate(invalid="ignore"):
         change = np.abs(after - before)
@@ -468,7 +468,7 @@ def mixed(
     asset: int | None = None,
     rows: slice = slice(None),
 ) -> Bars:
-    """Returns the bars before, with those after in these columns, asset and rows; None: all."""
+    """Return the bars before, with those after in these columns, asset and rows; None: all."""
     arrays = arrays_of(case.before)
     assets = slice(None) if asset is None else slice(asset, asset + 1)
     for name in case.before.fields if columns is None else columns:
@@ -477,7 +477,7 @@ def mixed(
 
 
 def described(error: Exception) -> str:
-    """Describes an exception of the subject in one line, with the line of code it came from."""
+    """Describe an exception of the subject in one line, with the line of code it came from."""
     if isinstance(error, _NotRows):
         return str(error)
     # Arrays of bars are read-only, so that code which changes them fails at its own line.
@@ -488,7 +488,7 @@ def described(error: Exception) -> str:
 
 
 def size(case: Case) -> int:
-    """Counts the cells of the bars that differ; all after t where bars were removed or added."""
+    """Count the cells of the bars that differ; all after t where bars were removed or added."""
     if not case.same_length:
         longest = max(len(case.after), len(case.before))
         return (longest - case.t) * len(case.before.fields) * case.before.num_assets
@@ -496,7 +496,7 @@ def size(case: Case) -> int:
 
 
 def example(case: Case, found: Found) -> Example:
-    """Describes the case in words."""
+    """Describe the case in words."""
     bars, symbols = case.before, case.before.symbols
     holes = ", on bars with holes added" if case.holed else ""
     row, *place = found.where
@@ -533,7 +533,7 @@ def example(case: Case, found: Found) -> Example:
 
 
 def distinct(a: float, b: float) -> tuple[str, str]:
-    """Writes two numbers with as many digits as they need to differ."""
+    """Write two numbers with as many digits as they need to differ."""
     for digits in (6, 9, 12, 17):
         pair = f"{a:.{digits}g}", f"{b:.{digits}g}"
         if pair[0] != pair[1]:
@@ -542,5 +542,5 @@ def distinct(a: float, b: float) -> tuple[str, str]:
 
 
 def listed(names: tuple[str, ...]) -> str:
-    """Joins names as `"a, b and c"`."""
+    """Join names as `"a, b and c"`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

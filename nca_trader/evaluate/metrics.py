@@ -20,7 +20,7 @@ NO_WEIGHT = 1e-9  # of equity; a closed position leaves this much behind in a pa
 
 
 def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray:
-    """Computes simple returns of an equity curve: `r_t = E_t / E_{t-1} - 1`.
+    """Compute simple returns of an equity curve: `r_t = E_t / E_{t-1} - 1`.
 
     Args:
       equity: `[N]`, positive.
@@ -42,7 +42,7 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
 
 
 def known(returns: ArrayLike) -> np.ndarray:
-    """Returns the returns that are not NaN, `[T]` float64."""
+    """Return the returns that are not NaN, `[T]` float64."""
     r = np.asarray(returns, np.float64)
     if r.ndim != 1:
         raise ConfigError(f"returns have shape {r.shape}; metrics take one account's, [T].")
@@ -50,7 +50,7 @@ def known(returns: ArrayLike) -> np.ndarray:
 
 
 def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
-    """Returns the returns that ratios are computed from: zeros if nothing was ever filled.
+    """Return the returns that ratios are computed from: zeros if nothing was ever filled.
 
     Args:
       returns: `[T]`.
@@ -63,13 +63,13 @@ def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
 
 
 def total_return(returns: ArrayLike) -> float:
-    """Computes `prod(1 + r) - 1`. NaN for no bars."""
+    """Compute `prod(1 + r) - 1`. NaN for no bars."""
     r = known(returns)
     return float(np.prod(1.0 + r) - 1.0) if r.size else math.nan
 
 
 def cagr(returns: ArrayLike, bars_per_year: float) -> float:
-    """Computes the annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
+    """Compute the annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
 
     NaN for no bars, and for an account that lost more than its equity.
     """
@@ -82,13 +82,13 @@ def cagr(returns: ArrayLike, bars_per_year: float) -> float:
 
 
 def annual_volatility(returns: ArrayLike, bars_per_year: float) -> float:
-    """Computes `std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
+    """Compute `std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
     r = known(returns)
     return float(np.std(r, ddof=1) * math.sqrt(bars_per_year)) if r.size > 1 else math.nan
 
 
 def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> float:
-    """Computes the Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
+    """Compute the Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
 
     Args:
       returns: `[T]`.
@@ -108,13 +108,13 @@ def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> 
 
 
 def downside_deviation(returns: ArrayLike, bars_per_year: float) -> float:
-    """Computes `sqrt(mean(min(r, 0) ** 2) * P)`, the mean over all bars (Sortino 1994)."""
+    """Compute `sqrt(mean(min(r, 0) ** 2) * P)`, the mean over all bars (Sortino 1994)."""
     r = known(returns)
     return float(np.sqrt(np.mean(np.minimum(r, 0) ** 2) * bars_per_year)) if r.size else math.nan
 
 
 def sortino(returns: ArrayLike, bars_per_year: float) -> float:
-    """Computes `mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
+    """Compute `mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
     r = known(returns)
     downside = downside_deviation(r, bars_per_year)
     if not downside >= NO_VOLATILITY:  # written so that the NaN of no bars is undefined too
@@ -123,7 +123,7 @@ def sortino(returns: ArrayLike, bars_per_year: float) -> float:
 
 
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
-    """Computes `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is a return of 0."""
+    """Compute `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is a return of 0."""
     r = np.nan_to_num(np.asarray(returns, np.float64), nan=0.0)
     equity = np.cumprod(1.0 + r)
     # The capital before the first bar counts as a high: a loss on the first bar is a drawdown.
@@ -131,31 +131,31 @@ def drawdown_series(returns: ArrayLike) -> np.ndarray:
 
 
 def max_drawdown(returns: ArrayLike) -> float:
-    """Computes the deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
+    """Compute the deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
     r = known(returns)
     return float(drawdown_series(r).min()) if r.size else math.nan
 
 
 def calmar(returns: ArrayLike, bars_per_year: float) -> float:
-    """Computes `cagr / |max_drawdown|` (Young 1991) of the span. NaN where nothing was lost."""
+    """Compute `cagr / |max_drawdown|` (Young 1991) of the span. NaN where nothing was lost."""
     deepest = max_drawdown(returns)
     return cagr(returns, bars_per_year) / -deepest if deepest < 0 else math.nan
 
 
 def hit_rate(returns: ArrayLike) -> float:
-    """Computes the share of winning bars among those with a return other than 0; NaN for none."""
+    """Compute the share of winning bars among those with a return other than 0; NaN for none."""
     r = known(returns)
     moved = r[r != 0]  # a bar without a position is neither won nor lost
     return float(np.mean(moved > 0)) if moved.size else math.nan
 
 
 def skewness(returns: ArrayLike) -> float:
-    """Computes the third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`."""
+    """Compute the third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`."""
     return _standardised_moment(returns, 3)
 
 
 def kurtosis(returns: ArrayLike) -> float:
-    """Computes the fourth standardised moment, not in excess: a Gaussian has 3."""
+    """Compute the fourth standardised moment, not in excess: a Gaussian has 3."""
     return _standardised_moment(returns, 4)
 
 
@@ -168,7 +168,7 @@ def _standardised_moment(returns: ArrayLike, power: int) -> float:
 
 
 def positions(weights: ArrayLike) -> np.ndarray:
-    """Returns -1 (short), 0 (flat) or 1 (long) of each weight, in the shape of `weights`.
+    """Return -1 (short), 0 (flat) or 1 (long) of each weight, in the shape of `weights`.
 
     A weight within 1e-9 of 0 is rounding, and flat. So is a NaN weight.
     """
@@ -177,13 +177,13 @@ def positions(weights: ArrayLike) -> np.ndarray:
 
 
 def exposure(weights: ArrayLike) -> float:
-    """Computes the share of bars with a position in an asset; `weights` `[N, A]`. NaN for none."""
+    """Compute the share of bars with a position in an asset; `weights` `[N, A]`. NaN for none."""
     held = positions(weights)
     return float(np.mean(held.any(axis=1))) if len(held) else math.nan
 
 
 def annual_turnover(turnover: ArrayLike, bars_per_year: float) -> float:
-    """Computes the traded notional per year, in multiples of equity: `sum_t sum_i |d_ti| * P / N`.
+    """Compute the traded notional per year, in multiples of equity: `sum_t sum_i |d_ti| * P / N`.
 
     Args:
       turnover: `[N]`, traded notional of each bar as a fraction of equity, both sides counted: from
@@ -201,7 +201,7 @@ def summary(
     bars_per_year: float = 252.0,
     capital: float | None = 1.0,
 ) -> dict[str, float]:
-    """Computes every metric of one account, by name.
+    """Compute every metric of one account, by name.
 
     Args:
       equity: `[N]` equity at each bar's close.

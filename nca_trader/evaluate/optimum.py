@@ -62,7 +62,7 @@ class Reached(NamedTuple):
 
 
 def evaluation_bars(num_assets: int) -> int:
-    """Returns the bars of a path to evaluate on: fewer where each has many assets."""
+    """Return the bars of a path to evaluate on: fewer where each has many assets."""
     return CELLS // num_assets
 
 
@@ -86,7 +86,7 @@ def pieces(num_bars: int, first: int) -> np.ndarray:
 
 
 def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Reached:
-    """Evaluates the greedy agent in `env`, an environment of a task's bars.
+    """Evaluate the greedy agent in `env`, an environment of a task's bars.
 
     Raises:
       ConfigError: no optimum is known for the environment's bars.
@@ -109,7 +109,7 @@ def greedy_positions(
     rows: np.ndarray,
     cells: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Returns `[P, L, A]` float64 weights that the most probable actions order.
+    """Return `[P, L, A]` float64 weights that the most probable actions order.
 
     Args:
       env: an environment of the path.
@@ -129,7 +129,7 @@ def greedy_positions(
 def _scan_pieces(
     policy: Policy, params: Params, market: Market, cells: Array, rows: Array
 ) -> Array:
-    """Runs the environment's own transitions along all pieces at once; `cells` `[N, A, C]`."""
+    """Run the environment's own transitions along all pieces at once; `cells` `[N, A, C]`."""
     spec, decide = policy.spec, policy.distribution
     dynamics = market.dynamics._replace(spec=spec)
 
@@ -152,7 +152,7 @@ def _scan_pieces(
 
 
 def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
-    """Returns `[P, L, A]` positions of the optimal policy at the closes of `rows`, from flat."""
+    """Return `[P, L, A]` positions of the optimal policy at the closes of `rows`, from flat."""
     if task.optimal_policy is None:
         raise ConfigError(f"{task.name}: no optimal policy is known.")
     position, held = np.zeros((len(rows), task.num_assets)), []
@@ -163,7 +163,7 @@ def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
 
 
 def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
-    """Compares positions with the optimal ones on the same path.
+    """Compare positions with the optimal ones on the same path.
 
     A position earns `pay` on the next bar. From it `a (r - E[r | state])` is subtracted, whose mean
     is 0 for any policy that sees the past only. What remains is E[pay | state] if `pay` is linear
@@ -209,5 +209,5 @@ def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
 
 
 def _error(x: np.ndarray) -> float:
-    """Computes the standard error of the mean of `[P, L]` from its P independent pieces."""
+    """Compute the standard error of the mean of `[P, L]` from its P independent pieces."""
     return float(x.mean(axis=1).std(ddof=1) / len(x) ** 0.5)

@@ -39,14 +39,14 @@ class Future(NamedTuple):
     at_open: bool = False
 
     def write(self, arrays: Arrays, name: str, new: np.ndarray) -> None:
-        """Copies `new` `[N, A]` into column `name` of `arrays`, but only in the future."""
+        """Copy `new` `[N, A]` into column `name` of `arrays`, but only in the future."""
         # As of its open a bar has no range, close or volume yet: they belong to the future.
         early = self.at_open and name not in KNOWN_AT_OPEN
         rows = slice(self.first - early, None)
         arrays[name][rows, self.assets] = new[rows][:, self.assets]
 
     def carry(self, arrays: Arrays) -> None:
-        """Gives missing bars of the future the last close as prices and a volume of 0."""
+        """Give missing bars of the future the last close as prices and a volume of 0."""
         present = arrays["present"]
         # What the reader does with a missing bar: no value may show that a bar was perturbed.
         row = np.arange(len(present))[:, None]
@@ -81,7 +81,7 @@ def other_values(rng: np.random.Generator, arrays: Arrays, name: str) -> np.ndar
 
 
 def changed(rng: np.random.Generator, bars: Bars, kind: str, future: Future) -> Bars:
-    """Returns `bars` with another future.
+    """Return `bars` with another future.
 
     Args:
       rng: draws the future.
@@ -115,19 +115,19 @@ def changed(rng: np.random.Generator, bars: Bars, kind: str, future: Future) -> 
 
 
 def arrays_of(bars: Bars) -> Arrays:
-    """Copies the arrays `[N, A]` of the bars, by name."""
+    """Copy the arrays `[N, A]` of the bars, by name."""
     return {name: getattr(bars, name).copy() for name in bars.fields}
 
 
 def without(bars: Bars, first: int, stop: int) -> Bars:
-    """Returns the bars without the rows `first <= row < stop`."""
+    """Return the bars without the rows `first <= row < stop`."""
     kept = np.r_[0:first, stop : len(bars)]
     arrays = {name: getattr(bars, name)[kept] for name in bars.fields}
     return dataclasses.replace(bars, time=bars.time[kept], **arrays)
 
 
 def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
-    """Appends `count` bars: copies of earlier ones, at prices that follow the last close."""
+    """Append `count` bars: copies of earlier ones, at prices that follow the last close."""
     step = np.median(np.diff(bars.time)) if len(bars) > 1 else np.timedelta64(1, "D")
     time = np.concatenate([bars.time, bars.time[-1] + step * np.arange(1, count + 1)])
     # Copies have a range, a volume and holes such as these bars have.
@@ -144,7 +144,7 @@ def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
 
 
 def holed(rng: np.random.Generator, bars: Bars, rate: float = 0.05) -> Bars:
-    """Returns the bars with a share `rate` of them missing in addition.
+    """Return the bars with a share `rate` of them missing in addition.
 
     Code that fills holes backwards leaks only there.
     """
@@ -186,7 +186,7 @@ class Case(NamedTuple):
 
 
 def equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compares two arrays by element; NaN equals NaN."""
+    """Compare two arrays by element; NaN equals NaN."""
     return a == b if a.dtype == bool else (a == b) | (np.isnan(a) & np.isnan(b))
 
 

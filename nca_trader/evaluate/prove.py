@@ -173,7 +173,7 @@ class Proof:
         return next(over, None)
 
     def row(self) -> dict[str, Any]:
-        """Returns the row of `--json`; fraction is None where there is nothing to earn."""
+        """Return the row of `--json`; fraction is None where there is nothing to earn."""
         last, reached = self.curve[-1], self.reached
         return {
             "market": self.market,
@@ -190,7 +190,7 @@ class Proof:
         }
 
     def __str__(self) -> str:
-        """The result in one line of a table."""
+        """Return the result in one line of a table."""
         last, reached, when = self.curve[-1], self.reached, self.seconds_to_bar
         found = f"trades {reached.turnover:.4f} per step, bar {MOST_TURNOVER:g}"
         if self.earns:
@@ -207,7 +207,7 @@ class Proof:
 
 
 def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
-    """Prepares the trial of `agent` in one environment.
+    """Prepare the trial of `agent` in one environment.
 
     Args:
       name: of the environment, a preset or a TOML file.
@@ -261,7 +261,7 @@ def check_account(name: str, config: EnvConfig, solved: Market) -> None:
 
 
 def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
-    """Returns the agent with the estimator of least noise that the environment allows.
+    """Return the agent with the estimator of least noise that the environment allows.
 
     "exact" where an account has finitely many states, "pathwise" where its reward is a smooth
     function of the ordered weights; else the agent's own.
@@ -279,7 +279,7 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
 
 
 def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
-    """Returns agents without history or neighbours, where `agent` has them, with short runs."""
+    """Return agents without history or neighbours, where `agent` has them, with short runs."""
     found = {}
     if agent.policy.kind != "mlp" or agent.policy.window > 1:
         one_bar = dataclasses.replace(load_agent("mlp").policy, window=1)
@@ -382,7 +382,7 @@ def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Po
 # Agents that are tried one after the other share their environments.
 @functools.lru_cache(maxsize=4)
 def _env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
-    """Returns an environment of the draw, of fewer bars where its price leaves the floats.
+    """Return an environment of the draw, of fewer bars where its price leaves the floats.
 
     Raises:
       PriceOutOfRange: a quarter of the bars is too long as well.

@@ -117,7 +117,7 @@ class Result:
         return table.assign(a_year=table["amount"] * self.bars_per_year / len(self.equity))
 
     def to_frame(self) -> pd.DataFrame:
-        """Returns one row per bar: time, equity, log_equity, turnover, cost and per symbol columns.
+        """Return one row per bar: time, equity, log_equity, turnover, cost and per symbol columns.
 
         They are `target:SYM` and `weight:SYM`, and for an agent `logits:SYM:i` of action i.
         """
@@ -137,7 +137,7 @@ class Result:
         return pd.DataFrame(columns)
 
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Writes `to_frame()` with every digit.
+        """Write `to_frame()` with every digit.
 
         Args:
           path: ends in .parquet or .csv.

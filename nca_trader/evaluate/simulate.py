@@ -60,7 +60,7 @@ class Trace(NamedTuple):
 
 
 def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
-    """Returns the legs of rows first .. last - 1 of an account that opens at the first close."""
+    """Return the legs of rows first .. last - 1 of an account that opens at the first close."""
     legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, costs, rules))
     if legs.years is not None:
         # Time before the first close earns no interest. The gap before it moves nothing, because
@@ -72,7 +72,7 @@ def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs
 
 
 def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules):
-    """Runs one bar of a backtest: the bar moves the account, which then orders at its close."""
+    """Run one bar of a backtest: the bar moves the account, which then orders at its close."""
     account, opened = on_bar(account, legs, costs, rules)
     account, target, seen = decide(account)
     account, closed = place(account, target, legs.at_close, costs, rules)
@@ -101,14 +101,14 @@ def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Tra
 def simulate_targets(
     bars: Bars, targets: np.ndarray, costs: Costs, rules: Rules, first: int, last: int
 ) -> Trace:
-    """Runs an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
+    """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
     with float64_on_cpu():
         legs = _legs(bars, costs, rules, first, last)
         return jax.tree.map(np.asarray, _scan_targets(legs, targets[first:last], costs, rules))
 
 
 def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Encodes every bar, in chunks with the halo they need; returns cells `[N, A, C]` float32."""
+    """Encode every bar, in chunks with the halo they need; return cells `[N, A, C]` float32."""
     halo = policy.receptive_field - 1
     function = jax.jit(policy.encode)
     pieces = []
@@ -144,7 +144,7 @@ def simulate_agent(
     first: int,
     last: int,
 ) -> tuple[Trace, tuple[np.ndarray, ...]]:
-    """Runs an account over rows first .. last - 1 that a run's agent orders greedily.
+    """Run an account over rows first .. last - 1 that a run's agent orders greedily.
 
     Args:
       source: bars, or the synthetic task that they come from.
@@ -235,7 +235,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> Agreement:
-    """Runs the agent of `run` over all bars with `params` and with `other`, at the run's costs.
+    """Run the agent of `run` over all bars with `params` and with `other`, at the run's costs.
 
     Raises:
       BarError: bars of other symbols, or too few for a decision.

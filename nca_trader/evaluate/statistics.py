@@ -48,18 +48,18 @@ class Interval(NamedTuple):
 
 
 def moments(returns: ArrayLike) -> Moments:
-    """Computes the moments of returns `[T]`; NaN returns are left out."""
+    """Compute the moments of returns `[T]`; NaN returns are left out."""
     r = metrics.known(returns)
     return Moments(metrics.sharpe(r, 1.0), r.size, metrics.skewness(r), metrics.kurtosis(r))
 
 
 def _spread(m: Moments) -> float:
-    """Computes `sqrt(1 - skew SR + (kurt - 1) / 4 SR^2)`, the standard error times sqrt(T - 1)."""
+    """Compute `sqrt(1 - skew SR + (kurt - 1) / 4 SR^2)`, the standard error times sqrt(T - 1)."""
     return math.sqrt(1.0 - m.skewness * m.sharpe + (m.kurtosis - 1.0) / 4.0 * m.sharpe**2)
 
 
 def probabilistic_sharpe(m: Moments, benchmark: float = 0.0) -> float:
-    """Computes the probability that the true Sharpe ratio exceeds `benchmark` (per bar).
+    """Compute the probability that the true Sharpe ratio exceeds `benchmark` (per bar).
 
     `PSR = Phi((SR - SR*) sqrt(T - 1) / sqrt(1 - skew SR + (kurt - 1) / 4 SR^2))`
     (Bailey and Lopez de Prado 2012, eq. 11). NaN where the Sharpe ratio is undefined.
@@ -70,7 +70,7 @@ def probabilistic_sharpe(m: Moments, benchmark: float = 0.0) -> float:
 
 
 def min_track_record(m: Moments, benchmark: float = 0.0, confidence: float = 0.95) -> float:
-    """Computes the bars needed before PSR against `benchmark` reaches `confidence`.
+    """Compute the bars needed before PSR against `benchmark` reaches `confidence`.
 
     `MinTRL = 1 + (1 - skew SR + (kurt - 1) / 4 SR^2) (Z / (SR - SR*))^2` (the same paper, eq. 13).
     Infinite where the Sharpe ratio does not exceed the benchmark; `m.num_bars` is not used.
@@ -84,7 +84,7 @@ def min_track_record(m: Moments, benchmark: float = 0.0, confidence: float = 0.9
 
 
 def expected_max_sharpe(num_trials: int, variance: float) -> float:
-    """Computes the Sharpe ratio that the best of N trials without skill is expected to show.
+    """Compute the Sharpe ratio that the best of N trials without skill is expected to show.
 
     `SR0 = sqrt(V) ((1 - g) Z(1 - 1/N) + g Z(1 - 1/(N e)))`, g = Euler-Mascheroni, V = variance of
     the trials' Sharpe ratios (Bailey and Lopez de Prado 2014). 0 for a single trial.
@@ -98,7 +98,7 @@ def expected_max_sharpe(num_trials: int, variance: float) -> float:
 
 
 def deflated_sharpe(m: Moments, num_trials: int, variance: float | None = None) -> float:
-    """Computes the probability that the true Sharpe ratio exceeds 0, allowing for N trials.
+    """Compute the probability that the true Sharpe ratio exceeds 0, allowing for N trials.
 
     `DSR = PSR(SR0)` with SR0 of `expected_max_sharpe` (Bailey and Lopez de Prado 2014).
 
@@ -121,7 +121,7 @@ def bootstrap_interval(
     repetitions: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Computes a percentile interval by the stationary bootstrap (Politis and Romano 1994).
+    """Compute a percentile interval by the stationary bootstrap (Politis and Romano 1994).
 
     Args:
       statistic: of samples like those given.
@@ -160,7 +160,7 @@ def bootstrap_interval(
 
 
 def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> Interval:
-    """Computes the 95% interval of the annualised Sharpe ratio of returns `[T]`."""
+    """Compute the 95% interval of the annualised Sharpe ratio of returns `[T]`."""
     return bootstrap_interval(
         lambda r: metrics.sharpe(r, bars_per_year), metrics.known(returns), seed=seed
     )
@@ -169,7 +169,7 @@ def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> 
 def mean_difference_interval(
     returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
 ) -> Interval:
-    """Computes the 95% interval of `P * mean(r - r_other)`, returns per year, paired by bar.
+    """Compute the 95% interval of `P * mean(r - r_other)`, return per year, paired by bar.
 
     Identical series differ by exactly 0: the interval is then [0, 0].
     """
@@ -185,7 +185,7 @@ def mean_difference_interval(
 def sharpe_difference_interval(
     returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
 ) -> Interval:
-    """Computes the 95% interval of the difference of two annualised Sharpe ratios, by bar."""
+    """Compute the 95% interval of the difference of two annualised Sharpe ratios, by bar."""
     # Both columns are resampled by the same bars, so what they share cancels.
     pairs = np.column_stack([returns, other]).astype(np.float64)
 

@@ -18,7 +18,7 @@ from nca_trader.errors import ConfigError, user_line
 
 
 def subject_in(path: str | os.PathLike[str], name: str) -> Any:
-    """Returns a function of bars, a `Strategy` or a `Feature` from a Python file.
+    """Return a function of bars, a `Strategy` or a `Feature` from a Python file.
 
     Args:
       path: the file; it is imported, so its code runs.
@@ -77,7 +77,7 @@ def subject_in(path: str | os.PathLike[str], name: str) -> Any:
 
 
 def _imported(path: pathlib.Path) -> types.ModuleType:
-    """Imports the user's file; it finds its neighbours, as `python FILE` would let it."""
+    """Import the user's file; it finds its neighbours, as `python FILE` would let it."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; check the path.")
     spec = importlib.util.spec_from_file_location(f"leakcheck_{path.stem}", path)
@@ -101,7 +101,7 @@ def _imported(path: pathlib.Path) -> types.ModuleType:
 
 
 def _arguments_needed(function: Callable[..., Any]) -> int:
-    """Counts the positional arguments that a call can't leave out; functions of bars have one."""
+    """Count the positional arguments that a call can't leave out; functions of bars have one."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-ins have no signature

@@ -50,7 +50,7 @@ def refuse_no_targets(targets: Any) -> None:
 
 
 def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
-    """Scans the update of a strategy over all bars; returns targets `[N, A]` float64.
+    """Scan the update of a strategy over all bars; return targets `[N, A]` float64.
 
     Raises:
       ConfigError: the strategy raises, or branches on a value that is known only when it runs. The
@@ -69,7 +69,7 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
 
 
 def _describe_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) -> str:
-    """Describes in one line what a strategy's code did, where, and how to repair it."""
+    """Describe in one line what a strategy's code did, where, and how to repair it."""
     name, line = f"strategy {strategy.name!r}", user_line(error)
     if isinstance(error, TRACED):
         return (
@@ -99,7 +99,7 @@ def _describe_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) 
 
 
 def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray:
-    """Converts weights to `[N, A]` float64, and refuses what does not fit the bars.
+    """Convert weights to `[N, A]` float64, and refuse what does not fit the bars.
 
     Args:
       targets: `[N]` or `[N, A]` weights; NaN means no order.
@@ -173,7 +173,7 @@ NO_CUT = Cut(0, 0.0)
 
 
 def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
-    """Counts the rows of `targets` `[N, A]` that order more than `rules` let an account hold.
+    """Count the rows of `targets` `[N, A]` that order more than `rules` let an account hold.
 
     The limits are `max_gross` on the sum of absolute weights, `max_net` on the sum of weights, and
     a sum of weights of 1 where nothing may be borrowed.

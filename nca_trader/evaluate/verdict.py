@@ -105,7 +105,7 @@ class Evidence:
 def nearest_baseline(
     agent_weights: pd.DataFrame, baselines: Mapping[str, pd.DataFrame]
 ) -> tuple[str, float]:
-    """Finds the baseline that the agent's target weights agree with most often.
+    """Find the baseline that the agent's target weights agree with most often.
 
     Args:
       agent_weights: `[N, A]` target weights; NaN means no order, the last target stays in force.
@@ -137,7 +137,7 @@ def nearest_baseline(
 def weigh(
     agent: Result, baselines: Mapping[str, Result], bars_per_year: float, seed: int = 0
 ) -> Evidence:
-    """Computes the numbers of the agent and each baseline on the same bars, and their differences.
+    """Compute the numbers of the agent and each baseline on the same bars, and their differences.
 
     Args:
       agent: its backtest, or that of a strategy.
@@ -199,22 +199,22 @@ def weigh(
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Writes 0.123 as 12.3% and NaN as n/a. A value that rounds to zero has no minus sign."""
+    """Write 0.123 as 12.3% and NaN as n/a. A value that rounds to zero has no minus sign."""
     return "n/a" if math.isnan(value) else f"{value:z.{digits}%}"
 
 
 def decimal(value: float, digits: int = 2) -> str:
-    """Writes 1.234 as 1.23 and NaN as n/a."""
+    """Write 1.234 as 1.23 and NaN as n/a."""
     return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
 
 
 def count(number: int, noun: str) -> str:
-    """Writes "1 bar" or "2,000 bars"."""
+    """Write "1 bar" or "2,000 bars"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def times(number: int) -> str:
-    """Writes "once" or "2 times"."""
+    """Write "once" or "2 times"."""
     return "once" if number == 1 else f"{number} times"
 
 
@@ -249,7 +249,7 @@ def verdict(
     sharpe_variance: float | None = None,
     note: str = "",
 ) -> str:
-    """Writes the verdict in a few sentences, by fixed rules.
+    """Write the verdict in a few sentences, by fixed rules.
 
     1. Against the baseline of the highest Sharpe ratio: "earned more" or "earned less" only where
        the 95% interval of the difference in mean return excludes 0, else "not distinguishable".

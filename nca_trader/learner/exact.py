@@ -68,7 +68,7 @@ class Enumeration(NamedTuple):
 def collect(
     setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Enumeration, dict[str, Array]]:
-    """Enumerates the rewards of every action in every state; see `Algorithm.collect`."""
+    """Enumerate the rewards of every action in every state; see `Algorithm.collect`."""
     policy, config, hyper = setup
     length, dynamics = config.segment_length, market.dynamics
     span = span_of(policy, segments, draw)
@@ -86,7 +86,7 @@ def collect(
 
 
 def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Loss:
-    """Expectation of the clipped surrogate over states and actions; see `Algorithm.loss`."""
+    """Compute the clipped surrogate's mean over states and actions; see `Algorithm.loss`."""
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, items.span, config.segment_length)
     log_prob = read_states(policy, params, cells, items.seen)
@@ -104,7 +104,7 @@ def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Lo
 
 
 def advantage_scale(setup: Setup) -> Any:
-    """Returns the factor that generalised advantages get by normalisation in pure noise.
+    """Return the factor that generalised advantages get by normalisation in pure noise.
 
     With it an entropy bonus weighs the same for both estimators. Exact advantages are not divided
     by their own deviation: it falls as the policy improves, the quotient then drowns the bonus,
@@ -139,7 +139,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
 
     def held(account: Account, legs: Legs) -> Account:
-        """Moves an account through the bar that fills its position."""
+        """Move an account through the bar that fills its position."""
         pending = jnp.full_like(account.pending, WHOLE if rules.fill == "next_open" else FILLED)
         return on_bar(account._replace(pending=pending), legs, config.costs, rules)[0]
 
@@ -181,7 +181,7 @@ def leads_to(spec: EnvSpec) -> Array:
 
 
 def action_values(reward: Array, pi: Array, leads: Array, discount: float | Array) -> Array:
-    """Action values `Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
+    """Compute action values `Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
 
     Args:
       reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
@@ -220,7 +220,7 @@ def start_of(spec: EnvSpec, episode: Episode) -> Array:
 
 
 def reopened(spec: EnvSpec, episode: Episode, last: Array, keys: Array) -> Episode:
-    """Opens accounts `[S, E]` at positions drawn from the probabilities `last` `[S, A, P]`."""
+    """Open accounts `[S, E]` at positions drawn from the probabilities `last` `[S, A, P]`."""
     count = episode.account.ordered.shape[1]
 
     def draw(key: Array, probability: Array) -> Array:
@@ -232,7 +232,7 @@ def reopened(spec: EnvSpec, episode: Episode, last: Array, keys: Array) -> Episo
 
 
 def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[str, Array]:
-    """Expected reward per step, and how often an asset's position changes."""
+    """Compute the expected reward per step, and how often an asset's position changes."""
     pi = jnp.exp(batch.log_prob)
     elsewhere = 1.0 - einsum32("pap->pa", leads)
     changes = einsum32("slipa,pa->slip", pi, elsewhere)
@@ -247,7 +247,7 @@ def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[st
 
 
 def check_finite(env: TradingEnv) -> None:
-    """Validates that an account of `env` has no more states than its positions.
+    """Validate that an account of `env` has no more states than its positions.
 
     Raises:
       ConfigError: one line with every setting that prevents it.
@@ -260,7 +260,7 @@ def check_finite(env: TradingEnv) -> None:
 
 
 def obstacles(env: TradingEnv) -> Iterator[str]:
-    """Yields the settings because of which an account has more states than its positions."""
+    """Yield the settings because of which an account has more states than its positions."""
     config, costs, spec = env.config, env.costs, env.spec
     if config.actions == "weights":
         yield "actions = 'weights' order any weight (take 'direction' or 'orders')"

@@ -35,7 +35,7 @@ class Split:
     model: int | None = None
 
     def spec(self, *names: str) -> P:
-        """The parameter's partition over these axes of the mesh."""
+        """Return the parameter's partition over these axes of the mesh."""
         axes = {axis: name for name in names if (axis := getattr(self, name)) is not None}
         return P(*(axes.get(axis) for axis in range(max(axes, default=-1) + 1)))
 
@@ -74,7 +74,7 @@ class Layout:
         return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
     def specs(self, params: Any, *names: str) -> Any:
-        """The partition of each parameter over these axes of the mesh."""
+        """Return the partition of each parameter over these axes of the mesh."""
         return self.over(lambda split, _: split.spec(*names), params)
 
     def _within(self, fn: Callable[[Any], Any], params: Any) -> Any:
@@ -106,7 +106,7 @@ class Layout:
         return self.over(varying, self.gathered(params))
 
     def mean(self, gradient: Params, terms: Any) -> tuple[Params, Any]:
-        """The mean over devices of their gradients and of the loss's terms.
+        """Return the mean over devices of their gradients and of the loss's terms.
 
         Of a parameter that `fsdp` splits, a device gets its own part. The rest and the terms are
         one all-reduce.
@@ -215,7 +215,7 @@ def one_by_one(fn: Callable[[Any], Any], items: Any) -> Any:
 
 
 def mean_in_order(each: Any) -> Any:
-    """The mean of `[P, ...]` over all devices' pieces, summed in the order of their numbers."""
+    """Return the mean of `[P, ...]` over all devices' pieces, in the order of their numbers."""
 
     def mean(leaf: Array) -> Array:
         every = jax.lax.all_gather(leaf, BATCH, axis=0, tiled=True, to="invarying")

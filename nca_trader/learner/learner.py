@@ -74,7 +74,7 @@ def make_learner(
     config: AgentConfig | str | pathlib.Path,
     mesh: Mesh | None = None,
 ) -> Learner:
-    """Builds the learner of a policy in an environment.
+    """Build the learner of a policy in an environment.
 
     Nothing is compiled until `step` is called. On a mesh of an AOT topology (see `scale.plan`)
     the programs can be lowered and compiled, but not run.
@@ -148,7 +148,7 @@ def _num_bytes(leaves: list[Any]) -> int:
 
 
 def initial_state(parts: Parts, key: Array) -> LearnerState:
-    """Returns the state of one agent before its first update."""
+    """Return the state of one agent before its first update."""
     env, config = parts.env, parts.config
     policy, shape = parts.setup.policy, config.learner
     params_key, run_key, hyper_key = jax.random.split(key, 3)
@@ -175,7 +175,7 @@ def make_program(
     sizes: Sizes,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Returns the jitted `(state, market) -> (state, metrics)` over the mesh, in these sizes."""
+    """Return the jitted `(state, market) -> (state, metrics)` over the mesh, in these sizes."""
     own = _spec(parts, FSDP)
 
     def one_update(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
@@ -213,7 +213,7 @@ def _spec(parts: Parts, *names: str) -> LearnerState:
 def check_sizes(
     env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, items: int
 ) -> None:
-    """Validates the sizes of an update against the bars, the mesh and each other.
+    """Validate the sizes of an update against the bars, the mesh and each other.
 
     Args:
       items: segments of a minibatch that a device learns from at once.
@@ -252,7 +252,7 @@ def check_sizes(
 
 
 def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
-    """Validates that an agent can train on the shards of `env`, if it has any.
+    """Validate that an agent can train on the shards of `env`, if it has any.
 
     Raises:
       BarError: a shard is too short.
@@ -294,7 +294,7 @@ def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
 
 
 def shard_updates(shards: Shards, config: LearnerConfig) -> int:
-    """Returns how many updates learn from a shard before the next takes its place.
+    """Return how many updates learn from a shard before the next takes its place.
 
     It is the config's number, or as many as draw each bar of the longest shard once.
     """
@@ -305,10 +305,10 @@ def shard_updates(shards: Shards, config: LearnerConfig) -> int:
 
 
 def end_with_shard(turn: int, update: Array, segments: Segments) -> Segments:
-    """Ends all episodes where `update` is the first on another shard."""
+    """End all episodes where `update` is the first on another shard."""
     return segments._replace(left=jnp.where(update % turn == 0, 0, segments.left))
 
 
 def own_part(shards: Shards, process: int) -> Shards:
-    """Returns the shards that a process of the run reads."""
+    """Return the shards that a process of the run reads."""
     return shards.part(process, hosts.count(), by="file") if hosts.count() > 1 else shards

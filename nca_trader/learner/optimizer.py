@@ -82,7 +82,7 @@ def _restarted(n: Array, first: int) -> Array:
 def skip_not_finite(
     inner: optax.GradientTransformation, norm: Norm = optax.tree.norm
 ) -> optax.GradientTransformation:
-    """Drops an update whose gradient's norm is NaN or infinite, and counts it.
+    """Drop an update whose gradient's norm is NaN or infinite, and count it.
 
     It stands outermost: moments, schedule, average and parameters stay as they were. (A NaN that
     reaches a clip becomes a NaN in every leaf; zeroed there, momentum would still move the
@@ -166,7 +166,7 @@ def scale_by_width(base_width: int, layout: Layout = EVERYWHERE) -> optax.Gradie
 
 
 def average_params(decay: float) -> optax.GradientTransformation:
-    """Keeps `average <- decay average + (1 - decay) params` of the parameters after each update.
+    """Keep `average <- decay average + (1 - decay) params` of the parameters after each update.
 
     It begins at the first parameters. Source: Polyak & Juditsky 1992, with a fading memory.
     """
@@ -184,7 +184,7 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
 
 def averaged(state: GuardState) -> Any:
-    """The average of the parameters in the state of an optimiser with `ema_decay` above 0."""
+    """Return the averaged parameters from the state of an optimiser with `ema_decay` above 0."""
     return state.inner[-1].params
 
 
@@ -194,7 +194,7 @@ def make_optimizer(
     layout: Layout = EVERYWHERE,
     peak: float | Array | None = None,
 ) -> optax.GradientTransformation:
-    """The optimiser of a run of `total` gradient steps; decay is off for vectors and scalars.
+    """Build the optimiser of a run of `total` gradient steps; only matrices have weight decay.
 
     Args:
       config: rates and decays.

@@ -66,7 +66,7 @@ class Starts(NamedTuple):
 def collect(
     setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Starts, dict[str, Array]]:
-    """Simulates the most probable actions and stores the starts; see `Algorithm.collect`."""
+    """Simulate the most probable actions and store the starts; see `Algorithm.collect`."""
     count = segments.index.shape[:1]
     scales = (
         None if scale is None else jnp.broadcast_to(scale, count)
@@ -79,7 +79,7 @@ def collect(
 
 
 def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
-    """Returns minus the mean reward, differentiable; see `Algorithm.loss`."""
+    """Return minus the mean reward, differentiable; see `Algorithm.loss`."""
     _, reward = simulate(setup, params, market, items)
     value = -reward_scale(setup, market) * reward.mean()
     none = jnp.zeros_like(value)
@@ -87,7 +87,7 @@ def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
 
 
 def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tuple[Episode, Array]:
-    """Simulates accounts with the most probable actions.
+    """Simulate accounts with the most probable actions.
 
     Derivatives of later rewards are discounted by `discount` per bar.
 
@@ -121,7 +121,7 @@ def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tu
 
 
 def discounted(episode: Episode, discount: float | Array) -> Episode:
-    """Returns the same episode, whose derivatives are multiplied by `discount`."""
+    """Return the same episode, whose derivatives are multiplied by `discount`."""
 
     def leaf(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -132,7 +132,7 @@ def discounted(episode: Episode, discount: float | Array) -> Episode:
 
 
 def check_smooth(env: TradingEnv) -> None:
-    """Validates that rewards of `env` are differentiable in the weights ordered.
+    """Validate that rewards of `env` are differentiable in the weights ordered.
 
     Raises:
       ConfigError: one line with every setting that prevents it.
@@ -145,7 +145,7 @@ def check_smooth(env: TradingEnv) -> None:
 
 
 def obstacles(env: TradingEnv) -> Iterator[str]:
-    """Yields the settings because of which rewards jump, or do not move, with an order."""
+    """Yield the settings because of which rewards jump, or do not move, with an order."""
     config, costs = env.config, env.costs
     if config.actions != "weights":
         yield f"actions = '{config.actions}' are discrete (take 'weights')"

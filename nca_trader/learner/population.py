@@ -32,7 +32,7 @@ NEAR_ONE = ("gae_lambda", "discount")
 
 
 def _inverted(name: str, value: Any) -> Any:
-    """Returns `value`, or its distance from 1; this is its own inverse."""
+    """Return `value`, or its distance from 1; this is its own inverse."""
     return 1.0 - value if name in NEAR_ONE else value
 
 
@@ -55,7 +55,7 @@ def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
 
 
 def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) -> tuple[Any, Array]:
-    """Replaces the worst agents by copies of the best, with perturbed hyper-parameters.
+    """Replace the worst agents by copies of the best, with perturbed hyper-parameters.
 
     Args:
       config: `share` of the agents is replaced, each by one of as many best, drawn uniformly.
@@ -112,7 +112,7 @@ def correlations(hyper: Hyper, fitness: Array) -> dict[str, Array]:
 
 
 def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], T]:
-    """Maps a learner's init over agents; agent i is what `init(fold_in(key, i))` returns.
+    """Map a learner's init over agents; agent i is what `init(fold_in(key, i))` returns.
 
     This is a `lax.map` and not a `vmap`: batched decompositions in one program can deadlock on
     the CPU.
@@ -126,7 +126,7 @@ def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], 
 
 
 def agents_at_once(num_agents: int, mesh: Mesh) -> int:
-    """Returns how many agents move at once where memory allows.
+    """Return how many agents move at once where memory allows.
 
     A CPU gains nothing from a batch of small matrix products: it is twice as fast with one agent
     after the other, still in one program.
@@ -135,7 +135,7 @@ def agents_at_once(num_agents: int, mesh: Mesh) -> int:
 
 
 def step_each(step: Callable[[Any, Any], T], together: int) -> Callable[..., T]:
-    """Maps a learner's step over a leading axis of agents, `together` at a time."""
+    """Map a learner's step over a leading axis of agents, `together` at a time."""
     batch_size = together if together > 1 else None
 
     def step_all(state: Any, market: Any) -> T:
@@ -145,7 +145,7 @@ def step_each(step: Callable[[Any, Any], T], together: int) -> Callable[..., T]:
 
 
 def number_or_null(value: Any) -> float | None:
-    """A number of metrics.jsonl; None where it is not finite, since JSON has no NaN."""
+    """Return a number of metrics.jsonl; None where it is not finite, since JSON has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
@@ -174,7 +174,7 @@ def fitness_of(
 def exploited(
     config: PopulationConfig, state: LearnerState, score: np.ndarray, seed: int, row: dict[str, Any]
 ) -> LearnerState:
-    """Returns the population after an exploit, where it was on the mesh; records it in `row`."""
+    """Return the population after an exploit, where it was on the mesh; record it in `row`."""
     if score.shape != state.update.shape:
         raise ConfigError(
             f"fitness is of shape {list(score.shape)}, but {state.update.size} agents train; give "

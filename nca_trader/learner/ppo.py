@@ -30,7 +30,7 @@ class Hyper(NamedTuple):
 
 
 def hyper_of(config: AgentConfig) -> Hyper:
-    """Returns the config's own hyper-parameters."""
+    """Return the config's own hyper-parameters."""
     learner = config.learner
     return Hyper(
         learning_rate=config.optimizer.learning_rate,
@@ -50,7 +50,7 @@ class Setup(NamedTuple):
 
 
 def setup_of(policy: Policy, config: AgentConfig) -> Setup:
-    """Returns the setup of an agent with the config's own hyper-parameters."""
+    """Return the setup of an agent with the config's own hyper-parameters."""
     return Setup(policy, config.learner, hyper_of(config))
 
 
@@ -116,7 +116,7 @@ class Moments(NamedTuple):
 
 
 def moments(x: Array) -> Moments:
-    """Returns the moments of all entries of `x`."""
+    """Return the moments of all entries of `x`."""
     mean = x.mean()
     return Moments(mean, ((x - mean) ** 2).mean())
 
@@ -222,7 +222,7 @@ def ppo_loss(
     over_actions: Callable[[Array], Array] = jnp.mean,
     over_states: Callable[[Array], Array] = jnp.mean,
 ) -> Loss:
-    """The clipped surrogate, the clipped value loss and the entropy.
+    """Return the clipped surrogate, the clipped value loss and the entropy.
 
     `-E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]` with `rho = pi / pi_old`. The gradient at
     rho = 1 is the policy gradient. Without targets no values are learnt.

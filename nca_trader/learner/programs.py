@@ -34,7 +34,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | None:
-    """Returns the bytes of a device that an update may need, arguments included.
+    """Return the bytes of a device that an update may need, arguments included.
 
     Args:
       memory_gb: the user's bound in 1e9 bytes. None is what the device reports; on a CPU, each
@@ -59,7 +59,7 @@ def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | 
 
 
 def bytes_needed(compiled: Any) -> int:
-    """Returns the bytes a device needs to run a compiled program, arguments included."""
+    """Return the bytes a device needs to run a compiled program, arguments included."""
     sizes = compiled.memory_analysis()
     held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return held + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
@@ -81,7 +81,7 @@ class Sizes(NamedTuple):
     micro_batches: int
 
     def __str__(self) -> str:
-        """The sizes as the log and the command line print them."""
+        """Return the sizes as the log and the command line print them."""
         agents = "1 agent" if self.agents == 1 else f"{self.agents} agents"
         return f"{agents} at once, learner.micro_batches = {self.micro_batches}"
 
@@ -187,7 +187,7 @@ class Fitting:
         return {"memory_gb": self.needed / 1e9, "agents_at_once": self.sizes.agents}
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the step.
+        """Run the step.
 
         Raises:
           ConfigError: at the first call, if not even the smallest sizes fit.
@@ -239,7 +239,7 @@ class Fitting:
                 return result
 
     def _compile_first_that_fits(self, args: Any) -> list[bool]:
-        """Drops the sizes before the first that fit; returns which leaves of `args` it donates."""
+        """Drop the sizes before the first that fit; return which leaves of `args` it donates."""
         limit = math.inf if self.limit is None else self.limit
         while True:
             needed = None
@@ -268,7 +268,7 @@ class Fitting:
 
 
 def _spare(leaf: Array) -> Callable[[], Array]:
-    """Copies `leaf` to the host; returns a function that puts the copy back where it was."""
+    """Copy `leaf` to the host; return a function that puts the copy back where it was."""
     sharding = leaf.sharding
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         impl, data = jax.random.key_impl(leaf), np.array(jax.random.key_data(leaf))
@@ -288,7 +288,7 @@ class Compilations:
     """
 
     def __init__(self, watched: Iterable[str] = ()):
-        """Counts nothing yet; `watched` are the names of jitted functions for `again`."""
+        """Count nothing yet; `watched` are the names of jitted functions for `again`."""
         self.count, self.seconds, self.hits = 0, 0.0, 0
         self._watched = frozenset(watched)
         self._of: Counter[str] = Counter()
@@ -305,7 +305,7 @@ class Compilations:
         jax.monitoring.unregister_event_listener(self._happened)
 
     def again(self) -> int:
-        """Returns how often a watched program was compiled since the first call of `again`.
+        """Return how often a watched program was compiled since the first call of `again`.
 
         The first call ends the warm-up. A warning is logged whenever the number has risen.
         """

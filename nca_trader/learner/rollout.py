@@ -95,7 +95,7 @@ class Algorithm(NamedTuple):
 def mean_statistics(
     setup: Setup, batch: Any, statistics: dict[str, Array]
 ) -> tuple[Any, dict[str, Array]]:
-    """The `normalize` of algorithms whose advantages need none."""
+    """Return the `normalize` of algorithms whose advantages need none."""
     del setup
     return batch, {name: value.mean() for name, value in statistics.items()}
 
@@ -141,7 +141,7 @@ def encode_span(policy: Policy, params: Params, market: Market, span: Span, leng
 
 
 def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
-    """The bars of the segments as this update sees them."""
+    """Return the bars of the segments as this update sees them."""
     if policy.fire_rate == 1.0:
         return Span(segments.index, segments.drop)
     # Beside the segment's own key, which draws the actions.
@@ -195,7 +195,7 @@ def select(condition: Array, yes: Episode, no: Episode) -> Episode:
 def roll_out(
     setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Rollout]:
-    """Simulates every account over `segment_length` bars, with actions drawn from the policy."""
+    """Simulate every account over `segment_length` bars, with actions drawn from the policy."""
     policy, config, hyper = setup
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
     span = span_of(policy, segments, draw)
@@ -269,7 +269,7 @@ def transition_at_costs(
 def repeat(
     policy: Policy, market: Market, span: Span, begun: Episode, action: Array, draw: Draw
 ) -> tuple[Array, Array, Array, Array]:
-    """What accounts see and earn that take `action` `[S, L, E, A]` again from where they began.
+    """Repeat actions `[S, L, E, A]` from where the accounts began.
 
     Returns:
       `seen`, `reward` and `ruined` as of `roll_out`, and the account features `[S, E, A, 3 + M]`
@@ -291,13 +291,13 @@ def repeat(
 
 
 def advanced(segments: Segments, length: int, episode: Episode) -> Segments:
-    """The segments `length` bars on, where their accounts stand as `episode` says."""
+    """Return the segments `length` bars on, where their accounts stand as `episode` says."""
     index, left = segments.index + length, segments.left - length
     return Segments(index, left, segments.drop, episode)
 
 
 def times(drawn: Array | None, scale: Array | None) -> Array | None:
-    """The product of two factors, None being 1."""
+    """Return the product of two factors, None being 1."""
     if drawn is None or scale is None:
         return drawn if scale is None else scale
     return drawn * scale
@@ -321,7 +321,7 @@ def _towards_one(start: float, share: float, update: Array, num_updates: int) ->
 
 
 def moved(legs: Legs, scale: Array | None) -> Legs:
-    """The legs of a market whose every log-return is `scale` times this one's; None is 1.
+    """Return the legs of a market whose every log-return is `scale` times this one's; None is 1.
 
     `gap' = (1 + gap)^scale - 1`, likewise the body: the legs of the prices `P^scale`, whose
     volatility is `scale` times as high. Prices in money, which lots and fees are measured in,

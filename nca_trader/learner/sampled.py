@@ -65,7 +65,7 @@ class Ring(NamedTuple):
 
 
 def init(like: Any, slots: int) -> Ring:
-    """Returns an empty ring of `slots` items of the shapes and types of `like`.
+    """Return an empty ring of `slots` items of the shapes and types of `like`.
 
     Raises:
       ConfigError: fewer than two slots: one is read while another is written.
@@ -79,7 +79,7 @@ def init(like: Any, slots: int) -> Ring:
 
 
 def add(ring: Ring, item: Any) -> Ring:
-    """Returns the ring with `item` in place of the oldest."""
+    """Return the ring with `item` in place of the oldest."""
     slots = _slots(ring)
     data = jax.tree.map(lambda a, b: a.at[ring.next].set(b), ring.data, item)
     return Ring(data, (ring.next + 1) % slots, jnp.minimum(ring.size + 1, slots))
@@ -126,12 +126,12 @@ class Stored(NamedTuple):
 
 
 def stored(rollout: Rollout, begun: Begun) -> Stored:
-    """Returns the part of `rollout` to store, whose accounts began as `begun`."""
+    """Return the part of `rollout` to store, whose accounts began as `begun`."""
     return Stored(rollout.span, begun, rollout.action, rollout.log_prob)
 
 
 def begin_ring(setup: Setup, market: Market, params: Params, segments: Segments) -> Ring:
-    """Returns an empty ring of `replay_slots` rollouts on `segments`."""
+    """Return an empty ring of `replay_slots` rollouts on `segments`."""
 
     def one(params: Params, segments: Segments) -> Stored:
         keys = jnp.broadcast_to(jax.random.key(0), segments.index.shape)
@@ -143,7 +143,7 @@ def begin_ring(setup: Setup, market: Market, params: Params, segments: Segments)
 
 
 def transitions_per_gb(item: Stored) -> int:
-    """Returns how many transitions fit into 10^9 bytes; one is one account at one bar.
+    """Return how many transitions fit into 10^9 bytes; one is one account at one bar.
 
     Args:
       item: arrays, or their shapes.
@@ -153,7 +153,7 @@ def transitions_per_gb(item: Stored) -> int:
 
 
 def described(ring: Ring) -> str:
-    """Describes the capacity of a ring in one line."""
+    """Describe the capacity of a ring in one line."""
     transitions = ring.data.log_prob.size
     per_gb = transitions_per_gb(ring.data)
     return (
@@ -170,7 +170,7 @@ def revalued(
     item: Stored,
     scales: tuple[Array | None, Array | None] = (None, None),
 ) -> tuple[Rollout, Array, Array]:
-    """Evaluates an old rollout under the current parameters, costs and prices.
+    """Evaluate an old rollout under the current parameters, costs and prices.
 
     The actions are simulated again. Log-probabilities and values become those of `params`, which
     the surrogate measures its ratio from, and `vtrace` corrects advantages for the policy that
@@ -216,7 +216,7 @@ Statistics = dict[str, Any]  # arrays and `Moments`
 def collect(
     setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Batch, Statistics]:
-    """Samples a rollout and estimates its advantages; see `Algorithm.collect`."""
+    """Sample a rollout and estimate its advantages; see `Algorithm.collect`."""
     segments, rollout = roll_out(setup, params, market, segments, draw)
     advantage, value_target = estimate(setup, rollout, reward_scale(setup, market))
     statistics = rollout_statistics(rollout, advantage, value_target)
@@ -233,12 +233,12 @@ def replay(
 
 
 def _learnt(rollout: Rollout) -> Rollout:
-    """Drops what follows the last step, which no minibatch needs to gather."""
+    """Drop what follows the last step, which no minibatch needs to gather."""
     return rollout._replace(bootstrap=rollout.span.index)
 
 
 def estimate(setup: Setup, rollout: Rollout, scale: Array) -> tuple[Array, Array | None]:
-    """Returns advantages `[S, L, E]` and value targets; None without a critic.
+    """Return advantages `[S, L, E]` and value targets; None without a critic.
 
     Those of "group" are normalised within their segment, those of "gae" not yet.
 
@@ -285,7 +285,7 @@ def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch
 
 
 def loss(setup: Setup, params: Params, market: Market, items: Batch) -> Loss:
-    """The clipped surrogate over whole segments, encoded again; see `Algorithm.loss`."""
+    """Return the clipped surrogate over whole segments, encoded again; see `Algorithm.loss`."""
     rollout, advantage, value_target = items
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, rollout.span, config.segment_length)

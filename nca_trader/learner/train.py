@@ -166,7 +166,7 @@ def agreed(stop: bool, due: bool) -> tuple[bool, bool]:
 
 
 def check_processes(mesh: Mesh) -> None:
-    """Validates that every process has a device in the mesh, and so a program to call.
+    """Validate that every process has a device in the mesh, and so a program to call.
 
     Raises:
       ConfigError: one has none.
@@ -183,12 +183,12 @@ class Intervals:
     """Decides when a checkpoint is due: by updates or by seconds, whichever comes first."""
 
     def __init__(self, config: CheckpointConfig, clock: Callable[[], float] = time.monotonic):
-        """Starts to count seconds."""
+        """Start to count seconds."""
         self._config, self._clock = config, clock
         self.saved()
 
     def saved(self) -> None:
-        """Notes that a checkpoint was saved now."""
+        """Record that a checkpoint was saved now."""
         self._since = self._clock()
 
     def due(self, done: int) -> bool:
@@ -202,7 +202,7 @@ class Health:
     """Watches the rows of metrics and rolls training back when it fails."""
 
     def __init__(self, config: CheckpointConfig, run: Run, shape: tuple[int, ...] = ()):
-        """Reads the rows that `run` has, so that a killed run keeps its counts.
+        """Read the rows that `run` has, so that a killed run keeps its counts.
 
         Args:
           config: limits.
@@ -232,7 +232,7 @@ class Health:
         return bool(np.any(self._streaks))
 
     def fault(self, row: dict[str, Any]) -> str:
-        """Counts the newest row; returns why training must be rolled back, or ""."""
+        """Count the newest row; return why training must be rolled back, or ""."""
         self._count(row)
         if self.dropping:
             log.warning("%s: %s", self._run.path, dropped_line(row))
@@ -244,7 +244,7 @@ class Health:
         return ""
 
     def roll_back(self, fault: str, state: LearnerState, done: int) -> LearnerState:
-        """Returns the restored `state` with another key, so that it draws other numbers.
+        """Return the restored `state` with another key, so that it draws other numbers.
 
         Raises:
           StateError: training was rolled back to this checkpoint `max_rollbacks` times already.
@@ -267,12 +267,12 @@ class Health:
         return state._replace(key=jax.device_put(fold(state.key, self._since), state.key.sharding))
 
     def saved(self) -> None:
-        """Notes that a checkpoint was saved, which the next rollback leads to."""
+        """Record that a checkpoint was saved, to which the next rollback returns."""
         self._since = 0
 
 
 def _for_steps(agent: AgentConfig, steps: int) -> AgentConfig:
-    """Returns the agent with a run of `steps` environment steps."""
+    """Return the agent with a run of `steps` environment steps."""
     return dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
 
 
@@ -292,7 +292,7 @@ def steps_done(run: Run) -> int:
 def _resume(
     learner: Learner, checkpoints: Checkpoints, seed: int, run: Run
 ) -> tuple[LearnerState, int]:
-    """Returns the newest saved state, or a new one, and its number of updates.
+    """Return the newest saved state, or a new one, and its number of updates.
 
     Rows of later updates are dropped: they will be written again.
     """
@@ -323,7 +323,7 @@ def dropped_line(row: dict[str, Any]) -> str:
 def metrics_row(
     metrics: dict[str, Any], done: int, per_update: int, seconds: float
 ) -> dict[str, Any]:
-    """Returns a row of metrics.jsonl: means over seeds, and each seed's values under "seeds".
+    """Return a row of metrics.jsonl: means over seeds, and each seed's values under "seeds".
 
     Numbers that are not finite are None.
     """
@@ -340,7 +340,7 @@ class Markets:
     """The markets of a run's updates; those of shards are read ahead."""
 
     def __init__(self, env: TradingEnv, config: LearnerConfig, mesh: Mesh):
-        """Reads nothing yet."""
+        """Read nothing yet."""
         self._env, self._config, self._mesh = env, config, mesh
         self._stream: Generator[Piece, None, None] | None = None
         self._turn, self._market = -1, None
@@ -365,7 +365,7 @@ class Markets:
         return [other.path for other in env.shards].index(shard.path)
 
     def of(self, update: int) -> Market | None:
-        """Returns the market of `update` (from 0) on the mesh; None is the environment's own.
+        """Return the market of `update` (from 0) on the mesh; None is the environment's own.
 
         Raises:
           BarError: its shard is missing.

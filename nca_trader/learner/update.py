@@ -85,7 +85,7 @@ class Parts(NamedTuple):
     algorithm: Algorithm
 
     def of(self, hyper: Hyper | None) -> tuple[Setup, optax.GradientTransformation]:
-        """The setup and the optimiser of an agent with hyper-parameters of its own."""
+        """Return the setup and the optimiser of an agent with hyper-parameters of its own."""
         if hyper is None:
             return self.setup, self.optimizer
         total = gradient_steps(self.config.learner, self.num_updates)
@@ -97,7 +97,7 @@ class Parts(NamedTuple):
 def make_parts(
     env: TradingEnv, policy: Policy, layout: Layout, num_updates: int, config: AgentConfig
 ) -> Parts:
-    """Builds the parts that `config` asks for.
+    """Build the parts that `config` asks for.
 
     Raises:
       ConfigError: the estimator of advantages does not apply to the environment.
@@ -123,7 +123,7 @@ def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
 def update(
     parts: Parts, micro_batches: int, state: LearnerState, market: Market
 ) -> tuple[LearnerState, Metrics]:
-    """Makes one update of one agent on this device's share of the segments.
+    """Make one update of one agent on this device's share of the segments.
 
     Args:
       micro_batches: pieces in which a minibatch's gradient is summed.
@@ -183,7 +183,7 @@ def collect(
     keys: tuple[Array, Array],
     scales: Scales,
 ) -> tuple[Segments, Any, Begun | None, Metrics]:
-    """Collects a batch with the current policy and normalizes its advantages over all devices.
+    """Collect a batch with the current policy and normalize its advantages over all devices.
 
     Args:
       keys: of new starts, and of actions. scales: of the curriculum, on costs and log-returns.
@@ -220,7 +220,7 @@ def replay(
     item: Stored,
     scales: Scales,
 ) -> Any:
-    """Returns the batch that a stored rollout makes today, with normalized advantages.
+    """Return the batch that a stored rollout makes today, with normalized advantages.
 
     Args:
       learnt: parameters and the optimiser's state.
@@ -241,7 +241,7 @@ def replay(
 def _settings(
     parts: Parts, setup: Setup, scales: Scales, opt_state: Any, micro_batches: int
 ) -> Metrics:
-    """What the schedule and the curriculum are at, as metrics."""
+    """Return what the schedule and the curriculum are at, as metrics."""
     config = parts.config
     total = gradient_steps(config.learner, parts.num_updates)
     schedule = learning_rate(config.optimizer, total, setup.hyper.learning_rate)
@@ -262,7 +262,7 @@ def learn(
     micro_batches: int = 1,
     layout: Layout = EVERYWHERE,
 ) -> tuple[Params, Any, dict[str, Array]]:
-    """Takes `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
+    """Take `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
 
     With `max_kl`, the first minibatch on which the policy is further than that from the one that
     acted, and all after it, move nothing: `kl_stopped` counts them.
@@ -325,7 +325,7 @@ def learn(
 def gradient_of(
     lose: Lose, params: Params, items: Any, micro_batches: int = 1, layout: Layout = EVERYWHERE
 ) -> tuple[Params, Loss]:
-    """The gradient of the mean loss over all devices' items, and the loss's terms.
+    """Return the gradient of the mean loss over all devices' items, and the loss's terms.
 
     Each device sums its own pieces' gradients, in float32, before they are averaged over devices:
     of parameters marked as varying, the gradient is the device's own.

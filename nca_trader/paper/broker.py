@@ -79,7 +79,7 @@ class Broker(Protocol):
     remembers: bool
 
     def work(self, orders: Sequence[Order]) -> list[str]:
-        """Makes `orders` the whole set that works: new ids are sent, absent ones withdrawn.
+        """Make `orders` the whole set that works: new ids are sent, absent ones withdrawn.
 
         Returns:
           The client ids that were new and are accepted. Calling it twice changes nothing.
@@ -87,19 +87,19 @@ class Broker(Protocol):
         ...
 
     def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Returns what happened up to a bar's open, where the market's price `[A]` is `price`."""
+        """Return what happened up to a bar's open, where the market's price `[A]` is `price`."""
         ...
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Returns what happened up to a bar's close, without orders that were sent on seeing it."""
+        """Return what happened up to a bar's close, without orders that were sent on seeing it."""
         ...
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
-        """Returns the executions of the working orders at the present price `[A]`."""
+        """Return the executions of the working orders at the present price `[A]`."""
         ...
 
     def position(self) -> Position:
-        """Returns cash and units as the venue has them."""
+        """Return cash and units as the venue has them."""
         ...
 
 
@@ -138,7 +138,7 @@ class SimulatedBroker:
         self._working: dict[str, Order] = {}
 
     def work(self, orders: Sequence[Order]) -> list[str]:
-        """Makes `orders` the whole working set; one order per symbol."""
+        """Make `orders` the whole working set; one order per symbol."""
         wanted = {order.symbol: order for order in orders}
         unknown = sorted(set(wanted) - set(self._symbols))
         if unknown or len(wanted) != len(orders):
@@ -189,7 +189,7 @@ class SimulatedBroker:
         return Activity(self._margin_call(price, legs.at_close, ts, "close"), paid)
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
-        """Fills the working orders of assets that are present, at `price` `[A]`."""
+        """Fill the working orders of assets that are present, at `price` `[A]`."""
         active = np.array([s in self._working for s in self._symbols]) & quote.present
         if not active.any():
             return []
@@ -226,12 +226,12 @@ class SimulatedBroker:
         return Position(self._cash, self._units.copy())
 
     def _pay(self, amount: float) -> float:
-        """Adds money paid in, or out below 0, to the cash; returns it."""
+        """Add money paid in, or out below 0, to the cash; return it."""
         self._cash += amount
         return amount
 
     def _held(self, price: np.ndarray, years: Tensor) -> float:
-        """Returns interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
+        """Return interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
         costs, cash, value = self._costs, self._cash, self._units * price
         owed = costs.interest_borrow * max(-cash, 0.0)
         owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
@@ -242,16 +242,16 @@ class SimulatedBroker:
         return self._cash + float(np.where(self._units == 0.0, 0.0, self._units * price).sum())
 
     def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
-        """Returns `[A]` how much worse than `price` these trades fill, as a fraction of it."""
+        """Return `[A]` how much worse than `price` these trades fill, as a fraction of it."""
         worse, _, _ = worsening(units, quote._replace(price=price), self._costs, self._rules.tick)
         return np.broadcast_to(np.asarray(worse, np.float64), price.shape)
 
     def _taken(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
-        """Returns `[A]` units that this venue takes: within the volume, in lots, worth an order."""
+        """Return `[A]` units that this venue takes: within the volume, in lots, worth an order."""
         return np.asarray(executable(units, quote._replace(price=price), self._rules)[0])
 
     def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
-        """Closes every position that is quoted, if equity is too small for the gross position."""
+        """Close every position that is quoted, if equity is too small for the gross position."""
         margin = self._rules.maintenance_margin
         gross = float(np.where(self._units == 0.0, 0.0, np.abs(self._units * price)).sum())
         if margin is None or gross * margin <= self._equity(price):
@@ -295,7 +295,7 @@ class SimulatedBroker:
 
 
 def client_id(run: str, seconds: int, symbol: str, leg: int = 0) -> str:
-    """Returns the id of an order, the same in every call: `nca-{run8}-{bar}-{symbol}-{leg}`.
+    """Return the id of an order, the same in every call: `nca-{run8}-{bar}-{symbol}-{leg}`.
 
     At most 36 of `[A-Za-z0-9-_]`. A symbol with other characters, or too long, keeps its first
     letters and gets six digits of its hash.

@@ -85,7 +85,7 @@ class Agent(NamedTuple):
 
 
 def agent_of(run: Run) -> Agent:
-    """Returns the agent of a run: its selected seed, its costs, its rules.
+    """Return the agent of a run: its selected seed, its costs, its rules.
 
     Raises:
       ConfigError: it observes the state of a synthetic market, which no feed has.
@@ -129,7 +129,7 @@ def agent_of(run: Run) -> Agent:
 
 
 def params_digest(params: Params) -> str:
-    """Returns the SHA-256 of every leaf's path, type, shape and bytes."""
+    """Return the SHA-256 of every leaf's path, type, shape and bytes."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         array = np.asarray(leaf)
@@ -198,7 +198,7 @@ class Core:
         self._start = -(2**62) if start is None else start
 
     def begin(self) -> State:
-        """The state before the first bar."""
+        """Return the state before the first bar."""
         num_assets = len(self.agent.symbols)
         return State(
             rows=0,
@@ -213,7 +213,7 @@ class Core:
         )
 
     def legs(self, state: State, bar: Bar) -> Legs:
-        """Returns the legs of `bar` for an account after `state`, in float64 numpy.
+        """Return the legs of `bar` for an account after `state`, in float64 numpy.
 
         A first bar has returns 0, since there is no close before it.
         """
@@ -222,12 +222,12 @@ class Core:
         return next_legs(state.close, bar, seconds, missing, self.agent.costs, self.agent.rules)
 
     def _missing(self, state: State, bar: Bar) -> np.ndarray:
-        """`[A]` bars missing in a row, `bar` included; 0 before an asset's first."""
+        """Return `[A]` bars missing in a row, `bar` included; 0 before an asset's first."""
         gone = ~np.asarray(bar.present) & np.isfinite(state.close)
         return np.where(gone, state.missing + 1, 0)
 
     def step(self, state: State, bar: Bar, legs: Legs) -> tuple[State, Outcome]:
-        """Moves the account through `bar` (fields `[A]`, usable) and decides at its close.
+        """Move the account through `bar` (fields `[A]`, usable) and decide at its close.
 
         Args:
           legs: of this bar, from `self.legs(state, bar)`.
@@ -261,7 +261,7 @@ class Core:
         return self._place(after, account, decision, legs.at_close)
 
     def _decide(self, state: State, cells: Any, account: Account) -> Decision:
-        """Returns the most probable action of each asset; no order if a number is not finite."""
+        """Return the most probable action of each asset; no order if a number is not finite."""
         num_assets, spec = len(self.agent.symbols), self.agent.spec
         held = Decision(
             np.full((num_assets, distribution(spec).outputs(spec)), np.nan),
@@ -314,7 +314,7 @@ class Core:
         return state, Outcome(decision, tuple(working.values()), sent, closed)
 
     def _run_account(self, function: Callable, *args) -> Account:
-        """Calls a compiled account function in float64 on the CPU; numpy arrays come back."""
+        """Call a compiled account function in float64 on the CPU; numpy arrays come back."""
         with float64_on_cpu():
             account, _ = function(*args, self.agent.costs, self.agent.rules)
             return jax.tree.map(np.asarray, account)

@@ -26,7 +26,7 @@ class Feed(Protocol):
     def __iter__(self) -> Iterator[Bar]: ...
 
     def now(self) -> int:
-        """The feed's clock."""
+        """Return the feed's clock."""
         ...
 
 
@@ -68,7 +68,7 @@ def parse_feed(
     symbols: tuple[str, ...] | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> ReplayFeed:
-    """Returns the feed that `text` names, with `symbols` in that order (None: all of them).
+    """Return the feed that `text` names, with `symbols` in that order (None: all of them).
 
     `reading` are options of `read_bars`, e.g. {"timezone": "UTC", "repair": "sort"}.
 
@@ -82,7 +82,7 @@ def parse_feed(
 
 
 def rejection(bar: Bar, last: int | None) -> str | None:
-    """Returns why `bar` must not be used, as a stable code; None if it is usable.
+    """Return why `bar` must not be used, as a stable code; None if it is usable.
 
     Args:
       bar: fields `[A]`. last: seconds of the last good bar's open; None before the first.

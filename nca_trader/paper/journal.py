@@ -64,7 +64,7 @@ class Event(NamedTuple):
 
 
 def canonical(value: Any) -> str:
-    """Returns the one JSON text of `value`: sorted keys, no spaces, shortest exact floats.
+    """Return the one JSON text of `value`: sorted keys, no spaces, shortest exact floats.
 
     Raises:
       ValueError: a NaN or an infinity. TypeError: a type that JSON does not have; a
@@ -150,7 +150,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Commits what a deferred transaction left open, and lets another process write."""
+        """Commit what a deferred transaction left open, and let another process write."""
         try:
             self.commit()
         finally:
@@ -159,7 +159,7 @@ class Journal:
             os.close(self._lock)
 
     def commit(self) -> None:
-        """Writes to disk what deferred transactions left waiting."""
+        """Write to disk what deferred transactions left waiting."""
         if not self._db.in_transaction:
             return
         with _as_state_error(self.path):
@@ -176,7 +176,7 @@ class Journal:
 
     @contextlib.contextmanager
     def transaction(self, durable: bool = True) -> Iterator[None]:
-        """Commits all events recorded inside at once, or none of them.
+        """Commit all events recorded inside at once, or none of them.
 
         With `durable` False the commit may wait for a later durable one (or for 256 events): for
         events on which no order depends, and which a session resumed on the journal repeats.
@@ -202,7 +202,7 @@ class Journal:
             self._in_block = False
 
     def record(self, run: str, kind: str, key: str, body: Mapping[str, Any], ts_event: int) -> bool:
-        """Appends an event, unless the same one is there already.
+        """Append an event, unless the same one is there already.
 
         Args:
           run, kind, key: what the event is; unique together. kind: one of `KINDS`.
@@ -249,11 +249,11 @@ class Journal:
         return False
 
     def events(self, kind: str | None = None) -> Iterator[Event]:
-        """Yields the events so far in order, of one kind or of all."""
+        """Yield the events so far in order, of one kind or of all."""
         yield from _events_of(self._db, kind)
 
     def _write_head(self) -> None:
-        """Writes the slot that does not hold the last head: half a write leaves that one good.
+        """Write the slot that does not hold the last head: half a write leaves that one good.
 
         Two slots and one fdatasync cost a third of a new file, its fsync and a rename.
         """
@@ -264,7 +264,7 @@ class Journal:
 
 
 def verify(path: str | Path) -> Head:
-    """Checks a journal from its first event to its head file, changing nothing.
+    """Check a journal from its first event to its head file, changing nothing.
 
     Raises:
       ConfigError: there is no such file.
@@ -276,7 +276,7 @@ def verify(path: str | Path) -> Head:
 
 
 def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> Iterator[Event]:
-    """Yields the events of a journal above seq `after`, of one kind or of all, read-only."""
+    """Yield the events of a journal above seq `after`, of one kind or of all, read-only."""
     path = Path(path)
     with contextlib.closing(_connect_reader(path)) as db, _as_state_error(path):
         _refuse_other_files(path, db)
@@ -301,7 +301,7 @@ def _events_of(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Iter
 
 
 def _checked_head(path: Path, db: sqlite3.Connection) -> Head:
-    """Walks the chain and compares its end with the head file; returns it if both agree."""
+    """Walk the chain and compare its end with the head file; return it if both agree."""
     _refuse_other_files(path, db)
     try:
         quick = db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -350,7 +350,7 @@ def _checked_head(path: Path, db: sqlite3.Connection) -> Head:
 
 
 def _read_head(path: Path) -> Head | None:
-    """Returns the newer of the head file's two slots; None where the file is missing or empty."""
+    """Return the newer of the head file's two slots; None where the file is missing or empty."""
     target = _sibling(path, ".head")
     data = target.read_bytes() if target.exists() else b""
     if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
@@ -368,23 +368,23 @@ def _read_head(path: Path) -> Head | None:
 
 
 def _head_text(head: Head) -> str:
-    """Returns what a slot of the head file holds: seq, hash and a checksum of the two."""
+    """Return what a slot of the head file holds: seq, hash and a checksum of the two."""
     text = f"{head.seq} {head.hash}"
     return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _link_of(prev_hash: str, *fields: Any) -> str:
-    """Returns the hash of an event with these fields, in the order of `COLUMNS`."""
+    """Return the hash of an event with these fields, in the order of `COLUMNS`."""
     return hashlib.sha256(canonical([prev_hash, *fields]).encode()).hexdigest()
 
 
 def _sibling(path: Path, suffix: str) -> Path:
-    """Returns the file that belongs to the journal at `path`, e.g. of suffix ".head"."""
+    """Return the file that belongs to the journal at `path`, e.g. of suffix ".head"."""
     return path.with_name(path.name + suffix)
 
 
 def _refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
-    """Raises StateError where the file is not a journal, before anything is written to it."""
+    """Raise StateError where the file is not a journal, before anything is written to it."""
     # SQLite takes less than a page for an empty database. The file is not opened to look at it:
     # closing it would release SQLite's own lock.
     if 0 < path.stat().st_size < LEAST_PAGE:
@@ -406,7 +406,7 @@ def _refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def _as_state_error(path: Path) -> Iterator[None]:
-    """Raises the errors of SQLite and of the disk as StateError, with the remedy."""
+    """Raise the errors of SQLite and of the disk as StateError, with the remedy."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -71,7 +71,7 @@ class Parity(NamedTuple):
 
 
 def compare(run_dir: str | Path, journal: str | Path) -> Parity:
-    """Compares the backtest of a run folder with a journal.
+    """Compare the backtest of a run folder with a journal.
 
     Raises:
       RunError: the folder has no backtest table, or one of other symbols.
@@ -124,7 +124,7 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
 
 
 def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float) -> pd.DataFrame:
-    """Returns the journal's decisions and equities by bar, columns named as the backtest's."""
+    """Return the journal's decisions and equities by bar, columns named as the backtest's."""
     ledger = _ledger(events, capital)
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -143,7 +143,7 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float
 
 
 def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
-    """Returns equity at every bar from fills, payments and closes alone, as a bank counts."""
+    """Return equity at every bar from fills, payments and close alone, as a bank counts."""
     fills: dict[int, list[dict[str, Any]]] = {}
     paid: dict[int, float] = {}
     for event in events:
@@ -168,5 +168,5 @@ def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
 
 
 def _greatest(off: Any) -> float:
-    """Returns the greatest absolute value; infinity where one is NaN, 0 where there is none."""
+    """Return the greatest absolute value; infinity where one is NaN, 0 where there is none."""
     return float(np.nan_to_num(np.abs(np.asarray(off, float)), nan=np.inf).max(initial=0.0))

@@ -100,7 +100,7 @@ class Session:
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
 
     def trade(self, feed: Feed, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Processes every bar of `feed`, or until `stop()` after one; returns `result()`.
+        """Process every bar of `feed`, or until `stop()` after one; return `result()`.
 
         Raises:
           HaltError: account and broker disagree, the account is bankrupt, or several bars or
@@ -117,7 +117,7 @@ class Session:
         return self.result()
 
     def on_bar(self, bar: Bar) -> None:
-        """Processes one closed bar: check, fills, features, decision, orders, reconciliation."""
+        """Process one closed bar: check, fills, features, decision, orders, reconciliation."""
         ts = int(bar.time[0]) * NANOSECONDS
         reason = rejection(bar, self._state.last)
         if reason is not None:
@@ -156,7 +156,7 @@ class Session:
             raise self._halt_error(halt)
 
     def result(self) -> dict[str, Any]:
-        """Returns counts so far, `equity` in units of the capital, `value` in money, the head."""
+        """Return counts so far, `equity` in units of the capital, `value` in money, the head."""
         account = self._state.account
         head = self._journal.head
         return {
@@ -172,7 +172,7 @@ class Session:
         self._journal.record(self.run, kind, key, body, ts)
 
     def _record_bar(self, bar: Bar, fills: Sequence[Fill], outcome: Outcome, ts: int) -> None:
-        """Records all that is known at the bar's close, before anything is sent."""
+        """Record all that is known at the bar's close, before anything is sent."""
         key = str(ts // NANOSECONDS)
         if self._counts["bars"] == 0:
             self._record("run_started", "", self._started, ts)
@@ -197,7 +197,7 @@ class Session:
             self._record("fill", fill.execution_id, fill._asdict(), ts)
 
     def _settle(self, outcome: Outcome, ts: int) -> Halt | None:
-        """Records the account and the broker's positions; returns why to halt, if so."""
+        """Record the account and the broker's positions; return why to halt, if so."""
         account, decision = self._state.account, outcome.decision
         if account is None or decision is None:
             return None
@@ -250,7 +250,7 @@ class Session:
             raise self._halt_error(halt)
 
     def _value(self) -> float:
-        """Returns the broker's cash and positions in money at the last closes."""
+        """Return the broker's cash and positions in money at the last closes."""
         cash, units = self._broker.position()
         return float(cash + np.where(units == 0.0, 0.0, units * self._state.close).sum())
 
@@ -265,12 +265,12 @@ class Session:
 
 
 def _equity(account: Any) -> float:
-    """Returns equity as a fraction of the start's, by the formula of a backtest."""
+    """Return equity as a fraction of the start's, by the formula of a backtest."""
     return float(np.exp(account.log_equity + account.log_equity_low))
 
 
 def _plain(value: Any) -> Any:
-    """Returns numpy values in JSON's types, with None for what is not finite."""
+    """Return numpy values in JSON's types, with None for what is not finite."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
@@ -279,7 +279,7 @@ def _plain(value: Any) -> Any:
 
 
 def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
-    """Returns open, high, low, close, volume by symbol; None for an asset that has no bar."""
+    """Return open, high, low, close, volume by symbol; None for an asset that has no bar."""
     fields = np.stack([np.asarray(getattr(bar, name)) for name in (*PRICES, "volume")], axis=-1)
     return {
         symbol: _plain(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)

@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def count() -> int:
-    """Returns the number of processes of the run."""
+    """Return the number of processes of the run."""
     return jax.process_count()
 
 
 def own() -> int:
-    """Returns the number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return jax.process_index()
 
 
@@ -46,12 +46,12 @@ def of_each(numbers: Any) -> np.ndarray:
 
 
 def meet() -> None:
-    """Waits until every process has called it (a barrier)."""
+    """Wait until every process has called it (a barrier)."""
     of_each(0)
 
 
 def on_first(do: Callable[[], T]) -> T | None:
-    """Calls `do` in process 0 only, and waits for it.
+    """Call `do` in process 0 only, and wait for it.
 
     Returns:
       Its result in process 0, None in the others.
@@ -76,7 +76,7 @@ def on_first(do: Callable[[], T]) -> T | None:
 
 
 def copied(leaf: Array) -> np.ndarray:
-    """Copies a whole array to this host, including parts on devices of others."""
+    """Copy a whole array to this host, including parts on devices of others."""
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.array(leaf)

@@ -29,7 +29,7 @@ BATCH = (DATA, FSDP)  # the axes that a batch is split over
 
 
 def use_cores(count: int) -> None:
-    """Splits this machine's CPU into `count` devices; call it before JAX looks for its devices.
+    """Split this machine's CPU into `count` devices; call it before JAX looks for its devices.
 
     One device per core waits less than threads that share every operation of one device. This does
     nothing if it is called too late, or if XLA_FLAGS set the number of devices.
@@ -44,7 +44,7 @@ def use_cores(count: int) -> None:
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
-    """Makes a mesh of `data * fsdp * model` devices.
+    """Make a mesh of `data * fsdp * model` devices.
 
     Args:
       data: parts of a batch.
@@ -80,12 +80,12 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
 
 
 def mesh_of(devices: np.ndarray) -> Mesh:
-    """Makes a mesh of these devices, `[data, fsdp, model]`."""
+    """Make a mesh of these devices, `[data, fsdp, model]`."""
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Returns the number of parts that a batch is split into."""
+    """Return the number of parts that a batch is split into."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
@@ -100,7 +100,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def everywhere(tree: Any, mesh: Mesh) -> Any:
-    """Puts arrays whole on every device; returns their shapes on an AOT topology."""
+    """Put arrays whole on every device; return their shapes on an AOT topology."""
     sharding = replicated(mesh)
     if not is_described(mesh):
         return jax.device_put(tree, sharding)
@@ -108,7 +108,7 @@ def everywhere(tree: Any, mesh: Mesh) -> Any:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any]:
-    """Returns the compiler options of the learner's program on a mesh; {} is the default."""
+    """Return the compiler options of the learner's program on a mesh; {} is the default."""
     # On the CPU, LLVM's level 1 compiles in two thirds of the time of level 3, and the program runs
     # 1 to 4% slower (docs/lab-notes/learners.md). At level 0, which the jax setting below asks
     # for, it runs 7 times slower.
@@ -153,7 +153,7 @@ def arrange(devices: Sequence[Any], axes: tuple[int, int, int]) -> np.ndarray:
 
 
 def snake(sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields every place of a block, each next to the one before it."""
+    """Yield every place of a block, each next to the one before it."""
     if not sides:
         yield ()
         return
@@ -166,7 +166,7 @@ def snake(sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
 def _blocks(
     shape: tuple[int, ...], fsdp: int, model: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the sides of the most compact fsdp and model blocks."""
+    """Return the sides of the most compact fsdp and model blocks."""
     # No axis is in both: two chips of one fsdp group would be a model block apart.
     sides = [[n for n in range(1, side + 1) if side % n == 0] for side in shape]
     found = [

@@ -64,7 +64,7 @@ class Peers(NamedTuple):
 
 
 def options(args: Any) -> Peers | None:
-    """Returns the peers that a command's options name; None is a run of one process."""
+    """Return the peers that a command's options name; None is a run of one process."""
     numbers = args.processes is not None or args.process is not None
     if not (args.distributed or args.coordinator or numbers):
         return None
@@ -72,7 +72,7 @@ def options(args: Any) -> Peers | None:
 
 
 def check(peers: Peers) -> None:
-    """Validates the options of several processes.
+    """Validate the options of several processes.
 
     Raises:
       ConfigError: an option is missing or out of range.
@@ -112,7 +112,7 @@ def check(peers: Peers) -> None:
 
 @contextlib.contextmanager
 def joined(peers: Peers) -> Iterator[None]:
-    """Joins the run that this process is a part of; call it before JAX looks for its devices.
+    """Join the run that this process is a part of; call it before JAX looks for its devices.
 
     Only the first process writes to stdout; the others log errors alone.
 
@@ -188,7 +188,7 @@ def _lost(error: BaseException, what: str) -> CheckFailed:
 
 
 def bound(command: Sequence[str], parent: int | None = None) -> list[str]:
-    """Returns the words of a command that Linux kills when `parent` dies.
+    """Return the words of a command that Linux kills when `parent` dies.
 
     On other systems the command is returned as it is. What the command starts itself is not
     killed with it.
@@ -215,7 +215,7 @@ class Supervisor:
         processes: int | None = None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ):
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
           command: its words; `nca-trader` is this installation's.
@@ -235,7 +235,7 @@ class Supervisor:
         self._asked = False
 
     def run(self) -> int:
-        """Runs the command until it ends in a way that is final.
+        """Run the command until it ends in a way that is final.
 
         SIGINT, SIGTERM and SIGHUP are passed on; the processes have their own sessions.
 
@@ -290,7 +290,7 @@ class Supervisor:
             time.sleep(POLL)
 
     def _start_and_wait(self) -> int:
-        """Starts all processes and waits for all; returns the exit code that says why."""
+        """Start all processes and wait for all; return the exit code that says why."""
         commands = [self._command]
         if self._processes is not None:
             shared = [f"--coordinator=127.0.0.1:{free_port()}", f"--processes={self._processes}"]
@@ -326,7 +326,7 @@ class Supervisor:
         return next((code for code in failed if code in FINAL), min(failed, default=0))
 
     def _end_groups(self) -> None:
-        """Waits until what the ended processes left running, such as a shell's child, has ended."""
+        """Wait until what the ended processes left running, such as a shell's child, have ended."""
         if not self._asked:
             self._send(signal.SIGTERM)
         # After a stop was asked, they may still be saving.
@@ -350,7 +350,7 @@ class Supervisor:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Sends a signal to a process group; returns whether the group exists."""
+    """Send a signal to a process group; return whether the group exists."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
@@ -365,7 +365,7 @@ def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nothing listens on now."""
+    """Return a port of this machine that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

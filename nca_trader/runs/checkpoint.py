@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:
-    """Returns the leaves of `tree` by path, whole and on the host; typed keys as their data.
+    """Return the leaves of `tree` by path, whole and on the host; typed keys as their data.
 
     A collective: where a leaf is on devices of several processes, all of them must call it.
     """
@@ -55,7 +55,7 @@ def flatten(tree: Any) -> dict[str, np.ndarray]:
 
 
 def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
-    """Returns a tree of the structure, types and shardings of `like` with the values of `leaves`.
+    """Return a tree of the structure, types and shardings of `like` with the values of `leaves`.
 
     Raises:
       RunError: `leaves` are of another tree; the message names the first leaf that differs.
@@ -91,7 +91,7 @@ def _is_key(leaf: Array) -> bool:
 
 
 def _digests(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file below `folder` but `FILES`, by its path there."""
+    """Return the SHA-256 of every file below `folder` but `FILES`, by its path there."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != FILES)
     return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
 
@@ -125,7 +125,7 @@ class Checkpoints:
     """The checkpoints of one run, by number of updates done."""
 
     def __init__(self, path: Place, keep: int = 3):
-        """Opens or creates the folder `path`; the newest `keep` checkpoints stay.
+        """Open or create the folder `path`; the newest `keep` checkpoints stay.
 
         Raises:
           StateError: the folder cannot be made or read.
@@ -173,7 +173,7 @@ class Checkpoints:
             self._closing.close()
 
     def save(self, update: int, tree: Any, config: dict[str, str] | None = None) -> None:
-        """Saves every leaf of `tree`; returns once they are copied, `wait` once they are on disk.
+        """Save every leaf of `tree`; return once they are copied, `wait` once they are on disk.
 
         It waits for the previous checkpoint, if that is still being written.
 
@@ -191,7 +191,7 @@ class Checkpoints:
             self._writing = self._writer.submit(self._write, update, leaves, config or {})
 
     def wait(self) -> None:
-        """Returns once what was saved is on disk, or in the store.
+        """Return once what was saved is on disk, or in the store.
 
         Raises:
           StateError: it is not: the disk is full, or the folder not writable.
@@ -202,7 +202,7 @@ class Checkpoints:
             writing.result()
 
     def check(self) -> None:
-        """Raises what `wait` would, if that is known already; does not wait."""
+        """Raise what `wait` would, if that is known already; do not wait."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
@@ -227,14 +227,14 @@ class Checkpoints:
                 self._uploaded.upload(update, folder)
 
     def steps(self) -> list[int]:
-        """Returns the numbers of the checkpoints on disk, oldest first, verified or not."""
+        """Return the numbers of the checkpoints on disk, oldest first, verified or not."""
         self.wait()
         if self._uploaded is not None:
             return self._uploaded.steps()
         return sorted(self._manager.all_steps())
 
     def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
-        """Returns the newest checkpoint whose every leaf verifies; None if there is no checkpoint.
+        """Return the newest checkpoint whose every leaf verifies; None if there is no checkpoint.
 
         Of several processes the first one chooses, and each reads and verifies.
 
@@ -276,7 +276,7 @@ class Checkpoints:
         return None
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
-        """Returns the verified leaves of a checkpoint; copies one from a store, for the moment."""
+        """Return the verified leaves of a checkpoint; copy one from a store, for the moment."""
         if self._uploaded is None:
             return self._verified(step)
         copy = self._folder / str(step)
@@ -317,15 +317,15 @@ class Uploaded:
     """The checkpoints below a place in a store, by number. At most one process may write."""
 
     def __init__(self, path: CloudPath, keep: int):
-        """Reads nothing yet; the newest `keep` stay."""
+        """Read nothing yet; the newest `keep` stay."""
         self._path, self._keep = path, keep
 
     def steps(self) -> list[int]:
-        """Returns the numbers of the committed checkpoints, oldest first, verified or not."""
+        """Return the numbers of the committed checkpoints, oldest first, verified or not."""
         return _committed(self._objects())
 
     def upload(self, step: int, folder: pathlib.Path) -> None:
-        """Uploads a checkpoint's files, `FILES` last; then deletes all but the newest `keep`.
+        """Upload a checkpoint's files, `FILES` last; then delete all but the newest `keep`.
 
         Checkpoints from `step` on are deleted first: they were skipped as damaged.
         """
@@ -344,7 +344,7 @@ class Uploaded:
         self._delete({old: names for old, names in older.items() if old not in kept})
 
     def download(self, step: int, folder: pathlib.Path) -> None:
-        """Copies `FILES` of a checkpoint, and what it names, into a folder; verifies nothing.
+        """Copy `FILES` of a checkpoint, and what it names, into a folder; verify nothing.
 
         Raises:
           FileNotFoundError, StateError, ValueError: it is incomplete, or `FILES` is damaged.
@@ -358,7 +358,7 @@ class Uploaded:
         (folder / FILES).write_bytes(content)
 
     def _objects(self) -> dict[int, list[str]]:
-        """Returns the names of the objects below the checkpoints' folder, by checkpoint."""
+        """Return the names of the objects below the checkpoints' folder, by checkpoint."""
         found: dict[int, list[str]] = {}
         for name in self._path.below():
             step = name.partition("/")[0]

@@ -81,7 +81,7 @@ class Compact(NamedTuple):
         return sum(tensor.nbytes for tensor in self.tensors.values()) + 4 * len(self.steps)
 
     def params(self, policy: Policy) -> Params:
-        """Returns the parameters of `policy`, as its functions take them.
+        """Return the parameters of `policy`, as its functions take them.
 
         Raises:
           ValueError: the tensors are not those of this policy, or not finite.
@@ -114,7 +114,7 @@ def compact(
     present: np.ndarray,
     seed: int = 0,
 ) -> Compact:
-    """Returns the parameters in few bits.
+    """Return the parameters in few bits.
 
     Args:
       run, params: an agent and its parameters. coding: the encoding.
@@ -140,7 +140,7 @@ def compact(
 
 
 def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
-    """Writes the agent of `run` with these weights into one file; returns its size in bytes.
+    """Write the agent of `run` with these weights into one file; return its size in bytes.
 
     Raises:
       StateError: it cannot be written.
@@ -166,7 +166,7 @@ class Exported(Run):
     """
 
     def __init__(self, path: str | os.PathLike[str] | CloudPath):
-        """Reads the whole file."""
+        """Read the whole file."""
         self.path = place(path)
         tensors, about = read_tensors(self.path, KIND, VERSION)
         texts = record(dict[str, str], about, str(path), AGAIN)
@@ -198,21 +198,21 @@ class Exported(Run):
         return self._selection
 
     def params(self) -> Params:
-        """Returns the parameters, widened to float32."""
+        """Return the parameters, widened to float32."""
         try:
             return self.weights.params(self.policy)
         except ValueError as error:
             raise StateError(f"{self.path}: {error}; export it again from its run.") from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns []: the metrics stay in the run folder."""
+        """Return []: the metrics stay in the run folder."""
         return []
 
 
 def read_run(
     path: str | os.PathLike[str] | CloudPath, steps: int | None = None, seed: int | None = None
 ) -> Run:
-    """Opens the run of a folder, or of a file that `nca-trader export` wrote.
+    """Open the run of a folder, or of a file that `nca-trader export` wrote.
 
     Args:
       seed: the agent that acts, see `Run`. steps: its K, see `Run`.

@@ -34,7 +34,7 @@ LOCK = "train.lock"
 
 
 def make_folder(path: Place) -> None:
-    """Makes the folder of a new run; leaves one that holds a run as it is.
+    """Make the folder of a new run; leave one that holds a run as it is.
 
     Raises:
       RunError: it holds other files. StateError: it cannot be made.
@@ -52,7 +52,7 @@ def make_folder(path: Place) -> None:
 
 @contextlib.contextmanager
 def training_in(path: Place) -> Iterator[None]:
-    """Keeps every other process from training into the folder `path` until the block ends.
+    """Keep every other process from training into the folder `path` until the block ends.
 
     Of several processes the first one holds the lock. The folder is made.
 
@@ -94,7 +94,7 @@ def training_in(path: Place) -> Iterator[None]:
 
 
 def check_shared(path: Place, timeout: float = 10.0) -> None:
-    """Checks that every process sees what the first one writes into the folder `path`.
+    """Check that every process sees what the first one writes into the folder `path`.
 
     A collective: every process must call it.
 
@@ -144,7 +144,7 @@ class Lines:
     """
 
     def __init__(self, path: Place, clock: Callable[[], float] = time.monotonic):
-        """Reads nothing yet; the text may not exist. clock: seconds."""
+        """Read nothing yet; the text may not exist. clock: seconds."""
         self.path = path
         self._clock = clock
         self._known: dict[str, tuple[Version, bytes]] = {}
@@ -154,7 +154,7 @@ class Lines:
         self._number, self._stored, self._at = 0, 0, clock()
 
     def append(self, line: str) -> None:
-        """Adds one line, given without its end."""
+        """Add one line, given without its end."""
         text = line.encode() + b"\n"
         if not isinstance(self.path, CloudPath):
             with open(self.path, "ab") as file:
@@ -172,13 +172,13 @@ class Lines:
             self.flush()
 
     def flush(self) -> None:
-        """Stores every line that is not stored yet."""
+        """Store every line that is not stored yet."""
         if self._part is not None and len(self._part) > self._stored:
             write_atomically(self.path / f"{self._number:06d}", self._part)
             self._stored, self._at = len(self._part), self._clock()
 
     def read(self) -> bytes:
-        """Returns the whole text, with what was appended here; b"" if it does not exist."""
+        """Return the whole text, with what was appended here; b"" if it does not exist."""
         self.flush()
         if isinstance(self.path, CloudPath):
             return b"".join(self._parts(self.path).values())
@@ -188,7 +188,7 @@ class Lines:
             return b""
 
     def modified(self) -> float | None:
-        """Returns when it was last stored, in seconds since 1970; None if it does not exist."""
+        """Return when it was last stored, in seconds since 1970; None if it does not exist."""
         if isinstance(self.path, CloudPath):
             return max((part.modified for part in self.path.below().values()), default=None)
         try:
@@ -197,7 +197,7 @@ class Lines:
             return None
 
     def cut(self, count: int) -> None:
-        """Keeps the first `count` lines and deletes the rest."""
+        """Keep the first `count` lines and delete the rest."""
         lines = self.read().splitlines(keepends=True)
         if isinstance(self.path, pathlib.Path):
             if len(lines) > count:
@@ -217,7 +217,7 @@ class Lines:
         self._part = None
 
     def _parts(self, path: CloudPath) -> dict[str, bytes]:
-        """Returns every part by name, in order; fetches only those that are new or have grown."""
+        """Return every part by name, in order; fetch only those that are new or have grown."""
         versions = path.below()
         changed = [
             name

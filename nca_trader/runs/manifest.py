@@ -106,7 +106,7 @@ class Selection:
 
 
 def row_of(value: Any, source: str) -> dict[str, Any]:
-    """Returns parsed JSON as a row of metrics.
+    """Return parsed JSON as a row of metrics.
 
     Raises:
       StateError: it is not an object, or a value has another type.
@@ -168,7 +168,7 @@ class Run:
         seed: int | None = None,
         steps: int | None = None,
     ):
-        """Reads the manifest and the configuration; `params` reads the checkpoints."""
+        """Read the manifest and the configuration; `params` reads the checkpoints."""
         self.path = place(path)
         self.lines = Lines(self.path / "metrics.jsonl")
         file = run_file(self.path)
@@ -323,7 +323,7 @@ class Run:
         return jax.tree_util.tree_map_with_path(pick, like)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl."""
+        """Return the rows of metrics.jsonl."""
         rows = []
         for number, line in enumerate(self.lines.read().splitlines(), 1):
             where = f"{self.lines.path} line {number}"
@@ -335,12 +335,12 @@ class Run:
         return rows
 
     def write_json(self, name: str, value: Any) -> None:
-        """Writes a record as a JSON file of the run with its checksum, whole or not at all."""
+        """Write a record as a JSON file of the run with its checksum, whole or not at all."""
         write_atomically(self.path / name, sealed(plain(value)))
 
 
 def seen_rows(bars: Bars, run: Run) -> int:
-    """Returns how many rows of `bars` are not after the last that trained or chose the agent."""
+    """Return how many rows of `bars` are not after the last that trained or chose the agent."""
     # Another draw of a synthetic market has the same times and none of the same bars.
     if run.env_config.market and bars.source != run.manifest.data.source:
         return 0
@@ -350,18 +350,18 @@ def seen_rows(bars: Bars, run: Run) -> int:
 
 
 def now() -> str:
-    """Returns the time as a manifest or the trial log has it: UTC, to the second."""
+    """Return the time as a manifest or the trial log has it: UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide a result."""
+    """Return the versions of Python and of the packages that decide a result."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), "nca-trader": __version__} | found
 
 
 def commit() -> str:
-    """Returns the commit of the source tree, with "+dirty" if it was changed; or "unknown"."""
+    """Return the commit of the source tree, with "+dirty" if it was changed; or "unknown"."""
     here = pathlib.Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
         return "unknown"
@@ -379,7 +379,7 @@ def commit() -> str:
 
 @contextlib.contextmanager
 def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Iterator[Run]:
-    """Opens the run folder at `path`; no other process trains into it until the block ends.
+    """Open the run folder at `path`; no other process trains into it until the block ends.
 
     Raises:
       RunError: another process trains there; and as `open_run`.
@@ -390,7 +390,7 @@ def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) ->
 
 
 def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
-    """Opens the run folder at `path`: makes a new one, or checks that it is the same experiment.
+    """Open the run folder at `path`: make a new one, or check that it is the same experiment.
 
     Of several processes the first one does that, and the others open what it left there.
 

@@ -66,7 +66,7 @@ class DataRecord:
 
 
 def data_record(bars: Bars) -> DataRecord:
-    """Returns the record of bars."""
+    """Return the record of bars."""
     return DataRecord(
         source=bars.source,
         note=bars.note,
@@ -79,7 +79,7 @@ def data_record(bars: Bars) -> DataRecord:
 
 
 def record_of_env(env: TradingEnv) -> DataRecord:
-    """Returns the record of an environment's bars, which may be in shards."""
+    """Return the record of an environment's bars, which may be in shards."""
     shards = env.shards
     if shards is None:
         return data_record(env.bars)
@@ -128,13 +128,13 @@ class Entry:
 
 
 def entry_of(kind: str, run: str, data: DataRecord, **more: Any) -> Entry:
-    """Returns an entry about `data`; `more` are its `trials`, `time` and `seed`."""
+    """Return an entry about `data`; `more` are its `trials`, `time` and `seed`."""
     span = {"symbols": data.markets, "first": data.first, "last": data.last}
     return Entry(kind=kind, run=run, data=data.sha256, **span, **more)
 
 
 def record(root: Place, entry: Entry) -> None:
-    """Appends an entry to the log in `root`, the folder of run folders; it is then on disk.
+    """Append an entry to the log in `root`, the folder of run folders; it is then on disk.
 
     Raises:
       StateError: the log cannot be written.
@@ -160,7 +160,7 @@ def record(root: Place, entry: Entry) -> None:
 
 
 def trials(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:
-    """Returns the trial log of a project folder, oldest entry first.
+    """Return the trial log of a project folder, oldest entry first.
 
     Agents that were trained (`kind` "train") and evaluations on test spans ("test") are counted
     there, from Python and from the command.
@@ -182,7 +182,7 @@ def trials(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:
 
 
 def entries(root: Place) -> list[Entry]:
-    """Returns all entries of the log in `root`, oldest first.
+    """Return all entries of the log in `root`, oldest first.
 
     Raises:
       StateError: a line is damaged; the message names it.
@@ -202,7 +202,7 @@ def entries(root: Place) -> list[Entry]:
 
 
 def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
-    """Returns the number of agents trained (`kind` "train") or of evaluations ("test").
+    """Return the number of agents trained (`kind` "train") or of evaluations ("test").
 
     Args:
       root: the folder of run folders.

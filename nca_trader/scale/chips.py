@@ -118,7 +118,7 @@ class Slice(NamedTuple):
 
 
 def slice_of(name: str) -> Slice:
-    """Returns the slice that a name means: "v5e-8", "v5e:2x4", or "v5e" for one host.
+    """Return the slice that a name means: "v5e-8", "v5e:2x4", or "v5e" for one host.
 
     The N of "v5p-N" counts cores, two per chip. The N of other names counts chips.
 
@@ -170,7 +170,7 @@ def slice_of(name: str) -> Slice:
 
 
 def mesh_axes(devices: int, chips: int) -> tuple[int, int, int]:
-    """Returns the (data, fsdp, model) sizes of a mesh over `devices`, which lie on `chips`."""
+    """Return the (data, fsdp, model) sizes of a mesh over `devices`, which lie on `chips`."""
     fsdp = SQUARE if chips >= FSDP_FROM and devices % SQUARE == 0 else 1
     return devices // fsdp, fsdp, 1
 
@@ -188,7 +188,7 @@ class Rates(NamedTuple):
 
 
 def rates_of(device: Any, dtype: str) -> Rates:
-    """Returns the peak rates of a JAX device, for products of operands of `dtype`.
+    """Return the peak rates of a JAX device, for products of operands of `dtype`.
 
     A device that is not in the table, such as a CPU or a GPU, is measured.
     """

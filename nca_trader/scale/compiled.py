@@ -84,7 +84,7 @@ Ask = Callable[[Question], Answer]
 
 @contextlib.contextmanager
 def compiler() -> Iterator[Ask]:
-    """Starts the process of the compiler, and yields the function that asks it.
+    """Start the process of the compiler, and yield the function that asks it.
 
     Raises:
       ConfigError: the compiler is not installed.
@@ -124,14 +124,14 @@ def compiler() -> Iterator[Ask]:
 
 
 def _send_stderr(log: str) -> None:
-    """Sends what this process writes to standard error, also in C++, into a file."""
+    """Send what this process writes to standard error, also in C++, into a file."""
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 2)
     os.close(file)
 
 
 def devices_of(there: Slice) -> list[Any]:
-    """Returns the devices of a slice as the compiler describes them, in JAX's order.
+    """Return the devices of a slice as the compiler describes them, in JAX's order.
 
     Raises:
       ConfigError: the compiler does not know the slice.
@@ -203,7 +203,7 @@ def answer(question: Question) -> Answer:
 
 
 def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
-    """Adds what compiling the program says to what is known."""
+    """Add what compiling the program says to what is known."""
     import jax
 
     from nca_trader.errors import out_of_memory
@@ -243,7 +243,7 @@ def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
 
 
 def said_bytes(error: str) -> int | None:
-    """Returns the bytes that a program would need, as the compiler's error says."""
+    """Return the bytes that a program would need, as the compiler's error says."""
     found = re.search(r"(?:total memory required[^(]*\(|Used )([\d.]+)([KMGT])", error)
     return int(float(found[1]) * 1024 ** (" KMGT".index(found[2]))) if found else None
 

@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Returns all findings, errors first. A machine without faults has none."""
+    """Return all findings, errors first. A machine without faults has none."""
     found = [
         Finding(level, check.__name__, what, remedy)
         for check in CHECKS
@@ -52,7 +52,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def mesh_of(facts: Facts, wanted: MeshConfig | None = None) -> dict[str, int]:
-    """Returns the mesh to train on: an agent's own if it sets sizes, otherwise the table's.
+    """Return the mesh to train on: an agent's own if it sets sizes, otherwise the table's.
 
     Args:
       wanted: the table `[mesh]` of an agent.
@@ -66,7 +66,7 @@ def mesh_of(facts: Facts, wanted: MeshConfig | None = None) -> dict[str, int]:
 
 
 def mesh_words(axes: dict[str, int]) -> str:
-    """Returns the options of `nca-trader train` that create a mesh of these sizes."""
+    """Return the options of `nca-trader train` that create a mesh of these sizes."""
     inner = [f"--set mesh.{name}={axes[name]}" for name in AXES[1:] if axes[name] > 1]
     return " ".join([f"--devices {math.prod(axes.values())}", *inner])
 
@@ -75,7 +75,7 @@ def mesh_words(axes: dict[str, int]) -> str:
 
 
 def version(facts: Facts) -> Findings:
-    """Finds old versions, and a jaxlib or a plugin of another version than jax."""
+    """Find old versions, and a jaxlib or a plugin of another version than jax."""
     given = facts.versions
     known = {name: tuple(map(int, re.findall(r"\d+", v)[:3])) for name, v in given.items()}
     for name, least in OLDEST.items():
@@ -100,7 +100,7 @@ def version(facts: Facts) -> Findings:
 
 
 def xla_flags(facts: Facts) -> Findings:
-    """Finds flags that end the process, flags with two values, and dumps."""
+    """Find flags that end the process, flags with two values, and dumps."""
     given: dict[str, list[str]] = {}
     for variable in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
         for word in facts.environment.get(variable, "").split():
@@ -131,7 +131,7 @@ def xla_flags(facts: Facts) -> Findings:
 
 
 def environment(facts: Facts) -> Findings:
-    """Finds variables that nothing reads, and switches that are left on or not truth values."""
+    """Find variables that nothing reads, and switches that are left on or not truth values."""
     known = {name.upper() for name in facts.options} | OTHER_OPTIONS
     for name in facts.environment:
         reader = ""
@@ -152,7 +152,7 @@ def environment(facts: Facts) -> Findings:
 
 
 def devices(facts: Facts) -> Findings:
-    """Finds that JAX does not start, for a reason that no other check names."""
+    """Find that JAX does not start, for a reason that no other check names."""
     named = any(level == ERROR for check in (xla_flags, environment) for level, *_ in check(facts))
     if facts.platform or named or (facts.lock_held and facts.tpu_files):
         return
@@ -166,7 +166,7 @@ def devices(facts: Facts) -> Findings:
 
 
 def gpu(facts: Facts) -> Findings:
-    """Finds a GPU that JAX does not use, or that other processes use as well."""
+    """Find a GPU that JAX does not use, or that other processes use as well."""
     given = facts.environment
     visible, meant = given.get("CUDA_VISIBLE_DEVICES"), "JAX_PLATFORMS=cpu if that is meant"
     if facts.gpus and facts.platform == "cpu" and given.get("JAX_PLATFORMS") != "cpu":
@@ -201,7 +201,7 @@ def gpu(facts: Facts) -> Findings:
 
 
 def tpu(facts: Facts) -> Findings:
-    """Finds a TPU that JAX does not use, or a lock that keeps it from libtpu."""
+    """Find a TPU that JAX does not use, or a lock that keeps it from libtpu."""
     given, level = facts.environment, ERROR if facts.tpu_files else WARNING
     if facts.tpu_files and facts.platform == "cpu" and given.get("JAX_PLATFORMS") != "cpu":
         remedy = "See LIBTPU_INIT_ARGS" if "libtpu" in facts.versions else "pip install 'jax[tpu]'"
@@ -218,7 +218,7 @@ def tpu(facts: Facts) -> Findings:
 
 
 def mesh(facts: Facts) -> Findings:
-    """Finds that the presets' groups of segments do not divide among the devices."""
+    """Find that the presets' groups of segments do not divide among the devices."""
     count, groups = len(facts.kinds), LearnerConfig().logical_shards
     if count and groups % count:
         what = f"{groups} groups of segments (learner.logical_shards) on {count} devices"
@@ -227,7 +227,7 @@ def mesh(facts: Facts) -> Findings:
 
 
 def cache(facts: Facts) -> Findings:
-    """Finds that programs are compiled again at every start, or that a disk is full."""
+    """Find that programs are compiled again at every start, or that a disk is full."""
     if facts.cache_error:
         what = f"compiled programs cannot be kept in {facts.cache} ({facts.cache_error})"
         yield WARNING, what, "Set JAX_COMPILATION_CACHE_DIR to a folder of yours"
@@ -243,14 +243,14 @@ def cache(facts: Facts) -> Findings:
 
 
 def memory(facts: Facts) -> Findings:
-    """Finds less free memory than training with sample bars takes, about 1 GB."""
+    """Find less free memory than training with sample bars takes, about 1 GB."""
     if facts.memory_free < 1 * GB:
         what = f"{facts.memory_free / GB:.1f} of {facts.memory / GB:.0f} GB of memory are free"
         yield WARNING, what, "End other processes, or give the container more"
 
 
 def coordinator(facts: Facts) -> Findings:
-    """Finds that this host cannot reach process 0, or only through a proxy."""
+    """Find that this host cannot reach process 0, or only through a proxy."""
     if facts.coordinator_error:
         remedy = "Start process 0 there, open the port to this host, or correct the address"
         yield ERROR, f"coordinator {facts.coordinator}: {facts.coordinator_error}", remedy
@@ -261,7 +261,7 @@ def coordinator(facts: Facts) -> Findings:
 
 
 def data(facts: Facts) -> Findings:
-    """Finds that the bar file or the shards cannot be read."""
+    """Find that the bar file or the shards cannot be read."""
     if facts.data_error:
         remedy = f"See `{shlex.join(['nca-trader', 'data', 'check', facts.data, *facts.reading])}`"
         if facts.data_is_shards:

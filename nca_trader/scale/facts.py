@@ -151,7 +151,7 @@ def gather(
 
 
 def _probe(timeout: float) -> dict[str, Any]:
-    """Starts JAX in its own process, since a wrong flag aborts the process."""
+    """Start JAX in its own process, since a wrong flag aborts the process."""
     command = [sys.executable, "-c", PROBE]
     dead = {"platform": "", "kinds": (), "device_memory": ()}
     try:
@@ -168,7 +168,7 @@ def _probe(timeout: float) -> dict[str, Any]:
 
 
 def _nvidia(query: str) -> list[list[str]]:
-    """The rows of nvidia-smi's answer, two values each; none without a driver."""
+    """Return the rows of nvidia-smi's answer, two values each; none without a driver."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

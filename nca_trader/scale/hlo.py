@@ -71,7 +71,7 @@ class Instruction(NamedTuple):
         return int(found[1]) if found else 0
 
     def called(self, *roles: str) -> list[str]:
-        """The computations that it calls in these roles, e.g. "body", in the order of the text."""
+        """Return the computations that it calls in these roles, e.g. "body", in text order."""
         found = re.findall(rf"\b(?:{'|'.join(roles)})=%?([\w.\-]+)", self.attributes)
         listed = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
         if listed and "branch_computations" in roles:
@@ -99,7 +99,7 @@ class Run(NamedTuple):
 
 
 def read_module(text: str) -> Module:
-    """Reads the text of a compiled program.
+    """Read the text of a compiled program.
 
     Raises:
       ValueError: the text holds no program.
@@ -137,7 +137,7 @@ def read_module(text: str) -> Module:
 
 
 def _closing(text: str) -> int:
-    """The position after the bracket that closes the one at the start."""
+    """Return the position after the bracket that closes the one at the start."""
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -147,7 +147,7 @@ def _closing(text: str) -> int:
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
-    """Returns how often the body of a `while` runs, None where the text does not say."""
+    """Return how often the body of a `while` runs, None where the text does not say."""
     found = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if found:
         return int(found[1])
@@ -164,7 +164,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
 
 
 def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iterator[Run]:
-    """Yields every instruction that runs; loops are walked once and fusions are one instruction.
+    """Yield every instruction that runs; loops are walked once and fusions are one instruction.
 
     Of a conditional the branch of most cycles runs. A loop of unknown length counts once.
 
@@ -196,7 +196,7 @@ def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iter
 
 
 def unknown_loops(module: Module) -> int:
-    """Returns the number of loops whose length the text does not say."""
+    """Return the number of loops whose length the text does not say."""
     loops = (run.instruction for run in runs(module) if run.instruction.opcode == "while")
     return sum(trip_count(module, loop) is None for loop in loops)
 
@@ -247,7 +247,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(module: Module, devices: int) -> Cost:
-    """Returns the cost of a program that runs on `devices`, for one of them."""
+    """Return the cost of a program that runs on `devices`, for one of them."""
     parts: dict[str, Part] = {}
     collectives: dict[str, Collective] = {}
     traffic = 0
@@ -277,13 +277,13 @@ def cost_of(module: Module, devices: int) -> Cost:
 
 
 def _operands(instruction: Instruction, computation: Computation) -> list[tuple[Shape, ...]]:
-    """The shapes of each operand, () of one that is not an instruction."""
+    """Return the shapes of each operand, () of one that is not an instruction."""
     found = [computation.get(name) for name in instruction.operands]
     return [each.shapes if each else () for each in found]
 
 
 def part_of(path: str) -> str:
-    """Returns the part of an update that an instruction belongs to, by its path."""
+    """Return the part of an update that an instruction belongs to, by its path."""
     found = re.search(r"\b(collect|learn|replay)\b", path)
     if found is None:
         return "other"
@@ -297,7 +297,7 @@ def part_of(path: str) -> str:
 
 
 def flops_of(module: Module, instruction: Instruction, computation: Computation) -> int:
-    """Returns the operations of the products in an instruction, or in a fusion."""
+    """Return the operations of the products in an instruction, or in a fusion."""
     if instruction.opcode == "fusion":
         inner = module.computations.get("".join(instruction.called("calls")), {})
         return sum(flops_of(module, each, inner) for each in inner.values())
@@ -332,7 +332,7 @@ def flops_of(module: Module, instruction: Instruction, computation: Computation)
 
 
 def traffic_of(module: Module, instruction: Instruction, computation: Computation) -> int:
-    """Returns the bytes that an instruction reads from and writes to main memory.
+    """Return the bytes that an instruction reads from and write to main memory.
 
     An array that is only sliced, or written in place, counts with the size of the slice.
     """
@@ -382,7 +382,7 @@ def _fusion_traffic(
 
 
 def _users(name: str, inner: Computation) -> Iterator[tuple[Instruction, int]]:
-    """Yields the users of an array and its position among their operands, through bitcasts."""
+    """Yield the users of an array and its position among their operands, through bitcasts."""
     for user in inner.values():
         if user.opcode in ("parameter", "constant") or name not in user.operands:
             continue

@@ -91,7 +91,7 @@ def plan(
 
 
 def on_slice(agent: AgentConfig, there: Slice) -> tuple[AgentConfig, dict[str, int]]:
-    """Returns the agent on all devices of a slice, and the keys that this changes.
+    """Return the agent on all devices of a slice, and the keys that this changes.
 
     The mesh is the agent's own if its file sets data, fsdp or model, otherwise that of
     `mesh_axes`. Segments are drawn within logical shards, and every part of a batch has equally
@@ -123,7 +123,7 @@ def on_slice(agent: AgentConfig, there: Slice) -> tuple[AgentConfig, dict[str, i
 
 
 def described(found: Answer, chip: Chip) -> Report:
-    """Returns the compiler's account, per chip, with what follows from it."""
+    """Return the compiler's account, per chip, with what follows from it."""
     parts = {}
     if found.cost is not None:
         parts = {name: (part.cycles, part.flops) for name, part in sorted(found.cost.parts.items())}
@@ -152,7 +152,7 @@ def described(found: Answer, chip: Chip) -> Report:
 
 
 def estimate(found: Answer, chip: Chip) -> Report:
-    """Returns seconds of an update and what bounds them, by cycles and public rates.
+    """Return seconds of an update and what bounds them, by cycles and public rates.
 
     compute: the compiler's cycles at the chip's clock. memory: traffic with main memory at the
     vendor's rate. communication: bytes over the links, one way, without latency.
@@ -183,7 +183,7 @@ def estimate(found: Answer, chip: Chip) -> Report:
 
 
 def wire_seconds(collective: str, cost: Collective, one_way: float) -> float:
-    """Returns the least time that a kind of collective occupies a device's links.
+    """Return the least time that a kind of collective occupies a device's links.
 
     In a ring of n devices an all-reduce sends `2 (n - 1) / n` of its bytes, a reduce-scatter or an
     all-to-all `(n - 1) / n`, an all-gather `n - 1` times what it contributes, a permutation once.
@@ -198,7 +198,7 @@ def wire_seconds(collective: str, cost: Collective, one_way: float) -> float:
 
 
 def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
-    """Returns how much of a matrix unit each width fills, and the next width that fills it."""
+    """Return how much of a matrix unit each width fills, and the next width that fills it."""
     audit = []
     # A matrix unit works on whole squares, so a width is padded to the next multiple of its side.
     for name in ("channels", "head_hidden", "hidden"):
@@ -211,7 +211,7 @@ def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
 
 
 def remat_advice(ask: Ask, question: Question, found: Answer, say: Say) -> Report:
-    """Returns whether `policy.remat` is worth its time here, compiling with it where it may be."""
+    """Return whether `policy.remat` is worth its time here, compiling with it where it may be."""
     policy = question.agent.policy
     temporaries = found.kinds.get("temporaries")
     share = None if temporaries is None else temporaries / found.limit
@@ -246,7 +246,7 @@ def remat_advice(ask: Ask, question: Question, found: Answer, say: Say) -> Repor
 
 
 def largest_batch(ask: Ask, question: Question, say: Say, found: Answer | None) -> Report:
-    """Searches for the most segments that fit without more micro-batches.
+    """Search for the most segments that fit without more micro-batches.
 
     Args:
       question: about the batch to begin with.
@@ -290,7 +290,7 @@ def largest_batch(ask: Ask, question: Question, say: Say, found: Answer | None) 
 
 
 def most_that_fits(attempt: Attempt, begin: int, unit: int) -> int:
-    """Returns the most segments that fit, or `NEAR` below, 0 if not even `unit` fits.
+    """Return the most segments that fit, or `NEAR` below, 0 if not even `unit` fits.
 
     Args:
       attempt: tries a number of segments, a multiple of `unit`.
@@ -325,7 +325,7 @@ def most_that_fits(attempt: Attempt, begin: int, unit: int) -> int:
 
 
 def fewest_as_fast(rates: Callable[[], dict[int, float]], attempt: Attempt, unit: int) -> int:
-    """Returns the fewest segments within `CLOSE` of the best rate, to a factor of 2.
+    """Return the fewest segments within `CLOSE` of the best rate, to a factor of 2.
 
     Args:
       rates: steps per second of what was tried and fits, by segments, smallest first.

@@ -44,7 +44,7 @@ CONTROL = ("while", "conditional", "call")  # last as long as what runs inside t
 def profile(
     env: TradingEnv, agent: AgentConfig, folder: pathlib.Path, steps: int = 3, seed: int = 0
 ) -> dict[str, Any]:
-    """Times updates, then traces some more into a folder.
+    """Time updates, then traces some more into a folder.
 
     Args:
       env: the environment to train in.
@@ -202,13 +202,13 @@ def _cycle(
 
 
 def between_checkpoints(config: CheckpointConfig, update: float) -> int:
-    """Returns the number of updates between checkpoints, of `update` seconds each, at least 1."""
+    """Return the number of updates between checkpoints, of `update` seconds each, at least 1."""
     by_time = math.ceil(config.every_seconds / update) if config.every_seconds else 0
     return min((n for n in (config.every, by_time) if n), default=1)
 
 
 def bound(compute: float, memory: float | None, host: float) -> tuple[str, str]:
-    """Returns what an update waits for, and what to try.
+    """Return what an update waits for, and what to try.
 
     Args:
       compute: rate of matrix products over its peak.
@@ -252,7 +252,7 @@ class Interval(NamedTuple):
 
 
 def ops_of(module: Module) -> dict[str, Op]:
-    """Returns the operations of a program by name."""
+    """Return the operations of a program by name."""
     every = [each for computation in module.computations.values() for each in computation.values()]
     paths = {each.name: each.op_name for each in every}
     # An operation without a path has that of the loop around it.
@@ -263,7 +263,7 @@ def ops_of(module: Module) -> dict[str, Op]:
 def read_trace(
     path: pathlib.Path, ops: Mapping[str, Op]
 ) -> tuple[list[tuple[float, float]], list[Interval]]:
-    """Reads the profiler's file.
+    """Read the profiler's file.
 
     Returns:
       The (begin, end) of each update, and the runs of the operations in `ops` on the first device.
@@ -291,7 +291,7 @@ def read_trace(
 
 
 def split(intervals: Iterable[Interval], begin: float, end: float) -> dict[str, float]:
-    """Returns the nanoseconds from `begin` to `end` by part; they sum to the whole.
+    """Return the nanoseconds from `begin` to `end` by part; they sum to the whole.
 
     Operations of several parts that run at once share the time. Time inside a loop in which none
     of its operations runs belongs to the innermost loop. The rest is `HOST`.
@@ -323,7 +323,7 @@ def split(intervals: Iterable[Interval], begin: float, end: float) -> dict[str, 
 
 
 def coarse(parts: Mapping[str, float]) -> dict[str, float]:
-    """Adds parts up by what stands before the colon: collect, learn, replay, other and host."""
+    """Add parts up by what stands before the colon: collect, learn, replay, other and host."""
     total: dict[str, float] = dict.fromkeys(COARSE, 0.0)
     for part, amount in parts.items():
         total[part.partition(":")[0]] += amount

@@ -23,7 +23,7 @@ MEMORY = {
 
 
 def plan_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yields the report of `scale.plan.plan`, with the keys `agent` and `env`, as text."""
+    """Yield the report of `scale.plan.plan`, with the keys `agent` and `env`, as text."""
     sizes = {
         key: ", ".join(f"{axis} = {size}" for axis, size in report[key].items())
         for key in ("mesh", "mesh_from_table")
@@ -114,7 +114,7 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def profile_lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yields the result of `scale.profile.profile` as text."""
+    """Yield the result of `scale.profile.profile` as text."""
     low, high = found["update_quartiles_s"]
     yield f"device    {found['devices']} x {found['device']}"
     yield (
@@ -181,7 +181,7 @@ def _shares(parts: dict[str, float], whole: float, ranked: bool = False) -> Iter
 
 
 def doctor_lines(facts: Facts, mesh: dict[str, int]) -> Iterator[str]:
-    """Yields what the machine has, and the mesh to train on."""
+    """Yield what the machine has, and the mesh to train on."""
     names = ("nca_trader", "python", "jax", "jaxlib", "flax", "optax", "libtpu")
     known = [f"{name} {facts.versions[name]}" for name in names if name in facts.versions]
     yield f"versions  {', '.join(known)}"
@@ -201,12 +201,12 @@ def doctor_lines(facts: Facts, mesh: dict[str, int]) -> Iterator[str]:
 
 
 def count(number: float) -> str:
-    """Writes a large number, e.g. "2.5 million"."""
+    """Write a large number, e.g. "2.5 million"."""
     return f"{number / 1e6:,.3g} million" if number >= 1e6 else f"{number:,.0f}"
 
 
 def binary_size(size: float) -> str:
-    """Writes bytes in powers of 1024, in which a chip's memory is given, e.g. "15.75 GiB"."""
+    """Write bytes in powers of 1024, in which a chip's memory is given, e.g. "15.75 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"
@@ -215,14 +215,14 @@ def binary_size(size: float) -> str:
 
 
 def size_of(size: float | None) -> str:
-    """Writes bytes in powers of 1000, e.g. "12 MB"."""
+    """Write bytes in powers of 1000, e.g. "12 MB"."""
     if size is None:
         return "?"
     return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
 
 
 def duration(seconds: float) -> str:
-    """Writes seconds in the unit that fits, e.g. "3.2 ms"."""
+    """Write seconds in the unit that fits, e.g. "3.2 ms"."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

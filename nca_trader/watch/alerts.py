@@ -71,7 +71,7 @@ class Rule:
     sinks: tuple[str, ...] = ("log",)
 
     def holds(self, samples: Mapping[str, float]) -> bool:
-        """Returns whether the condition holds.
+        """Return whether the condition holds.
 
         A metric that is missing or NaN meets "absent" only.
 
@@ -115,7 +115,7 @@ class Notice:
     source: str
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the body of a webhook's request. Times are in ISO 8601, UTC."""
+        """Return the body of a webhook's request. Times are in ISO 8601, UTC."""
         since, at = (
             datetime.datetime.fromtimestamp(t, datetime.UTC).isoformat(timespec="seconds")
             for t in (self.since, self.at)
@@ -145,19 +145,19 @@ class Alerts:
     """
 
     def __init__(self, rules: Sequence[Rule], source: str):
-        """Starts with all rules inactive. source: the run folder or the journal, for notices."""
+        """Start with all rules inactive. source: the run folder or the journal, for notices."""
         self.rules, self._source = tuple(rules), source
         self._since: dict[str, float] = {}
         self._firing: set[str] = set()
 
     def state(self, rule: Rule) -> str:
-        """Returns "inactive", "pending" or "firing"."""
+        """Return "inactive", "pending" or "firing"."""
         if rule.name in self._firing:
             return FIRING
         return PENDING if rule.name in self._since else INACTIVE
 
     def update(self, samples: Mapping[str, float], now: float) -> list[Notice]:
-        """Takes the metrics at `now`, and returns what there is to notify."""
+        """Take the metrics at `now`, and return what there is to notify."""
         notices = []
         for rule in self.rules:
             value = samples.get(rule.metric, math.nan)
@@ -177,7 +177,7 @@ class Alerts:
 
 
 def read_rules(path: str | pathlib.Path) -> list[Rule]:
-    """Reads the rules of a TOML file, one `[[rule]]` each.
+    """Read the rules of a TOML file, one `[[rule]]` each.
 
     Raises:
       ConfigError: all errors of the file, a line each: file, rule, what, remedy.
@@ -220,7 +220,7 @@ def read_rules(path: str | pathlib.Path) -> list[Rule]:
 
 
 def _problems(row: dict[str, Any]) -> Iterator[str]:
-    """Yields what is wrong with a row, a sentence each."""
+    """Yield what is wrong with a row, a sentence each."""
     for key in row:
         if key not in KEYS:
             named = key if key.isprintable() else repr(key)
@@ -252,7 +252,7 @@ def _problems(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, None for anything else; TOML's true and false are not numbers."""
+    """Return a finite number, None for anything else; TOML's true and false are not numbers."""
     return float(value) if type(value) in (int, float) and math.isfinite(value) else None
 
 
@@ -268,7 +268,7 @@ Sink = Callable[[Notice], object]  # what it returns is ignored
 
 
 def sink_of(text: str) -> Sink:
-    """Returns the function that an entry of a rule's `sinks` names.
+    """Return the function that an entry of a rule's `sinks` names.
 
     Raises:
       ConfigError: a variable is not set, a module cannot be imported or has no such function.
@@ -303,11 +303,11 @@ class Webhook:
     """Posts a notice as JSON, and tries again if the network or the server (5xx, 429) fails."""
 
     def __init__(self, url: str, waits: Iterable[float]):
-        """Sets the address, http or https. waits: seconds before each new try."""
+        """Set the address, http or https. waits: seconds before each new try."""
         self._url, self._waits = url, tuple(waits)
 
     def __call__(self, notice: Notice) -> None:
-        """Posts the notice.
+        """Post the notice.
 
         Raises:
           OSError: the last try failed too, or the server refused it.
@@ -334,7 +334,7 @@ class Worker:
     """One sink with its own thread, so that a slow sink delays nothing else."""
 
     def __init__(self, name: str, sink: Sink):
-        """Starts the thread. name: for the log."""
+        """Start the thread. name: for the log."""
         self._name, self._sink = name, sink
         # Bounded: a sink that hangs for days must not fill the memory.
         self._waiting: queue.Queue[Notice | None] = queue.Queue(WAITING)
@@ -349,7 +349,7 @@ class Worker:
             log.error("sink %s: too slow; dropped %s", self._name, notice)
 
     def close(self, seconds: float = CLOSING) -> None:
-        """Waits at most `seconds` for what was handed over."""
+        """Wait at most `seconds` for what was handed over."""
         try:
             self._waiting.put(None, timeout=seconds)
             self._thread.join(seconds)
@@ -370,7 +370,7 @@ class Sinks:
     """A worker for each sink that the rules name."""
 
     def __init__(self, names: Iterable[str]):
-        """Opens them.
+        """Open them.
 
         Raises:
           ConfigError: see `sink_of`; before any thread is started.
@@ -386,6 +386,6 @@ class Sinks:
                 self._workers[name].tell(notice)
 
     def close(self) -> None:
-        """Waits a while for what is under way."""
+        """Wait a while for what is under way."""
         for worker in self._workers.values():
             worker.close()

@@ -39,7 +39,7 @@ class Rows:
     """
 
     def __init__(self, path: Place):
-        """Reads nothing yet. The file need not exist."""
+        """Read nothing yet. The file need not exist."""
         self.path = path
         self._lines = Lines(path)
         self.newest: dict[str, Any] = {}
@@ -47,7 +47,7 @@ class Rows:
         self._at, self._tail = 0, b""
 
     def poll(self) -> list[dict[str, Any]]:
-        """Returns the rows since the last poll; after a restart, all rows."""
+        """Return the rows since the last poll; after a restart, all rows."""
         try:
             text = self._lines.read()
             if not text and self.written() is None:  # not begun, or between two names
@@ -77,7 +77,7 @@ class Rows:
         return rows
 
     def written(self) -> float | None:
-        """Returns when the file was last written, in seconds since 1970, None if it is missing."""
+        """Return when the file was last written, in seconds since 1970, None if it is missing."""
         return self._lines.modified()
 
 
@@ -85,7 +85,7 @@ class Paper:
     """The metrics of a paper session, from its journal."""
 
     def __init__(self, path: pathlib.Path):
-        """Reads nothing yet. The journal need not exist."""
+        """Read nothing yet. The journal need not exist."""
         self.path = path
         self._seq = 0
         self._peak = 1.0
@@ -93,7 +93,7 @@ class Paper:
         self._seen_at: float | None = None
 
     def poll(self, now: float) -> dict[str, float]:
-        """Returns the metrics at `now`, in seconds since 1970; {} before the first bar.
+        """Return the metrics at `now`, in seconds since 1970; {} before the first bar.
 
         paper_equity is a multiple of the capital, paper_drawdown the part that it is below its
         peak, paper_feed_age_seconds the time since the newest bar.
@@ -137,7 +137,7 @@ class Watched:
         journal: pathlib.Path | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        """Reads nothing yet.
+        """Read nothing yet.
 
         Args:
           run: a run folder, or None. It may be without a row.
@@ -158,7 +158,7 @@ class Watched:
         self._row_at: float | None = None
 
     def look(self) -> dict[str, float]:
-        """Returns all metrics by name. One that is null in a row (not finite) is NaN."""
+        """Return all metrics by name. One that is null in a row (not finite) is NaN."""
         now = self._clock()
         found: dict[str, float] = {}
         if self.rows is not None:
@@ -180,7 +180,7 @@ class Watched:
 
 
 def flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Returns the numbers of a row by name; those of several seeds are `seed_NAME{seed="i"}`.
+    """Return the numbers of a row by name; those of several seeds are `seed_NAME{seed="i"}`.
 
     Example:
       >>> flat({"update": 3, "loss": None, "seeds": {"reward": [0.5, 1]}})
@@ -204,12 +204,12 @@ class Collector:
     """The samples of the last look, in the form that prometheus_client asks for."""
 
     def __init__(self, run: str):
-        """Holds no sample yet. run: the value of every metric's label "run"."""
+        """Hold no sample yet. run: the value of every metric's label "run"."""
         self._run = run
         self.samples: dict[str, float] = {}
 
     def collect(self) -> Iterable[Any]:
-        """Returns a gauge per name, `nca_trader_` before it, with the labels run and seed."""
+        """Return a gauge per name, `nca_trader_` before it, with the labels run and seed."""
         from prometheus_client.core import GaugeMetricFamily
 
         families: dict[str, Any] = {}
@@ -226,7 +226,7 @@ class Collector:
 
 @contextlib.contextmanager
 def exporter(address: str, collector: Collector) -> Iterator[int]:
-    """Serves the metrics on `[HOST:]PORT` until its end, and yields the port.
+    """Serve the metrics on `[HOST:]PORT` until its end, and yield the port.
 
     Raises:
       ConfigError: not an address, or prometheus_client is not installed.

@@ -20,7 +20,7 @@ WIDEST = 100  # columns
 
 
 def human(number: float) -> str:
-    """Formats a count in about three digits.
+    """Format a count in about three digits.
 
     Example:
       >>> [human(n) for n in (950, 48_240, 1.2e6)]
@@ -35,7 +35,7 @@ def human(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats seconds as minutes and hours.
+    """Format seconds as minutes and hours.
 
     Example:
       >>> [duration(s) for s in (14, 725, 10_859)]
@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 
 def on_terminal(stream: TextIO) -> bool:
-    """Returns whether a line on this stream can be redrawn: a terminal, and not a dumb one."""
+    """Return whether a line on this stream can be redrawn: a terminal, and not a dumb one."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -100,12 +100,12 @@ class Progress:
             )
 
     def skip(self, steps: int) -> None:
-        """Counts `steps` that were done before; they do not enter the speed."""
+        """Count `steps` that were done before; they do not enter the speed."""
         self._steps += steps
         self._skipped += steps
 
     def update(self, steps: int, **metrics: SupportsFloat) -> None:
-        """Counts `steps` more, and shows the first three of `metrics`."""
+        """Count `steps` more, and show the first three of `metrics`."""
         self._steps += steps
         # They become floats only when a line is due: a value that is still being computed on a
         # device must not be waited for at every update.
@@ -117,7 +117,7 @@ class Progress:
             self._show(now)
 
     def close(self, refused: bool = False) -> None:
-        """Shows where the job ended, also if that is before its end.
+        """Show where the job ended, also if that is before its end.
 
         Args:
           refused: an error ended it. Before the first update there is then nothing to show, and
@@ -176,7 +176,7 @@ class Progress:
 def stage(
     label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[None]:
-    """Prints `label ...` when a stage without steps begins, and its seconds when it ends."""
+    """Print `label ...` when a stage without steps begins, and its seconds when it ends."""
     out, began = stream if stream is not None else sys.stderr, clock()
     out.write(f"{label} ... ")
     out.flush()

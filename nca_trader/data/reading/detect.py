@@ -37,7 +37,7 @@ ROW_FAULTS = {
 
 
 def detect(table: Table, request: Request) -> list[Fault]:
-    """Finds all faults of a file: of its columns, of single rows, and between rows.
+    """Find all faults of a file: of its columns, of single rows, and between rows.
 
     Between rows only those are compared that the repairs asked for leave.
 
@@ -101,7 +101,7 @@ def _column_rank(fault: Fault) -> int:
 
 
 def time_faults(times: Times, timezone: str | None) -> list[Fault]:
-    """Finds times that cannot be read or placed; `timezone` is that of the file."""
+    """Find times that cannot be read or placed; `timezone` is that of the file."""
     if (order := times.order) is not None:
         if order["day_first"].any():
             names = sorted(("day_first", "month_first"), key=lambda name: order[name].sum())
@@ -142,7 +142,7 @@ class _Checks:
         self.faults: list[Fault] = []
 
     def fail(self, code: Code, wrong: np.ndarray, say: str, about: str = "", **options) -> None:
-        """Adds the rows where `wrong`; `say` is filled with the columns of the first one."""
+        """Add the rows where `wrong`; `say` is filled with the columns of the first one."""
         mask = wrong & self.left
         if not mask.any():
             return
@@ -156,7 +156,7 @@ class _Checks:
             self.left &= ~mask
 
     def number(self, name: str) -> np.ndarray:
-        """Checks that a column is a finite number; returns it."""
+        """Check that a column is a finite number; return it."""
         value, says = self.table[name], f"{name} = {{{name}}}"
         if name in self.table.unread:
             unread = self.table.marked(self.table.unread[name].rows)
@@ -168,7 +168,7 @@ class _Checks:
 
 
 def value_faults(table: Table) -> list[Fault]:
-    """Finds faults of open, high, low, close and volume, row by row."""
+    """Find faults of open, high, low, close and volume, row by row."""
     checks = _Checks(table)
     for name in ("close", "open", "high", "low"):  # the close first: it may stand in for the others
         remedy = Code.D008.remedy + BACK_ADJUSTED
@@ -187,7 +187,7 @@ def value_faults(table: Table) -> list[Fault]:
 
 
 def factor_faults(table: Table) -> list[Fault]:
-    """Finds present rows whose `split` or `dividend` factor is missing, infinite or not above 0."""
+    """Find present rows whose `split` or `dividend` factor is missing, infinite or not above 0."""
     faults = []
     for name in FACTORS:
         if name not in table:
@@ -202,7 +202,7 @@ def factor_faults(table: Table) -> list[Fault]:
 
 
 def extra_faults(table: Table) -> list[Fault]:
-    """Finds faults of quotes, spreads, dividends paid in cash and funding, row by row."""
+    """Find faults of quotes, spreads, dividends paid in cash and funding, row by row."""
     checks = _Checks(table)
     # A computed half spread is checked by its source columns, which the user knows.
     spread = spread_columns(table.columns.keys() - {"half_spread"}) or spread_columns(table.columns)
@@ -226,7 +226,7 @@ def extra_faults(table: Table) -> list[Fault]:
 
 
 def line_faults(table: Table) -> list[Fault]:
-    """Finds lines that end early, symbols that are not names, and dividends given twice."""
+    """Find lines that end early, symbols that are not names, and dividends given twice."""
     faults = []
     if table.short:
         say = "fewer fields than the other lines"
@@ -252,7 +252,7 @@ def line_faults(table: Table) -> list[Fault]:
 def order_faults(
     table: Table, among: np.ndarray, timezone: str | None, dates: str | None
 ) -> list[Fault]:
-    """Finds rows that repeat a time of their symbol, or whose time is before the row above.
+    """Find rows that repeat a time of their symbol, or whose time is before the row above.
 
     Where dates with day and month exchanged explain these, that is the only fault: sorted or
     dropped, such rows would still have wrong dates.
@@ -315,7 +315,7 @@ def order_faults(
 
 
 def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
-    """Returns rows by symbol, in file order, and for each step: same symbol, and later time."""
+    """Return rows by symbol, in file order, and for each step: same symbol, and later time."""
     rows = slice(None) if among.all() else np.flatnonzero(among)
     symbol = table["symbol"][rows]
     if (symbol[1:] < symbol[:-1]).any():
@@ -328,7 +328,7 @@ def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndar
 def series_faults(
     columns: dict[str, np.ndarray], symbols: list[str], sound: np.ndarray
 ) -> list[Fault]:
-    """Finds faults between bars of one symbol in order of time.
+    """Find faults between bars of one symbol in order of time.
 
     Args:
       columns: `[rows]` each, of all rows, with adjusted prices.

@@ -97,7 +97,7 @@ class Fault(NamedTuple):
         return self.code.repairs if self.repairs is None else self.repairs
 
     def fixed_by(self, repairs: Iterable[str]) -> str | None:
-        """Returns which of the repairs asked for fixes this fault, if any does."""
+        """Return which of the repairs asked for fixes this fault, if any does."""
         return next((name for name in self.fixes if name in repairs), None)
 
 
@@ -109,7 +109,7 @@ class Unread:
     texts: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def add(self, rows: np.ndarray, column: pd.Series, begin: int) -> None:
-        """Adds the cells at `rows` of a chunk that starts at row `begin` of the file."""
+        """Add the cells at `rows` of a chunk that starts at row `begin` of the file."""
         self.rows.append(rows + begin)
         # Bounded, as a hostile file may hold nothing but long texts.
         left = UNREAD_TEXT - sum(map(len, self.texts.values()))
@@ -120,7 +120,7 @@ class Unread:
             self.texts[int(row) + begin] = text
 
     def text(self, row: int) -> str:
-        """Returns the cell as it was written, or "a text" where it was not kept."""
+        """Return the cell as it was written, or "a text" where it was not kept."""
         return self.texts.get(row, "a text")
 
 
@@ -165,12 +165,12 @@ class Table:
         return self.columns[name]
 
     def where(self, row: int) -> str:
-        """Returns the row as its reader knows it, e.g. "line 12" or, side by side, "line 12, A"."""
+        """Return the row as its reader knows it, e.g. "line 12" or, side by side, "line 12, A"."""
         at = row if self.place is None else self.place[row]
         return f"{self.unit} {at}" + f", {self.symbols[self['symbol'][row]]}" * self.wide
 
     def marked(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns `[rows]` bool, True at the rows in `parts`."""
+        """Return `[rows]` bool, True at the rows in `parts`."""
         mask = np.zeros(len(self), dtype=bool)
         for rows in parts:
             mask[rows] = True
@@ -196,7 +196,7 @@ class Request(NamedTuple):
 
 
 def refusal(source: object, code: Code, say: str, remedy: str = "") -> BarError:
-    """Returns the error of one fault that ends reading at once."""
+    """Return the error of one fault that ends reading at once."""
     return BarError(f"{source}: {code.name} {say}. {remedy or code.remedy}.")
 
 
@@ -244,7 +244,7 @@ FLAT = 0.1  # of the bars: if more have no range, the note says so
 
 
 def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Table:
-    """Returns the rows after the repairs asked for, with adjusted prices.
+    """Return the rows after the repairs asked for, with adjusted prices.
 
     Args:
       table: all rows.
@@ -280,7 +280,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
 
 
 def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> np.ndarray:
-    """Returns `[rows]` bool, the rows with a time that no repair asked for drops."""
+    """Return `[rows]` bool, the rows with a time that no repair asked for drops."""
     stays = ~np.isnat(table["time"])
     for fault in faults:
         if fault.mask is not None and fault.fixed_by(repairs) in DROPS:
@@ -291,7 +291,7 @@ def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str
 def repeated_rows(
     table: Table, among: np.ndarray, repairs: frozenset[str] = frozenset()
 ) -> np.ndarray:
-    """Returns `[rows]` bool: of rows `among` that share time and symbol, all but the one kept."""
+    """Return `[rows]` bool: of rows `among` that share time and symbol, all but the one kept."""
     keys = pd.DataFrame({name: table[name][among] for name in ("time", "symbol")}, copy=False)
     mask = np.zeros(len(table), dtype=bool)
     mask[among] = keys.duplicated(keep="last" if "keep-last" in repairs else "first")
@@ -301,7 +301,7 @@ def repeated_rows(
 def volume_put_back(
     volume: np.ndarray, faults: Iterable[Fault], repairs: frozenset[str]
 ) -> np.ndarray:
-    """Returns `[rows]` the volume, from the other column where it was swapped with it."""
+    """Return `[rows]` the volume, from the other column where it was swapped with it."""
     for fault in faults:
         if fault.mask is not None and fault.values is not None and fault.fixed_by(repairs):
             volume = np.where(fault.mask, fault.values, volume)
@@ -309,7 +309,7 @@ def volume_put_back(
 
 
 def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the columns with prices multiplied by f_t / f_first, for splits and dividends.
+    """Return the columns with prices multiplied by f_t / f_first, for splits and dividends.
 
     f is split times dividend, and f_first is that of the symbol's first present row. Volume is
     divided by split_t / split_first alone. Cash per unit is multiplied by the same quotient.
@@ -345,7 +345,7 @@ def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, 
 
 
 def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> str:
-    """Returns the note for reports: repairs, adjustments, and bars that hold a close alone."""
+    """Return the note for reports: repairs, adjustments, and bars that hold a close alone."""
     done = [
         f"{fault.code.name} by {fault.fixed_by(repairs)}"
         + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
@@ -363,7 +363,7 @@ def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> s
 
 
 def _parted(columns: Mapping[str, np.ndarray], symbols: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Gives every later span of a symbol the year of its first bar: FB, FB-2012.
+    """Give every later span of a symbol the year of its first bar: FB, FB-2012.
 
     Returns codes `[rows]` and names, in the order of the assets' first rows.
     """

@@ -68,24 +68,24 @@ class Series(NamedTuple):
 
 
 def symbol_ends(code: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields where each symbol's bars begin and end."""
+    """Yield where each symbol's bars begin and end."""
     cuts = (np.flatnonzero(code[1:] != code[:-1]) + 1).tolist()
     return itertools.pairwise([0, *cuts, len(code)])
 
 
 def blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the ends of pieces of at most BLOCK bars."""
+    """Yield the ends of pieces of at most BLOCK bars."""
     return ((start, min(start + BLOCK, end)) for start in range(begin, end, BLOCK))
 
 
 def logs(*prices: np.ndarray) -> list[np.ndarray]:
-    """Returns natural logarithms; NaN or infinite, without a warning, where there is none."""
+    """Return natural logarithms; NaN or infinite, without a warning, where there is none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return [np.log(price) for price in prices]
 
 
 def jump_fault(bars: Series, names: list[str]) -> tuple[np.ndarray, str]:
-    """Returns the places of jumps (see `jumps`), and the message about the first."""
+    """Return the places of jumps (see `jumps`), and the message about the first."""
     at = jumps(bars)
     if not len(at):
         return at, ""
@@ -108,7 +108,7 @@ def split_ratio(times: float) -> str:
 
 
 def jumps(bars: Series) -> np.ndarray:
-    """Returns places whose open is far from the close before, or by a split's ratio."""
+    """Return places whose open is far from the close before, or by a split's ratio."""
     inside = bars.inside
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gaps = np.log(bars.open[1:] / bars.close[:-1]).astype(np.float32)
@@ -131,13 +131,13 @@ def jumps(bars: Series) -> np.ndarray:
 
 
 def _typical(value: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Returns `[n - 1]` the median of `value` `[n - 1]` within each row's symbol."""
+    """Return `[n - 1]` the median of `value` `[n - 1]` within each row's symbol."""
     series = pd.Series(np.where(inside, value, np.nan))
     return series.groupby(code[1:]).transform("median").to_numpy()
 
 
 def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
-    """Returns whether only the level of the price changes at `row`.
+    """Return whether only the level of the price changes at `row`.
 
     News that moves a price as far also widens the bar's range and multiplies its volume. A split of
     k for 1 multiplies the volume by k.
@@ -171,7 +171,7 @@ def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
 
 
 def open_close_swapped(bars: Series) -> np.ndarray:
-    """Returns places of bars that swapped opens and closes explain best.
+    """Return places of bars that swapped opens and close explain best.
 
     Of each symbol one stretch of bars is found, that of the most evidence, if it reaches EVIDENCE.
     """
@@ -185,7 +185,7 @@ def open_close_swapped(bars: Series) -> np.ndarray:
 
 
 def best_stretch(bars: Series, inside: np.ndarray, begin: int, end: int) -> tuple[float, int, int]:
-    """Returns the most evidence for a stretch of the bars from `begin` to `end`, and its ends.
+    """Return the most evidence for a stretch of the bars from `begin` to `end`, and its ends.
 
     From each bar to the next a price moves by d; the evidence is the sum of log(1 + d / typical)
     with columns as they stand, less that with the stretch's columns swapped back: a maximum of
@@ -216,7 +216,7 @@ def best_stretch(bars: Series, inside: np.ndarray, begin: int, end: int) -> tupl
 
 
 def _moves(bars: Series, inside: np.ndarray, part: slice) -> list[np.ndarray]:
-    """Returns `[m - 1]` log(1 + d / typical) of the moves between bars in four ways.
+    """Return `[m - 1]` log(1 + d / typical) of the moves between bars in four ways.
 
     These are close to open, open to close, close to close and open to open. The typical move is
     of the smaller of the first two, which swapping does not change.
@@ -236,7 +236,7 @@ def _moves(bars: Series, inside: np.ndarray, part: slice) -> list[np.ndarray]:
 
 
 def assets_swapped(bars: Series) -> np.ndarray:
-    """Returns places where two assets jump to each other's price at the same time."""
+    """Return places where two assets jump to each other's price at the same time."""
     jumped = []
     inside = bars.inside
     for begin, end in symbol_ends(bars.code):
@@ -262,7 +262,7 @@ def assets_swapped(bars: Series) -> np.ndarray:
 
 
 def range_volume_swapped(bars: Series, name: str) -> np.ndarray:
-    """Returns places where the column `name`, high or low, holds the volume.
+    """Return places where the column `name`, high or low, hold the volume.
 
     There it is far from open and close, and the volume ends near them on the right side.
     """
@@ -281,7 +281,7 @@ def range_volume_swapped(bars: Series, name: str) -> np.ndarray:
 
 
 def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Returns places of the first bar after half a year without a row.
+    """Return places of the first bar after half a year without a row.
 
     A row whose `present` is False does not count as such a gap.
 
@@ -301,7 +301,7 @@ def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray)
 def unadjusted(
     name: str, value: np.ndarray, close: np.ndarray, symbol: np.ndarray
 ) -> tuple[np.ndarray, str]:
-    """Returns `[rows]` bool, where a vendor's adjustment changes, and `columns` that apply it."""
+    """Return `[rows]` bool, where a vendor's adjustment changes, and `columns` that apply it."""
     kind = name.lower().replace(" ", "_")
     ratio = kind in ("adj_close", "adjclose", "adjusted_close")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -327,7 +327,7 @@ class Crossing(NamedTuple):
 def volume_swapped(
     name: str, value: np.ndarray, volume: np.ndarray, bars: dict[str, np.ndarray]
 ) -> Crossing | None:
-    """Finds rows whose volume is in another column `[rows]`, or where two columns cross.
+    """Find rows whose volume is in another column `[rows]`, or where two columns cross.
 
     A column of traded value, volume times price, shows it row by row. For any other column only the
     place is known at which two columns of different sizes are swapped.

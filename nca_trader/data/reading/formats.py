@@ -136,16 +136,16 @@ class Bytes(io.RawIOBase):
         self._line, self._length, self.taken = 1, 0, 0
 
     def readable(self) -> bool:
-        """Returns True."""
+        """Return True."""
         return True
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into `buffer` and returns the number of bytes."""
+        """Read into `buffer` and return the number of bytes."""
         size = self._file.readinto(buffer)
         block = bytes(memoryview(buffer)[:size])
         if (at := block.find(0)) >= 0:
@@ -166,7 +166,7 @@ class Bytes(io.RawIOBase):
 
 
 def canonical(column: object) -> str:
-    """Returns which of the columns of bars a name means, or "".
+    """Return which of the columns of bars a name means, or "".
 
     >>> canonical("Open Time"), canonical("<VOL>"), canonical("comment")
     ('time', 'volume', '')
@@ -177,7 +177,7 @@ def canonical(column: object) -> str:
 def load_csv(
     path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
 ) -> Iterator[Chunk]:
-    """Reads the rows of a delimited text in chunks.
+    """Read the rows of a delimited text in chunks.
 
     Args:
       path: the file.
@@ -220,7 +220,7 @@ def load_csv(
 
 
 def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
-    """Reads the rows of a text whose layout is known, with options that leave nothing to guess."""
+    """Read the rows of a text whose layout is known, with options that leave nothing to guess."""
     columns = range(len(layout.names))
     options: dict[str, Any] = dict(
         sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
@@ -264,7 +264,7 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
 
 
 def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
-    """Finds the layout from the first lines."""
+    """Find the layout from the first lines."""
     lines: list[str] = []
     with _text(Bytes(path)) as file:
         for line in file:
@@ -306,13 +306,13 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
 
 
 def _text(source: Bytes) -> io.TextIOWrapper:
-    """Decodes bytes as UTF-8."""
+    """Decode bytes as UTF-8."""
     buffered = io.BufferedReader(source, 1 << 18)
     return io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
 
 
 def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
-    """Yields the fields of each line.
+    """Yield the fields of each line.
 
     Raises:
       BarError: a field is longer than Python's csv takes.
@@ -329,12 +329,12 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
 
 
 def _is_value(field: str) -> bool:
-    """Returns whether a field is a number or a time, and so cannot be a column's name."""
+    """Return whether a field is a number or a time, and so cannot be a column's name."""
     return VALUE.fullmatch(field.strip()) is not None
 
 
 def _header_depth(rows: list[list[str]]) -> int:
-    """Returns how many first rows hold names: 0 or 1, or 2 and 3 where symbols have a row."""
+    """Return how many first rows hold names: 0 or 1, or 2 and 3 where symbols have a row."""
     if any(map(_is_value, rows[0])) and "time" not in map(canonical, rows[0]):
         return 0
     if len(rows) < 2 or any(map(_is_value, rows[1])):
@@ -350,7 +350,7 @@ def _header_depth(rows: list[list[str]]) -> int:
 
 
 def _names(rows: list[list[str]]) -> list[Any]:
-    """Returns the columns' names; those of two levels are pairs, but for the first, the time."""
+    """Return the columns' names; those of two levels are pairs, but for the first, the time."""
     if not rows:
         return []
     if len(rows) == 1:
@@ -361,7 +361,7 @@ def _names(rows: list[list[str]]) -> list[Any]:
 
 
 def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> str:
-    """Returns the decimal sign: "," where a number has one that cannot separate thousands.
+    """Return the decimal sign: "," where a number has one that cannot separate thousands.
 
     Raises:
       BarError: every comma may be either.
@@ -380,7 +380,7 @@ def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> s
 
 
 def _field_counts(path: Path, delimiter: str) -> np.ndarray:
-    """Returns the number of fields of each line, 0 for a blank one."""
+    """Return the number of fields of each line, 0 for a blank one."""
     with _text(source := Bytes(path)) as file:
 
         def size(row: list[str]) -> int:
@@ -393,7 +393,7 @@ def _field_counts(path: Path, delimiter: str) -> np.ndarray:
 
 
 def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
-    """Returns the error that names the first line with more fields than names."""
+    """Return the error that names the first line with more fields than names."""
     counts = _field_counts(path, delimiter)
     wide = [(line, count) for line, count in enumerate(counts, 1) if count > width]
     line, count = wide[0]
@@ -419,7 +419,7 @@ def load(
     numbered: bool,
     decimal: str | None,
 ) -> Iterator[Chunk]:
-    """Reads a file or a frame in chunks of rows, so that memory stays bounded.
+    """Read a file or a frame in chunks of rows, so that memory stays bounded.
 
     Args:
       source: the file, or its URL in an object store, or the frame.
@@ -456,7 +456,7 @@ def load(
 def _guarded(
     path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
 ) -> Iterator[Chunk]:
-    """Reads a file; any failure becomes a `BarError` that names it."""
+    """Read a file; any failure becomes a `BarError` that names it."""
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -489,14 +489,14 @@ def _guarded(
 
 
 def _slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yields a frame in pieces."""
+    """Yield a frame in pieces."""
     rows = _rows(frame.shape[1])
     for begin in range(0, len(frame), rows):
         yield frame.iloc[begin : begin + rows]
 
 
 def _parquet(path: Path) -> Iterator[pd.DataFrame]:
-    """Reads a file, or a folder of files, in pieces."""
+    """Read a file, or a folder of files, in pieces."""
     if path.is_dir():  # a data set of several files, whose folders may name columns
         files = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
         for fragment in files.get_fragments():
@@ -514,7 +514,7 @@ def _parquet(path: Path) -> Iterator[pd.DataFrame]:
 
 
 def _feather(path: Path) -> Iterator[pd.DataFrame]:
-    """Reads a file in pieces."""
+    """Read a file in pieces."""
     # Pages of a memory map would stay in memory together with the bars.
     with pa.OSFile(str(path)) as file:
         if file.read(6) != b"ARROW1":  # a feather file of the first version
@@ -525,7 +525,7 @@ def _feather(path: Path) -> Iterator[pd.DataFrame]:
 
 
 def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
-    """Reads a record batch in parts, as some writers make one batch of the whole table.
+    """Read a record batch in parts, as some writers make one batch of the whole table.
 
     A batch is compressed by columns: in memory are one column and an eighth of the batch at most.
     """
@@ -552,12 +552,12 @@ def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
 
 
 def _rows(width: int) -> int:
-    """Returns the rows of a chunk of that many columns."""
+    """Return the rows of a chunk of that many columns."""
     return max(CELLS // max(width, 1), 1)
 
 
 def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Chunk]:
-    """Makes chunks whose columns include the frames' index, if it is a time or a symbol."""
+    """Make chunks whose columns include the frames' index, if it is a time or a symbol."""
     begin = 0
     for each in frames:
         frame: Any = each

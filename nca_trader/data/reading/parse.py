@@ -60,7 +60,7 @@ class Arranged(NamedTuple):
 
 
 def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
-    """Puts a chunk under the canonical names.
+    """Put a chunk under the canonical names.
 
     Missing columns get stand-ins, so that the rows are checked in spite of them.
 
@@ -124,7 +124,7 @@ def _long(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
 
 
 def _position(chunk: Chunk, text: str) -> int:
-    """Returns the place of the column with this name, else with this number from 1.
+    """Return the place of the column with this name, else with this number from 1.
 
     Raises:
       BarError: none is, or more than one.
@@ -142,7 +142,7 @@ def _position(chunk: Chunk, text: str) -> int:
 
 
 def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series:
-    """Returns the column that `text` names: itself, A+B joined as time, A/B or 1/B divided.
+    """Return the column that `text` names: itself, A+B joined as time, A/B or 1/B divided.
 
     Adds to `used` the columns that this uses up.
     """
@@ -210,7 +210,7 @@ def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
 
 
 def _pair(column: Any) -> tuple[str, str] | None:
-    """Returns symbol and field of a wide table's column, such as AAPL_close or close_AAPL."""
+    """Return symbol and field of a wide table's column, such as AAPL_close or close_AAPL."""
     if isinstance(column, tuple) and len(column) == 2:
         parts = [str(part).strip() for part in column]
         known = (*FIELDS, *INCOME, *SPREADS)
@@ -230,7 +230,7 @@ LONGEST = 64  # characters of a symbol at most
 
 
 def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Request) -> Table:
-    """Reads all rows of a file, a chunk at a time.
+    """Read all rows of a file, a chunk at a time.
 
     Raises:
       BarError: there is no table, no time or no close; there is no such symbol.
@@ -294,7 +294,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
 
 
 def spread_columns(names: Container[str]) -> list[str]:
-    """Returns the columns that give the half spread, the most direct ones of the table.
+    """Return the columns that give the half spread, the most direct ones of the table.
 
     >>> spread_columns({"bid", "ask", "spread"})
     ['bid', 'ask']
@@ -309,7 +309,7 @@ def spread_columns(names: Container[str]) -> list[str]:
 def _numbers(
     raw: pd.DataFrame, decimal: str, unread: dict[str, Unread], begin: int
 ) -> dict[str, np.ndarray]:
-    """Returns a chunk's columns `[n]`: float64, NaN where a cell is not a number, and `present`.
+    """Return a chunk's columns `[n]`: float64, NaN where a cell is not a number, and `present`.
 
     Adds the half spread, and 0 where no income is paid. Cells of rows from `begin` on that are
     neither numbers nor empty are added to `unread`.
@@ -347,7 +347,7 @@ def _numbers(
 
 
 def is_name(symbol: str) -> bool:
-    """Returns whether a symbol is short and prints, so that it cannot change a terminal or a log.
+    """Return whether a symbol is short and prints, so that it cannot change a terminal or a log.
 
     >>> is_name("BRK.B"), is_name("a" * 65)
     (True, False)
@@ -370,7 +370,7 @@ class _Symbols:
         self._bases = {re.sub(r"-\d{4}$", "", name) for name in self._wanted} | {*self._wanted}
 
     def take(self, rows: Arranged, table: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the codes `[taken]` of the rows that are taken, and which `[rows]` these are.
+        """Return the codes `[taken]` of the rows that are taken, and which `[rows]` these are.
 
         A table without a symbol column holds one asset, named after the file.
         """
@@ -403,7 +403,7 @@ class _Symbols:
         return code[taken], taken
 
     def _code(self, name: str) -> int:
-        """Returns the place of a name, a new one for a new name."""
+        """Return the place of a name, a new one for a new name."""
         return self.codes.setdefault(name, len(self.codes))
 
     def check(self, table: str) -> None:

@@ -24,7 +24,7 @@ CAPACITY = 1 << 20  # rows of an array to begin with
 
 
 def holds_numbers(column: pd.Series) -> bool:
-    """Returns whether a column's type is real numbers; booleans and complex numbers are not."""
+    """Return whether a column's type is real numbers; booleans and complex numbers are not."""
     kinds = pd.api.types
     other = kinds.is_bool_dtype(column.dtype) or kinds.is_complex_dtype(column.dtype)
     return kinds.is_numeric_dtype(column.dtype) and not other
@@ -41,7 +41,7 @@ class Growing:
         self._array, self._size = np.empty(CAPACITY, dtype), 0
 
     def add(self, values: np.ndarray) -> None:
-        """Appends `values` `[n]`."""
+        """Append `values` `[n]`."""
         size = self._size + len(values)
         if size > len(self._array):
             grown = np.empty(max(2 * len(self._array), size), self._array.dtype)
@@ -64,7 +64,7 @@ class Marks:
         self.texts: dict[str, str] = {}
 
     def add(self, text: Callable[[int], str], **masks: np.ndarray) -> None:
-        """Appends a chunk's masks; `text(row)` is called for the first row of a mask."""
+        """Append a chunk's masks; `text(row)` is called for the first row of a mask."""
         for name, mask in masks.items():
             self.masks[name].add(mask)
             if name not in self.texts and mask.any():
@@ -94,7 +94,7 @@ class Times:
         self.order: Marks | None = None
 
     def add(self, times: pd.Series, aware: np.ndarray | bool, column: pd.Series) -> None:
-        """Appends times `[n]`, those without offset by the zone's clock; `column` is their text."""
+        """Append times `[n]`, those without offset by the zone's clock; `column` is their text."""
         aware = np.broadcast_to(aware, len(column))
         times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
         wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
@@ -149,7 +149,7 @@ class TimeReader:
         self._order = Marks("known", "day_first", "month_first")
 
     def add(self, column: pd.Series) -> None:
-        """Takes the next rows of the file."""
+        """Take the next rows of the file."""
         moments = pd.api.types.is_datetime64_any_dtype(column.dtype)
         if not self._form and not moments:
             self._head.append(column)
@@ -167,7 +167,7 @@ class TimeReader:
             self._take(column)
 
     def finish(self) -> Times:
-        """Returns the times of all rows.
+        """Return the times of all rows.
 
         Epochs in a coarser unit than the others, e.g. seconds after milliseconds, are not read. In
         the others' unit these are of 1970 or 1971, and nothing leads from there to the others.
@@ -193,7 +193,7 @@ class TimeReader:
         return read
 
     def _flush(self) -> None:
-        """Finds the form of the first rows, "iso", "number", "digits" or "day", and takes these."""
+        """Find the form of the first rows, "iso", "number", "digits" or "day", and take these."""
         head, self._head = self._head, []
         if not head:
             return
@@ -217,7 +217,7 @@ class TimeReader:
             self._take(column)
 
     def _take(self, column: pd.Series) -> None:
-        """Takes rows in the form found."""
+        """Take rows in the form found."""
         if self._form == "number":
             numbers = column if holds_numbers(column) else _texts(column)
             times, moments = _of_numbers(pd.to_numeric(numbers, errors="coerce"), self._size)
@@ -235,7 +235,7 @@ class TimeReader:
         return self._readings[""].add(_iso(text), aware, column)
 
     def _take_days(self, text: pd.Series, aware: np.ndarray) -> None:
-        """Takes dates such as 31.12.2018 14:30, in each order that is still possible."""
+        """Take dates such as 31.12.2018 14:30, in each order that is still possible."""
         # A file has few days for many rows, so only distinct ones are parsed.
         code, days = pd.factorize(text.str.replace("[ T].*$", "", regex=True))
         parts = pd.Series(days, dtype="str").str.extract(DAY_AND_MONTH)
@@ -264,14 +264,14 @@ class TimeReader:
 
 
 def _texts(column: pd.Series) -> pd.Series:
-    """Returns texts; whole numbers without the point that pandas adds where some are missing."""
+    """Return texts; whole numbers without the point that pandas adds where some are missing."""
     if holds_numbers(column):
         column = column.where(column % 1 == 0).astype("Int64")
     return column.astype("str").str.strip()
 
 
 def _iso(text: pd.Series) -> pd.Series:
-    """Returns times of ISO 8601, NaT for other texts."""
+    """Return times of ISO 8601, NaT for other texts."""
     times = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
     size = text.str.len()
     # "2018" is not a day, and an epoch such as 1801010100 is not an hour of the year 1801.
@@ -280,14 +280,14 @@ def _iso(text: pd.Series) -> pd.Series:
 
 
 def _unit(size: float) -> int | None:
-    """Returns the nanoseconds per unit of epochs of that size; None for dates and stamps."""
+    """Return the nanoseconds per unit of epochs of that size; None for dates and stamps."""
     if STAMPS[0] <= size < STAMPS[1]:
         return None
     return next((unit for least, unit in EPOCHS if size >= least), None)
 
 
 def _of_numbers(column: pd.Series, size: float) -> tuple[pd.Series, bool]:
-    """Returns times of whole numbers of about this `size`; whether they are epochs, not dates."""
+    """Return times of whole numbers of about this `size`; whether they are epochs, not dates."""
     unit = _unit(size)
     if unit is None:
         stamps = STAMPS[0] <= size < STAMPS[1]

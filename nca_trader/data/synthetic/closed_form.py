@@ -28,7 +28,7 @@ CELLS = 1_600  # of the logarithm of a variance
 
 
 def constant_policy(weight: float) -> Policy:
-    """Returns the policy that holds the same weight in every state."""
+    """Return the policy that holds the same weight in every state."""
 
     def policy(state: Tensor, position: Tensor) -> Tensor:
         return arrays(position).full_like(position, weight)
@@ -37,7 +37,7 @@ def constant_policy(weight: float) -> Policy:
 
 
 def same_for_all(value: float):
-    """Returns the expected return of a market without a state."""
+    """Return the expected return of a market without a state."""
 
     def expected_return(state: Tensor) -> Tensor:
         return arrays(state).full((*state.shape[:-1], 1), value, dtype=state.dtype)
@@ -52,7 +52,7 @@ def log_growth(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
 
 @builder(sigma="(0, inf)", cost="[0, 1)")
 def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> Market:
-    """Simple returns exp(sigma z - sigma^2 / 2) - 1 of mean 0: the best is never to trade.
+    """Return simple returns exp(sigma z - sigma^2 / 2) - 1 of mean 0: the best is never to trade.
 
     No state. An agent that earns more than 0 here by 3 standard errors looks ahead.
     """
@@ -74,7 +74,7 @@ def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> Market:
 
 @builder(p="(0, 1)", move="(0, 1)")
 def kelly(*, p: float = 0.55, move: float = 0.2) -> Market:
-    """A coin: the price moves by +move with probability p, else by -move (simple returns).
+    """Return a coin: the price moves by +move with probability p, else by -move (simple returns).
 
     No state; pays ln(1 + a r). The best stake is f = a move = 2 p - 1, so the best weight is
     a = (2 p - 1) / move, and the optimum ln 2 + p ln p + q ln q with q = 1 - p, for any move.
@@ -104,7 +104,7 @@ def kelly(*, p: float = 0.55, move: float = 0.2) -> Market:
 def merton(
     *, gamma: float = 1.0, mu: float = 0.08, sigma: float = 0.4, dt: float = 1 / 12
 ) -> Market:
-    """A geometric Brownian motion, a weight in [0, 1], and constant relative risk aversion.
+    """Return a geometric Brownian motion, a weight in [0, 1], and constant relative risk aversion.
 
     Simple returns r = exp((mu - sigma^2 / 2) dt + sigma sqrt(dt) z) - 1; mu and sigma per year,
     dt in years, cash pays nothing. The optimum is the log of the certainty equivalent per step,
@@ -170,7 +170,7 @@ def garleanu_pedersen(
     gamma_risk: float = 5.0,
     lambda_cost: float = 20.0,
 ) -> Market:
-    """A predictor that decays, quadratic risk and quadratic costs; any position.
+    """Return a predictor that decays, quadratic risk and quadratic costs; any position.
 
     f' = (1 - phi_mr) f + sig_f eps, log-return r' = B f + sigma u, and x pays
     x r' - gamma_risk / 2 sigma^2 x^2 - lambda_cost / 2 sigma^2 (x - x_prev)^2. State: f. The best
@@ -414,7 +414,7 @@ def garch(
 def volatility_moments(
     volatility: float, alpha: float, beta: float
 ) -> tuple[tuple[float], tuple[float]]:
-    """Computes the long-run mean and deviation of the deviation sqrt(h) of GARCH(1, 1).
+    """Compute the long-run mean and deviation of the deviation sqrt(h) of GARCH(1, 1).
 
     E[h] is volatility^2. E[sqrt(h)] is that of a chain on cells of log h, whose transitions are
     known: h' = omega + beta h + alpha h z^2 is at most x where z^2 <= (x - omega - beta h) /

@@ -174,7 +174,7 @@ class Task(Market):
         return self.num_assets > 1 and len(self.state_names) == self.num_assets
 
     def rewards(self, positions: np.ndarray) -> np.ndarray:
-        """Computes what positions earn on the next bar.
+        """Compute what positions earn on the next bar.
 
         Args:
           positions: `[N, A]`, set at each close; flat before the first.
@@ -232,7 +232,7 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
 def bars_of(
     market: Market, states: np.ndarray, returns: np.ndarray, start: np.ndarray, seed: int
 ) -> Bars:
-    """Returns bars with returns `[N, A]`, each from the close before straight to its own."""
+    """Return bars with returns `[N, A]`, each from the close before straight to its own."""
     if market.reward == "simple":
         if not (returns > -1.0).all():
             raise ConfigError(
@@ -265,7 +265,7 @@ def bars_of(
 
 
 def seed_of(source: str) -> int:
-    """Returns the seed of the draw whose bars have this `source`.
+    """Return the seed of the draw whose bars have this `source`.
 
     Raises:
       ConfigError: the bars are not from a synthetic market.
@@ -279,7 +279,7 @@ def seed_of(source: str) -> int:
 def builder(
     **ranges: str | int | tuple[str, ...],
 ) -> Callable[[Callable[..., Market]], Callable[..., Market]]:
-    """Decorates a function of parameters that returns a market.
+    """Decorate a function of parameters that returns a market.
 
     The market gets the function's name and all parameters, its generator is compiled, and
     parameters out of range are refused.
@@ -325,7 +325,7 @@ def check(given: Mapping[str, Any], ranges: Mapping[str, str | int | tuple[str, 
 
 
 def recur(step: Callable[[Any, Any], Any], first: Any, noise: Any) -> Any:
-    """Returns the states x_t = step(x_{t-1}, noise_t), from x before the first."""
+    """Return the states x_t = step(x_{t-1}, noise_t), from x before the first."""
 
     def both(x: Any, shock: Any) -> tuple[Any, Any]:
         x = step(x, shock)
@@ -343,7 +343,7 @@ def autoregression(key: Array, num_bars: int, phi: float, sigma: float) -> tuple
 
 
 def linear_pay(cost: float) -> Pay:
-    """Returns the pay `sum_i a_i r_i - c sum_i |a_i - a_prev_i|`."""
+    """Return the pay `sum_i a_i r_i - c sum_i |a_i - a_prev_i|`."""
 
     def pay(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
         turnover = abs(position - previous)

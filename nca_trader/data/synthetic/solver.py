@@ -47,19 +47,19 @@ class Switching(NamedTuple):
 
 
 def stationary(chain: np.ndarray) -> np.ndarray:
-    """Computes `[n]` the stationary distribution of a chain `[n, n]` with one recurrent class."""
+    """Compute `[n]` the stationary distribution of a chain `[n, n]` with one recurrent class."""
     n = len(chain)
     # The added ones replace the equation that is redundant by "sums to 1".
     return np.linalg.solve(np.eye(n) - chain.T + 1.0, np.ones(n))
 
 
 def sides(value: np.ndarray, cost: float) -> np.ndarray:
-    """Returns 1.0 where a unit is taken, -1.0 where it is dropped, 0.0 where it is left alone."""
+    """Return 1.0 where a unit is taken, -1.0 where it is dropped, 0.0 where it is left alone."""
     return np.where(value > cost, 1.0, np.where(value < -cost, -1.0, 0.0))
 
 
 def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
-    """Computes `[n]` D by policy iteration, for a chain `[n, n]` and mean returns `[n]`.
+    """Compute `[n]` D by policy iteration, for a chain `[n, n]` and mean returns `[n]`.
 
     A policy is the side of each state. Its D solves a linear system over the states that are left
     alone, since D is clipped to plus or minus the cost in all others.
@@ -94,7 +94,7 @@ def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
 def first_trades(
     chain: np.ndarray, pi: np.ndarray, mean: np.ndarray, cost: float
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns D without trades, up to a constant, and sides `[n]` to start from.
+    """Return D without trades, up to a constant, and sides `[n]` to start from.
 
     The sides are None where trading never pays, or almost never. Without trades D solves Poisson's
     equation `h = m - drift + P h`. It pays to trade if h spans more than two costs, or if returns
@@ -116,13 +116,13 @@ def first_trades(
 
 
 def average_reward(chain: np.ndarray, mean: np.ndarray, value: np.ndarray, cost: float) -> float:
-    """Computes the optimal average reward, from D `[n]` of a chain `[n, n]`."""
+    """Compute the optimal average reward, from D `[n]` of a chain `[n, n]`."""
     pi = stationary(chain)
     return float(2.0 * pi @ np.maximum(value - cost, 0.0) - pi @ mean)
 
 
 def solve_chain(chain: np.ndarray, mean: np.ndarray, cost: float) -> tuple[float, np.ndarray]:
-    """Returns the optimal average reward of a finite chain, and the side `[n]` of each state."""
+    """Return the optimal average reward of a finite chain, and the side `[n]` of each state."""
     value = advantage(chain, mean, cost)
     return average_reward(chain, mean, value, cost), sides(value, cost)
 
@@ -172,7 +172,7 @@ def solve_line(
 
 
 def gauss_nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `[n]` Gauss's nodes and `[n]` their weights, on the panels between `edges`."""
+    """Return `[n]` Gauss's nodes and `[n]` their weights, on the panels between `edges`."""
     x, weight = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     half = np.diff(edges) / 2
     nodes = ((edges[:-1] + edges[1:]) / 2)[:, None] + half[:, None] * x[None, :]
@@ -180,18 +180,18 @@ def gauss_nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def transitions(density: Density, at: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Returns `[m, n]` probabilities of the nodes `y`, with weights `w`, after the states `at`."""
+    """Return `[m, n]` probabilities of the nodes `y`, with weights `w`, after the states `at`."""
     rows = density(y[None, :], at[:, None]) * w[None, :]
     return rows / rows.sum(axis=1, keepdims=True)  # what leaves the range stays at its end
 
 
 def panels(low: float, high: float, width: float) -> int:
-    """Returns the number of panels of at most `width` that cover the range."""
+    """Return the number of panels of at most `width` that cover the range."""
     return int(np.ceil((high - low) / width))
 
 
 def crossings(smooth: Mean, x: np.ndarray, value: np.ndarray, cost: float) -> np.ndarray:
-    """Returns the states, ascending, where D crosses plus or minus the cost, by bisection."""
+    """Return the states, ascending, where D crosses plus or minus the cost, by bisection."""
     found = []
     for level in (-cost, cost):
         over = value > level

@@ -33,7 +33,7 @@ SLOWEST = 0.999  # a slower state needs more nodes than a dense solve takes in s
 
 
 def gaussian(y: np.ndarray, mean: np.ndarray, sd: float) -> np.ndarray:
-    """Computes the normal density."""
+    """Compute the normal density."""
     return np.exp(-0.5 * ((y - mean) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
 
 
@@ -50,7 +50,7 @@ def solve_autoregression(
 
 
 def threshold_policy(cuts: np.ndarray, signals: np.ndarray) -> Policy:
-    """Returns the policy that holds the signal of the first state's range; 0 keeps the position."""
+    """Return the policy that holds the signal of the first state's range; 0 keeps the position."""
 
     def policy(state: Tensor, position: Tensor) -> Tensor:
         xp = arrays(state)
@@ -62,7 +62,7 @@ def threshold_policy(cuts: np.ndarray, signals: np.ndarray) -> Policy:
 
 
 def switching_market(rule: solver.Switching, cost: float, **fields: Any) -> Market:
-    """Returns the market with a linear pay whose optimal policy is `rule`."""
+    """Return the market with a linear pay whose optimal policy is `rule`."""
     return Market(
         costs=Costs(commission=cost),
         pay=linear_pay(cost),
@@ -79,7 +79,7 @@ def switching_market(rule: solver.Switching, cost: float, **fields: Any) -> Mark
 def ou(
     *, phi: float = 0.95, sigma: float = 0.01, cost: float = 0.002, reward: str = "log"
 ) -> Market:
-    """An Ornstein-Uhlenbeck log-price: x' = phi x + sigma eps, close = 100 exp(x).
+    """Return an Ornstein-Uhlenbeck log-price: x' = phi x + sigma eps, close = 100 exp(x).
 
     State: x. It pays log-returns, E[r | x] = (phi - 1) x, or with reward="simple" simple ones,
     E[r | x] = exp((phi - 1) x + sigma^2 / 2) - 1. At cost 0 the optimum in logs is

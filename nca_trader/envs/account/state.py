@@ -67,7 +67,7 @@ class Rules(NamedTuple):
 
 
 def rules_of(config: EnvConfig) -> Rules:
-    """Returns the account's rules in the environment of `config`."""
+    """Return the account's rules in the environment of `config`."""
     names = (name for name in Rules._fields if name != "floor")
     return Rules(floor=config.ruin_floor, **{name: getattr(config, name) for name in names})
 
@@ -141,7 +141,7 @@ class Fill(NamedTuple):
 
 
 def open_account(weight: ArrayLike) -> Account:
-    """Opens an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`."""
+    """Open an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`."""
     weight = jnp.asarray(weight)
     zero = jnp.zeros((), weight.dtype)
     pending = jnp.full(weight.shape, FILLED, jnp.int8)
@@ -150,12 +150,12 @@ def open_account(weight: ArrayLike) -> Account:
 
 
 def equity(account: Account) -> Array:
-    """Returns `[]` equity as a fraction of the start's."""
+    """Return `[]` equity as a fraction of the start's."""
     return jnp.exp(account.log_equity) * (1.0 + account.log_equity_low)
 
 
 def log_return(before: Account, after: Account) -> Array:
-    """Returns `[]` the log-return between two states of an account."""
+    """Return `[]` the log-return between two states of an account."""
     high = after.log_equity - before.log_equity
     # The low parts hold the digits that the high parts round away.
     return high + (after.log_equity_low - before.log_equity_low)
@@ -213,7 +213,7 @@ class Legs(NamedTuple):
 
 
 def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
-    """Computes the legs of all bars on the host, where prices have all their digits.
+    """Compute the legs of all bars on the host, where prices have all their digits.
 
     Returns:
       `[N, A]` float64. The first bar has no previous close, so its gap is 0.
@@ -248,7 +248,7 @@ def next_legs(
     costs: Costs,
     rules: Rules,
 ) -> Legs:
-    """Computes the legs `[..., A]` of a bar with numpy, in float64.
+    """Compute the legs `[..., A]` of a bar with numpy, in float64.
 
     Args:
       previous: the closes before, NaN before an asset's first bar.
@@ -290,7 +290,7 @@ def next_legs(
 
 
 def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
-    """Computes square-root impact as a fraction of price.
+    """Compute square-root impact as a fraction of price.
 
     `coefficient * sqrt(|units| / volume)`. More than the whole volume, and any trade in a bar
     without volume, counts as the whole of it.
@@ -308,7 +308,7 @@ def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
 def worsening(
     units: Tensor, quote: Quote, costs: Costs, tick: float
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
-    """Computes how much worse than the bar's price a trade fills, as fractions of that price.
+    """Compute how much worse than the bar's price a trade fills, as fractions of that price.
 
     Args:
       units: `[A]` signed size. Without `quote.volume` only its sign matters.

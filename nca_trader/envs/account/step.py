@@ -52,7 +52,7 @@ TINY = 1e-30  # of equity, added to what buys need: nothing over nothing is then
 
 
 def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
-    """Moves the account from one close to the next, filling pending orders at the open.
+    """Move the account from one close to the next, filling pending orders at the open.
 
     In this order: the gap (with dividends), holding charges, the closing of delisted positions, a
     margin call at the open, the fill, the body, funding of the bar, a margin call at the close.
@@ -121,7 +121,7 @@ def place(
 
 
 def trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
-    """Fills pending orders now, at the prices of `quote`; see `fill_pending`."""
+    """Fill pending orders now, at the prices of `quote`; see `fill_pending`."""
     now, fill = fill_pending(begin(account, rules), quote, costs, rules)
     return settle(now, rules), fill
 
@@ -150,7 +150,7 @@ class Intrabar(NamedTuple):
 
 
 def begin(account: Account, rules: Rules) -> Intrabar:
-    """Opens the account for a bar or an order."""
+    """Open the account for a bar or an order."""
     behind = (math.log(rules.floor) - account.log_equity) - account.log_equity_low
     return Intrabar(
         account=account,
@@ -164,7 +164,7 @@ def begin(account: Account, rules: Rules) -> Intrabar:
 
 
 def settle(now: Intrabar, rules: Rules) -> Account:
-    """Closes the bar: `L += log1p(growth)`, and the weights become pairs again."""
+    """Close the bar: `L += log1p(growth)`, and the weights become pairs again."""
     account, ruined = now.account, now.ruined
     # Selects around safe values: neither a value nor a gradient of a bankrupt account is NaN.
     grown = jnp.log1p(jnp.where(ruined, 0.0, now.growth))
@@ -188,7 +188,7 @@ def mark(
     dividend: Tensor | None = None,
     delisted: Tensor | None = None,
 ) -> tuple[Intrabar, Fill]:
-    """Moves the account through simple returns `[A]` without trading.
+    """Move the account through simple returns `[A]` without trading.
 
     `g = sum_i x_i (r_i + y_i); L += log1p(g); x_i += x_i (r_i - g) / (1 + g)`.
 
@@ -239,7 +239,7 @@ def carry(
 def earn(
     now: Intrabar, return_: Tensor, items: Mapping[str, Tensor], rules: Rules
 ) -> tuple[Intrabar, Fill]:
-    """Adds `items`, fractions of equity, while the assets held return `return_` `[A]`."""
+    """Add `items`, fractions of equity, while the assets held return `return_` `[A]`."""
     gain = jnp.asarray(sum(items.values()))
     after = _grown(now, gain)
     safe = jnp.where(gain > -1.0, 1.0 + gain, 1.0)
@@ -250,7 +250,7 @@ def earn(
 
 
 def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
-    """Fills pending orders at the prices of `quote`, in assets that are present.
+    """Fill pending orders at the prices of `quote`, in assets that are present.
 
     With `s` the fraction by which a fill is worse than the price, and `f` the commission, sells
     bring `S = sum |d_i| (1 - s_i)(1 - f)` and buys need `B = sum d_i (1 + s_i)(1 + f)`. Where cash
@@ -288,7 +288,7 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
 
 
 def liquidate(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
-    """Closes every position in a present asset where the maintenance margin is not met.
+    """Close every position in a present asset where the maintenance margin is not met.
 
     It pays the costs of trading and `liquidation_fee`; lots and volume do not stop it. Orders are
     withdrawn, and a target that is ordered again is a new order.
@@ -313,7 +313,7 @@ def capped(target: Array, rules: Rules) -> Array:
 
 
 def without(now: Intrabar, closed: Tensor, withdrawn: Tensor) -> Intrabar:
-    """Removes the positions in `closed` `[A]` assets and the orders of `withdrawn` ones."""
+    """Remove the positions in `closed` `[A]` assets and the orders of `withdrawn` ones."""
     account = now.account
     orders = account._replace(
         ordered=jnp.where(withdrawn, 0.0, account.ordered),
@@ -328,7 +328,7 @@ def without(now: Intrabar, closed: Tensor, withdrawn: Tensor) -> Intrabar:
 
 
 def recorded(now: Intrabar, after: Intrabar, items: Mapping[str, Tensor], rules: Rules) -> Fill:
-    """Records `items`, fractions of equity `now`; "ruin" is the loss that they do not explain."""
+    """Record `items`, fractions of equity `now`; "ruin" is the loss that they do not explain."""
     none = jnp.zeros_like(now.room)
     flows = {
         name: jnp.where(now.ruined, 0.0, now.equity * amount) + none
@@ -381,7 +381,7 @@ def _money(now: Intrabar, rules: Rules) -> Array:
 
 
 def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[Array, Array | None]:
-    """Returns `[A]` the trades that a venue executes, and which wait for volume (None: none)."""
+    """Return `[A]` the trades that a venue executes, and which wait for volume (None: none)."""
     if not rules.sized:
         return d, None
     scale = _money(now, rules) / quote.price

@@ -46,7 +46,7 @@ def kernel_of(
     bars: Source, config: EnvConfig | Path, env: TradingEnv | None, window: int,
     on_device: bool,
 ) -> Kernel:  # fmt: skip
-    """Returns the compiled steps for these arguments, shared by all callers with the same ones.
+    """Return the compiled steps for these arguments, shared by all callers with the same ones.
 
     Raises:
       ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
@@ -94,7 +94,7 @@ def _name_of(bars: Source, config: EnvConfig) -> tuple:
 
 
 def action_space(spec: EnvSpec) -> spaces.Space:
-    """Returns `Discrete` for one asset, `MultiDiscrete` for several, `Box` for weights."""
+    """Return `Discrete` for one asset, `MultiDiscrete` for several, `Box` for weights."""
     if spec.actions == "weights":
         low, high = spec.bounds
         return spaces.Box(low, high, (spec.num_assets,), np.float32)
@@ -104,7 +104,7 @@ def action_space(spec: EnvSpec) -> spaces.Space:
 
 
 def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space:
-    """Returns a flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1 + M]`.
+    """Return a flat `Box`, or a `Dict` of "window" `[T, A, F]` and "account" `[2 A + 1 + M]`.
 
     M is the number of values of the reward's memory, 0 for most rewards (`rewards.num_shown`).
     Features have no bounds of their own, so the bounds are float32's.
@@ -121,7 +121,7 @@ def observation_space(spec: EnvSpec, window: int, flatten: bool) -> spaces.Space
 
 
 def split_observation(flat: np.ndarray, spec: EnvSpec, window: int) -> dict[str, np.ndarray]:
-    """Splits `[..., D]` into "window" `[..., T, A, F]` and "account" `[..., 2 A + 1 + M]`."""
+    """Split `[..., D]` into "window" `[..., T, A, F]` and "account" `[..., 2 A + 1 + M]`."""
     account = account_size(spec)
     shape = (*flat.shape[:-1], window, spec.num_assets, spec.num_features)
     return {
@@ -131,7 +131,7 @@ def split_observation(flat: np.ndarray, spec: EnvSpec, window: int) -> dict[str,
 
 
 def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns `action` as an array of `shape` that the environment accepts.
+    """Return `action` as an array of `shape` that the environment accepts.
 
     Raises:
       ConfigError: another shape, an action that does not exist, or a weight that is NaN.
@@ -152,7 +152,7 @@ def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.nd
 
 
 def start_row(env: TradingEnv, options: dict[str, Any] | None) -> int:
-    """Returns the row of `options["start"]`, a row or a date; `DRAWN` where there is none.
+    """Return the row of `options["start"]`, a row or a date; `DRAWN` where there is none.
 
     Raises:
       ConfigError: an unknown option, or a start that leaves no warm-up or no bar to trade.
@@ -200,7 +200,7 @@ class GymEnv(gymnasium.Env):
         render_mode: str | None = None,
         env: TradingEnv | None = None,
     ):
-        """Makes the environment; environments of the same arguments share bars and programs.
+        """Make the environment; environments of the same arguments share bars and programs.
 
         Args:
           bars: bars, a path of a bar file, a sample's name ("sp500"), or a synthetic task; None is
@@ -241,7 +241,7 @@ class GymEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode; see the class."""
+        """Start an episode; see the class."""
         super().reset(seed=seed)
         kernel, start = self._open(), start_row(self.trading, options)
         if seed is not None or self._seed is None:
@@ -267,7 +267,7 @@ class GymEnv(gymnasium.Env):
         return self._read()
 
     def render(self) -> np.ndarray | None:
-        """Returns `[H, W, 3]` uint8: prices, weights held, and equity next to buy and hold."""
+        """Return `[H, W, 3]` uint8: prices, weights held, and equity next to buy and hold."""
         if self.render_mode is None:
             gymnasium.logger.warn("render() without render_mode; make it with 'rgb_array'.")
             return None
@@ -287,7 +287,7 @@ class GymEnv(gymnasium.Env):
         return self.kernel
 
     def _read(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Returns the newest row's words in the form of Gymnasium's `step`."""
+        """Return the newest row's words in the form of Gymnasium's `step`."""
         assert self.kernel is not None
         words = np.asarray(self._words)
         row, terminated, truncated = words[:3].tolist()

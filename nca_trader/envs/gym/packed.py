@@ -77,7 +77,7 @@ class Packing:
         self.size = sum(self._sizes)
 
     def unpack(self, words: Array) -> Any:
-        """Returns the pytree of `words` `[size]`."""
+        """Return the pytree of `words` `[size]`."""
         ends = np.cumsum(self._sizes)
         parts = [words[end - n : end] for n, end in zip(self._sizes, ends, strict=True)]
         leaves = [_of_words(part, leaf) for part, leaf in zip(parts, self._leaves, strict=True)]
@@ -85,7 +85,7 @@ class Packing:
 
 
 def pack(tree: Any) -> Array:
-    """Returns `[size]` uint32, the words of a pytree's arrays; typed keys become their data."""
+    """Return `[size]` uint32, the words of a pytree's arrays; typed keys become their data."""
     return jnp.concatenate([_words(leaf) for leaf in jax.tree.leaves(tree)])
 
 
@@ -131,17 +131,17 @@ class Kernel:
         self._step = jax.jit(self._step_pair)
 
     def reset(self, seed: np.ndarray, count: int, start: int = DRAWN) -> Array:
-        """Returns `[W]`, the row of episode `count` of `seed` `[2]`, from bar `start` if given."""
+        """Return `[W]`, the row of episode `count` of `seed` `[2]`, from bar `start` if given."""
         market = self.market if self.on_device else []
         return self._reset(market, seed, np.uint32(count), np.int32(start))
 
     def step(self, words: Array, action: Array | np.ndarray) -> Array:
-        """Returns the row `[W]` after `action` `[A]`; an action on the device saves 10 us."""
+        """Return the row `[W]` after `action` `[A]`; an action on the device saves 10 us."""
         market = self.market if self.on_device else []
         return self._step(market, self._legs, words, action)
 
     def _whole(self, leaves: list[Array]) -> Market:
-        """Returns the market of traced `leaves`; without them, one that is only read for sizes."""
+        """Return the market of traced `leaves`; without them, one that is only read for sizes."""
         return jax.tree.unflatten(self._market_tree, leaves) if leaves else self.env.market
 
     def _begin(
@@ -163,7 +163,7 @@ class Kernel:
         return pack(self._begin(market, seed, count, start))
 
     def step_row(self, market: list[Array], carried: Array, action: Array) -> Array:
-        """Returns the row `[W]` after `action` `[A]`, from the carried words of the row before."""
+        """Return the row `[W]` after `action` `[A]`, from the carried words of the row before."""
         return self._advance(self._whole(market), self.unpack(carried), action)
 
     def _advance(self, market: Market, carry: Carry, action: Array) -> Array:
@@ -173,7 +173,7 @@ class Kernel:
         return pack((seen, carry._replace(state=state, over=over)))
 
     def _step_pair(self, market: list[Array], legs: Array, row: Array, action: Array) -> Array:
-        """Steps one account over two rows of the packed legs `[N, K]`.
+        """Step one account over two rows of the packed legs `[N, K]`.
 
         An argument costs more time per call than the computation with it. So the market is one
         array of words, from which two rows are sliced.
@@ -186,7 +186,7 @@ class Kernel:
         return self._advance(dataclasses.replace(self._whole(market), legs=pair), carry, action)
 
     def unpack(self, carried: Array) -> Carry:
-        """Returns the `Carry` of a row's carried words."""
+        """Return the `Carry` of a row's carried words."""
         return self._carry.unpack(carried)
 
     def _see(self, market: Market, timestep: TimeStep) -> Seen:
@@ -205,12 +205,12 @@ class Kernel:
 
 
 def account_size(spec: EnvSpec) -> int:
-    """Returns 2 A + 1 + M, the length of `account_row`."""
+    """Return 2 A + 1 + M, the length of `account_row`."""
     return 2 * spec.num_assets + 1 + num_shown(spec)
 
 
 def account_row(spec: EnvSpec, observation: Observation) -> Array:
-    """Returns `[2 A + 1 + M]`: weights held and ordered, cash, then the reward's memory."""
+    """Return `[2 A + 1 + M]`: weights held and ordered, cash, then the reward's memory."""
     account = observation.account
     held = account.held
     kept = (number[None] for number in shown(spec, account))
@@ -222,7 +222,7 @@ def _is_key(dtype: Any) -> bool:
 
 
 def _words(leaf: Array) -> Array:
-    """Returns `[n]` uint32; types of fewer than 32 bits (bool, int8) take one word each."""
+    """Return `[n]` uint32; types of fewer than 32 bits (bool, int8) take one word each."""
     if _is_key(leaf.dtype):
         leaf = jax.random.key_data(leaf)
     if leaf.dtype.itemsize < 4:

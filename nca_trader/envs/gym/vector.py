@@ -45,11 +45,11 @@ class Batch:
         self._reset, self._step = jax.jit(self._reset_rows), jax.jit(self._step_rows)
 
     def reset(self, *given: Any) -> tuple[Array, Array]:
-        """Returns read and carried words of episodes `seed` `[n, 2]`, `count`, `start` `[n]`."""
+        """Return read and carried words of episodes `seed` `[n, 2]`, `count`, `start` `[n]`."""
         return self._reset(self.kernel.market, *given)
 
     def step(self, carried: Array, actions: np.ndarray) -> tuple[Array, Array, Array]:
-        """Steps with `actions` `[n, A]`.
+        """Step with `actions` `[n, A]`.
 
         Returns:
           The words of the step, the words to act on next, and the carried words. The first two
@@ -107,7 +107,7 @@ class GymVectorEnv(VectorEnv):
         render_mode: str | None = None,
         env: TradingEnv | None = None,
     ):
-        """Makes the environments; arguments as those of `GymEnv`.
+        """Make the environments; arguments as those of `GymEnv`.
 
         Raises:
           ConfigError, BarError: as `GymEnv`; also for a render mode, which batches do not have.
@@ -143,7 +143,7 @@ class GymVectorEnv(VectorEnv):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts all episodes, or those of `options["reset_mask"]` `[n]` bool."""
+        """Start all episodes, or those of `options["reset_mask"]` `[n]` bool."""
         batch, options = self._open(), dict(options or {})
         mask = options.pop("reset_mask", None)
         which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask)
@@ -164,7 +164,7 @@ class GymVectorEnv(VectorEnv):
         return self._observed(self._words), self._info(self._words, which)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Moves every environment to its next bar, in one compiled call."""
+        """Move every environment to its next bar, in one compiled call."""
         batch = self._open()
         if self._carried is None:
             raise ResetNeeded("call reset() before the first step().")
@@ -199,7 +199,7 @@ class GymVectorEnv(VectorEnv):
         return self._batch
 
     def _draw(self, seed: int | Sequence[int | None] | None, which: np.ndarray) -> None:
-        """Moves the environments in `which` to their next episode, or to new seeds."""
+        """Move the environments in `which` to their next episode, or to new seeds."""
         super().reset(seed=seed if isinstance(seed, int) else None)
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         if seeds is not None and len(seeds) != self.num_envs:
@@ -220,7 +220,7 @@ class GymVectorEnv(VectorEnv):
         return flat if self.flatten else split_observation(flat, self.trading.spec, self.window)
 
     def _info(self, words: np.ndarray, which: np.ndarray) -> dict[str, Any]:
-        """Returns the entries of `GymEnv`'s info, each with a mask of its environments."""
+        """Return the entries of `GymEnv`'s info, each with a mask of its environments."""
         rows, num = words[:, 0].astype(np.int64), self.trading.spec.num_assets
         account = words[:, -account_size(self.trading.spec) :].view(np.float32)
         values = {
@@ -236,7 +236,7 @@ class GymVectorEnv(VectorEnv):
         return info
 
     def _final(self, words: np.ndarray, ended: np.ndarray) -> dict[str, Any]:
-        """Returns the final observations and infos of episodes that `ended` `[n]` in this step."""
+        """Return the final observations and infos of episodes that `ended` `[n]` in this step."""
         observations = self._observed(words)
         final = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(ended):

@@ -226,7 +226,7 @@ class Report:
         return all(a < b for a, b in zip(edges[1::2], edges[2::2], strict=False))
 
     def seed_spread(self) -> tuple[float, float, float, float]:
-        """Computes mean, standard deviation (ddof=1), least and greatest Sharpe ratio of the seeds.
+        """Compute mean, standard deviation (ddof=1), least and greatest Sharpe ratio of the seeds.
 
         Seeds without a Sharpe ratio (they never traded) are left out; NaN where too few remain.
         """
@@ -242,7 +242,7 @@ def report(
     run: Run | None = None,
     command: str = "",
 ) -> Path:
-    """Writes a backtest as one self-contained HTML page, compared with baselines.
+    """Write a backtest as one self-contained HTML page, compared with baselines.
 
     Args:
       bars: all bars that the backtest was given.
@@ -287,7 +287,7 @@ def backtest_baselines(
 def report_on(
     bars: Bars, result: Result, baselines: Mapping[str, Result], run: Run | None, command: str
 ) -> Report:
-    """Collects the contents of one backtest's page from the bars and the run.
+    """Collect the contents of one backtest's page from the bars and the run.
 
     Args:
       bars: all that the backtest was given; it traded a span of them.
@@ -345,7 +345,7 @@ def report_on(
 
 
 def _span(name: str, record: Mapping[str, Any]) -> Span:
-    """Builds a span with dates, and with times of day where a bar does not begin at 0:00."""
+    """Build a span with dates, and with times of day where a bar does not begin at 0:00."""
     # 19 characters are the time to the second, without the zone, which is UTC.
     first, last = (
         str(np.datetime64(str(record[end])[:19], "s")).removesuffix("T00:00:00").replace("T", " ")
@@ -355,7 +355,7 @@ def _span(name: str, record: Mapping[str, Any]) -> Span:
 
 
 def page(report: Report) -> str:
-    """Renders the page of a backtest."""
+    """Render the page of a backtest."""
     agent, evidence, searched = report.agent, report.evidence, report.trials
     lines = [
         plots.Line(report.label, agent.equity, "agent"),
@@ -401,7 +401,7 @@ def page(report: Report) -> str:
 
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
-    """Writes the page of a backtest, and the folder where it is missing.
+    """Write the page of a backtest, and the folder where it is missing.
 
     Returns:
       The path. The file appears whole or not at all.
@@ -415,7 +415,7 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
 
 
 def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: str) -> None:
-    """Writes the curves of `prove` to a picture, or to a page with their table.
+    """Write the curves of `prove` to a picture, or to a page with their table.
 
     Args:
       path: ends in .html for the page, or in what matplotlib writes, e.g. .png or .svg.
@@ -454,7 +454,7 @@ def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: s
 
 
 def _render(template: str, **shown: Any) -> str:
-    """Fills a template of this folder, which escapes everything that is not markup."""
+    """Fill a template of this folder, which escapes everything that is not markup."""
     import jinja2  # 0.2 s, paid only by those who write a page
 
     environment = jinja2.Environment(
@@ -470,7 +470,7 @@ def _render(template: str, **shown: Any) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, and the folder where it is missing."""
+    """Write a file whole or not at all, and the folder where it is missing."""
     # Renamed when complete: a reader never sees half a page.
     partial = path.with_name(path.name + ".partial")
     try:

@@ -223,7 +223,7 @@ def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Markup:
 
 
 def per_seed(rows: Sequence[Mapping[str, object]], key: str) -> np.ndarray:
-    """Returns `[U, S]` of one metric of `metrics.jsonl`: a number is one seed, a list all seeds."""
+    """Return `[U, S]` of one metric of `metrics.jsonl`: a number is one seed, a list all seeds."""
     return np.stack([np.atleast_1d(np.asarray(row[key], np.float64)) for row in rows])
 
 
