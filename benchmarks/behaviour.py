@@ -224,7 +224,7 @@ def prove(folder):
 
 
 def demo(folder):
-    """The demo's figures."""
+    """The last metrics of the demo's training."""
     found = {}
     with tempfile.TemporaryDirectory() as new:
         for seed in SEEDS:

@@ -26,7 +26,7 @@ NO_EVIDENCE, FASTER, SLOWER = "no evidence", "faster", "slower"
 
 
 class Verdict(NamedTuple):
-    """change: median of the rounds' after / before, in steps a second; low, high: its interval.
+    """change: median of the rounds' after / before, in steps per second; low, high: its interval.
 
     p: chance of rounds at least so one-sided if neither is faster.
     """
@@ -46,11 +46,11 @@ def fewest_rounds(confidence: float) -> int:
 def judge(
     before: Sequence[float], after: Sequence[float], confidence: float = 0.95, seed: int = 0
 ) -> Verdict:
-    """Whether `after` is faster than `before`, each `[R]` steps a second of R rounds.
+    """Whether `after` is faster than `before`, each `[R]` steps per second of R rounds.
 
     Wilcoxon's signed-rank test on the logs of the rounds' ratios, exact up to 14 rounds, two-sided
     at `1 - confidence`: where neither is faster it says otherwise in at most that part of all
-    cases. The interval is the bootstrap's of the median, and is no part of the test.
+    cases. The interval is the bootstrap's of the median; the test does not use it.
     """
     logs = np.log(np.asarray(after, float)) - np.log(np.asarray(before, float))
     rng = np.random.default_rng(seed)
@@ -96,7 +96,7 @@ def rounds(
 
 
 def measured(checkout: str, words: Sequence[str]) -> dict[str, float]:
-    """Steps a second by row of `nca-trader WORDS --json`, run in a checkout."""
+    """Steps per second by row of `nca-trader WORDS --json`, run in a checkout."""
     command = [sys.executable, "-m", "nca_trader", *words, "--json"]
     env = os.environ | {"PYTHONPATH": checkout}
     done = subprocess.run(

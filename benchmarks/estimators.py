@@ -3,7 +3,7 @@
     python -m benchmarks.estimators ou_mid hidden --seeds 1 2 3 --out docs/lab-notes/estimators.png
 
 The agent is nano as it is, trained and judged as `nca-trader prove` does; only the estimator
-changes. Compilation is not in the seconds. Nothing else should run beside it.
+changes. Compilation is not in the seconds. Nothing else should run at the same time.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The automaton beside a recurrent unit, a perceptron and a dilated convolution of equal size.
+"""Compares the NCA with a GRU, an MLP and a dilated convolution of equal size.
 
     python -m benchmarks.policies --market ou_mid --equal parameters --steps 1000000 --seeds 3
 
 Each kind gets the width that makes its parameters, or its operations for each bar of the lattice,
-those of the automaton's preset, and the same learner. A row a kind and seed: the fraction of the
+those of the NCA's preset, and the same learner. One row per kind and seed: the fraction of the
 known optimum on a fresh draw; with bars dropped; and with fewer bars of history than in training.
-Report what comes out, also where the automaton loses.
+Report the result also where the NCA loses.
 """
 
 import argparse
@@ -39,7 +39,7 @@ UNSEEN = 40_000  # bars of the fresh draw
 
 
 def policy_of(kind, agent, spec, width):
-    """The policy of `kind` and `width`; the automaton is as its preset says."""
+    """The policy of `kind` and `width`; the NCA is as its preset says."""
     config = agent.policy
     window = make_policy(agent, spec).receptive_field
     changes = {"channels": width, "window": window}
@@ -103,7 +103,7 @@ def sizes(kind, agent, policy):
 
 
 def of_equal_size(kind, agent, spec, equal):
-    """The policy of `kind` whose size is nearest to the automaton's."""
+    """The policy of `kind` whose size is nearest to the NCA's."""
     which = ("parameters", "operations").index(equal)
     target = sizes("nca", agent, policy_of("nca", agent, spec, 0))[which]
     if kind == "nca":

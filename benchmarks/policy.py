@@ -163,7 +163,7 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
             spent.append(time.perf_counter() - began)
         return state
 
-    row = measure(f"{name} stream and readout, a bar a call", many, state, bars, envs=1)
+    row = measure(f"{name} stream and policy head, a bar per call", many, state, bars, envs=1)
     p50, p99 = np.percentile(spent[bars:], [50, 99]) * 1e6
     return row | {"p50_us": float(p50), "p99_us": float(p99)}
 
@@ -190,7 +190,7 @@ def _beside_cax(
     rivals = itertools.product(forms, sees, enumerate(pairs))
     for (fused, form), (updates, sight), (backward, (what, call)) in rivals:
         rival = f"{form}, {sight}"
-        row = case.row(f"{args.agent} lattice of one asset, {what}, cells; beside {rival}", call)
+        row = case.row(f"{args.agent} lattice of one asset, {what}, cells; next to {rival}", call)
         row["steps_per_s"] *= cells / (segments * length)
         given = options | {"updates": updates, "fused": fused, "backward": backward}
         yield compared(row, measured_by(args.peers, "cax_nca", given))

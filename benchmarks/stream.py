@@ -95,7 +95,7 @@ def seconds_of(pieces, consume):
 
 
 def table(shards, prepare, options, repeats):
-    """A row for each consumer and option: seconds of all shards, beside the sequence's."""
+    """A row for each consumer and option: seconds of all shards, and of the sequence."""
     idle = computing(1e-3)["nothing"]
     seconds_of(stream(shards, prepare, prefetch=0), idle)  # compiles, and warms the page cache
     load = seconds_of(stream(shards, prepare, prefetch=0), idle)

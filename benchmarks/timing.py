@@ -1,4 +1,4 @@
-"""Times jitted programs and the programs of peers, one row of figures for each."""
+"""Times jitted programs and the programs of peers, one row of measurements for each."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "supervise": ("train", "restart a command that dies; training resumes at its checkpoint"),
     "prove": ("prove", "train on markets with a known optimum, and print the fraction reached"),
     "backtest": ("backtest", "backtest a trained run or a rule, and print its metrics"),
-    "export": ("export", "write a run's agent into one small file, of 4, 8 or 16 bits a weight"),
+    "export": ("export", "write a run's agent to a small file, with 4, 8 or 16 bits per weight"),
     "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
     "journal": ("paper", "check a paper session's journal"),
     "data": ("data", "check a bar file: every problem with its line and remedy, or a summary"),

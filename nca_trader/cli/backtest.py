@@ -51,7 +51,7 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
-    """Backtests; returns the metrics."""
+    """Run the backtest; return the metrics."""
     from nca_trader.agents import rules
     from nca_trader.config import EnvConfig
     from nca_trader.data.synthetic import seed_of, task_of
@@ -106,14 +106,14 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def looks_sentence(result: Any) -> str:
-    """States how often these years were evaluated, also before there was a trial log."""
+    """State how often these years were evaluated, also before there was a trial log."""
     from nca_trader.data.samples import earlier_looks
 
     first, last = (str(result.equity.index[end])[:19] for end in (0, -1))
     earlier = earlier_looks(result.targets.columns, first, last)
-    shipped = f", at least {earlier} of them before this ledger" if earlier else ""
+    shipped = f", at least {earlier} of them before this trial log" if earlier else ""
     return (
-        f"Looks at bars of these data after training so far: {result.looks}, by the ledger"
+        f"Evaluations on these data after training so far: {result.looks}, by the trial log"
         f"{shipped}."
     )
 

@@ -37,7 +37,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses wrong names, missing files and numbers out of range.
+    """Refuse wrong names, missing files and numbers out of range.
 
     Raises:
       ConfigError, BarError, RunError: for the first fault.
@@ -90,7 +90,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _check_reading(command: str, given: dict[str, Any]) -> None:
-    """Refuses impossible options of a bar file, and options of a file that is not given."""
+    """Refuse impossible options of a bar file, and options of a file that is not given."""
     # `--symbol` chooses among the sample bars too.
     names = [name for name in READING if name in given and name != "symbol"]
     names += ["until"] if command == "export" and "until" in given else []
@@ -153,7 +153,7 @@ def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
 
 
 def check_strategy(name: str, of_a_file: bool = False) -> None:
-    """Refuses an unknown rule; with `of_a_file`, accepts the user's own files and features too."""
+    """Refuse an unknown rule; with `of_a_file`, accept the user's own files and features too."""
     from nca_trader.config.ranges import nearest
 
     file = name if name.endswith(".py") else name.rpartition(":")[0]

@@ -49,7 +49,7 @@ def command_of(args: argparse.Namespace, resume: pathlib.Path | None = None) -> 
 
 
 def run_demo(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains, selects, backtests, paper-trades and writes the page.
+    """Train, select, backtest, paper-trade and write the page.
 
     Returns:
       The run's path, the page's path, and the metrics of each row of the table.

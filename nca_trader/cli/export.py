@@ -40,7 +40,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures, and writes the file if enough decisions are the same."""
+    """Measure, and write the file if enough decisions are the same."""
     from nca_trader.cloud import local
     from nca_trader.errors import CheckFailed, ConfigError
     from nca_trader.evaluate.export import CALLS, measure
@@ -71,7 +71,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     )
     if measured.looks is not None:
         looks = measured.looks
-        print(f"Looks at bars of these data after training so far: {looks}, by the ledger.")
+        print(f"Evaluations on these data after training so far: {looks}, by the trial log.")
     # `not >=`: a NaN is too little as well.
     if not found.share >= args.min_agreement:
         raise CheckFailed(

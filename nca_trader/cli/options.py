@@ -78,7 +78,7 @@ def typed(command: str, *words: str, **options: Any) -> str:
       >>> typed("backtest", run_dir="my run", seed=None)
       "nca-trader backtest --run 'my run'"
     """
-    # A command is typed into a shell, so it has options whoever calls this.
+    # A command is typed into a shell, so it names options even where Python code calls this.
     with options_named():
         parts = ["nca-trader", command, *map(shlex.quote, words)]
         for name, value in options.items():

@@ -40,7 +40,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             seed=args.seed,
         )
         if stop():
-            print(f"stopped; all is in {args.journal}, and the same command goes on from there.")
+            print(f"stopped; all is in {args.journal}, and the same command resumes from there.")
     if result["agent"]:
         print(result["agent"])
     if result["in_sample"]:

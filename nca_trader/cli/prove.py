@@ -36,7 +36,7 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_prove(args: argparse.Namespace) -> dict[str, Any]:
-    """Proves market by market.
+    """Prove market by market.
 
     Raises:
       CheckFailed: a bar is missed.

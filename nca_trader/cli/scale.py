@@ -38,7 +38,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> dict[str, Any]:
-    """Compiles and prints.
+    """Compile and print.
 
     Raises:
       CheckFailed: it does not fit.
@@ -70,7 +70,7 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_profile(args: argparse.Namespace) -> dict[str, Any]:
-    """Profiles; returns what was measured."""
+    """Profile; return the measurements."""
     from nca_trader.cloud import local
     from nca_trader.scale.profile import profile
     from nca_trader.scale.words import profile_lines

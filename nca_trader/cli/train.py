@@ -76,7 +76,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Trains; returns the run's path and its last metrics, in the first process of several."""
+    """Train; return the run's path and its last metrics, in the first process of several."""
     from nca_trader.parallel.processes import joined, options
 
     peers = options(args)
@@ -114,10 +114,10 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     print(watch.sentence)
     if done < steps:
         print(
-            f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command goes on"
+            f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command resumes"
         )
     else:
-        # Shards are no bar file: the reader puts the name of one there.
+        # A backtest cannot read shards, so the user puts the name of a bar file there.
         shards = args.data and folder_of_shards(args.data) is not None
         data = "FILE" if shards else args.data
         again = typed("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
@@ -234,11 +234,11 @@ class Watch:
     @property
     def sentence(self) -> str:
         """`figures` in words."""
-        figures = self.figures
-        ratio = figures.get("first_over_steady")
+        found = self.figures
+        ratio = found.get("first_over_steady")
         return (
-            f"compiled {figures['programs']} programs in {figures['compile_s']:.1f} s, "
-            f"{figures['cache_hits']} of them from the cache"
+            f"compiled {found['programs']} programs in {found['compile_s']:.1f} s, "
+            f"{found['cache_hits']} of them from the cache"
             + (f"; the first update took {ratio:,.0f} times a later one" if ratio else "")
         )
 
@@ -272,7 +272,7 @@ def add_supervise_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_supervise(args: argparse.Namespace) -> dict[str, Any]:
-    """Supervises; ends with the command's own exit code.
+    """Supervise; end with the command's own exit code.
 
     Raises:
       ConfigError: no command, or numbers out of range.

@@ -37,7 +37,7 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_watch(args: argparse.Namespace) -> dict[str, Any]:
-    """Watches until it is asked to stop; returns the last metrics.
+    """Watch until the user asks to stop; return the last metrics.
 
     Raises:
       ConfigError: nothing to watch, or faults in the rules.

@@ -294,7 +294,8 @@ def new_york(first: int, last: int, closed: Iterable[str] = ()) -> Sessions:
     `closed`.
 
     Args:
-      first, last: the years, both included.
+      first: the first year.
+      last: the last year, included.
       closed: further dates without trading, as "2025-01-09".
 
     Raises:

@@ -49,7 +49,8 @@ def earlier_looks(symbols: Iterable[str], first: str, last: str) -> int:
 
     Args:
       symbols: any of these counts.
-      first, last: the first and the last day of the span, e.g. "2015-01-01".
+      first: the first day of the span, e.g. "2015-01-01".
+      last: the last day of the span, included.
 
     Example:
       >>> earlier_looks(["SP500"], "2018-01-01", "2019-01-01")

@@ -1,1 +1,1 @@
-"""What a strategy is worth: backtests, figures, and a page that says them honestly."""
+"""Backtests, their metrics and baselines, and a report page."""

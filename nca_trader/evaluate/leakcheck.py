@@ -73,7 +73,7 @@ class Report:
 
     Attributes:
       subject: name of what was checked.
-      bars: how many bars, and of which assets.
+      bars: number of bars, and the names of the assets.
       cases: number of cases that were run.
       decided: as given.
       tolerance: as given.
@@ -344,7 +344,7 @@ class _Search:
         return Cases(rng, bases, output, self.at_open, self.subject.compiled)
 
     def refuse_other(self, again: np.ndarray, what: str) -> None:
-        """Refuses a subject whose output on the same bars is not the first one."""
+        """Refuse a subject whose output on the same bars is not the first one."""
         output = self.outputs[False]
         if output.shape != again.shape or not equal(output, again).all():
             raise ConfigError(
@@ -441,7 +441,7 @@ class _Search:
         try:
             output = self.values(after)
             found = compare(self.outputs[case.holed], output, case.t, self.tolerance)
-        except Exception:  # a subject may refuse bars that are not valid; then they are no example
+        except Exception:  # a subject may refuse invalid bars; these show nothing then
             return None
         return None if found is None else (case._replace(after=after), found)
 

@@ -67,7 +67,7 @@ def evaluation_bars(num_assets: int) -> int:
 
 
 def pieces(num_bars: int, first: int) -> np.ndarray:
-    """Cuts a path that is decided on from row `first` into pieces.
+    """Cut a path that is decided on from row `first` into pieces.
 
     Returns:
       `[P, WARM + COUNTED]` rows. The counted part of a piece begins where that of the one before

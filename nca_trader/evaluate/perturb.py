@@ -59,12 +59,12 @@ class Future(NamedTuple):
 
 
 def price_factors(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws factors of a price: one jump for all, which moves levels, and noise for returns."""
+    """Draw factors of a price: one jump for all, which moves levels, and noise for returns."""
     return rng.choice(JUMPS) * np.exp(rng.choice(NOISE) * rng.normal(size=shape))
 
 
 def other_values(rng: np.random.Generator, arrays: Arrays, name: str) -> np.ndarray:
-    """Draws other values `[N, A]` of one column that are valid next to the other columns."""
+    """Draw other values `[N, A]` of one column that are valid next to the other columns."""
     old = arrays[name]
     if name == "present":  # halts, gaps, a delisting
         return old & (rng.random(old.shape) >= rng.choice(MISSING))
@@ -221,7 +221,7 @@ class Cases:
         self.rows = holes | {False: np.unique(np.concatenate([moves, moves - 1, holes[False]]))}
 
     def draw(self, number: int) -> Case:
-        """Draws case `number`: a row t, and another future after it."""
+        """Draw case `number`: a row t, and another future after it."""
         rng, kind = self.rng, KINDS[number % len(KINDS)]
         # Every fourth case is on bars with holes, out of step with the kinds, so that each kind
         # is tried on both.
@@ -261,7 +261,7 @@ class Cases:
         return case
 
     def _draw_row(self, last: int, holed: bool) -> int:
-        """Draws a row in 0..last: anywhere, near either end, or where something happens.
+        """Draw a row in 0..last: anywhere, near either end, or where something happens.
 
         A warm-up leaks near the first row, a window that ends early near the last, a rare signal
         only where it is given, and filled holes only at holes.

@@ -238,7 +238,7 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
 
 
 def check_account(name: str, config: EnvConfig, solved: Market) -> None:
-    """Refuses an environment whose account is not the market's, because its optimum differs.
+    """Refuse an environment whose account is not the market's, because its optimum differs.
 
     Raises:
       ConfigError: one line, with every field that differs and the value of the market.
@@ -301,7 +301,7 @@ def prove(
     controls: bool = True,
     say: Say = lambda line: None,
 ) -> list[Proof]:
-    """Trains an agent on markets whose optimum is known, and measures the fraction it reaches.
+    """Train an agent on markets whose optimum is known, and measure the fraction it reaches.
 
     Args:
       markets: environments, each a preset's name or the path of a TOML file; None is all presets
@@ -336,7 +336,7 @@ def prove(
 def prove_market(
     trial: Trial, seeds: Sequence[int], controls: bool, say: Say = lambda line: None
 ) -> list[Proof]:
-    """Trains and evaluates every seed on one market; trains the controls with the first."""
+    """Train and evaluate every seed on one market; train the controls with the first."""
     # Controls show what a market needs and not how seeds differ, so one run of each is enough.
     bar = BARS.get(trial.market, DEFAULT_BAR)
     wanted = trial.controls if controls else {}
@@ -353,7 +353,7 @@ def prove_market(
 
 
 def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
-    """Trains on one draw of the market, and evaluates on another before, along and after training.
+    """Train on one draw of the market, and evaluate on another before, during and after training.
 
     The seconds of the points contain neither compilation nor evaluations.
     """

@@ -39,7 +39,7 @@ class Result:
       rules: of the account, with `fill` and `order`.
       bars_per_year: of the bars.
       note: what a report must say of the data.
-      in_sample: how many of these bars are no later than the last that trained or selected the
+      in_sample: number of these bars at or before the last that trained or selected the
         agent, see `seen_rows`; None where the targets are not of a run.
       looks: evaluations of agents on these symbols in years that overlap, with this one; None
         where that was not counted, see `looks_at`.

@@ -60,7 +60,7 @@ class Trace(NamedTuple):
 
 
 def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
-    """Return the legs of rows first .. last - 1 of an account that opens at the first close."""
+    """Return the parts of bars first .. last - 1; the account opens at the first close."""
     legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, costs, rules))
     if legs.years is not None:
         # Time before the first close earns no interest. The gap before it moves nothing, because
@@ -125,7 +125,7 @@ def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarra
 
 
 def check_symbols(run: Run, bars: Bars) -> None:
-    """Refuses bars of other assets than the run's; a run on shards accepts those of each shard."""
+    """Refuse bars of other assets than the run's; a run on shards accepts those of each shard."""
     universes = run.manifest.data.universes or [list(run.spec.symbols)]
     if list(bars.symbols) not in universes:
         more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
@@ -193,7 +193,7 @@ def _scan_agent(
     costs: Costs,
     rules: Rules,
 ) -> tuple[Trace, tuple[Array, ...]]:
-    """Decides greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account."""
+    """Decide greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account."""
     spec = policy.spec
 
     def step(account: Account, xs):

@@ -32,7 +32,7 @@ TRACED = (
 
 
 def refuse_no_targets(targets: Any) -> None:
-    """Refuses what is neither weights nor a strategy: a function, or a model of another package.
+    """Refuse what is neither weights nor a strategy: a function, or a model of another package.
 
     Raises:
       ConfigError: the message says what is accepted.
@@ -192,7 +192,7 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
 
 
 def in_force(targets: np.ndarray, first: int) -> np.ndarray:
-    """Orders at row `first` what was last ordered before it, so that a span starts there."""
+    """Order at row `first` what was last ordered before it, so that a span starts there."""
     if first == 0:
         return targets
     held = pd.DataFrame(targets[: first + 1]).ffill().to_numpy()[-1]

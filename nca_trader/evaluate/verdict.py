@@ -69,7 +69,7 @@ class Evidence:
       moments: of the agent's returns, for PSR and DSR.
       start: the first bar.
       stop: the last bar.
-      in_sample: how many of these bars are no later than the last that trained or selected the
+      in_sample: number of these bars at or before the last that trained or selected the
         agent; None for a strategy, whose choice nobody recorded.
     """
 
@@ -219,7 +219,7 @@ def times(number: int) -> str:
 
 
 def copy_sentence(evidence: Evidence) -> str:
-    """Names the baseline that the agent copies, or is nearest to."""
+    """Name the baseline that the agent copies, or is nearest to."""
     share = percent(evidence.nearest_share)
     if evidence.copies:
         return (
@@ -233,10 +233,10 @@ def copy_sentence(evidence: Evidence) -> str:
 
 
 def in_sample_sentence(in_sample: int, num_bars: int) -> str:
-    """Says that the agent had seen `in_sample` of the `num_bars` bars."""
+    """Say that the agent had seen `in_sample` of the `num_bars` bars."""
     return (
-        f"IN SAMPLE: {in_sample:,} of these {num_bars:,} bars are no later than the last that the "
-        "agent was trained or selected on. What it did here is no evidence of what it would do on "
+        f"IN SAMPLE: {in_sample:,} of these {num_bars:,} bars are not later than the last that the "
+        "agent was trained or selected on. What it did here is not evidence of what it would do on "
         "others."
     )
 

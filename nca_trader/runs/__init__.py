@@ -1,1 +1,1 @@
-"""A run is a folder: manifest, checkpoints, and the ledger of trials."""
+"""A run is a folder: manifest, checkpoints, and the trial log."""

@@ -178,7 +178,8 @@ class Checkpoints:
         It waits for the previous checkpoint, if that is still being written.
 
         Args:
-          update: number of updates done. tree: what training carries.
+          update: number of updates done.
+          tree: pytree of arrays that training carries.
           config: files of the configuration by name, so that a checkpoint alone says what made
             it. Nothing reads them: a run has its own.
 

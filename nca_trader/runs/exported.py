@@ -117,10 +117,13 @@ def compact(
     """Return the parameters in few bits.
 
     Args:
-      run, params: an agent and its parameters. coding: the encoding.
+      run: the run of the agent.
+      params: the agent's parameters.
+      coding: the encoding of the weights.
+      features: `[N, A, F]` of the training span and not of later bars, read where `coding` has
+        `activations`.
+      present: `[N, A]` bool, whether a bar exists, of the same rows.
       seed: of the training of a codebook.
-      features: `[N, A, F]` of the training span and of no later bar, read where `coding` has
-        `activations`. present: `[N, A]` likewise.
 
     Raises:
       ConfigError: too few weights for a codebook of that size.
@@ -215,7 +218,9 @@ def read_run(
     """Open the run of a folder, or of a file that `nca-trader export` wrote.
 
     Args:
-      seed: the agent that acts, see `Run`. steps: its K, see `Run`.
+      path: the run folder, or the exported file.
+      steps: the agent's K, see `Run`.
+      seed: the agent that acts, see `Run`.
 
     Raises:
       RunError, StateError: see `Run` and `Exported`.

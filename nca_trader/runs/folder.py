@@ -99,10 +99,12 @@ def check_shared(path: Place, timeout: float = 10.0) -> None:
     A collective: every process must call it.
 
     Args:
-      path: made if it does not exist. timeout: seconds to look; a network file system may be late.
+      path: the folder, made if it does not exist.
+      timeout: seconds to wait for the file; a network file system may be late.
 
     Raises:
-      RunError: some do not see it. StateError: it cannot be written.
+      RunError: some processes do not see it.
+      StateError: it cannot be written.
     """
     # Random, so that it differs from what an earlier start or another machine left there.
     word = hosts.of_first(np.frombuffer(os.urandom(8), np.uint8)).tobytes().hex()

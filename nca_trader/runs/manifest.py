@@ -118,9 +118,12 @@ def row_of(value: Any, source: str) -> dict[str, Any]:
 
 
 def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool) -> EnvSpec:
-    """Rebuilds the `EnvSpec` of a manifest, every field of it.
+    """Rebuild every field of a manifest's `EnvSpec`.
 
     Args:
+      manifest: the manifest, as read from run.json.
+      config: the run's environment, from env.toml.
+      source: the run, as errors name it.
       exact: whether the record has a checksum. Without one, an older version may have written it:
         a field that it lacks follows from `config`, and one that it has must agree with `config`.
 

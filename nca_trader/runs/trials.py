@@ -206,6 +206,7 @@ def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
 
     Args:
       root: the folder of run folders.
+      kind: "train" or "test".
       data: counts what concerns its market, see `Entry.concerns`. None counts all.
     """
     return sum(

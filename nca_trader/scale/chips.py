@@ -213,7 +213,7 @@ def rates_of(device: Any, dtype: str) -> Rates:
 
 
 def matmul_flops_per_s(dtype: str = "float32", size: int = 1536, repeats: int = 11) -> float:
-    """Measures the median rate of a product of two matrices, in operations per second."""
+    """Measure the median rate of a product of two matrices, in operations per second."""
     import jax
     import jax.numpy as jnp
 
@@ -224,7 +224,7 @@ def matmul_flops_per_s(dtype: str = "float32", size: int = 1536, repeats: int = 
 
 
 def memory_bytes_per_s(size: int = 2**26, repeats: int = 11) -> float:
-    """Measures the median rate at which an array of `size` bytes is read and written."""
+    """Measure the median rate at which an array of `size` bytes is read and written."""
     import jax
     import jax.numpy as jnp
 

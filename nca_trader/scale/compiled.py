@@ -148,7 +148,7 @@ def devices_of(there: Slice) -> list[Any]:
 
 
 def answer(question: Question) -> Answer:
-    """Compiles the update of the learner that `question` describes, and reads what it needs."""
+    """Compile the update of the learner that `question` describes, and read its needs."""
     import jax
 
     from nca_trader.agents.policy import make_policy, num_parameters

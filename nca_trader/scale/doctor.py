@@ -55,6 +55,7 @@ def mesh_of(facts: Facts, wanted: MeshConfig | None = None) -> dict[str, int]:
     """Return the mesh to train on: an agent's own if it sets sizes, otherwise the table's.
 
     Args:
+      facts: the machine, for its number and kind of devices.
       wanted: the table `[mesh]` of an agent.
     """
     if wanted is not None and (wanted.devices or wanted.data or wanted.fsdp * wanted.model > 1):

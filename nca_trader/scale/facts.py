@@ -104,7 +104,7 @@ def gather(
     reading: Mapping[str, Any] = MappingProxyType({}),
     timeout: float = 120.0,
 ) -> Facts:
-    """Gathers the facts of this machine.
+    """Gather the facts of this machine.
 
     Args:
       data: a bar file or shards to read, "" for none.

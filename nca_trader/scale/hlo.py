@@ -166,10 +166,12 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
 def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iterator[Run]:
     """Yield every instruction that runs; loops are walked once and fusions are one instruction.
 
-    Of a conditional the branch of most cycles runs. A loop of unknown length counts once.
+    A conditional counts as its branch with the most cycles. A loop of unknown length counts once.
 
     Args:
-      name: the computation to walk, "" for the whole program. times: how often it runs.
+      module: the program.
+      name: the computation to walk, "" for the whole program.
+      times: how often the computation runs.
       path: the path of an instruction that has none of its own.
     """
     computation = module.computations[name or module.entry]

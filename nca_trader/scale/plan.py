@@ -42,7 +42,7 @@ def plan(
     largest: bool = False,
     say: Say = lambda line: None,
 ) -> Report:
-    """Compiles an agent's update for a TPU slice that is not here: does it fit, what bounds it.
+    """Compile an agent's update for a TPU slice that is not here: does it fit, what bounds it.
 
     Args:
       agent: a config, a preset's name, or the path of a TOML file.
@@ -190,6 +190,8 @@ def wire_seconds(collective: str, cost: Collective, one_way: float) -> float:
     Latency is not counted.
 
     Args:
+      collective: its kind as HLO names it, e.g. "all-reduce".
+      cost: its bytes, and the number of devices in a group.
       one_way: bytes per second out of a chip, over all its links.
     """
     n = max(cost.group, 1)
@@ -249,7 +251,9 @@ def largest_batch(ask: Ask, question: Question, say: Say, found: Answer | None) 
     """Search for the most segments that fit without more micro-batches.
 
     Args:
+      ask: compiles the update for a question.
       question: about the batch to begin with.
+      say: reports progress.
       found: the answer about that batch. It is asked again if this is None, or if the batch was
         cut into more micro-batches.
 
@@ -295,6 +299,7 @@ def most_that_fits(attempt: Attempt, begin: int, unit: int) -> int:
     Args:
       attempt: tries a number of segments, a multiple of `unit`.
       begin: the first number.
+      unit: the least number of segments that the mesh and the minibatches allow.
     """
     shares: dict[int, float] = {}
     low, high, segments, halve = 0, 0, begin, False
@@ -330,6 +335,7 @@ def fewest_as_fast(rates: Callable[[], dict[int, float]], attempt: Attempt, unit
     Args:
       rates: steps per second of what was tried and fits, by segments, smallest first.
       attempt: tries one more.
+      unit: the numbers tried are multiples of it.
     """
     while True:
         tried = rates()

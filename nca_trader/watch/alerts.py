@@ -342,7 +342,7 @@ class Worker:
         self._thread.start()
 
     def tell(self, notice: Notice) -> None:
-        """Hands a notice over. Never blocks and never raises."""
+        """Hand a notice over. Never blocks and never raises."""
         try:
             self._waiting.put_nowait(notice)
         except queue.Full:
@@ -380,7 +380,7 @@ class Sinks:
         self._workers = {n: Worker("/".join(n.split("/")[:3]), s) for n, s in opened.items()}
 
     def tell(self, notices: Iterable[Notice]) -> None:
-        """Hands each notice to the sinks of its rule, and returns at once."""
+        """Hand each notice to the sinks of its rule, and return at once."""
         for notice in notices:
             for name in notice.rule.sinks:
                 self._workers[name].tell(notice)

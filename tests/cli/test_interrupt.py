@@ -71,7 +71,7 @@ def test_training_stops_saved_goes_on_and_stops_at_once_when_told_twice(
     out, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
     assert "stopping after this update; once more stops at once" in err
-    assert f"all is saved in {run}; the same command goes on" in out
+    assert f"all is saved in {run}; the same command resumes" in out
     done = len(Run(run).metrics())
     assert [path.name for path in (run / "checkpoints").iterdir()] == [str(done)]
 

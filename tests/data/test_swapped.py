@@ -81,7 +81,7 @@ def test_assets_that_change_places_are_found_in_a_single_bar(path, seed, length,
     cells[np.ix_([*a, *b], range(2, len(HEADER)))] = cells[np.ix_([*b, *a], range(2, len(HEADER)))]
     said = said_of(path, cells)
     # Each asset goes to the other's price and comes back.
-    assert f"D029 line {first + 2} and 3 more: A goes on from the price of another" in said, said
+    assert f"D029 line {first + 2} and 3 more: A continues the price of another" in said, said
     # One alone that jumps there and back is no exchange.
     cells = market(seed, length=100, drift=0.003).cells
     columns = range(2, 6)

@@ -448,7 +448,7 @@ def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp
 
 def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(report, seen_on):
     seen = seen_on(judged(report, 700))
-    sentence = "IN SAMPLE: 700 of these 1,500 bars are no later than the last that the agent was"
+    sentence = "IN SAMPLE: 700 of these 1,500 bars are not later than the last that the agent was"
     assert seen.count(sentence) == 2  # verdict, what it does not show
     assert seen.index("Verdict: IN SAMPLE") < seen.index(sentence) < seen.index("Total return")
     assert "IN SAMPLE, next to the baselines" in seen

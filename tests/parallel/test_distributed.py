@@ -148,7 +148,7 @@ def test_a_signal_to_one_process_stops_both_saved_at_the_same_update(place, alon
     said = [process.communicate(timeout=500) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     done = rows(run)
-    assert 3 <= done < UPDATES and f"all is saved in {run}; the same command goes on" in said[0][0]
+    assert 3 <= done < UPDATES and f"all is saved in {run}; the same command resumes" in said[0][0]
     assert leaves(Run(run))[0] == done
     # One process goes on with what two have saved.
     assert main([*place.train_command(run, steps=STEPS), "--devices=8"]) == 0
@@ -186,7 +186,7 @@ def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(pla
     pair[1].send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=1500) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
-    assert 3 <= rows(run) < UPDATES and "the same command goes on" in said[0][0]
+    assert 3 <= rows(run) < UPDATES and "the same command resumes" in said[0][0]
     pair = place.pair(root, run, *more)
     said = [process.communicate(timeout=1500) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said

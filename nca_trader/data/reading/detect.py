@@ -96,7 +96,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
 
 
 def _column_rank(fault: Fault) -> int:
-    """Orders faults of values by their column, those of no column last."""
+    """Order faults of values by their column, those of no column last."""
     return NUMBERS.index(fault.about) if fault.about in NUMBERS else len(NUMBERS)
 
 
@@ -260,7 +260,8 @@ def order_faults(
     Args:
       table: all rows.
       among: `[rows]` bool, the rows that are compared.
-      timezone, dates: as in `read_bars`.
+      timezone: name of the zone of the times in the file, as in `read_bars`; None for UTC.
+      dates: order of day and month, as in `read_bars`.
     """
     time, close = table["time"], table["close"]
     rows, inside, forward = _steps(table, among)
@@ -373,9 +374,9 @@ def series_faults(
             break
     at = forensic.open_close_swapped(bars)
     say = f"open and close look swapped from about here, for {len(at):,} bars: the closes, "
-    add(Code.D029, at, f"{say}not the opens, go on from the bar before")
+    add(Code.D029, at, f"{say}not the opens, continue the price of the bar before")
     at = forensic.assets_swapped(bars) if len(symbols) > 1 else at[:0]
     name = symbols[bars.code[at[0]]] if len(at) else ""
-    say = f"{name} goes on from the price of another asset, and that one from its: their columns "
+    say = f"{name} continues the price of another asset, and that asset its price: their columns "
     add(Code.D029, at, f"{say}look swapped from here, or up to here")
     return faults

@@ -206,7 +206,7 @@ def refuse(
     repairs: Iterable[str] = (),
     where: Callable[[int], str] = str,
 ) -> None:
-    """Refuses a file for all faults that none of `repairs` fixes.
+    """Refuse a file for all faults that none of `repairs` fixes.
 
     Args:
       source: the name of the file.

@@ -95,7 +95,7 @@ def jump_fault(bars: Series, names: list[str]) -> tuple[np.ndarray, str]:
 
 
 def split_ratio(times: float) -> str:
-    """Names the split that a price `times` the one before looks like, or returns "".
+    """Name the split that a price `times` the one before looks like, or return "".
 
     >>> split_ratio(0.5)
     ', as a split of 2 for 1 that is not adjusted'
@@ -229,7 +229,7 @@ def _moves(bars: Series, inside: np.ndarray, part: slice) -> list[np.ndarray]:
     body = np.abs(c - o)
     fine = 0.0
     if len(body := body[body > 0.0]):
-        # In a quiet hour a price moves up and down by one tick, which is no evidence.
+        # In a quiet hour a price moves up and down by one tick, which is not evidence.
         fine = max(np.quantile(body, FINE), FINE * np.median(body))
     typical = max(float(usual), float(fine)) or 1.0
     return [np.log1p(move / typical) for move in moves]
@@ -286,7 +286,8 @@ def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray)
     A row whose `present` is False does not count as such a gap.
 
     Args:
-      time, code: `[n]` of rows in order of symbol and time.
+      time: `[n]` times of the rows, which are in order of symbol and time.
+      code: `[n]` the number of each row's symbol.
       present: `[n]` whether the row is a bar.
     """
     inside = (code[1:] == code[:-1]) & present[1:] & present[:-1]

@@ -101,7 +101,7 @@ def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
 
 
 def _long(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
-    """Arranges a table with one row per asset and time."""
+    """Arrange a table with one row per asset and time."""
     raw, found, used, faults = chunk.frame, {}, set(), []
     for role, text in given.items():
         if text != NONE:
@@ -172,7 +172,7 @@ def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series
 
 
 def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
-    """Arranges a table with a column for each symbol and field; None if the table is long."""
+    """Arrange a table with a column for each symbol and field; None if the table is long."""
     raw, all_closes = chunk.frame, given.get("close") == "*"
     roles = given.keys() | {canonical(column) for column in raw.columns}
     # A table with a symbol column, or with one close, has one row per asset and time.
@@ -407,7 +407,7 @@ class _Symbols:
         return self.codes.setdefault(name, len(self.codes))
 
     def check(self, table: str) -> None:
-        """Refuses a symbol that was asked for and that the file does not have."""
+        """Refuse a symbol that was asked for and that the file does not have."""
         for each in self._wanted:
             base = re.sub(r"-\d{4}$", "", each) if self._parted else each
             if each not in self._known and base not in self._known:

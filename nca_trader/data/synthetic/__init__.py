@@ -38,7 +38,7 @@ MARKETS: dict[str, Callable[..., Market]] = {
 
 
 def market(name: str, **parameters: Any) -> Market:
-    """Solves the market called `name` without drawing a path.
+    """Solve the market called `name` without drawing a path.
 
     Args:
       name: a key of `MARKETS`.
@@ -66,7 +66,7 @@ def market(name: str, **parameters: Any) -> Market:
 
 
 def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any) -> Task:
-    """Draws a synthetic market.
+    """Draw a synthetic market.
 
     Args:
       name: a key of `MARKETS`.
@@ -91,7 +91,7 @@ def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any
 
 
 def task_of(config: EnvConfig, seed: int = 0) -> Task:
-    """Draws `config.market_bars` bars of the market that `config.market` names.
+    """Draw `config.market_bars` bars of the market that `config.market` names.
 
     Raises:
       ConfigError: see `market_of`; or the market has no such path.
@@ -100,7 +100,7 @@ def task_of(config: EnvConfig, seed: int = 0) -> Task:
 
 
 def market_of(config: EnvConfig) -> Market:
-    """Solves the market that `config.market` names, e.g. "ou(phi=0.95, cost=0.005)".
+    """Solve the market that `config.market` names, e.g. "ou(phi=0.95, cost=0.005)".
 
     Raises:
       ConfigError: no name, or an unknown one; a parameter is unknown or out of range.

@@ -46,7 +46,7 @@ def same_for_all(value: float):
 
 
 def log_growth(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
-    """Pays `ln(1 + sum_i a_i r_i)`: the growth of equity, rebalanced every bar, without cost."""
+    """Return `ln(1 + sum_i a_i r_i)`: the growth of equity, rebalanced every bar, without cost."""
     return arrays(r).log1p((position * r).sum(axis=-1))
 
 

@@ -206,7 +206,7 @@ class PriceOutOfRange(ConfigError):
 
 
 def draw(market: Market, num_bars: int, seed: int) -> Task:
-    """Draws `num_bars` bars of a market, in float64.
+    """Draw `num_bars` bars of a market, in float64.
 
     Raises:
       PriceOutOfRange: the prices leave the range of a float. ConfigError: too few bars are asked
@@ -309,7 +309,7 @@ def builder(
 
 
 def check(given: Mapping[str, Any], ranges: Mapping[str, str | int | tuple[str, ...]]) -> None:
-    """Refuses parameters out of range; see `builder` for `ranges`."""
+    """Refuse parameters out of range; see `builder` for `ranges`."""
     values = SimpleNamespace(**given)
 
     def problems() -> Iterator[str]:
@@ -335,7 +335,7 @@ def recur(step: Callable[[Any, Any], Any], first: Any, noise: Any) -> Any:
 
 
 def autoregression(key: Array, num_bars: int, phi: float, sigma: float) -> tuple[Array, Array]:
-    """Draws `[]` x before the first bar, stationary, and `[N]` x[t] = phi x[t-1] + sigma eps."""
+    """Draw `[]` x before the first bar, stationary, and `[N]` x[t] = phi x[t-1] + sigma eps."""
     first_key, key = jax.random.split(key)
     first = sigma / math.sqrt(1 - phi**2) * jax.random.normal(first_key)
     noise = sigma * jax.random.normal(key, (num_bars,))

@@ -130,7 +130,7 @@ def solve_chain(chain: np.ndarray, mean: np.ndarray, cost: float) -> tuple[float
 def solve_line(
     density: Density, mean: Mean, low: float, high: float, width: float, cost: float
 ) -> Switching:
-    """Solves the optimal rule for a state on a line.
+    """Solve for the optimal rule for a state on a line.
 
     D is smooth, but its clipped form, which is averaged, has kinks where D is plus or minus the
     cost. So Gauss's nodes lie on panels that end at the kinks, and kinks and D are refined in
@@ -139,7 +139,8 @@ def solve_line(
     Args:
       density: `density(y, x)`, the density of the next state y at x; broadcasts.
       mean: `mean(x)`, the next return's mean.
-      low, high: the state leaves this range with negligible probability.
+      low: lower end of a range that the state leaves with negligible probability.
+      high: upper end of that range.
       width: of a panel: at most 1.5 standard deviations of the next state.
       cost: c, at least 0.
     """

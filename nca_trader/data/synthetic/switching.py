@@ -40,7 +40,7 @@ def gaussian(y: np.ndarray, mean: np.ndarray, sd: float) -> np.ndarray:
 def solve_autoregression(
     mean: solver.Mean, phi: float, sigma: float, cost: float
 ) -> solver.Switching:
-    """Solves the rule for a state x' = phi x + sigma eps and expected next returns m(x)."""
+    """Solve the rule for a state x' = phi x + sigma eps and expected next returns m(x)."""
     reach = REACH * sigma / math.sqrt(1 - phi**2)
 
     def density(y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -234,7 +234,7 @@ def markov_drift(
 def solve_hidden(
     ratio: float, sigma: float, stay: float, cost: float
 ) -> tuple[solver.Switching, float]:
-    """Solves the rule on beliefs, and their long-run deviation, for ratio = mu / sigma.
+    """Solve the rule on beliefs, and their long-run deviation, for ratio = mu / sigma.
 
     Both are solved on z, the log-odds of `post`.
     """

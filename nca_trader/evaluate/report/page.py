@@ -275,7 +275,7 @@ def report(
 def backtest_baselines(
     bars: Bars, result: Result, start: str | None = None, stop: str | None = None
 ) -> dict[str, Result]:
-    """Backtests the baselines on the bars, costs and fills of `result`; returns them by name."""
+    """Backtest the baselines on the bars, costs and fills of `result`; return them by name."""
     return {
         rule.name: backtest(
             bars, rule, result.charged, start=start, stop=stop, **result.rules._asdict()

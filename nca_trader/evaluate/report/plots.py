@@ -84,7 +84,7 @@ class Line(NamedTuple):
 def svg(
     draw: Callable[[Figure], None], size: tuple[float, float] | None, name: str, description: str
 ) -> Markup:
-    """Draws an `<svg>` element that scales with its container.
+    """Draw an `<svg>` element that scales with its container.
 
     Args:
       draw: draws on the figure, in placeholder colours.
@@ -121,7 +121,7 @@ def svg(
 def _curves_over_time(
     lines: Sequence[Line], name: str, description: str, finish: Callable[[Axes], None]
 ) -> Markup:
-    """Draws lines over time, once wide and once narrow, as text of a scaled plot is too small."""
+    """Draw lines over time, once wide and once narrow, as text of a scaled plot is too small."""
     from markupsafe import Markup
 
     def draw(figure: Figure) -> None:
@@ -176,7 +176,7 @@ def _curves_over_time(
 
 
 def equity_plot(lines: Sequence[Line], standing: str = "") -> Markup:
-    """Draws equity on a log scale; capital before the first bar is 1.
+    """Draw equity on a log scale; capital before the first bar is 1.
 
     Args:
       lines: of equity.
@@ -203,7 +203,7 @@ def equity_plot(lines: Sequence[Line], standing: str = "") -> Markup:
 
 
 def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Markup:
-    """Draws the drawdown from the highest equity so far; takes the same lines as `equity_plot`."""
+    """Draw the drawdown from the highest equity so far, with lines as in `equity_plot`."""
     fallen = []
     for line in lines:
         depth = metrics.drawdown_series(metrics.simple_returns(line.values))
@@ -230,7 +230,7 @@ def per_seed(rows: Sequence[Mapping[str, object]], key: str) -> np.ndarray:
 def training_plot(
     rows: Sequence[Mapping[str, object]], key: str, label: str, seed: int, seed_name: str
 ) -> Markup:
-    """Draws one metric over updates: the seed that acts, and the band between all seeds' extremes.
+    """Draw one metric over updates: the seed that acts, and the band between all seeds' extremes.
 
     Args:
       rows: of `metrics.jsonl`, each with `update`.
@@ -263,7 +263,7 @@ def training_plot(
 
 
 def draw_proofs(figure: Figure, proofs: Sequence[Proof], colours: Mapping[str, str]) -> None:
-    """Draws a small plot per market: a line per seed, and dashed lines for its controls."""
+    """Draw a small plot per market: a line per seed, and dashed lines for its controls."""
     markets = list(dict.fromkeys(proof.market for proof in proofs))
     across = min(3, len(markets))
     down = math.ceil(len(markets) / across)
@@ -290,7 +290,7 @@ def draw_proofs(figure: Figure, proofs: Sequence[Proof], colours: Mapping[str, s
 
 
 def proofs_picture(proofs: Sequence[Proof], kind: str) -> bytes:
-    """Draws the curves of `prove` as a picture of this kind, e.g. "png" or "svg"."""
+    """Draw the curves of `prove` as a picture of this kind, e.g. "png" or "svg"."""
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "prove", "axes.grid": True}):
         figure = Figure(layout="constrained")
