@@ -77,10 +77,10 @@ class Form(NamedTuple):
 
 @jax.custom_vjp
 def written(arrays: Any) -> Any:
-    """Return the arrays as they are, written once and not computed again by every reader.
+    """Return the arrays unchanged, stored once instead of computed again by every reader.
 
-    In a gradient's program nothing is asked of it: it has more to keep there, and by itself takes
-    fewer cycles (see docs/lab-notes/tpu-cycles.md).
+    A gradient's program has no barrier, because one costs more cycles there than it saves (see
+    docs/lab-notes/tpu-cycles.md).
     """
     return jax.lax.optimization_barrier(arrays)
 
@@ -90,12 +90,12 @@ written.defvjp(lambda arrays: (arrays, None), lambda _, gradients: (gradients,))
 
 @jax.custom_jvp
 def relu_once(x: Array) -> Array:
-    """`max(x, 0)`, a relu, the gradient of which a CPU computes once, however many read it.
+    """Return `max(x, 0)`; a CPU computes its gradient once, however many operations read it.
 
-    XLA's CPU compiler computes what is cheap anew in each fusion that reads it, here from arrays
-    that left the cache long ago, and drops a barrier before it fuses. What divides is dear to it:
-    that it computes once. So the gradient is divided by one; what divides zeros is two, for a one
-    that the compiler knows it would drop.
+    XLA's CPU compiler repeats cheap operations in each fusion that reads their result, here from
+    arrays that are no longer in the cache. It drops a barrier before it fuses. It does not repeat a
+    division, because it counts that as expensive. So the gradient is divided by one. Zeros are
+    divided by two, because the compiler would drop a divisor that it knows to be one.
     """
     return jax.nn.relu(x)
 
@@ -110,12 +110,12 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 
 
 def stored(x: Array, precision: PrecisionConfig) -> Array:
-    """Cells as they are kept between products; sums, of products and biases, come before."""
+    """Cast cells to the type in which they are stored between products, after all sums."""
     return x.astype(jnp.bfloat16) if precision.compute == "bfloat16" else x
 
 
 def wide(x: Array) -> Array:
-    """Cells as whoever reads them has them: of float32 at least."""
+    """Cast cells to at least float32."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -176,7 +176,7 @@ def _last_taps(
 
 
 def _last_held(w: Array | Gauged, state: Array, dtype: str) -> tuple[Array, Array]:
-    # Both are written once. Else the compiler computes the steps before anew in a step's product.
+    # Both are stored once. Else the compiler repeats the steps before in a step's product.
     taken = state if isinstance(w, Gauged) else state.astype(dtype)
     return written((state, taken))
 

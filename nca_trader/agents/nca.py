@@ -34,10 +34,12 @@ class Rule(NamedTuple):
 
 
 class Fire(NamedTuple):
-    """Which updates of cells take place; the same words draw the same mask, wherever they run.
+    """The mask of cell updates in training; the same seed and bar give the same mask anywhere.
 
-    seed: `[B]` uint32. first: `[B]` int32 row, among all bars, of the first bar that is encoded:
-    a bar keeps its mask whichever segment it is encoded in.
+    Attributes:
+      seed: `[B]` uint32.
+      first: `[B]` int32 row, among all bars, of the first bar that is encoded. So the mask of a
+        bar does not depend on the segment that it is encoded in.
     """
 
     seed: Array
@@ -50,31 +52,33 @@ def dilations_of(config: PolicyConfig) -> tuple[int, ...]:
 
 
 def first_bars(dilations: tuple[int, ...], halo: int) -> list[int]:
-    """Return the first bar of which a state is of use, before each step and after the last.
+    """Return the first bar whose state is needed, before each step and after the last.
 
-    The last has no use for the bars of the halo; a step reaches `TAPS - 1` dilations back.
+    After the last step the bars of the halo are not needed. A step reaches `TAPS - 1` dilations
+    back.
     """
     reach = [(TAPS - 1) * dilation for dilation in dilations]
     return [max(0, halo - sum(reach[k:])) for k in range(len(reach) + 1)]
 
 
 def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
-    """How many neighbours have weights of their own; in a ring of two there is but one other."""
+    """Return how many neighbours have weights of their own; a ring of two has one."""
     others = spec.num_assets - 1
     wanted = {"none": 0, "ring": 2, "all": 1, "nearest": config.num_neighbours}
     return min(wanted[config.neighbours], others)
 
 
-# Bytes of one array of cells, float32: some six of them at a time take no more than the vector
-# memory of a TPU, of which v5p has least, 64 MiB.
+# Bytes of one array of cells, float32. About six of them at a time fit into the vector memory of a
+# TPU; v5p has the smallest, 64 MiB.
 CHUNK_BYTES = 2**23
 ROWS_OF_A_TILE = 8
 
 
 def num_chunks(cells: tuple[int, ...], width: int) -> int:
-    """Into how many parts a batch `[B, T, A]` of cells is cut, so that a part stays on the chip.
+    """Return the number of parts of a batch `[B, T, A]` of cells; each part stays on the chip.
 
-    The fewest that divide B; 1 where such parts had fewer rows than a tile of the chip's memory.
+    It is the fewest that divide B, or 1 if the parts would have fewer rows than a tile of the
+    chip's memory.
     """
     batch, *others = cells
     most = CHUNK_BYTES // (4 * width * math.prod(others))
@@ -125,9 +129,11 @@ class NCA(nnx.Module):
         """Encode the cells of a lattice, in the form that suits the platform it is lowered for.
 
         Args:
-          x: `[B, T, A, F]` features. present: `[B, T, A]` bool. fire: None is every update.
-          halo: bars at the beginning that others see, and whose cells nobody reads: a step
-            computes no state that no later one reaches.
+          x: `[B, T, A, F]` features.
+          present: `[B, T, A]` bool.
+          fire: the mask of cell updates; None is every update.
+          halo: bars at the beginning whose cells are not returned. Later cells see them, so a
+            step computes only the states there that a later step reaches.
 
         Returns:
           `[B, T - halo, A, C]` states, float32. The first RF - 1 bars see fewer than RF bars;
@@ -142,10 +148,10 @@ class NCA(nnx.Module):
         )
 
     def encode_chunks(self, x: Array, present: Array, fire: Fire | None, halo: int = 0) -> Array:
-        """`__call__` for a TPU, where a batch is encoded in parts that stay on the chip.
+        """Encode for a TPU, in parts of a batch that stay on the chip.
 
-        The gradient encodes a part again: what it would else read back from the chip's main memory
-        takes longer than the products.
+        The gradient encodes a part again: reading the states back from the chip's main memory
+        would take longer than the products.
         """
         encode = functools.partial(self.encode, CHANNELS_LAST, halo=halo)
         parts = num_chunks(x.shape[:3], max(self.config.channels, self.config.hidden))
@@ -158,7 +164,7 @@ class NCA(nnx.Module):
     def encode(
         self, form: Form, x: Array, present: Array, fire: Fire | None, halo: int = 0
     ) -> Array:
-        """`__call__` in one form; the forms differ by rounding alone."""
+        """Encode in one form; the forms differ by rounding only."""
         dilations = dilations_of(self.config)
         firsts = first_bars(dilations, halo)
         mask, embedded, injected = self._enter(form, x, present)
@@ -193,10 +199,10 @@ class NCA(nnx.Module):
     def stream(
         self, past: tuple[Array, ...], x: Array, present: Array
     ) -> tuple[tuple[Array, ...], Array]:
-        """Encode one new bar, `x` `[A, F]` and `present` `[A]`; cells `[A, C]` come back.
+        """Encode one new bar, `x` `[A, F]` and `present` `[A]`; return cells `[A, C]`.
 
-        The rows kept are the newest and not a ring with a pointer, so that the state is a
-        function of the last RF - 1 bars alone, whenever the stream began.
+        The state holds the newest rows in order, not a ring with a pointer. So it depends only on
+        the last RF - 1 bars, not on when the stream began.
         """
         mask, state, injected = self._enter(ROWS, x[None, None], present[None, None])
         rule, kept = self._rule(), []
@@ -213,7 +219,7 @@ class NCA(nnx.Module):
         return Rule(self.taps[...], self.update[...], self.update_bias[...])
 
     def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
-        """In the layout of `form`: the mask, `e`, and what `e` adds to every step."""
+        """Return the mask, `e`, and the input that `e` adds to every step, laid out as `form`."""
         mask = present.astype(jnp.float32)[..., None]
         clip = self.config.feature_clip
         seen = jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1)
@@ -258,15 +264,17 @@ class NCA(nnx.Module):
 def neighbour_states(
     state: Array, mask: Array, spec: EnvSpec, config: PolicyConfig, axis: int
 ) -> list[Array]:
-    """Return what each asset's cell sees of other assets at the same bar, one array for each slot.
+    """Return the states of other assets that each cell sees at its bar, one array per slot.
 
-    A slot has weights of its own, so that a direction can be learnt; an asset that is missing
-    shows 0.
+    A slot has weights of its own, so a direction can be learnt. A missing asset shows 0.
 
     Args:
-      state: cells, with assets on `axis`. mask: of one channel, 1 where the asset is present.
+      state: cells, with assets on `axis`.
+      mask: of one channel, 1 where the asset is present.
+      spec: its number of assets, and their ranking for "nearest".
       config: "ring" shows the asset before and the one after (of two assets: the other one);
         "nearest" those that `spec.nearest` ranks first; "all" the mean over the others present.
+      axis: the axis of assets in `state` and `mask`.
     """
     slots = num_slots(spec, config)
     shown = state * mask

@@ -156,6 +156,8 @@ def decide(
     """Compute the logits `[A, n]` of one decision from the last RF bars.
 
     Args:
+      policy: the policy.
+      params: its parameters.
       window: `[RF, A, F]` features, the last row is the bar whose close was just seen.
       present: `[RF, A]` bool.
       account: the account as it stands at that close.

@@ -15,7 +15,8 @@ nearest in angle times a gain of 8 bits, `w ~ scale gain c_k`. One codebook serv
 
 Source: Lloyd 1982, "Least squares quantization in PCM"; Arthur & Vassilvitskii 2007, "k-means++";
 Dhillon & Modha 2001, "Concept decompositions", for directions. scipy's `kmeans2` is not used: it
-has no directions, and runs a given number of rounds where this one ends when no entry changes.
+has Euclidean distances only, and always runs its `iter` rounds. The loop here ends as soon as no
+group changes its entry.
 """
 
 from __future__ import annotations
@@ -229,8 +230,10 @@ def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> C
     """Trains a codebook by k-means over `groups` `[G, D]`, initialised by k-means++.
 
     Args:
-      groups: what is to be coded. kind: "euclidean", or "cosine": the directions of `groups`.
-      size: K, entries. seed: of the beginning, and of which groups where there are too many.
+      groups: rows to be coded.
+      kind: "euclidean", or "cosine" for the directions of `groups`.
+      size: K, the number of entries.
+      seed: of the initial entries, and of the sample if there are more groups than are used.
 
     Raises:
       ConfigError: fewer different groups than entries, or directions of single numbers.
@@ -301,8 +304,11 @@ def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves
     """Return the tensors of a file: indices and scale of matrices, other leaves as they are.
 
     Args:
-      leaves: of the policy, by name. kind: of the codebook, which has 2^bits entries for groups
-        of `group` weights. seed: of its training.
+      leaves: of the policy, by name.
+      kind: "euclidean" or "cosine".
+      bits: of an index, 4 or 8; the codebook has 2^bits entries.
+      group: weights per entry.
+      seed: of the codebook's training.
 
     Raises:
       ConfigError: too few weights for so many entries.

@@ -3,8 +3,8 @@
 The layout is that of safetensors, which other tools read: 8 bytes of header length (little
 endian), a JSON header, the bytes of the arrays. The header's metadata hold the kind of file, the
 version of its format, and the SHA-256 of all bytes, computed with zeros in its own place. The
-safetensors library has no checksum: it reads arrays in which a bit has changed (a test flips each
-byte), so this module keeps its own reader.
+safetensors library checks no sum: version 0.8.0 loaded a file after any one bit of its arrays was
+flipped. So this module has its own reader; a test flips a bit in every byte of a file.
 """
 
 from __future__ import annotations

@@ -116,10 +116,16 @@ def advantage_scale(setup: Setup) -> Any:
 
 
 def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> tuple[Array, Array]:
-    """Account features of each state, and each action's reward by the environment's own step.
+    """Compute account features of each state, and each action's reward by the environment's step.
 
     Each asset is an account of its own. At the first bar of a segment accounts hold exactly one of
     the positions. At later bars the weight has drifted for one bar, where positions drift.
+
+    Args:
+      market: the bars and the environment's settings.
+      span: bars of the segments.
+      length: L, bars of a segment.
+      draw: the curriculum's factors on costs and log-returns; its keys are not used.
 
     Returns:
       Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`.
@@ -164,7 +170,10 @@ def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Ar
     """Log-probabilities `[S, L, A, P, n]` of each asset's actions in each of its states.
 
     Args:
-      cells: `[S, L, A, C]`. seen: `[S, L, A, P, 1, 3]`.
+      policy: its `act` is evaluated.
+      params: parameters of the policy.
+      cells: `[S, L, A, C]` encoded bars.
+      seen: `[S, L, A, P, 1, 3]` account features of each state.
     """
     logits, _ = policy.act(params, cells[:, :, :, None, None], seen)
     return logprob32(logits[..., 0, :])
@@ -184,7 +193,10 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float | Arra
     """Compute action values `Q` `[S, L, A, P, n]`, by recursion from the last bar backwards.
 
     Args:
-      reward, pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
+      reward: `[S, L, A, P, n]` reward of each action.
+      pi: `[S, L, A, P, n]` probability of each action.
+      leads: `[P, n, P]` transitions, from `leads_to`.
+      discount: per bar.
     """
     reward = reward.astype(jnp.promote_types(reward.dtype, pi.dtype))
 
@@ -199,10 +211,12 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float | Arra
 
 
 def occupancies(start: Array, pi: Array, leads: Array) -> tuple[Array, Array]:
-    """State probabilities: `[S, L, A, P]`, and `[S, A, P]` after the last step.
+    """Compute state probabilities: `[S, L, A, P]`, and `[S, A, P]` after the last step.
 
     Args:
-      start: `[S, A, P]` at the first bar. pi: `[S, L, A, P, n]`. leads: `[P, n, P]`.
+      start: `[S, A, P]` probabilities at the first bar.
+      pi: `[S, L, A, P, n]` probability of each action.
+      leads: `[P, n, P]` transitions, from `leads_to`.
     """
 
     def forward(now: Array, pi_t: Array) -> tuple[Array, Array]:
@@ -260,7 +274,7 @@ def check_finite(env: TradingEnv) -> None:
 
 
 def obstacles(env: TradingEnv) -> Iterator[str]:
-    """Yield the settings because of which an account has more states than its positions."""
+    """Yield each setting that gives an account more states than its positions."""
     config, costs, spec = env.config, env.costs, env.spec
     if config.actions == "weights":
         yield "actions = 'weights' order any weight (take 'direction' or 'orders')"

@@ -1,9 +1,9 @@
-"""How parameters lie on the mesh, and what of a step crosses devices.
+"""The layout of parameters on the mesh, and the collectives of a step.
 
-Inside `shard_map` a device has its own part of the batch and, of a parameter that `fsdp` splits,
-its own part as well. The axis `model` is left to the compiler: told that the width of a hidden
-layer is split, it splits the products. What crosses devices is here alone: a gather of the
-parameters, a mean of the gradients with the loss's terms, the norm of what is split.
+Inside `shard_map` a device has its own part of the batch, and its own part of every parameter that
+`fsdp` splits. The axis `model` is left to the compiler, which splits the products of a hidden
+layer whose width is split. All collectives are here: a gather of the parameters, a mean of the
+gradients and the loss's terms, and the norm of what is split.
 
 Source of splitting parameters and moments by storage: Rajbhandari et al. 2020, "ZeRO", stage 3.
 """
@@ -29,7 +29,7 @@ from nca_trader.parallel.mesh import AXES, BATCH, DATA, FSDP, MODEL
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Which axis of a parameter is split over `fsdp` and which over `model`; None: none is."""
+    """The axis of a parameter that `fsdp` splits, and the one that `model` splits, if any."""
 
     fsdp: int | None = None
     model: int | None = None
@@ -59,17 +59,17 @@ class Layout:
 
     @property
     def by_hand(self) -> set[str]:
-        """The axes of the mesh that a step sees; the compiler has the others."""
+        """The axes of the mesh that are manual in a step; the compiler handles the others."""
         return {*BATCH} if self.by_model else {*AXES}
 
     def pairs(self, params: Any) -> list[tuple[Split, Any]]:
-        """Each parameter's split and leaf, in the order of the tree."""
+        """Return each parameter's split and leaf, in the order of the tree."""
         leaves = jax.tree.leaves(params)
         splits = [WHOLE] * len(leaves) if self.splits is None else jax.tree.leaves(self.splits)
         return list(zip(splits, leaves, strict=True))
 
     def over(self, fn: Callable[[Split, Any], Any], params: Any) -> Any:
-        """`fn(split, leaf)` of each parameter."""
+        """Return `fn(split, leaf)` of each parameter, in their structure."""
         leaves = [fn(split, leaf) for split, leaf in self.pairs(params)]
         return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
@@ -78,9 +78,10 @@ class Layout:
         return self.over(lambda split, _: split.spec(*names), params)
 
     def _within(self, fn: Callable[[Any], Any], params: Any) -> Any:
-        """`fn(params)`, on each device's part of a layer's width where `model` splits any.
+        """Return `fn(params)`, on each device's part of a layer's width where `model` splits any.
 
-        What crosses `fsdp` is said by hand: said of the whole width, it would carry all of it.
+        A collective over `fsdp` then moves only this part. Outside of it, it would move the whole
+        width.
         """
         if not self.by_model:
             return fn(params)
@@ -88,7 +89,7 @@ class Layout:
         return jax.shard_map(fn, in_specs=(specs,), out_specs=specs, axis_names={MODEL})(params)
 
     def gathered(self, params: Params) -> Params:
-        """Parameters whole over `fsdp`, as they are computed with."""
+        """Return the parameters gathered over `fsdp`, for computing with them."""
 
         def whole(split: Split, leaf: Array) -> Array:
             if split.fsdp is None:
@@ -98,7 +99,7 @@ class Layout:
         return self._within(lambda tree: self.over(whole, tree), params)
 
     def own(self, params: Params) -> Params:
-        """Parameters whole over `fsdp`, of which a gradient is the device's own."""
+        """Return the gathered parameters; their gradient is that of the device's own items."""
 
         def varying(split: Split, leaf: Array) -> Array:
             return jax.lax.pcast(leaf, BATCH if split.fsdp is None else DATA, to="varying")
@@ -108,11 +109,12 @@ class Layout:
     def mean(self, gradient: Params, terms: Any) -> tuple[Params, Any]:
         """Return the mean over devices of their gradients and of the loss's terms.
 
-        Of a parameter that `fsdp` splits, a device gets its own part. The rest and the terms are
+        A device gets its own part of a parameter that `fsdp` splits. The rest and the terms are
         one all-reduce.
 
         Args:
-          gradient: as `own` gives it, whole over `fsdp`. terms: pytree of `[]`.
+          gradient: of the parameters that `own` returns, whole over `fsdp`.
+          terms: pytree of `[]`.
         """
 
         def scattered(split: Split, leaf: Array) -> Array:
@@ -122,8 +124,8 @@ class Layout:
 
         devices = jax.lax.axis_size(BATCH)
         if devices == 1 and self.by_model:
-            # XLA takes an axis of one device for none, and fails where what `model` splits is
-            # summed over none: "Cross-partition allreduce must be in manual partitioning mode".
+            # XLA drops an axis of one device, and then fails to sum what `model` splits:
+            # "Cross-partition allreduce must be in manual partitioning mode".
             total = self._within(lambda tree: jax.lax.psum(tree, BATCH), gradient)
             return total, jax.lax.psum(terms, BATCH)
         parts = self._within(lambda tree: self.over(scattered, tree), gradient)
@@ -140,23 +142,23 @@ class Layout:
         total = self.over(lambda split, _: next(of[split.fsdp is not None]), parts)
         return jax.tree.map(lambda leaf: leaf / devices, (total, terms))
 
-    def of_all(self, figures: Any) -> Any:
-        """`[N P]` of every device's pieces, in the order of their numbers, from each one's `[P]`.
+    def of_all(self, statistics: Any) -> Any:
+        """Gather `[N P]` statistics of all devices' pieces, in the order of their numbers.
 
-        One all-reduce of all figures, each device's in a place of its own: an exact gather, whose
-        result is known to be the same everywhere.
+        Each device adds its own `[P]` to zeros at its own place, in one all-reduce. So this is an
+        exact gather, and JAX knows that its result is replicated.
         """
-        leaves, structure = jax.tree.flatten(figures)
+        leaves, structure = jax.tree.flatten(statistics)
         mine = jnp.stack(leaves)
         places = jnp.zeros((jax.lax.axis_size(BATCH), *mine.shape), mine.dtype)
         every = jax.lax.psum(places.at[jax.lax.axis_index(BATCH)].set(mine), BATCH)
         every = jnp.moveaxis(every, 0, 1).reshape(len(leaves), -1)
-        if self.deterministic:  # what follows is not joined with how they came together
-            every = one_by_one(lambda figures: figures, every[None])[0]
+        if self.deterministic:  # else the compiler fuses what follows with the gather
+            every = one_by_one(lambda numbers: numbers, every[None])[0]
         return jax.tree.unflatten(structure, list(every))
 
     def norm(self, tree: Any) -> Array:
-        """`[]` the norm of a tree like the parameters: of all of it, not of a device's part."""
+        """Return the `[]` norm of a whole tree like the parameters, not of a device's part."""
 
         def squares(of_split: bool) -> list[Array]:
             leaves = [leaf for s, leaf in self.pairs(tree) if (s.fsdp is not None) == of_split]
@@ -167,11 +169,11 @@ class Layout:
         return jnp.sqrt(total)
 
     def runs(self, logical_shards: int) -> int | None:
-        """How many of all logical shards a device computes one by one; None: none by itself."""
+        """Return how many logical shards a device computes one by one; None is all at once."""
         return logical_shards // jax.lax.axis_size(BATCH) if self.deterministic else None
 
     def fan_in(self, split: Split, leaf: Array) -> int:
-        """How many inputs a matrix `[..., n, m]` has, of which a device may have a part: n."""
+        """Return n, the inputs of a matrix `[..., n, m]`; a device may have a part of its rows."""
         parts = jax.lax.axis_size(FSDP) if split.fsdp == leaf.ndim - 2 else 1
         return leaf.shape[-2] * parts
 
@@ -180,22 +182,22 @@ EVERYWHERE = Layout()
 
 
 def as_one(fn: Callable[[Array], Array], tree: Any) -> Any:
-    """`fn` of all numbers of a tree, which are floats, as one vector of the widest kind.
+    """Apply `fn` to all floats of a tree as one vector of the widest type.
 
-    Devices of a CPU, in one process as in several, meet for each array of a collective by itself,
-    which for 17 small ones takes 20 times as long as for one.
+    On a CPU the devices synchronise once for each array of a collective, within a process and
+    between processes. For 17 small arrays that takes 20 times as long as for one.
     """
     flat, back = ravel_pytree(tree)
     return back(fn(flat))
 
 
 def one_by_one(fn: Callable[[Any], Any], items: Any) -> Any:
-    """`fn` of each of the `[P, ...]` items, one after the other: the same bits however large P is.
+    """Apply `fn` to each of the `[P, ...]` items in sequence, with the same bits for every P.
 
-    `lax.map` does that where P > 1; a map of one item is no loop to the compiler, which joins it
-    with what stands around it: a product and a sum that so meet are rounded once and not twice.
-    So this is a loop of which the compiler cannot tell how often it runs, over two rows at least,
-    so that an item is taken out of them as it is out of eight.
+    `lax.map` does that where P > 1. The compiler unrolls a map of one item and fuses it with the
+    code around it, and a fused product and sum are rounded once instead of twice. Here the compiler
+    does not know the number of iterations. There are always at least two rows, so that an item is
+    sliced out of two rows as it is out of eight.
     """
     size = jax.tree.leaves(items)[0].shape[0]
     rows = jax.tree.map(lambda a: jnp.concatenate([a, a]) if size == 1 else a, items)
@@ -225,27 +227,34 @@ def mean_in_order(each: Any) -> Any:
 
 
 def by_runs(fn: Callable[..., tuple[Any, Any]], count: int | None, *trees: Any) -> tuple[Any, Any]:
-    """`fn` over `count` equal runs of the rows of `trees`, `one_by_one`; None: over all at once.
+    """Apply `fn` to `count` equal runs of the rows of `trees`, `one_by_one`.
 
     Args:
-      fn: `(*trees) -> (pytree of rows, figures)`.
+      fn: `(*trees) -> (pytree of rows, statistics)`.
+      count: number of runs; None is all rows at once.
+      *trees: pytrees of `[N, ...]` rows.
 
     Returns:
-      The rows, and figures with an axis `[count]`, or `[1]`, in front.
+      The rows, and statistics with an axis `[count]`, or `[1]`, in front.
     """
     if count is None:
-        rows, figures = fn(*trees)
-        return rows, jax.tree.map(lambda x: x[None], figures)
+        rows, statistics = fn(*trees)
+        return rows, jax.tree.map(lambda x: x[None], statistics)
     runs = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]), trees)
-    rows, figures = one_by_one(lambda run: fn(*run), runs)
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows), figures
+    rows, statistics = one_by_one(lambda run: fn(*run), runs)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows), statistics
 
 
 def make_layout(policy: Policy, mesh: Mesh, deterministic: bool = False) -> Layout:
-    """How the parameters of `policy` lie on `mesh`.
+    """Return the layout of the parameters of `policy` on `mesh`.
 
-    `model` splits the axis that is a hidden layer's width, `fsdp` the longest of the others; what
-    does not divide stays whole.
+    `model` splits the axis that is a hidden layer's width, and `fsdp` the longest of the others. A
+    parameter whose size does not divide stays whole.
+
+    Args:
+      policy: the policy.
+      mesh: the devices.
+      deterministic: whether means are taken in an order that no mesh changes.
 
     Raises:
       ConfigError: a deterministic mesh of more than the axis `data`.

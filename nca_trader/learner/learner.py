@@ -216,10 +216,15 @@ def check_sizes(
     """Validate the sizes of an update against the bars, the mesh and each other.
 
     Args:
+      env: the environment, with its bars.
+      policy: its receptive field needs bars before the first segment.
+      agent: the sizes.
+      mesh: the devices that share a batch.
       items: segments of a minibatch that a device learns from at once.
 
     Raises:
-      BarError: too few bars. ConfigError: sizes that do not divide.
+      BarError: too few bars.
+      ConfigError: sizes that do not divide.
     """
     config = agent.learner
     if config.advantages == "group" and agent.population.gae_lambda is not None:

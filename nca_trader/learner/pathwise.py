@@ -121,7 +121,7 @@ def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tu
 
 
 def discounted(episode: Episode, discount: float | Array) -> Episode:
-    """Return the same episode, whose derivatives are multiplied by `discount`."""
+    """Return the same episode with its derivatives multiplied by `discount`."""
 
     def leaf(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -145,7 +145,7 @@ def check_smooth(env: TradingEnv) -> None:
 
 
 def obstacles(env: TradingEnv) -> Iterator[str]:
-    """Yield the settings because of which rewards jump, or do not move, with an order."""
+    """Yield each setting that makes rewards jump, or stay constant, as an order changes."""
     config, costs = env.config, env.costs
     if config.actions != "weights":
         yield f"actions = '{config.actions}' are discrete (take 'weights')"

@@ -159,8 +159,10 @@ def fitness_of(
     """`[M]` fitness of each agent: the caller's, or the recent mean training reward.
 
     Args:
+      config: `every` is the number of updates that a mean is taken over.
       run: its metrics are those of the updates before the newest.
       row: metrics of the newest update.
+      state: of the learner of M agents.
       fitness: the caller's measure, or None.
     """
     if fitness is not None:

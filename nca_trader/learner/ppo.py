@@ -167,7 +167,8 @@ def group_advantages(r_t: Array, discount_t: Array) -> Array:
     step is judged by what follows it).
 
     Args:
-      r_t: `[L, E]` reward after each step of E accounts. discount_t: `[L, E]` as in `gae`.
+      r_t: `[L, E]` reward after each step of E accounts.
+      discount_t: `[L, E]` as in `gae`.
 
     Returns:
       `[L, E]` float32 at least, of mean 0 at each bar.
@@ -230,10 +231,14 @@ def ppo_loss(
     the KL estimate is `E[rho - 1 - log rho]`, Schulman 2020, "Approximating KL divergence".
 
     Args:
+      config: `value_coef` weighs the value loss.
+      hyper: `clip_epsilon` and `entropy_coef` are used.
+      old: data of the policy that acted.
       log_prob: of the same actions as `old.log_prob`, under the parameters to be learnt.
-      entropy, value: of the same states as `old.value`.
-      over_actions: the expectation under the old policy, of what has the shape of `log_prob`.
-      over_states: likewise of what has the shape of `value`.
+      entropy: of the policy in the same states as `old.value`, in nats.
+      value: of the same states as `old.value`; None without a critic.
+      over_actions: takes the expectation under the old policy of an array like `log_prob`.
+      over_states: takes the expectation over states of an array like `value`.
     """
     log_ratio = log_prob - old.log_prob
     ratio = exp32(log_ratio)
@@ -269,7 +274,11 @@ def vtrace(
     Source: Espeholt et al. 2018, "IMPALA", equation 1 and section 4.2, remark 2 for lambda.
 
     Args:
-      r_t, discount_t, v_tm1, v_t, lambda_t: `[T]`, as in `gae`.
+      r_t: `[T]` reward, as in `gae`.
+      discount_t: `[T]` discount, as in `gae`.
+      v_tm1: `[T]` value before the action, as in `gae`.
+      v_t: `[T]` value after it, as in `gae`.
+      lambda_t: `[T]` in [0, 1], as in `gae`.
       log_rho_tm1: `[T]` log of pi / mu of the action at t - 1.
 
     Returns:

@@ -1,10 +1,10 @@
 """Compiled programs: sizes that fit the memory of a device, and a count of compilations.
 
 One bound, `learner.memory_gb`, is for everything that a device holds in an update: parameters and
-moments of every agent, the market, the replay ring and intermediate results. What changes no
-result is reduced automatically: first the agents of a population that move at once, then the
-segments of a micro-batch. The replay ring does change the result, so a ring that leaves no room is
-refused.
+moments of every agent, the market, the replay ring and intermediate results. Two sizes that do not
+change the result are reduced automatically: first the agents of a population that move at once,
+then the segments of a micro-batch. The size of the replay ring does change the result, so a ring
+that leaves no room is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | 
       held: bytes of each device that the update's arguments take already, so they are not free.
 
     Returns:
-      Bytes, the same on every process; None is no bound.
+      Bytes, the same on every process; None means unbounded.
     """
     if memory_gb is not None:
         return memory_gb * 1e9
@@ -131,7 +131,7 @@ class Fitting:
     Other sizes than the first are logged: they take longer, with the same result.
 
     Attributes:
-      limit: bytes of a device; None is no bound.
+      limit: bytes of a device; None means unbounded.
       needed: bytes that a device needs for the chosen program; None before the first call, and
         without a bound.
     """
@@ -149,7 +149,7 @@ class Fitting:
         Args:
           build: `(sizes) -> jitted step`.
           sizes: those to try, see `sizes_to_try`.
-          limit: bytes of a device; None is no bound.
+          limit: bytes of a device; None means unbounded.
           ring: what the state holds for replay.
           called: as `build`, with compiler options, for calls outside of another program; None is
             `build`.

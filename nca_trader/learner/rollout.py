@@ -1,7 +1,7 @@
-"""Rollouts: accounts that live along segments of bars under the policy of the moment.
+"""Rollouts: accounts simulated along segments of bars under the current policy.
 
-A segment is encoded once on the causal lattice; then its accounts are scanned bar by bar through
-the readout and the environment's own transition.
+A segment is encoded once on the causal lattice. Then its accounts are scanned bar by bar through
+the policy head and the environment's own transition.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from nca_trader.learner.ppo import Loss, Setup
 
 
 class Segments(NamedTuple):
-    """Where the environments stand between updates: S segments with E accounts on each.
+    """The environments between two updates: S segments with E accounts on each.
 
-    index: `[S]` int32 bar of the next decision. left: `[S]` int32 decisions left of the episode.
-    drop: `[S]` which bars are dropped, or None. episode: `[S, E, ...]`.
+    Attributes:
+      index: `[S]` int32 bar of the next decision.
+      left: `[S]` int32 decisions left of the episode.
+      drop: `[S]` seeds of the bars that are dropped, or None.
+      episode: `[S, E, ...]` the accounts.
     """
 
     index: Array
@@ -38,10 +41,13 @@ class Segments(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Which bars of the market an update's segments are; what is seen there is gathered anew.
+    """The bars of the market that an update's segments cover; features are gathered each time.
 
-    index: `[S]` int32 bar of the first decision. drop: `[S]`, as in `Segments`. fire: `[S]` seeds
-    of which updates of cells take place, where not all do: collecting and learning draw the same.
+    Attributes:
+      index: `[S]` int32 bar of the first decision.
+      drop: `[S]`, as in `Segments`.
+      fire: `[S]` seeds of the mask of cell updates, or None where all take place. Collecting and
+        learning use the same mask.
     """
 
     index: Array
@@ -50,10 +56,13 @@ class Span(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What an update draws and meets, beside its segments.
+    """Per-update keys, replacement episodes and curriculum scales.
 
-    keys: `[S]` one a segment. fresh: `[S, E]` episodes that take the place of ruined ones.
-    cost_scale, volatility_scale: `[]` factors on all costs and log-returns, or None.
+    Attributes:
+      keys: `[S]`, one per segment.
+      fresh: `[S, E]` episodes that replace bankrupt ones.
+      cost_scale: `[]` factor on all costs, or None.
+      volatility_scale: `[]` factor on all log-returns, or None.
     """
 
     keys: Array
@@ -63,9 +72,11 @@ class Draw(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """How accounts began, `[S, E]` episodes: what they do then follows from the bars and actions.
+    """First states of accounts; the later ones follow from the bars and the actions.
 
-    episode: at the first bar. fresh: what takes the place of those that are ruined.
+    Attributes:
+      episode: `[S, E]` at the first bar.
+      fresh: `[S, E]` replacements of bankrupt ones.
     """
 
     episode: Episode
@@ -75,14 +86,16 @@ class Begun(NamedTuple):
 class Algorithm(NamedTuple):
     """The parts in which estimators of advantages differ; `update` calls them in this order.
 
-    check: `(env) -> None`, raises ConfigError where the algorithm does not apply.
-    collect: `(setup, params, market, segments, draw) -> (segments after, batch, statistics)`. The
-      batch is a pytree of `[S, ...]`; statistics are `[]`, means over these segments alone.
-    normalize: `(setup, batch, statistics) -> (batch, metrics)`, from the statistics `[P]` of all
-      P equal parts of the whole batch.
-    loss: `(setup, params, market, items of the batch) -> Loss`.
-    replay: `(setup, params, their average, market, item of the ring, factors on costs and on
-      log-returns now) -> (batch, statistics)`; None where an algorithm cannot learn from the past.
+    Attributes:
+      check: `(env) -> None`, raises ConfigError where the algorithm does not apply.
+      collect: `(setup, params, market, segments, draw) -> (segments after, batch, statistics)`.
+        The batch is a pytree of `[S, ...]`; statistics are `[]`, means over these segments alone.
+      normalize: `(setup, batch, statistics) -> (batch, metrics)`, from the statistics `[P]` of all
+        P equal parts of the whole batch.
+      loss: `(setup, params, market, items of the batch) -> Loss`.
+      replay: `(setup, params, their average, market, item of the ring, current factors on costs
+        and log-returns) -> (batch, statistics)`; None where an algorithm cannot learn from old
+        rollouts.
     """
 
     check: Callable[[TradingEnv], None]
@@ -95,17 +108,20 @@ class Algorithm(NamedTuple):
 def mean_statistics(
     setup: Setup, batch: Any, statistics: dict[str, Array]
 ) -> tuple[Any, dict[str, Array]]:
-    """Return the `normalize` of algorithms whose advantages need none."""
+    """Average the statistics and leave the batch as it is, where no advantage is normalised."""
     del setup
     return batch, {name: value.mean() for name, value in statistics.items()}
 
 
 class Rollout(NamedTuple):
-    """What E sampled accounts met on each segment.
+    """Observations, actions and rewards of E sampled accounts on each segment.
 
-    span: of the segments. seen: `[S, L, E, A, 3 + M]` account features. action: `[S, L, E, A]`.
-    log_prob, value, reward, discount: `[S, L, E]`. bootstrap: `[S, E]` value of the observation
-      after the last step.
+    Attributes:
+      span: bars of the segments.
+      seen: `[S, L, E, A, 3 + M]` account features.
+      action: `[S, L, E, A]`.
+      log_prob, value, reward, discount: `[S, L, E]`.
+      bootstrap: `[S, E]` value of the observation after the last step.
     """
 
     span: Span
@@ -144,7 +160,7 @@ def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
     """Return the bars of the segments as this update sees them."""
     if policy.fire_rate == 1.0:
         return Span(segments.index, segments.drop)
-    # Beside the segment's own key, which draws the actions.
+    # The segment's own key draws the actions, so the mask needs another one.
     seeds = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32))
     return Span(segments.index, segments.drop, seeds(draw.keys))
 
@@ -155,6 +171,9 @@ def begin_segments(
     """Draws a new start and new accounts where an episode is over.
 
     Args:
+      setup: the policy's receptive field and the lengths.
+      market: the bars to start on.
+      segments: the environments after the last update.
       keys: `[S]`, one per segment.
 
     Returns:
@@ -224,11 +243,11 @@ def roll_out(
 def accounts_on(
     market: Market, span: Span, length: int, draw: Draw
 ) -> tuple[Legs, Legs, Callable[[Episode], Array], Callable[..., tuple[Episode, Array, Array]]]:
-    """How accounts move on `length` bars of a span.
+    """Return the functions that simulate accounts on `length` bars of a span.
 
     Returns:
-      The legs `[L, S, ...]` of each bar and of the one after it; `see`, an episode's account
-      features; and `move(episode, order, now, following) -> (episode, reward, ruined)` for
+      The returns `[L, S, ...]` of each bar, and of the bar after it; `see`, an episode's account
+      features; and `move(episode, order, now, following) -> (episode, reward, bankrupt)` for
       `[S, E]` episodes, in which a fresh episode replaces a bankrupt one.
     """
     dynamics = market.dynamics
@@ -291,7 +310,7 @@ def repeat(
 
 
 def advanced(segments: Segments, length: int, episode: Episode) -> Segments:
-    """Return the segments `length` bars on, where their accounts stand as `episode` says."""
+    """Return the segments `length` bars later, with their accounts as in `episode`."""
     index, left = segments.index + length, segments.left - length
     return Segments(index, left, segments.drop, episode)
 
@@ -304,7 +323,7 @@ def times(drawn: Array | None, scale: Array | None) -> Array | None:
 
 
 def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
-    """`[]` float32 factor on all costs in `update` of `num_updates`; None is no curriculum."""
+    """`[]` float32 factor on all costs in `update` of `num_updates`; None without a curriculum."""
     return _towards_one(config.costs_from, config.costs_share, update, num_updates)
 
 
@@ -321,11 +340,11 @@ def _towards_one(start: float, share: float, update: Array, num_updates: int) ->
 
 
 def moved(legs: Legs, scale: Array | None) -> Legs:
-    """Return the legs of a market whose every log-return is `scale` times this one's; None is 1.
+    """Return the market's returns with every log-return multiplied by `scale`; None is 1.
 
-    `gap' = (1 + gap)^scale - 1`, likewise the body: the legs of the prices `P^scale`, whose
-    volatility is `scale` times as high. Prices in money, which lots and fees are measured in,
-    and payments in cash stay what they are.
+    The overnight return becomes `(1 + gap)^scale - 1`, the intraday return `(1 + body)^scale - 1`.
+    These are the returns of the prices `P^scale`, whose volatility is `scale` times as high.
+    Prices in money, which lots and fees are measured in, and payments in cash do not change.
     """
     if scale is None:
         return legs

@@ -178,7 +178,11 @@ def revalued(
     function of its actions, so the stored probability is that of the same sequence of actions.
 
     Args:
+      setup: policy, settings and hyper-parameters.
+      params: the current parameters.
       target: an average of the parameters; it bootstraps the value after the last step only.
+      market: the bars.
+      item: the old rollout.
       scales: the curriculum's factors on costs and on log-returns now.
 
     Returns:
@@ -243,6 +247,8 @@ def estimate(setup: Setup, rollout: Rollout, scale: Array) -> tuple[Array, Array
     Those of "group" are normalised within their segment, those of "gae" not yet.
 
     Args:
+      setup: the method and its hyper-parameters.
+      rollout: what the accounts did on each segment.
       scale: `[]` factor that makes the values' targets of order one.
     """
     reward = scale * rollout.reward

@@ -52,12 +52,16 @@ ALGORITHMS = {"gae": SAMPLED, "group": SAMPLED, "exact": EXACT, "pathwise": PATH
 
 
 class LearnerState(NamedTuple):
-    """All that training carries: with it and the config, a run resumes exactly.
+    """The state of training; with it and the config, a run resumes exactly.
 
-    params, opt_state: each device its part, as `learner.layout` says. key: the run's key, never
-      changed: draws fold in `update`. update: `[]` int32 updates done. segments: split as a batch.
-    replay: earlier rollouts, their segments split likewise; None where none are kept.
-    hyper: of one agent of a population, where its hyper-parameters differ from the config's.
+    Attributes:
+      params: each device has its part, see `learner.layout`.
+      opt_state: of the optimiser, split like the parameters.
+      key: the run's key. It never changes within a run; draws fold in `update`.
+      update: `[]` int32 updates done.
+      segments: the environments, split like a batch.
+      replay: earlier rollouts, their segments split likewise; None without replay.
+      hyper: of one agent of a population, where its hyper-parameters differ from the config's.
     """
 
     params: Params
@@ -70,10 +74,16 @@ class LearnerState(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What an update is made of; all static.
+    """The static parts of an update.
 
-    env: its market is an argument of the update. layout: of the parameters on the mesh.
-    num_updates: of the whole run. optimizer, setup: with the config's hyper-parameters.
+    Attributes:
+      env: the environment; its market is an argument of the update.
+      layout: of the parameters on the mesh.
+      num_updates: of the whole run.
+      config: the agent's settings.
+      optimizer: with the config's learning rate.
+      setup: with the config's hyper-parameters.
+      algorithm: collects, normalises and computes the loss.
     """
 
     env: TradingEnv
@@ -111,10 +121,10 @@ def make_parts(
 
 
 def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
-    """Gradient steps of a run of `num_updates`: with replay every update but the first takes twice.
+    """Count the gradient steps of a run of `num_updates`.
 
-    The first finds the ring empty. Steps that a guard or `max_kl` leaves out are counted here, and
-    the schedule stands still in them.
+    With replay every update but the first, which finds the ring empty, takes twice as many. Steps
+    that the guard or `max_kl` skips are counted too; the schedule does not advance in them.
     """
     replayed = num_updates - 1 if config.replay_slots else 0
     return (num_updates + replayed) * config.num_epochs * config.num_minibatches
@@ -126,7 +136,10 @@ def update(
     """Make one update of one agent on this device's share of the segments.
 
     Args:
+      parts: the static parts.
       micro_batches: pieces in which a minibatch's gradient is summed.
+      state: of one agent, this device's part.
+      market: the bars.
 
     Returns:
       The state after it, and its metrics, `[]` each.
@@ -165,7 +178,7 @@ def update(
             params, opt_state = jax.lax.cond(can_sample(old), again, lambda same: same, learnt)
         ring = add(old, stored(batch[0], begun))
 
-    # A batch of which one gradient was dropped is taken back whole; the count of drops stays.
+    # If one gradient of an update was dropped, all its steps are undone; the count stays.
     params, opt_state = whole_or_nothing(before, (params, opt_state))
     skipped = opt_state.skipped - state.opt_state.skipped
     metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
@@ -186,7 +199,12 @@ def collect(
     """Collect a batch with the current policy and normalize its advantages over all devices.
 
     Args:
-      keys: of new starts, and of actions. scales: of the curriculum, on costs and log-returns.
+      parts: the static parts of the update.
+      setup: with the hyper-parameters of this agent.
+      state: of the agent before the update.
+      market: the bars.
+      keys: of new starts, and of actions.
+      scales: of the curriculum, on costs and log-returns.
 
     Returns:
       The segments after it, the batch, how its accounts began (None without replay), metrics.
@@ -220,10 +238,15 @@ def replay(
     item: Stored,
     scales: Scales,
 ) -> Any:
-    """Return the batch that a stored rollout makes today, with normalized advantages.
+    """Return the batch of a stored rollout at today's costs, with normalized advantages.
 
     Args:
+      parts: the static parts of the update.
+      setup: with the hyper-parameters of this agent.
       learnt: parameters and the optimiser's state.
+      market: the bars.
+      item: the stored rollout.
+      scales: of the curriculum, on costs and log-returns.
 
     Raises:
       ConfigError: the algorithm cannot learn from old rollouts.
@@ -241,7 +264,7 @@ def replay(
 def _settings(
     parts: Parts, setup: Setup, scales: Scales, opt_state: Any, micro_batches: int
 ) -> Metrics:
-    """Return what the schedule and the curriculum are at, as metrics."""
+    """Return the current learning rate and curriculum scales as metrics."""
     config = parts.config
     total = gradient_steps(config.learner, parts.num_updates)
     schedule = learning_rate(config.optimizer, total, setup.hyper.learning_rate)
@@ -264,13 +287,18 @@ def learn(
 ) -> tuple[Params, Any, dict[str, Array]]:
     """Take `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
 
-    With `max_kl`, the first minibatch on which the policy is further than that from the one that
-    acted, and all after it, move nothing: `kl_stopped` counts them.
+    With `max_kl`, steps stop at the first minibatch with a larger KL divergence from the policy
+    that acted. `kl_stopped` counts this minibatch and all after it.
 
     Args:
-      lose: `(params, items) -> Loss`, a mean over the items. batch: pytree of `[N, ...]`, this
-        device's N items, of `logical_shards` over all devices. key: of the shuffling, the same
-        on every device. micro_batches: pieces in which a minibatch's gradient is summed.
+      lose: `(params, items) -> Loss`, a mean over the items.
+      config: numbers of epochs, minibatches and logical shards, and `max_kl`.
+      optimizer: applied to each gradient.
+      params: this device's part of the parameters.
+      opt_state: likewise of the optimiser's state.
+      batch: pytree of `[N, ...]`, this device's N items, in its share of the `logical_shards`.
+      key: of the shuffling, the same on every device.
+      micro_batches: pieces in which a minibatch's gradient is summed.
       layout: of the parameters on the mesh.
 
     Returns:
@@ -292,7 +320,7 @@ def learn(
 
         if config.max_kl is None:
             return (*move(), jnp.bool_(True)), metrics
-        near = ~(loss.approx_kl > config.max_kl)  # one that is no number is the guard's affair
+        near = ~(loss.approx_kl > config.max_kl)  # NaN counts as near: the guard drops it
         return (*jax.lax.cond(near, move, lambda: (params, opt_state)), near), metrics
 
     def minibatch(carry: Any, piece: Array) -> Any:
@@ -327,12 +355,16 @@ def gradient_of(
 ) -> tuple[Params, Loss]:
     """Return the gradient of the mean loss over all devices' items, and the loss's terms.
 
-    Each device sums its own pieces' gradients, in float32, before they are averaged over devices:
-    of parameters marked as varying, the gradient is the device's own.
+    Each device sums the gradients of its own pieces, in float32, before they are averaged over
+    devices. JAX does not sum them itself, because the parameters are marked as varying.
 
     Args:
-      items: pytree of `[G, M, ...]`, this device's G logical shards of M items. Of a deterministic
-        layout the gradient of each shard is computed by itself.
+      lose: `(params, items) -> Loss`, a mean over the items.
+      params: this device's part of the parameters.
+      items: pytree of `[G, M, ...]`, this device's G logical shards of M items. With a
+        deterministic layout the gradient of each shard is computed separately.
+      micro_batches: pieces in which the gradient is summed.
+      layout: of the parameters on the mesh.
     """
     own = layout.own(params)
 
@@ -363,7 +395,7 @@ def gradient_of(
 
 
 def _steps(opt_state: Any) -> Array:
-    """`[]` gradient steps behind the learning-rate schedule; a skipped one does not count."""
+    """Return the `[]` steps that the learning-rate schedule has counted; skipped ones are not."""
 
     def of_schedule(path: Any, value: Any) -> bool:
         del value
