@@ -118,6 +118,7 @@ class _Run:
 
     def __init__(self, env: TradingEnv, seed: int):
         self.env, self.length = env, episode_length(env.market)
+        # Programs are compiled once here: twelve checks would each compile the step again.
         self.keys = jax.random.split(jax.random.key(seed), 3)
         self.reset, self.step = jax.jit(env.reset), jax.jit(env.step)
 
@@ -145,7 +146,7 @@ class _Run:
 
 
 def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
-    """Draws `[num, A]` actions, uniformly."""
+    """Draw `[num, A]` actions, uniformly."""
     shape, spec = (num, env.spec.num_assets), env.spec
     if spec.actions == "weights":
         low, high = spec.bounds
@@ -185,7 +186,7 @@ def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
 
 
 def _plain(x: Any) -> np.ndarray:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # numpy cannot hold a typed key
         return np.asarray(jax.random.key_data(x))
     return np.asarray(x)
 
@@ -243,7 +244,7 @@ def compiled_equals_not_compiled(run: _Run) -> str:
 def batched_equals_one_by_one(run: _Run) -> str:
     """Check that `jax.vmap` and `jax.lax.scan` do not change an episode."""
     trace = jax.tree.map(lambda x: x[0], run.traces)
-    reset_key, _ = jax.random.split(run.keys[0])
+    reset_key, _ = jax.random.split(run.keys[0])  # as `_Run.episode` does
     state, _ = run.reset(reset_key)
     for t in range(min(run.length, 20)):
         state, timestep = run.step(state, trace.actions[t])
@@ -256,6 +257,7 @@ def a_key_decides_the_episode(run: _Run) -> str:
     """Check that equal keys give equal episodes, and different keys different ones."""
     if fault := difference(run.reset(run.keys[0]), run.reset(run.keys[0])):
         return f"the same key gives two episodes: {fault}"
+    # An environment of one full-length episode without draws has only one: nothing to compare.
     config, env = run.env.config, run.env
     draws = episode_length(env.market) < len(env) - 1 - env.spec.warmup or config.random_start
     if not (draws or config.feature_dropout or config.random_costs):
@@ -305,7 +307,7 @@ def an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
     """Check the rows of an episode and where it is truncated."""
     first, steps = run.traces.first.observation.index, run.traces.steps
     if (steps.observation.index != first[:, None] + 1 + np.arange(run.length)).any():
-        return "the index does not move one bar a step"
+        return "the index does not move one bar per step"
     if first.min() < run.env.spec.warmup or (first + run.length).max() > len(run.env) - 1:
         return f"an episode leaves rows {run.env.spec.warmup} to {len(run.env) - 1}"
     ended, ruined = steps.truncated, steps.discount == 0.0
@@ -324,6 +326,7 @@ def a_window_is_what_was_seen(run: _Run) -> str | Check:
     observation, length = run.start[1].observation, 5
     row = int(observation.index)
     rows = np.arange(row - length + 1, row + 1)
+    # From the host's features and not through the market: a second derivation of the same window.
     expected = np.where((rows >= 0)[:, None, None], run.env.features[np.maximum(rows, 0)], 0.0)
     return difference(np.asarray(run.env.window(observation, length)), expected)
 
@@ -331,6 +334,7 @@ def a_window_is_what_was_seen(run: _Run) -> str | Check:
 def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
     """Check, in a crash, that a bankrupt account stops without being truncated."""
     config, spec = run.env.config, run.env.spec
+    # A price cannot fall below 0, so only a short or a borrowed position loses more than equity.
     short = spec.bounds[0] < 0.0
     gross = min(abs(spec.bounds[1]) * spec.num_assets, config.max_gross or np.inf)
     least = 1e-6  # of the price before; a price cannot fall to nothing
@@ -339,6 +343,8 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
     ):
         return Check(skipped="long without borrowing, this account cannot fall to its floor")
     features = config.features or ("return_1",)
+    # Bars of our own take the place of the market, so the settings of the market must be defaults:
+    # a config refuses what has no effect.
     changes = {"market": "", "market_bars": type(config).market_bars, "features": features}
     changes |= {"random_start": False, "episode_bars": None}
     config = dataclasses.replace(config, **changes, feature_dropout=0.0)
@@ -356,11 +362,11 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
         high=close,
         low=close,
         close=close,
-        volume=np.full(close.shape, 1e12),
+        volume=np.full(close.shape, 1e12),  # so that no usual participation limit binds
         present=np.ones(close.shape, bool),
         source="a crash",
     )
-    env = type(run.env)(bars, config)
+    env = type(run.env)(bars, config)  # a subclass under test keeps its own step
     worst = 0 if short else spec.num_actions - 1
     action = spec.bounds[0 if short else 1] if spec.actions == "weights" else worst
     actions = jnp.full((len(env) - 1 - env.spec.warmup, spec.num_assets), action)

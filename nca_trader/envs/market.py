@@ -22,7 +22,7 @@ from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
 from nca_trader.types import Bars, EnvSpec, Tensor
 
-# Copies of the features in memory at once: as computed, joined with the market's state, on the
+# Copies of the features in memory at once: as computed, joined with the market's state, and on the
 # device.
 COPIES = 3
 
@@ -65,7 +65,7 @@ class Market:
         return len(self.legs.present) if self.rows is None else self.rows
 
     def legs_at(self, index: Array) -> Legs:
-        """Return the legs of the bars at `index` `[...]`."""
+        """Return the returns and prices of the bars at `index` `[...]`."""
         row = jnp.asarray(index, jnp.uint32)  # unsigned: jax adds no check for negative indices
         return jax.tree.map(lambda leg: leg[row], self.legs)
 
@@ -76,7 +76,9 @@ def market_of(
     """Make the market of `bars` in numpy.
 
     Args:
-      bars: N bars. features: `[N, A, F]` float32. dynamics: of the environment.
+      bars: N bars of A assets.
+      features: `[N, A, F]` float32.
+      dynamics: of the environment.
       shards: where `bars` are one of them, the arrays are padded with zeros to the longest, so that
         all shards share one compiled program.
     """
@@ -101,7 +103,8 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
     """Describe the environment of `config` over `symbols` for a policy.
 
     Args:
-      config: of the environment. symbols: A names.
+      config: of the environment.
+      symbols: A names, in order.
       states: names of the market's own state, which is observed after the features.
 
     Returns:
@@ -169,6 +172,7 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray
     """
     if not config.features:
         return states
+    # Refused before anything is computed: where memory runs out, Linux kills without a message.
     width = len(config.features) + states.shape[-1]
     need, free = COPIES * 4 * bars.close.size * width, memory().free
     if need > free:
@@ -186,13 +190,15 @@ def volatility_of(legs: Legs) -> np.ndarray:
     Where prices always move by the same amount, the deviation is a rounding error. There it is that
     move.
     """
+    # In float64: 1 plus a small return loses most of the return's digits in float32.
     growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
+    # A price that falls to 0 would have the log -inf, and the deviation would be NaN.
     log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
     return np.asarray(max(log_return.std(), abs(log_return.mean())), np.float32)
 
 
 def nearest_assets(bars: Bars) -> tuple[tuple[int, ...], ...]:
-    """Ranks, for each asset, up to `MAX_NEIGHBOURS` others by falling correlation.
+    """Rank, for each asset, up to `MAX_NEIGHBOURS` others by falling correlation.
 
     See `correlations`. A pair without a correlation is last; equals keep their order.
 

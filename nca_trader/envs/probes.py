@@ -60,7 +60,7 @@ class Probe:
         return math.fsum(self.rewards) / len(self.rewards)
 
     def value(self, discount: float) -> np.ndarray:
-        """`[P]` what the best rule's rewards are worth for ever after, from each phase.
+        """Return `[P]` the discounted sum of all later rewards of the best rule, by phase.
 
         `V_k = sum_{j < P} discount^j r_{(k + j) mod P} / (1 - discount^P)`.
         """
@@ -90,11 +90,12 @@ def make(name: str, num_bars: int = 512) -> Probe:
 
 
 def constant(num_bars: int) -> Probe:
-    """Cash lends at what the asset earns: each step pays log(1 + g), whatever is done.
+    """Make a market in which cash lends at what the asset earns: each step pays log(1 + g).
 
     Orders fill at the close: at the next open, cash would earn its interest first, and the
     position it buys would earn the bar's return on top.
     """
+    # The rate per year that pays g in one bar.
     lend = MOVE * SECONDS_PER_YEAR / (BAR / np.timedelta64(1, "s"))
     return Probe(
         name="constant",
@@ -107,7 +108,7 @@ def constant(num_bars: int) -> Probe:
 
 
 def illiquid(num_bars: int) -> Probe:
-    """Nothing trades, so the weight that an episode starts with, 0 or 1, stays.
+    """Make a market in which nothing trades: an episode keeps its first weight, 0 or 1.
 
     The price rises and falls in turn. `rewards` and `value` are of weight 1; those of 0 are 0.
     """
@@ -116,6 +117,7 @@ def illiquid(num_bars: int) -> Probe:
     return Probe(
         name="illiquid",
         tells="how the value reads an observation: the features, or the account's weight",
+        # A share of no volume is nothing: orders wait without end, and actions have no effect.
         bars=dataclasses.replace(bars, volume=np.zeros_like(bars.volume)),
         config=_config(short=False, random_start=True, capital=1e6, max_participation=1.0),
         rewards=(rise, -rise),
@@ -124,7 +126,7 @@ def illiquid(num_bars: int) -> Probe:
 
 
 def delayed(num_bars: int) -> Probe:
-    """One bar in three rises by g, and a trade costs 1.5 g: it pays later what it costs now.
+    """Make a market that rises by g in one bar of three, where a trade costs 1.5 g.
 
     Entering just before a rise is worth `g / (1 - discount^3) - 1.5 g`, which is above 0 where the
     discount is above `(1/3)^(1/3)`; a learner that bootstraps too little never enters.
@@ -136,6 +138,7 @@ def delayed(num_bars: int) -> Probe:
         bars=_bars("DELAYED", [[0.0], [0.0], [MOVE]], num_bars),
         config=_config(short=False, reward="pnl", costs=Costs(commission=cost)),
         rewards=(0.0, MOVE, 0.0),
+        # Long half of the time in one bar of three; the order changes in half of the steps.
         random=MOVE / 6.0 - cost / 2.0,
         rule=lambda features, ordered: jnp.ones(1, jnp.int32),
         mirror=lambda features, ordered: jnp.int32(ordered == 0.0),
@@ -144,7 +147,7 @@ def delayed(num_bars: int) -> Probe:
 
 
 def rising(num_bars: int) -> Probe:
-    """Return the price rises by g in every bar: long is best, whatever is seen."""
+    """Make a market that rises by g in every bar: long is best, whatever is seen."""
     rise, fall = math.log1p(MOVE), math.log1p(-MOVE)
     return Probe(
         name="rising",
@@ -152,14 +155,14 @@ def rising(num_bars: int) -> Probe:
         bars=_bars("RISING", [[rise]], num_bars),
         config=_config(),
         rewards=(rise,),
-        random=(rise + fall) / 3.0,
+        random=(rise + fall) / 3.0,  # long, short and flat are drawn equally often
         rule=lambda features, ordered: jnp.full(1, 2, jnp.int32),
         mirror=lambda features, ordered: jnp.zeros(1, jnp.int32),
     )
 
 
 def alternating(num_bars: int) -> Probe:
-    """Return the price rises by g and falls back in turn: short after a rise, long after a fall."""
+    """Make a market that rises by g and falls back: short after a rise and long after a fall."""
     fall = MOVE / (1.0 + MOVE)  # the simple return that undoes a rise by g
     rise = math.log1p(MOVE)
     shorts = math.log1p(-MOVE) + math.log1p(fall)
@@ -183,6 +186,7 @@ def costly(num_bars: int) -> Probe:
         bars=_bars("COSTLY", [[-MOVE], [MOVE]], num_bars),
         config=_config(reward="pnl", costs=Costs(commission=MOVE)),
         rewards=(0.0, 0.0),
+        # Two draws of -1, 0, 1 are 8/9 apart on average, and all of that is traded at a cost of g.
         random=-MOVE * 8.0 / 9.0,
         rule=lambda features, ordered: jnp.ones(1, jnp.int32),
         mirror=_against,
@@ -190,9 +194,9 @@ def costly(num_bars: int) -> Probe:
 
 
 def one_moves(num_bars: int) -> Probe:
-    """Of two assets one swings by g and one stands still; a trade costs g / 10.
+    """Make a market in which one asset of two swings by g; a trade costs g / 10.
 
-    Half of equity is held in each, so that to turn round costs g / 10 and earns g / 2.
+    Half of equity is held in each. A change from long to short costs g / 10 and earns g / 2.
     """
     cost = MOVE / 10.0
     still = jnp.array([0, 1], jnp.int32)
@@ -224,7 +228,7 @@ def _against(features: Array, ordered: Array) -> Array:
 
 
 def _config(**changes: object) -> EnvConfig:
-    """Rebalanced every bar, so that a step's reward hangs on its own action and the last alone."""
+    """Return a config that rebalances every bar: a reward depends on this order and the last."""
     given = {"features": FEATURES, "order": "rebalance", "random_start": False, **changes}
     return EnvConfig(**given)  # pyright: ignore[reportArgumentType]
 

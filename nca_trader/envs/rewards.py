@@ -23,7 +23,7 @@ from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 # Of the training span's variance. Without a floor the first returns of an account that was flat
 # outweigh all others.
 VARIANCE_FLOOR = 0.1
-LEAST_VARIANCE = 1e-10  # where prices do not move
+LEAST_VARIANCE = 1e-10  # where prices do not move, so that nothing is divided by 0
 
 
 class Below(NamedTuple):
@@ -33,6 +33,7 @@ class Below(NamedTuple):
 
     def after(self, spec: EnvSpec, log_return: Tensor) -> Below:
         """Return the memory after a step of log-return `log_return` `[]`."""
+        # Equity above its peak is a new peak, and the depth is then 0.
         return Below(jnp.maximum(self.depth - log_return, 0.0))
 
 
@@ -51,6 +52,7 @@ class Moments(NamedTuple):
 
     def variance(self, spec: EnvSpec) -> Array:
         """Return `[]` variance of the log-return, at least `VARIANCE_FLOOR` of the usual one."""
+        # The floor also holds where rounding makes the difference of the moments negative.
         return jnp.maximum(self.square - self.mean**2, VARIANCE_FLOOR * usual_variance(spec))
 
 
@@ -89,13 +91,15 @@ def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Acc
     It adds the return since the last call, including the cost of a fill at that close.
 
     Args:
-      spec: of the environment. account: at this close.
+      spec: of the environment.
+      account: at this close, with the memory of the last call.
       first: `[]` bool, True up to the first close with a decision: the memory begins there.
     """
     if not spec.memory:
         return account
     before = account.memory
     grown = account.log_equity - before.log_equity
+    # The low parts hold the digits that the high parts round away, as in `log_return` of accounts.
     grown = grown + (account.log_equity_low - before.log_equity_low)
     kept = before.kept.after(spec, grown)
     now = account._replace(memory=Memory(account.log_equity, account.log_equity_low, kept))
@@ -154,10 +158,11 @@ def variance_in(bars: Bars, size: float) -> float:
 
 
 def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
-    """Refuses bars and sizes for which the reward "pnl" differs from what an account earns.
+    """Refuse bars and sizes for which the reward "pnl" differs from what an account earns.
 
     Args:
-      config: of the environment. bars: to trade.
+      config: of the environment.
+      bars: to trade.
       size: the largest weight that can be ordered in an asset.
 
     Raises:
@@ -177,6 +182,7 @@ def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
     gross = size * bars.num_assets
     caps = {name: getattr(config, name) for name in ("max_gross", "max_net")}
     caps |= {} if config.borrow else {"cash (borrow=False)": 1.0}
+    # In floats 3 * 0.1 is above 0.3; a size must not be refused for its last bit.
     cut = [name for name, cap in caps.items() if cap is not None and gross > cap * (1 + 1e-9)]
     if cut:
         problems.append(f"positions up to {gross:g} in all are cut by {', '.join(cut)}")
@@ -215,6 +221,7 @@ def pnl(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     traded = step.after - step.before
     rate = costs.commission + costs.slippage + costs.half_spread
     pay = earned - rate * jnp.abs(traded)
+    # The other costs are scaled already; q is of the config and not of `Costs`.
     pay = pay - 0.5 * step.cost_scale * config.quadratic_cost * traded**2
     return (pay - 0.5 * config.risk_aversion * step.after**2).sum()
 
@@ -230,6 +237,7 @@ def differential_sharpe(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     Reinforcement (2001), equation 14, which starts both at 0 and has no floor.
     """
     mean, variance = step.kept.mean, step.kept.variance(spec)
+    # B is that of the floored variance, so that numerator and denominator agree.
     square = variance + mean**2
     slope = square * (step.log_return - mean) - 0.5 * mean * (step.log_return**2 - square)
     return slope / variance**1.5

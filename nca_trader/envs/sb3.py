@@ -45,10 +45,10 @@ class SB3VecEnv(VecEnv):
         super().__init__(num_envs, *single)
 
     def reset(self) -> np.ndarray:
-        """`[n, D]` first observations of new episodes, with the seeds that `seed` set."""
+        """Return `[n, D]` first observations of new episodes, with the seeds that `seed` set."""
         seeds = None if self._seeds[0] is None else list(self._seeds)
         observations, _ = self.envs.reset(seed=seeds)
-        self._reset_seeds()
+        self._reset_seeds()  # as the base class asks: a seed holds for one reset
         self._returns[:], self._lengths[:] = 0.0, 0
         return observations
 
@@ -57,7 +57,7 @@ class SB3VecEnv(VecEnv):
         self._actions = actions
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """`[n, D]` observations, `[n]` rewards, `[n]` whether an episode ended, `n` infos."""
+        """Return `[n, D]` observations, `[n]` rewards, `[n]` whether episodes ended, `n` infos."""
         seen, reward, terminated, truncated, info = self.envs.step(self._actions)
         done, infos = terminated | truncated, [{} for _ in range(self.num_envs)]
         self._returns += reward
@@ -66,6 +66,7 @@ class SB3VecEnv(VecEnv):
             episode = {"r": self._returns[i], "l": int(self._lengths[i])}
             infos[i] = {
                 "terminal_observation": info["final_obs"][i],
+                # Stable-Baselines3 bootstraps from the terminal observation where this is True.
                 "TimeLimit.truncated": bool(truncated[i] and not terminated[i]),
                 "episode": episode | {"t": time.perf_counter() - self._began},
             }
@@ -73,16 +74,17 @@ class SB3VecEnv(VecEnv):
         return seen, reward.astype(np.float32), done, infos
 
     def close(self) -> None:
-        """Frees the environments."""
+        """Free the environments."""
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return the attribute `attr_name` of each environment at `indices`; all share it."""
+        # The base class's constructor reads `render_mode` of each environment through this method.
         owner = self if hasattr(self, attr_name) else self.envs
         return [getattr(owner, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Refused: the environments are one batch."""
+        """Refuse: the environments are one batch."""
         raise ConfigError(
             f"{attr_name} cannot be set in one environment of a batch; give it when making them."
         )
@@ -90,7 +92,7 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
     ) -> list[Any]:
-        """Refused: the environments are one batch."""
+        """Refuse: the environments are one batch."""
         raise ConfigError(
             f"{method_name}() cannot be called on one environment of a batch; use "
             "stable_baselines3.common.env_util.make_vec_env for environments of their own."

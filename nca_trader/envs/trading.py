@@ -107,6 +107,12 @@ def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
     """Return the dropout mask `[..., A]` bool of the bars at `row` `[...]`; False is hidden.
 
     A hash of seed, bar and asset, not a random stream: a segment of an episode needs no state.
+
+    Args:
+      rate: `EnvConfig.feature_dropout`.
+      drop: `[...]` uint32 seed of the episode.
+      row: `[...]` int32 rows of bars.
+      num_assets: A.
     """
     shape = (*jnp.shape(row), num_assets)
     drop, row = (jnp.broadcast_to(jnp.asarray(x), shape[:-1])[..., None] for x in (drop, row))
@@ -118,8 +124,9 @@ def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
     """Return the target weights `[A]` that `action` orders.
 
     Args:
-      spec: of the environment. action: `[A]` int32; with `spec.actions` "weights" floating, the
-        target itself, which is cut to `spec.bounds`.
+      spec: of the environment.
+      action: `[A]` int32; with `spec.actions` "weights" floating, the target itself, which is
+        clipped to `spec.bounds`.
       ordered: `[A]` last ordered targets, which "orders" moves by one step.
     """
     low, high = spec.bounds
@@ -138,14 +145,16 @@ def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
 def transition(
     dynamics: Dynamics, episode: Episode, action: Array, now: Legs, following: Legs
 ) -> tuple[Episode, Array]:
-    """Orders what `action` `[A]` means at the close of bar t, then moves the account to t + 1.
+    """Order what `action` means at the close of bar t, then move the account to t + 1.
 
     Every caller uses this one step: `step`, training, and the judge of `prove`.
 
     Args:
-      dynamics: static. episode: at the close of bar t. action: see `EnvSpec.actions`.
-      now: legs of bar t; they matter only where orders fill at the close.
-      following: legs of bar t + 1.
+      dynamics: config, spec and rules, static.
+      episode: at the close of bar t.
+      action: `[A]`, see `EnvSpec.actions`.
+      now: prices of bar t; they matter only where orders fill at the close.
+      following: returns and prices of bar t + 1.
 
     Returns:
       The episode at the close of bar t + 1, and the step's reward `[]`.
@@ -155,6 +164,7 @@ def transition(
     if episode.cost_scale is not None:
         scale = episode.cost_scale
         costs, now, following = costs.scaled(scale), now.at_cost(scale), following.at_cost(scale)
+    # From the weights last ordered and not from those held, which drift with prices.
     target = to_target(spec, action, before.ordered)
     placed, _ = place_order(before, target, now.at_close, costs, rules)
     after, _ = on_bar(placed, following, costs, rules)
@@ -167,6 +177,7 @@ def transition(
         scale,
         before.memory.kept if spec.memory else None,
     )
+    # The reward reads the memory of before the step; only then is it updated.
     reward = rewards.reward_of(config, spec, step)
     return episode._replace(account=remembered(spec, after)), reward
 
@@ -177,11 +188,13 @@ def begin(dynamics: Dynamics, key: Array) -> Episode:
     Costs are drawn where the config says so.
 
     Args:
-      dynamics: static. key: of the episode.
+      dynamics: config, spec and rules, static.
+      key: of the episode.
     """
     config, spec, _ = dynamics
     scale, account = None, open_account(jnp.zeros(spec.num_assets))
     if config.random_costs is not None:
+        # Evenly in the log: a factor of 1/2 is as likely as one of 2.
         low, high = np.log(config.random_costs)
         cost_key, key = jax.random.split(key)
         scale = jnp.exp(jax.random.uniform(cost_key, (), minval=low, maxval=high))
@@ -204,16 +217,18 @@ def begin(dynamics: Dynamics, key: Array) -> Episode:
 
 
 def begin_dropout(dynamics: Dynamics, key: Array) -> Array | None:
-    """Draws `[]` uint32, the seed of an episode's feature dropout; None where there is none."""
+    """Draw `[]` uint32, the seed of an episode's feature dropout; None without dropout."""
     return jax.random.bits(key, (), jnp.uint32) if dynamics.config.feature_dropout else None
 
 
 def episode_length(market: Market) -> Any:
     """Return the bars of an episode: `episode_bars`, or fewer where the data ends before."""
     config, spec, _ = market.dynamics
+    # The first decision is at the close of bar `warmup`, and the last needs a bar to earn in.
     longest = market.num_bars - 1 - spec.warmup
     if config.episode_bars is None:
         return longest
+    # A padded shard has its number of bars on the device; for all others this stays a plain int.
     minimum = min if isinstance(longest, int) else jnp.minimum
     return minimum(config.episode_bars, longest)
 
@@ -222,7 +237,8 @@ def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
     """Start an episode at a random bar after the features' warm-up.
 
     Args:
-      market: the bars and the dynamics. key: of this episode and the next ones.
+      market: the bars and the dynamics.
+      key: of this episode and the next ones.
 
     Returns:
       The state, and the first time step, of reward 0.
@@ -239,13 +255,14 @@ def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
 
 
 def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, TimeStep]:
-    """Orders a target and moves to the next bar.
+    """Order a target and move to the next bar.
 
     The episode has ended where the time step's discount is 0 or `truncated` is True; call `reset`
     then. Its observation is the final one, which a bootstrap needs.
 
     Args:
-      market: the bars and the dynamics. state: before the step.
+      market: the bars and the dynamics.
+      state: before the step.
       action: `[A]`, see `EnvSpec.actions`.
 
     Returns:
@@ -255,6 +272,7 @@ def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, Time
     now, following = market.legs_at(index), market.legs_at(index + 1)
     episode, reward = transition(market.dynamics, state.episode, action, now, following)
     ruined = episode.account.ruined
+    # Bankruptcy wins: nobody may bootstrap from an account that cannot go on.
     truncated = ~ruined & (index + 1 >= state.last)
     state = state._replace(index=index + 1, episode=episode)
     discount = 1.0 - ruined.astype(jnp.float32)
@@ -262,11 +280,18 @@ def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, Time
 
 
 def window(market: Market, observation: Observation, length: int) -> Array:
-    """Gathers `[T, A, F]` features of the T = `length` bars up to the observation's.
+    """Gather the features of the bars up to the observation's.
 
-    Rows before the first bar, and hidden features, are 0.
+    Args:
+      market: the bars and the dynamics.
+      observation: its `index` is the last bar.
+      length: T, number of bars.
+
+    Returns:
+      `[T, A, F]`. Rows before the first bar, and hidden features, are 0.
     """
     rows = observation.index - length + 1 + jnp.arange(length)
+    # Rows before the first bar are masked below. A negative index would count from the end.
     seen = market.features[jnp.maximum(rows, 0)]
     there = (rows >= 0)[:, None]
     if observation.drop is not None:
@@ -333,6 +358,8 @@ class TradingEnv:
         spec = spec_of(config, bars.symbols, names)
         spec = dataclasses.replace(spec, nearest=nearest_assets(bars))
         if spec.memory:
+            # In the spec, and so stored with a run: a backtest on other bars shows the policy its
+            # memory in the unit of the bars that it was trained on.
             spec = dataclasses.replace(spec, variance=rewards.variance_in(bars, spec.size))
         if len(bars) < spec.warmup + 2:
             raise BarError(
@@ -344,6 +371,7 @@ class TradingEnv:
         self.features = features_of(bars, config, states[1])
         dynamics = Dynamics(config, spec, rules_of(config))
         self.market = market_of(bars, self.features, dynamics, self.shards)
+        # The market of shards stays on the host: training puts one after the other on the devices.
         if self.shards is None:
             self.market = jax.tree.map(jnp.asarray, self.market)
 

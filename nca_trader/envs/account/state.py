@@ -24,7 +24,8 @@ from nca_trader.errors import BarError
 from nca_trader.numerics import arrays
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
 
-ROUNDING = 1e-9  # of a lot or a tick: what the last bits of a quotient may miss
+# Of a lot or a tick: in floats 0.3 / 0.1 is 2.9999999999999996, and that is three lots.
+ROUNDING = 1e-9
 
 
 class Rules(NamedTuple):
@@ -32,11 +33,11 @@ class Rules(NamedTuple):
 
     fill: "next_open" or "close". order: "on_change" or "rebalance".
     max_gross, max_net: caps on sum |target| and |sum target|; the whole target is scaled to them.
-      None is no cap.
+      None sets no cap.
     borrow: False cuts all buys by one factor where cash does not pay for them.
     floor: equity, as a fraction of the start's, at or below which the account is bankrupt.
     maintenance_margin: equity below this fraction of the gross position closes every position;
-      None is no margin call.
+      None never calls.
     capital: money that an equity of 1 stands for; None where no size in money matters.
     lot: units are whole multiples of it, 0 trades any fraction. tick: prices of fills are whole
       multiples of it, rounded against the trader. min_notional: money below which no order is
@@ -68,11 +69,12 @@ class Rules(NamedTuple):
 
 def rules_of(config: EnvConfig) -> Rules:
     """Return the account's rules in the environment of `config`."""
+    # All other rules have their names in the config as well, so a new rule needs no line here.
     names = (name for name in Rules._fields if name != "floor")
     return Rules(floor=config.ruin_floor, **{name: getattr(config, name) for name in names})
 
 
-FILLED, WHOLE, REST = 0, 1, 2
+FILLED, WHOLE, REST = 0, 1, 2  # values of `Account.pending`
 
 
 class Account(NamedTuple):
@@ -144,6 +146,7 @@ def open_account(weight: ArrayLike) -> Account:
     """Open an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`."""
     weight = jnp.asarray(weight)
     zero = jnp.zeros((), weight.dtype)
+    # What is held counts as ordered and filled: "on_change" does not trade to where it already is.
     pending = jnp.full(weight.shape, FILLED, jnp.int8)
     none = jnp.zeros_like(weight)
     return Account(zero, zero, weight, none, weight, pending, jnp.zeros((), bool))
@@ -171,7 +174,7 @@ class Quote(NamedTuple):
 
 
 class Legs(NamedTuple):
-    """One bar as an account sees it, `[A]` each (`[N, A]` for many bars): two returns, or legs.
+    """One bar as an account sees it, `[A]` each (`[N, A]` for many bars): two returns and prices.
 
     gap: the overnight return, open / previous close - 1. body: the intraday return,
     close / open - 1. present: the bar exists, so that orders can fill in it. Both returns of a
@@ -196,7 +199,7 @@ class Legs(NamedTuple):
     delisted: Tensor | None = None
 
     def at_cost(self, factor: Tensor | float) -> Legs:
-        """Scales the quoted spread by `factor`, as `Costs.scaled` does with the other costs."""
+        """Scale the quoted spread by `factor`, as `Costs.scaled` scales the other costs."""
         if self.half_spread is None:
             return self
         return self._replace(half_spread=factor * self.half_spread)
@@ -213,15 +216,21 @@ class Legs(NamedTuple):
 
 
 def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
-    """Compute the legs of all bars on the host, where prices have all their digits.
+    """Compute the overnight and intraday returns of all bars on the host, in float64.
+
+    Args:
+      bars: N bars of A assets.
+      costs: of the account; they decide which fields are computed.
+      rules: of the account; they decide which fields are computed.
 
     Returns:
-      `[N, A]` float64. The first bar has no previous close, so its gap is 0.
+      `[N, A]` float64. The first bar has no previous close: its return starts at its own open.
 
     Raises:
       BarError: a rule or cost needs volume that the bars do not have.
     """
     if rules.max_participation is not None or costs.impact:
+        # NaN is a volume that was not reported. Any number in its place would size real orders.
         unknown = bars.present & ~np.isfinite(bars.volume)
         if unknown.any():
             row, column = np.argwhere(unknown)[0]
@@ -231,7 +240,9 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
             )
     if not len(bars):
         return next_legs(bars.close, bars.as_bar(), 0.0, np.zeros(bars.close.shape), costs, rules)
+    # The first bar is 0 seconds after itself: nothing was held before it, and nothing is charged.
     seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
+    # Its own open in place of a close before it, which makes its gap 0.
     previous = np.vstack([bars.open[:1], bars.close[:-1]])
     # Bars since the last one that was present; 0 before the first, where nothing is listed yet.
     row = np.arange(len(bars))[:, None]
@@ -248,15 +259,22 @@ def next_legs(
     costs: Costs,
     rules: Rules,
 ) -> Legs:
-    """Compute the legs `[..., A]` of a bar with numpy, in float64.
+    """Compute the overnight and intraday returns of a bar, and what else an account needs of it.
 
     Args:
-      previous: the closes before, NaN before an asset's first bar.
-      bar: the bar. seconds: `[...]` since the previous bar.
-      missing: number of consecutive missing bars up to this one, included.
-      costs, rules: of the account; they decide which fields are needed.
+      previous: `[..., A]` the closes before, NaN before an asset's first bar.
+      bar: the bar, fields `[..., A]`.
+      seconds: `[...]` from the open of the previous bar to that of this one.
+      missing: `[..., A]` number of consecutive missing bars up to this one, included.
+      costs: of the account; holding charges need `years`.
+      rules: of the account; amounts of money need prices and volume, delisting needs `delisted`.
+
+    Returns:
+      `[..., A]` numpy arrays in float64.
     """
     present = np.asarray(bar.present)
+    # Returns of a missing bar, and those without a close before (NaN), are 0: a position cannot
+    # move on a price that does not exist.
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = np.nan_to_num(np.where(present, bar.open / previous - 1.0, 0.0))
         body = np.nan_to_num(np.where(present, bar.close / bar.open - 1.0, 0.0))
@@ -267,12 +285,14 @@ def next_legs(
     if rules.delist_after is not None:
         # Equal, not at least: an asset is closed once, in the bar that reaches the limit.
         delisted = missing == rules.delist_after
+        # The bar is missing, so this return is the only one: the last price less the haircut.
         gap = np.where(delisted, -rules.delist_haircut, gap)
     money = rules.capital is not None
     return Legs(
         gap=gap,
         body=body,
         present=present,
+        # Without a quote in this bar, the configured half_spread is all that is known.
         half_spread=None if bar.half_spread is None else np.nan_to_num(bar.half_spread),
         # 1 where there is no price yet: nothing fills there, and no NaN may come near a sum.
         open=np.where(np.isfinite(bar.open), bar.open, 1.0) if money else None,
@@ -285,8 +305,8 @@ def next_legs(
     )
 
 
-# The account calls the next three functions with jax, the simulated broker with numpy: both keep
-# their own books, by one formula for a fill's price and size.
+# The account calls the next three functions with jax, the simulated broker with numpy. Each keeps
+# its own positions and cash, but a fill's price and size have one formula.
 
 
 def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
@@ -295,10 +315,16 @@ def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
     `coefficient * sqrt(|units| / volume)`. More than the whole volume, and any trade in a bar
     without volume, counts as the whole of it.
 
+    Args:
+      coefficient: `Costs.impact`.
+      units: `[A]` signed size of the trade.
+      volume: `[A]` of the bar, in the same units.
+
     Source: the square-root law, e.g. Almgren et al., Direct Estimation of Equity Market Impact
     (2005); `coefficient` holds the daily volatility and its factor of about one.
     """
     xp = arrays(units)
+    # Any trade over a volume of 0 is a share above 1, and no trade is 0 and not NaN.
     share = abs(units) / xp.maximum(volume, 1e-30)
     # Two selects, because the slope of a root is infinite at 0: its gradient would be NaN.
     some = share > 0.0
@@ -312,7 +338,8 @@ def worsening(
 
     Args:
       units: `[A]` signed size. Without `quote.volume` only its sign matters.
-      quote: the bar's prices. costs: of trading.
+      quote: the bar's prices.
+      costs: of trading; slippage, half_spread and impact apply.
       tick: the smallest price step in money, rounded against the trader; 0 for none.
 
     Returns:
@@ -324,23 +351,27 @@ def worsening(
         costs.half_spread if quote.half_spread is None else costs.half_spread + quote.half_spread
     )
     worse = costs.slippage + spread + impacted
+    # Rounded last: a venue rounds the price of the fill, which has all other costs in it.
     if tick:
         side = xp.sign(units)
         ticks = quote.price * (1.0 + side * worse) / tick
         rounded = xp.where(side > 0, xp.ceil(ticks - ROUNDING), xp.floor(ticks + ROUNDING))
         rounded = xp.maximum(rounded, 0.0)
+        # Without a trade there is no side to round to; the fraction stays as it was.
         worse = xp.where(side == 0, worse, side * (rounded * tick / quote.price - 1.0))
-    # No price falls below zero, so a sale brings at least nothing.
+    # No price falls below zero, so a sale brings at least nothing. A plain float of at most 1 is
+    # left alone: XLA would keep a selection of two equal constants.
     if not (isinstance(worse, float) and worse <= 1.0):
         worse = xp.where(units < 0.0, xp.minimum(worse, 1.0), worse)
     return worse, spread, impacted
 
 
 def executable(units: Tensor, quote: Quote, rules: Rules) -> tuple[Tensor, Tensor]:
-    """Cuts an order to what a venue executes.
+    """Cut an order to what a venue executes.
 
     Args:
-      units: `[A]` signed size. quote: the bar's price and volume.
+      units: `[A]` signed size.
+      quote: the bar's price and volume.
       rules: `max_participation`, `lot` and `min_notional` apply, in this order.
 
     Returns:
@@ -351,6 +382,7 @@ def executable(units: Tensor, quote: Quote, rules: Rules) -> tuple[Tensor, Tenso
     if rules.max_participation is not None:
         limit = rules.max_participation * quote.volume
         cut = xp.clip(units, -limit, limit)
+    # Before lots and the minimum apply: what these take away never fills, so it does not wait.
     waits = abs(cut) < abs(units)
     if rules.lot:
         cut = xp.sign(cut) * xp.floor(abs(cut) / rules.lot + ROUNDING) * rules.lot

@@ -60,8 +60,10 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
     the open where orders fill at the open, at the close where they fill at the close.
 
     Args:
-      account: at the close of the bar before. legs: of the bar. costs, rules: static rules may
-        make parts of the bar disappear from the program.
+      account: at the close of the bar before.
+      legs: the bar's overnight and intraday returns, and its prices.
+      costs: of trading and holding; they may be traced.
+      rules: of the account, static: what they switch off is not in the compiled program.
 
     Returns:
       The account at the bar's close, and the effects of the bar.
@@ -69,12 +71,15 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
     now, fill = mark(begin(account, rules), legs.gap, rules, legs.dividend, legs.delisted)
     fills = [fill]
     at_open = rules.fill == "next_open"
+    # Before the fill: a short that closes at Monday's open pays for the weekend, and one that opens
+    # there does not.
     if at_open and legs.years is not None:
         now, fill = carry(now, legs.years, None, costs, rules)
         fills.append(fill)
     if legs.delisted is not None:
         now = without(now, legs.delisted, legs.delisted)
     if rules.maintenance_margin is not None:
+        # Before the fill as well: a call withdraws the orders, and none of them may fill after it.
         now, fill = liquidate(now, legs.at_open, costs, rules)
         fills.append(fill)
     if at_open:
@@ -82,6 +87,7 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
         fills.append(fill)
     now, fill = mark(now, legs.body, rules)
     fills.append(fill)
+    # The bars' own funding is paid at their close with either fill, by those who hold then.
     years = None if at_open else legs.years
     if years is not None or legs.funding is not None:
         now, fill = carry(now, years, legs.funding, costs, rules)
@@ -95,23 +101,29 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
 def place(
     account: Account, target: Tensor, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Account, Fill]:
-    """Orders a target, with this bar's close seen.
+    """Order a target, with this bar's close seen.
 
     "on_change" orders where the target differs from the last one ordered; "rebalance" orders
     every target that is given.
 
     Args:
-      account: at the close. target: `[A]` weights, NaN where there is no order.
-      quote: prices at which an order can fill at this close. costs, rules: of the account.
+      account: at the close.
+      target: `[A]` weights, NaN for no order.
+      quote: prices at which an order can fill at this close.
+      costs: of trading, paid if the order fills here.
+      rules: of the account.
 
     Returns:
       The account with the order, filled if `rules.fill` is "close", and the effects of the fill.
     """
     chex.assert_equal_shape([account.weight, target])
+    # A target of NaN leaves the last order as it is; a target of 0 would close the position.
     given = ~(jnp.isnan(target) | account.ruined)
+    # An exact comparison: both are targets as they were ordered, with no arithmetic in between.
     new = given & (target != account.ordered) if rules.order == "on_change" else given
     account = account._replace(
         ordered=jnp.where(given, target, account.ordered),
+        # A target that is not new keeps what is pending, e.g. the rest of a buy that cash cut.
         pending=jnp.where(new, WHOLE, account.pending).astype(jnp.int8),
     )
     if rules.fill == "close":
@@ -132,7 +144,7 @@ class Intrabar(NamedTuple):
     account: as it began; only its orders are kept up to date. growth: `[]` equity now over
     equity then, less 1. room: `[]` the growth at which equity is at the floor. held: `[A]`
     weights now, rounded at every step. base, change: `[A]` their sum is the same weights, not
-    rounded. ruined: `[]` bool.
+    rounded. ruined: `[]` bool, as in `Account`.
     """
 
     account: Account
@@ -151,6 +163,7 @@ class Intrabar(NamedTuple):
 
 def begin(account: Account, rules: Rules) -> Intrabar:
     """Open the account for a bar or an order."""
+    # Compared as a growth and not as an equity: one exponential per bar, and none per step of it.
     behind = (math.log(rules.floor) - account.log_equity) - account.log_equity_low
     return Intrabar(
         account=account,
@@ -170,6 +183,7 @@ def settle(now: Intrabar, rules: Rules) -> Account:
     grown = jnp.log1p(jnp.where(ruined, 0.0, now.growth))
     log_equity, log_equity_low = pair_add(account.log_equity, account.log_equity_low, grown)
     weight, weight_low = two_sum(now.base, now.change)
+    # A bankrupt account is at the floor exactly, however large its loss: it owes nothing.
     return account._replace(
         log_equity=jnp.where(ruined, math.log(rules.floor), log_equity),
         log_equity_low=jnp.where(ruined, 0.0, log_equity_low),
@@ -193,7 +207,9 @@ def mark(
     `g = sum_i x_i (r_i + y_i); L += log1p(g); x_i += x_i (r_i - g) / (1 + g)`.
 
     Args:
-      now: the account. return_: `[A]` r. rules: of the account.
+      now: the account.
+      return_: `[A]` r, from the price before to the price now.
+      rules: of the account.
       dividend: `[A]` y, cash paid as a fraction of the price before.
       delisted: `[A]` bool, the asset is gone: this return is the loss on a position in it, which
         `without` then closes.
@@ -204,6 +220,7 @@ def mark(
     if dividend is not None:
         items["dividends"] = (now.held * dividend).sum()
     if delisted is not None:
+        # A haircut is reported by its own name: it is not a move of the market.
         items["delisting"] = jnp.where(delisted, gain, 0.0).sum()
         items["market"] = jnp.where(delisted, 0.0, gain).sum()
     return earn(now, return_, items, rules)
@@ -212,15 +229,17 @@ def mark(
 def carry(
     now: Intrabar, years: Tensor | None, rate: Tensor | None, costs: Costs, rules: Rules
 ) -> tuple[Intrabar, Fill]:
-    """Charges and pays interest, borrow fees and funding on the current positions; see `Costs`.
+    """Charge interest, borrow fees and funding on the current positions; see `Costs`.
 
     `h = years (i_lend max(0, 1 - sum x) - i_borrow max(0, sum x - 1) - fee sum max(0, -x)
     - i_funding sum x) - rate . x;  L += log1p(h);  x <- x / (1 + h)`.
 
     Args:
-      now: the account. years: `[]` for which the positions were held; None charges nothing for
-        time. rate: `[A]` funding of this bar, `Bars.funding`; None where bars have none.
-      costs, rules: of the account.
+      now: the account.
+      years: `[]` for which the positions were held; None charges nothing for time.
+      rate: `[A]` funding of this bar, `Bars.funding`; None where bars have no funding.
+      costs: rates per year.
+      rules: of the account.
     """
     held, items = now.held, {}
     if years is not None:
@@ -242,9 +261,11 @@ def earn(
     """Add `items`, fractions of equity, while the assets held return `return_` `[A]`."""
     gain = jnp.asarray(sum(items.values()))
     after = _grown(now, gain)
+    # A loss of all equity bankrupts the account, and its weights are then 0: no division by 0 here.
     safe = jnp.where(gain > -1.0, 1.0 + gain, 1.0)
     safe = _of_each(safe, now.held)
     held = now.held * (1.0 + return_) / safe
+    # The change of a weight and not the weight: it is small, so its sum with others loses no digit.
     change = now.change + now.held * ((return_ - gain) / safe)
     return after._replace(held=held, change=change), recorded(now, after, items, rules)
 
@@ -258,11 +279,14 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
     `x <- (x + d) / (1 - c)`. Impact is that of the size before the cut.
     """
     account = now.account
+    # An order that meets a missing bar stays pending: there is no price to fill it at.
     active = (account.pending != FILLED) & quote.present & ~now.ruined
+    # Base and change one after the other: their rounded sum would lose the low part of a pair.
     d = (capped(account.ordered, rules) - now.base) - now.change
     # A quotient, and so computed once for all its readers; what may not trade is d / inf = 0.
     d = d / jnp.where(active & ((account.pending != REST) | (d > 0.0)), 1.0, jnp.inf)
     d, waits = _constrained(d, now, quote, rules)
+    # Before cash cuts it: impact is that of the whole order.
     worse = _worsening(d, now, quote, costs, rules)
     buys, cut = d > 0.0, jnp.zeros(d.shape, bool)
     if not rules.borrow:
@@ -272,6 +296,7 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
         if rules.capital is not None:
             cash = cash - costs.fixed_fee / _money(now, rules) * (d != 0.0).sum()
         need = (jnp.maximum(d, 0.0) * (1.0 + s)).sum() * (1.0 + f)
+        # Cash of 0 makes the excess infinite, and every buy d / inf is then 0.
         excess = jnp.maximum((need + TINY) / jnp.maximum(cash, 0.0), 1.0)
         d = d / jnp.where(buys, excess, 1.0)
         cut = whole - d > CUT_OF_ROUNDING
@@ -281,6 +306,7 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
             cut &= _constrained(whole - d, now, quote, rules)[0] > 0.0
     left = jnp.where(cut, REST, FILLED)
     if waits is not None:
+        # What volume held back may trade in either direction later, as the order did before.
         left = jnp.where(waits, account.pending, left)
     pending = jnp.where(active, left, account.pending).astype(jnp.int8)
     now = now._replace(account=account._replace(pending=pending))
@@ -293,6 +319,7 @@ def liquidate(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[
     It pays the costs of trading and `liquidation_fee`; lots and volume do not stop it. Orders are
     withdrawn, and a target that is ordered again is a new order.
     """
+    # Weights are fractions of equity, so `equity < margin * position` is a comparison with 1.
     gross = abs(now.held).sum()
     called = (gross * (rules.maintenance_margin or 0.0) > 1.0) & ~now.ruined
     closes = called & quote.present
@@ -303,7 +330,7 @@ def liquidate(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[
 
 
 def capped(target: Array, rules: Rules) -> Array:
-    """Scales the whole target down to `max_gross` and `max_net`; its direction stays."""
+    """Scale the whole target down to `max_gross` and `max_net`; its direction stays."""
     over = None
     for cap, size in ((rules.max_gross, jnp.abs(target).sum()), (rules.max_net, target.sum())):
         if cap is not None:
@@ -328,16 +355,18 @@ def without(now: Intrabar, closed: Tensor, withdrawn: Tensor) -> Intrabar:
 
 
 def recorded(now: Intrabar, after: Intrabar, items: Mapping[str, Tensor], rules: Rules) -> Fill:
-    """Record `items`, fractions of equity `now`; "ruin" is the loss that they do not explain."""
+    """Record `items`, fractions of equity `now`; `ruin` is the loss that they do not explain."""
     none = jnp.zeros_like(now.room)
     flows = {
         name: jnp.where(now.ruined, 0.0, now.equity * amount) + none
         for name, amount in items.items()
     }
+    # A bankrupt account stands at the floor. The loss below it is forgiven, and without an item for
+    # that the items would not add up to the change of equity.
     left = now.equity + jnp.asarray(sum(flows.values()))
-    flows["ruin"] = jnp.where(after.ruined & ~now.ruined, rules.floor - left, 0.0)
+    forgiven = jnp.where(after.ruined & ~now.ruined, rules.floor - left, 0.0)
     every = Flows(**{name: flows.get(name, none) for name in Flows._fields})
-    return Fill(jnp.zeros_like(now.base), none, every)
+    return Fill(jnp.zeros_like(now.base), none, every._replace(ruin=forgiven))
 
 
 def _execute(
@@ -348,8 +377,9 @@ def _execute(
     rules: Rules,
     liquidation_fee: float | None = None,
 ) -> tuple[Intrabar, Fill]:
-    """Trades `d` `[A]` at prices that are `worse`, and pays `c` from equity."""
+    """Trade `d` `[A]` at prices that are `worse`, and pay the cost `c` from equity."""
     size, (s, spread, impacted) = jnp.abs(d), worse
+    # Commission is charged on the amount paid, so slippage adds to it in a buy, and not in a sale.
     paid = size + d * s
     fee = 0.0 if rules.capital is None else costs.fixed_fee / _money(now, rules)
     items = {
@@ -364,10 +394,10 @@ def _execute(
         cost = cost - items["fixed_fee"]
     if liquidation_fee is not None:
         items["liquidation"] = -liquidation_fee * size.sum()
-        cost = cost - items["liquidation"]
+        cost = cost - items["liquidation"]  # items are negative, costs positive
     after = _grown(now, -cost)
     whole = now.held + d
-    safe = jnp.where(cost < 1.0, 1.0 - cost, 1.0)
+    safe = jnp.where(cost < 1.0, 1.0 - cost, 1.0)  # a cost of all equity is bankruptcy
     # A traded weight is a new base; of the others only the small change moves.
     base = jnp.where(d != 0.0, whole, now.base)
     change = jnp.where(d != 0.0, 0.0, now.change) + whole * (cost / safe)
@@ -387,6 +417,7 @@ def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[A
     scale = _money(now, rules) / quote.price
     units = d * scale
     allowed, waits = executable(units, quote, rules)
+    # What nothing cut is passed on as it came: to money and back would change its last bits.
     return jnp.where(allowed == units, d, allowed / scale), jnp.asarray(waits)
 
 
@@ -394,12 +425,13 @@ def _worsening(
     d: Array, now: Intrabar, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
     """As `worsening`, of trades `d` `[A]` in fractions of equity."""
+    # Without a capital neither impact nor ticks can be set, and only the sign of a trade matters.
     units = d if rules.capital is None else d * (_money(now, rules) / quote.price)
     return worsening(units, quote, costs, rules.tick)
 
 
 def _grown(now: Intrabar, gain: Array) -> Intrabar:
-    """Compounds `gain` `[]`, and detects bankruptcy."""
+    """Compound `gain` `[]`, and detect bankruptcy."""
     begun = isinstance(now.growth, float)  # nothing to compound with yet
     growth = gain if begun else now.growth + gain + now.growth * gain
     ruined = now.ruined | (gain <= -1.0) | (growth <= now.room)

@@ -32,7 +32,7 @@ from nca_trader.errors import ConfigError
 from nca_trader.types import Bars, EnvSpec
 
 DEFAULT_CONFIG, DEFAULT_BARS = "index_daily", "sp500"
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)  # finite: Gymnasium's checker warns of infinite bounds
 
 Path = str | os.PathLike[str]
 Source = Bars | Task | Path | None
@@ -47,6 +47,13 @@ def kernel_of(
     on_device: bool,
 ) -> Kernel:  # fmt: skip
     """Return the compiled steps for these arguments, shared by all callers with the same ones.
+
+    Args:
+      bars: as in `GymEnv`.
+      config: as in `GymEnv`.
+      env: as in `GymEnv`.
+      window: T, bars of features in an observation.
+      on_device: whether windows are gathered on the device.
 
     Raises:
       ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
@@ -81,6 +88,7 @@ def _name_of(bars: Source, config: EnvConfig) -> tuple:
     if isinstance(bars, Task):
         return ("task", id(bars))
     if isinstance(bars, Bars):
+        # By contents: equal bars that were read twice share one environment.
         return ("bars", bars.digest())
     if bars is None:
         return ("market",) if config.market else ("sample", DEFAULT_BARS)
@@ -89,6 +97,7 @@ def _name_of(bars: Source, config: EnvConfig) -> tuple:
     path = place(bars).resolve()
     if isinstance(path, CloudPath):
         return ("url", path, path.version() if path.is_file() else None)
+    # Time and size are part of the name: a file that was written again is read again.
     stat = path.stat() if path.exists() else None
     return ("file", path, stat and (stat.st_mtime_ns, stat.st_size))
 
@@ -137,11 +146,14 @@ def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.nd
       ConfigError: another shape, an action that does not exist, or a weight that is NaN.
     """
     if spec.actions == "weights":
+        # NaN means "no order" to the account; from an agent it is a fault. Bounds are not checked,
+        # since weights beyond them are clipped to them.
         weights = np.asarray(action, np.float32)
         if weights.shape != shape or np.isnan(weights).any():
             raise ConfigError(f"action {action!r} is not an array {list(shape)} of weights.")
         return weights
     actions = np.asarray(action)
+    # Floats are refused: 1.7 cut to 1 would hide that an agent gives weights.
     if actions.shape != shape or actions.dtype.kind not in "iu":
         raise ConfigError(f"action {action!r} is not an array {list(shape)} of whole numbers.")
     if actions.min() < 0 or actions.max() >= spec.num_actions:
@@ -165,7 +177,7 @@ def start_row(env: TradingEnv, options: dict[str, Any] | None) -> int:
     if start is None:
         return DRAWN
     row = int(start) if isinstance(start, int | np.integer) else env.bars.row(start, "start")
-    first, last = env.spec.warmup, len(env) - 2
+    first, last = env.spec.warmup, len(env) - 2  # the bar after the last start pays its reward
     if not first <= row <= last:
         time = env.bars.time.astype("datetime64[m]")
         raise ConfigError(
@@ -244,6 +256,8 @@ class GymEnv(gymnasium.Env):
         """Start an episode; see the class."""
         super().reset(seed=seed)
         kernel, start = self._open(), start_row(self.trading, options)
+        # The number of the episode and not a state of a generator: episode n of a seed is the same
+        # however long the ones before it were.
         if seed is not None or self._seed is None:
             self._seed, self._count = seed_words(self.np_random), 0
         else:
@@ -254,7 +268,7 @@ class GymEnv(gymnasium.Env):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Orders the target of `action` and moves to the next bar; see the class."""
+        """Order the target of `action` and move to the next bar; see the class."""
         if self._over or self._words is None:
             raise ResetNeeded("the episode is over; call reset() before the next step().")
         kernel, known = self._open(), isinstance(action, int | np.integer)
@@ -277,7 +291,7 @@ class GymEnv(gymnasium.Env):
         return picture(self.trading.bars, np.array(rows), np.array(equity), np.array(weights))
 
     def close(self) -> None:
-        """Frees the environment, unless others share it; it cannot be stepped again."""
+        """Free the environment, unless others share it; it cannot be stepped again."""
         self.kernel = self._words = self._windows = None
         self._history = []
 
@@ -289,6 +303,7 @@ class GymEnv(gymnasium.Env):
     def _read(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Return the newest row's words in the form of Gymnasium's `step`."""
         assert self.kernel is not None
+        # One read of the device for everything: the time of a step is that of calls and reads.
         words = np.asarray(self._words)
         row, terminated, truncated = words[:3].tolist()
         floats = words[: self.kernel.seen].view(np.float32)
@@ -299,7 +314,7 @@ class GymEnv(gymnasium.Env):
             window = self._windows[row * size : (row + self.window) * size]
             flat = np.concatenate((window, seen))
         else:
-            flat = seen.copy()
+            flat = seen.copy()  # the words are read-only, and callers may write into observations
         num = self.trading.spec.num_assets
         weights = flat[-2 * num - 1 : -num - 1].copy()
         info = {
@@ -313,7 +328,7 @@ class GymEnv(gymnasium.Env):
 
 
 def seed_words(generator: np.random.Generator) -> np.ndarray:
-    """Draws `[2]` uint32, the seed of a stream of episodes."""
+    """Draw `[2]` uint32, the seed of a stream of episodes."""
     return generator.integers(0, 2**32, 2, dtype=np.uint32)
 
 
@@ -323,11 +338,13 @@ AGENT, MARKET, LONG, SHORT = "#1f5fbf", "#8a8f98", "#2a9d5c", "#d1495b"
 
 
 def picture(bars: Bars, rows: np.ndarray, equity: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Draws an episode: prices, the weights held, and equity next to buy and hold.
+    """Draw an episode: prices, the weights held, and equity next to buy and hold.
 
     Args:
-      bars: of the environment. rows: `[n]` bars whose closes were seen, in order.
-      equity: `[n]`, 1 at the first. weights: `[n, A]` held at those closes.
+      bars: of the environment.
+      rows: `[n]` bars whose closes were seen, in order.
+      equity: `[n]`, 1 at the first.
+      weights: `[n, A]` held at those closes.
 
     Returns:
       `[HEIGHT, WIDTH, 3]` uint8; the same episode gives the same pixels.
@@ -337,6 +354,7 @@ def picture(bars: Bars, rows: np.ndarray, equity: np.ndarray, weights: np.ndarra
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.figure import Figure
 
+    # Not through pyplot, which would open a window toolkit and keep every figure.
     figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     panels = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [3, 1.2, 2]})
@@ -344,6 +362,7 @@ def picture(bars: Bars, rows: np.ndarray, equity: np.ndarray, weights: np.ndarra
     one = bars.num_assets == 1
 
     seen = slice(max(int(rows[0]) - BARS_BEFORE, 0), int(rows[-1]) + 1)
+    # Several assets are drawn relative to the episode's start: the dearest would hide the others.
     close = bars.close[seen] if one else bars.close[seen] / bars.close[rows[0]]
     for i, symbol in enumerate(bars.symbols):
         color = MARKET if one else f"C{i % 10}"

@@ -78,6 +78,7 @@ class Packing:
 
     def unpack(self, words: Array) -> Any:
         """Return the pytree of `words` `[size]`."""
+        # The sizes are numpy's and static, so these are slices and not gathers.
         ends = np.cumsum(self._sizes)
         parts = [words[end - n : end] for n, end in zip(self._sizes, ends, strict=True)]
         leaves = [_of_words(part, leaf) for part, leaf in zip(parts, self._leaves, strict=True)]
@@ -90,7 +91,10 @@ def pack(tree: Any) -> Array:
 
 
 class Rows:
-    """Two rows of a market's array, `first` `[]` and the next, indexed like the whole array."""
+    """Two rows of a market's array, `first` `[]` and the next, indexed like the whole array.
+
+    `step` reads rows t and t + 1 and nothing else, so it runs on these two unchanged.
+    """
 
     def __init__(self, first: Array, values: Array):
         self._first, self._values = first, values
@@ -132,6 +136,7 @@ class Kernel:
 
     def reset(self, seed: np.ndarray, count: int, start: int = DRAWN) -> Array:
         """Return `[W]`, the row of episode `count` of `seed` `[2]`, from bar `start` if given."""
+        # Without windows the traced function needs no array of the market, only its sizes.
         market = self.market if self.on_device else []
         return self._reset(market, seed, np.uint32(count), np.int32(start))
 
@@ -152,6 +157,7 @@ class Kernel:
         state, timestep = reset(whole, key)
         given = start >= 0
         end = jnp.minimum(start + episode_length(whole), whole.num_bars - 1)
+        # The draw is made in either case, so a given start leaves the other draws as they are.
         first, last = jnp.where(given, start, state.index), jnp.where(given, end, state.last)
         state = state._replace(index=first, last=last)
         timestep = timestep._replace(observation=timestep.observation._replace(index=first))
@@ -173,7 +179,7 @@ class Kernel:
         return pack((seen, carry._replace(state=state, over=over)))
 
     def _step_pair(self, market: list[Array], legs: Array, row: Array, action: Array) -> Array:
-        """Step one account over two rows of the packed legs `[N, K]`.
+        """Step one account over two rows of the packed returns and prices `[N, K]`.
 
         An argument costs more time per call than the computation with it. So the market is one
         array of words, from which two rows are sliced.
@@ -226,7 +232,7 @@ def _words(leaf: Array) -> Array:
     if _is_key(leaf.dtype):
         leaf = jax.random.key_data(leaf)
     if leaf.dtype.itemsize < 4:
-        leaf = leaf.astype(jnp.int32)
+        leaf = leaf.astype(jnp.int32)  # a bitcast needs types of one size
     return jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel()
 
 
@@ -236,7 +242,7 @@ def _of_words(words: Array, like: Any) -> Array:
         return jax.random.wrap_key_data(words.reshape(data.shape))
     if like.dtype.itemsize < 4:
         return jax.lax.bitcast_convert_type(words, jnp.int32).reshape(like.shape).astype(like.dtype)
-    if like.dtype.itemsize == 8:
+    if like.dtype.itemsize == 8:  # a float64 is two words
         words = words.reshape(*like.shape, 2)
         return jax.lax.bitcast_convert_type(words, like.dtype)
     return jax.lax.bitcast_convert_type(words, like.dtype).reshape(like.shape)

@@ -67,21 +67,25 @@ class Batch:
     def _step_rows(
         self, market: list[Array], carried: Array, actions: Array
     ) -> tuple[Array, Array, Array]:
+        # `market` is the same for all rows and is not mapped over: one copy serves every account.
         size, unpack = self.kernel.seen, jax.vmap(self.kernel.unpack)
         stepped = jax.vmap(functools.partial(self.kernel.step_row, market))(carried, actions)
         rows = stepped
 
         def renewed() -> Array:
+            # A start that `reset` was given is for its own episode; later ones are drawn.
             start = jnp.full(ended.shape, DRAWN, jnp.int32)
             fresh = self._begin(market, before.seed, before.count + 1, start)
             return jnp.where(ended[:, None], fresh, stepped)
 
         if self.mode is not AutoresetMode.DISABLED:
             before = unpack(carried)
+            # "NextStep" starts what ended one step ago, in place of stepping it.
             at_once = self.mode is AutoresetMode.SAME_STEP
             ended = unpack(stepped[:, size:]).over if at_once else before.over
             # A branch, not a selection: most steps end no episode, and a reset costs ten steps.
             rows = jax.lax.cond(ended.any(), renewed, lambda: stepped)
+        # "NextStep" shows the first row of the next episode, "SameStep" the row of the step itself.
         saw = rows if self.mode is AutoresetMode.NEXT_STEP else stepped
         return saw[:, :size], rows[:, :size], rows[:, size:]
 
@@ -144,7 +148,7 @@ class GymVectorEnv(VectorEnv):
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Start all episodes, or those of `options["reset_mask"]` `[n]` bool."""
-        batch, options = self._open(), dict(options or {})
+        batch, options = self._open(), dict(options or {})  # a copy: the mask is taken out of it
         mask = options.pop("reset_mask", None)
         which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask)
         if which.shape != (self.num_envs,) or which.dtype != bool or not which.any():
@@ -180,7 +184,7 @@ class GymVectorEnv(VectorEnv):
         self._over, self._words = terminated | truncated, saw
         info = {}
         if self.mode is AutoresetMode.NEXT_STEP:
-            self._counts += before
+            self._counts += before  # the device has begun these episodes in this step
         if self.mode is AutoresetMode.SAME_STEP and self._over.any():
             info = self._final(saw, self._over)
             self._counts += self._over
@@ -190,7 +194,7 @@ class GymVectorEnv(VectorEnv):
         return self._observed(self._words), reward, terminated, truncated, info
 
     def close_extras(self, **_: Any) -> None:
-        """Frees the environments, unless others share them; they cannot be stepped again."""
+        """Free the environments, unless others share them; they cannot be stepped again."""
         self._batch = self._carried = None
 
     def _open(self) -> Batch:
@@ -216,6 +220,7 @@ class GymVectorEnv(VectorEnv):
 
     def _observed(self, words: np.ndarray) -> Any:
         assert self._batch is not None
+        # A copy: the caller may keep or change it, and the words are this environment's own.
         flat = words[:, self._batch.kernel.observation].view(np.float32).copy()
         return flat if self.flatten else split_observation(flat, self.trading.spec, self.window)
 
@@ -231,6 +236,7 @@ class GymVectorEnv(VectorEnv):
         }
         info = {}
         for name, value in values.items():
+            # Gymnasium's form: every entry has all environments, and a mask says which are given.
             value[~which] = np.array("NaT", value.dtype) if value.dtype.kind == "M" else 0
             info |= {name: value, f"_{name}": which.copy()}
         return info
