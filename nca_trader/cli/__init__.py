@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     use_compile_cache()
     try:
         with options_named():
+            # Before the command imports jax, so that a wrong option is refused at once.
             check(args)
             result = args.execute(args)
     except NcaTraderError as error:
@@ -124,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"nca-trader {args.command}: {printable(where)}", file=sys.stderr)
             return StateError.exit_code
         raise
+    # `bench` prints its own objects, and of several processes only the first one has a result.
     if args.json and result is not None:
         print_json(result)
     return 0
@@ -136,6 +138,7 @@ def print_json(result: dict[str, Any]) -> None:
       >>> print_json({"sharpe": float("nan"), "trades": 3})
       {"sharpe": null, "trades": 3}
     """
+    # JSON has no NaN: `_finite` replaces it, and one that slips through is an error here.
     print(json.dumps(_finite(result), allow_nan=False, default=str), flush=True)
 
 
@@ -186,6 +189,7 @@ def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        # The caller asks after each unit of work, so state is saved between two of them.
         yield lambda: asked
     finally:
         for number, handler in before.items():

@@ -72,8 +72,10 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         source: Any = task_of(env, seed=seed_of(run.manifest.data.source) + 1)
     else:
         source = load_bars(args)
+    # Only the costs that were given replace those of the run or of --env. 0 is one, too.
     given = {name: getattr(args, name) for name in ("commission", "slippage")}
     costs = dataclasses.replace(env.costs, **{k: v for k, v in given.items() if v is not None})
+    # A run brings its own limits: `check` refuses --env with --run.
     limits = rules_of(env)._asdict() if args.env else {}
     # `--fill` and `--order` override the environment's.
     fill, order = (limits.pop(name, None) for name in ("fill", "order"))
@@ -88,6 +90,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         **limits,
     )
     if out is not None and out.suffix == ".html":
+        # The page shows the command that makes it again, so every option is in it.
         names = ("run_dir", "strategy", "seed", "steps", "data", *READING, "start", "stop", "env")
         names += ("commission", "slippage", "fill", "order", "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})
@@ -125,10 +128,12 @@ def show(result: Any) -> dict[str, Any]:
     first, last = result.equity.index[0].date(), result.equity.index[-1].date()
     print(f"{result.name}, {first} to {last}, fills at {result.fill}, {result.order}")
     if result.in_sample:
+        # Above the metrics, so that nobody reads them before it.
         print(f"  {in_sample_sentence(result.in_sample, len(result.equity))}")
     for caution in result.cautions:
         print(f"  {caution}")
     for name, value in result.metrics.items():
+        # NaN differs from itself: a strategy without a fill has no Sharpe ratio.
         print(f"  {name:<18} {value:,.4f}" if value == value else f"  {name:<18} n/a")
     print("  where equity went, as a fraction of the capital:")
     for item, amount in result.costs["amount"].items():

@@ -27,6 +27,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.data.bars import read_bars
 
     bars = read_bars(args.file, **reading_options(args))
+    # A file with a fault has raised by now, with all of its faults.
     found = {"file": args.file} | summarise(bars)
     longest = f", the longest {found['longest_gap']}" if found["gaps"] else ""
     print(f"{args.file}: no problem")
@@ -47,16 +48,17 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def summarise(bars: Bars) -> dict[str, Any]:
-    """Count bars, times, gaps and missing bars; a figure of an absent column is None."""
+    """Count bars, times, gaps and missing bars; a statistic of an absent column is None."""
     import numpy as np
     import pandas as pd
 
     steps, counts = np.unique(np.diff(bars.time), return_counts=True)
-    usual = steps[np.argmax(counts)] if len(steps) else np.timedelta64("NaT", "ns")
     # The most frequent step is the usual one; longer ones are gaps.
+    usual = steps[np.argmax(counts)] if len(steps) else np.timedelta64("NaT", "ns")
     missing = (~bars.present).sum(axis=0)
     spread, funding, there = bars.half_spread, bars.funding, bars.present
     return {
+        # A time at which an asset has no bar is not a row of it.
         "rows": int(there.sum()),
         "times": len(bars),
         "first": bars.index[0].isoformat(),
@@ -64,6 +66,7 @@ def summarise(bars: Bars) -> dict[str, Any]:
         "symbols": list(bars.symbols),
         "step": str(pd.Timedelta(usual)) if len(steps) else None,
         "gaps": int(counts[steps > usual].sum()),
+        # `unique` sorts, so the last step is the longest.
         "longest_gap": str(pd.Timedelta(steps[-1])) if len(steps) else None,
         "missing": int(missing.sum()),
         "missing_by_symbol": dict(zip(bars.symbols, map(int, missing), strict=True)),

@@ -74,6 +74,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     bars = sample_bars("sp500")
     try:
         with stage("features", "read bars, compute features"):
+            # Training gets no later bar, so it cannot learn from one.
             env = TradingEnv(bars.between(None, TRAIN_UNTIL), load_env(args.env))
         agent = dataclasses.replace(load_agent(args.agent), num_seeds=NUM_SEEDS)
         total = planned_steps(agent, args.steps)
@@ -124,11 +125,13 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
     agents = [Run(path, seed=i) for i in range(NUM_SEEDS)]
     with stage("select", "select a seed on 2011-2012"):
         scores = [
+            # `look=False`: these bars select among agents, and only test bars count as evaluations.
             backtest(bars, each, start=TRAIN_UNTIL, stop=SELECT_UNTIL, look=False).metrics["sharpe"]
             for each in agents
         ]
         # A seed that never traded has no Sharpe ratio; any that has one ranks above it.
         best = max(range(NUM_SEEDS), key=lambda i: (scores[i] == scores[i], scores[i]))
+        # NaN as null, which JSON has.
         known = [score if score == score else None for score in scores]
         seen = trials.data_record(bars.between(TRAIN_UNTIL, SELECT_UNTIL))
         run.write_json("selection.json", Selection(selected=best, sharpe=known, data=seen))
@@ -140,6 +143,7 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
             for i, each in enumerate(agents)
         ]
         results[best].save(path / TABLE)
+        # On the same bars and at the same costs; `weigh` refuses others.
         baselines = backtest_baselines(bars, results[best], start=SELECT_UNTIL)
     with stage("paper", "replay 2013-2018 on paper, in another process"):
         paper = _replay(path, bars)
@@ -187,8 +191,10 @@ def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
+        # A command reports an error as one line, the last of its stderr.
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise CheckFailed(f"the paper replay ended with exit code {done.returncode}: {last}")
+    # With --json the object is the last line of stdout.
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -48,6 +48,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.runs.manifest import Run
 
     out = local(args.out, "what --out writes")
+    # Refused here, and not after the measurement.
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
     # A cosine codebook codes directions, and a single weight has none.
@@ -56,6 +57,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
     )
     run = Run(args.run_dir, seed=args.seed)
+    # None stands for the bars that trained the run.
     bars = None if args.data is None else load_bars(args).between(None, args.until)
     measured = measure(run, coding, bars, args.codebook_seed)
     found = measured.found
@@ -78,6 +80,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
             f"{found.share:.4f} of {found.decisions:,} decisions agree, below --min-agreement "
             f"{args.min_agreement:g}; nothing is written. Give more --bits, or a smaller --group."
         )
+    # Written after the check, so an agent that decides differently leaves no file.
     size = write_exported(out, run, measured.weights)
     read = typed("backtest", run_dir=str(out), data=args.data, **reading_options(args))
     print(f"The agent: {out}, {size:,} bytes; `{read}` reads it, and so does `paper`.")

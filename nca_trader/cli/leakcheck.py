@@ -70,6 +70,7 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
     else:
         check_strategy(name, of_a_file=True)
         subject = getattr(rules, name)()
+    # After the subject, whose faults are found without reading a large file.
     bars = read_bars(args.data, **reading_options(args))
     with shown() as report:
         found = leakcheck(
@@ -96,12 +97,14 @@ def shown() -> Iterator[Callable[[int, int], None]]:
     """Yield the function that shows progress: on a terminal, once the check has taken a while."""
     from nca_trader.watch.progress import DRAW_EVERY, on_terminal
 
+    # The first line is due QUIET seconds after the start.
     drawn = time.monotonic() + QUIET - DRAW_EVERY
     width = 0
 
     def report(done: int, total: int) -> None:
         nonlocal drawn, width
         now = time.monotonic()
+        # In a log file, each redrawn line would stay.
         if now - drawn < DRAW_EVERY or not on_terminal(sys.stderr):
             return
         line = f"leakcheck  {done} of {total} cases"

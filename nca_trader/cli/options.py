@@ -94,6 +94,7 @@ def overrides(args: argparse.Namespace, kind: str) -> list[str]:
     """Return the changes of `--set` to the environment ("env.") or to the agent ("")."""
     texts = getattr(args, "set", [])
     if kind:
+        # The environment takes its keys without the prefix.
         return [text.removeprefix(kind) for text in texts if text.startswith(kind)]
     return [text for text in texts if not text.startswith("env.")]
 
@@ -105,6 +106,7 @@ def agent_of(args: argparse.Namespace) -> Any:
     agent = load_agent(args.agent, overrides(args, ""))
     if getattr(args, "devices", None) is None:
         return agent
+    # The preset may fix `data`; None is what the number of devices leaves.
     mesh = dataclasses.replace(agent.mesh, devices=args.devices, data=None)
     return dataclasses.replace(agent, mesh=mesh)
 
@@ -153,6 +155,7 @@ def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
     if (wanted := math.prod(agent.mesh.axes)) > 1:
         use_cores(min(wanted, cores()))
     if args.data is not None and (folder := folder_of_shards(args.data)) is not None:
+        # Shards were read, repaired and cut when they were written.
         given = [*reading_options(args), *(["until"] if args.until is not None else [])]
         if given:
             raise ConfigError(
@@ -163,6 +166,7 @@ def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
     if config.market and args.data is None:
         return TradingEnv(task_of(config, seed), config), agent
     bars = load_bars(args)
+    # Checked here: an empty span would fail later, without the name of the option.
     if args.until is not None and bars.row(args.until) == 0:
         raise BarError(
             f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."

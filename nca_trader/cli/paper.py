@@ -39,10 +39,12 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             reading=reading_options(args),
             seed=args.seed,
         )
+        # The journal has every event already, so nothing is lost by stopping between two bars.
         if stop():
             print(f"stopped; all is in {args.journal}, and the same command resumes from there.")
     if result["agent"]:
         print(result["agent"])
+    # Paper trading of bars that trained the agent is IN SAMPLE too.
     if result["in_sample"]:
         print(in_sample_sentence(result["in_sample"], result["decisions"]))
     print(
@@ -69,6 +71,7 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.paper.journal import verify
 
+    # Each hash covers the one before it, so the head identifies the whole journal.
     head = verify(args.file)
     print(f"{args.file}: {head.seq} events, the chain holds; head {head.hash[:16]}")
     return {"events": head.seq, "head": head.hash}

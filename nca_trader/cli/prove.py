@@ -47,9 +47,11 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.report.page import write_proofs
 
     agent = load_agent(args.agent, args.set)
+    # Drawn at each call: nobody can choose the seeds by their results.
     drawn = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
     seeds = drawn if args.seed is None else [args.seed]
     kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}
+    # --seed takes one seed, so the command repeats the first.
     again = typed("prove", *args.markets, seed=seeds[0], **kept)
     print(f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them")
     proofs = prove(
@@ -69,6 +71,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         # One name per market, in the order of the runs.
         names = ", ".join(dict.fromkeys(proof.market for proof in missed))
         what = f"{len(missed)} of {len(proofs)} runs missed their bar: {names}."
+        # After the curves are written, which show how far the run was from the bar.
         fail_check(args, result, what)
     print(f"all {len(proofs)} runs reached their bars")
     return result

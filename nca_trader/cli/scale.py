@@ -50,10 +50,12 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
     env, agent = load_experiment(args)
     # A synthetic market has as many bars as its config says: plan draws none.
     bars = None if env.market and args.data is None else load_bars(args)
+    # Flushed: in a pipe the lines would wait in a buffer while XLA compiles.
     say = functools.partial(print, flush=True)
     report = plan(agent, args.topology, env=env, bars=bars, largest=args.largest, say=say)
     report = {"agent": args.agent, "env": args.env} | report
     print("\n".join(plan_lines(report)))
+    # After the whole report, which shows what takes the memory.
     if not report["fits"]:
         name = slice_of(args.topology).name
         fail_check(args, report, f"{args.agent} does not fit on a chip of {name}; see above.")
@@ -124,5 +126,6 @@ def run_doctor(args: argparse.Namespace) -> dict[str, Any]:
     }
     if errors:
         fail_check(args, result, f"{errors} error(s), see above; each with its remedy.")
+    # Warnings alone end with exit code 0.
     print("nothing wrong" if not findings else f"{len(findings)} warning(s), no error")
     return result

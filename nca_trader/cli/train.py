@@ -122,6 +122,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         data = "FILE" if shards else args.data
         again = typed("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
         print(f"trained {done:,} steps; see `{again}`")
+    # A run that stopped before its first update has no row.
     last = (run.metrics() or [{}])[-1]
     return {"run": str(run.path), "complete": done >= steps} | last | watch.figures
 
@@ -134,6 +135,7 @@ def replay_line(env: Any, agent: Any) -> str:
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.sampled import described
 
+    # `eval_shape` below computes shapes and sizes alone.
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     return described(jax.eval_shape(learner.init, jax.random.key(0)).replay)
 
@@ -152,6 +154,7 @@ def debugged(args: argparse.Namespace, report: Callable[[dict[str, Any]], None])
     from nca_trader.learner.programs import Compilations
 
     if args.profile is not None:
+        # Refused before training: a trace goes to this machine's disk.
         local(args.run_dir, "the trace of --profile")
         if args.profile < 1:
             raise ConfigError(f"--profile {args.profile}: trace at least one update.")
@@ -216,6 +219,7 @@ class Watch:
         if len(self._rates) == 1 and args.profile:
             jax.profiler.start_trace(f"{args.run_dir}/profile")
             self._tracing = True
+        # Without --profile this is the first update, and there is no trace to end.
         elif len(self._rates) == 1 + (args.profile or 0):
             self.close()
 
@@ -225,6 +229,7 @@ class Watch:
 
         first_over_steady: how much longer the first update took than the median of the others.
         """
+        # The first update includes compilation, so it is not in the median.
         first, *rest = self._rates or [0.0]
         ratio = {"first_over_steady": statistics.median(rest) / first} if rest else {}
         done = self._compiled
@@ -280,6 +285,7 @@ def run_supervise(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.parallel.processes import Supervisor
 
+    # The remainder of argparse may begin with the `--` itself.
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not words:
         raise ConfigError("give a command after --, e.g. supervise -- nca-trader train ...")

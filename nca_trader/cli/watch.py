@@ -53,6 +53,7 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
 
     if not args.run_dir and not args.journal:
         raise ConfigError("nothing to watch; give --run DIR, --journal FILE, or both.")
+    # With --once the server would end before anyone could read from it.
     if args.once and args.prometheus:
         raise ConfigError("--prometheus serves the metrics while it watches; leave out --once.")
     if args.once and args.journal:
@@ -96,6 +97,7 @@ def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, An
         stop = stack.enter_context(stop_on_signal("look"))
         shown = ""
         while True:
+            # One assignment: the server's thread sees the old samples or the new ones.
             collector.samples = samples = watched.look()
             sinks.tell(alerts.update(samples, time.time()))
             # No ages, which would change the line at every look.

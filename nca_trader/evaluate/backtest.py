@@ -46,7 +46,7 @@ def backtest(
     look: bool = True,
     **limits: Any,
 ) -> Result:
-    """Run `targets` over `bars` and accounts for every bar in float64.
+    """Run `targets` over `bars` and account for every bar in float64.
 
     Args:
       bars: N bars of A assets; or a synthetic task, whose state a run may have observed.
@@ -124,6 +124,7 @@ def backtest(
         trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
         in_sample = max(min(seen, last) - first, 0)
         # Counted before a number is shown. A run that is refused above is not an evaluation.
+        # Only bars after those that the run saw are a test.
         if look and first + in_sample < last:
             looks = count_look(run, bars[first + in_sample : last])
     else:
@@ -137,6 +138,7 @@ def backtest(
     result = Result(
         name=name or (run.name if run else "targets"),
         equity=pd.Series(np.exp(trace.log_equity), index, name="equity"),
+        # Kept as well: its exponential loses digits where equity is large.
         log_equity=np.asarray(trace.log_equity),
         targets=pd.DataFrame(trace.target, index, symbols),
         weights=pd.DataFrame(trace.weight, index, symbols),
@@ -172,6 +174,7 @@ def _with_limits(
         )
     given = {"fill": fill, "order": order}
     given = {name: value for name, value in given.items() if value is not None}
+    # Validated after the replacement: lots, for example, need a capital.
     rules = base._replace(**given, **limits)
     refuse(
         one_of(rules, "fill", ("next_open", "close")),
@@ -189,6 +192,7 @@ def count_look(run: Run, bars: Bars) -> int:
       `looks_at` them, with this one.
     """
     more = {"seed": run.selected, "time": now()}
+    # Recorded first, so that the count below includes it.
     trials.record(run.root, trials.entry_of("test", run.name, data_record(bars), **more))
     return looks_at(run, bars)
 

@@ -69,6 +69,7 @@ def measure(
     other = weights.params(run.policy)
     found = simulate.agreement(source, run, params, other)
     seen = seen_rows(bars, run)
+    # A measurement on bars that the run has not seen is an evaluation like any other.
     looks = count_look(run, bars[seen:]) if seen < len(bars) else None
     if coding.codebook != "none":
         name = f"{coding.codebook} codebook, {2**coding.bits} entries of {coding.group}"
@@ -98,9 +99,11 @@ def training_bars(run: Run) -> Bars | Task:
     try:
         sample = record.source.startswith("sample bars ")
         bars = sample_bars("sp500") if sample else read_bars(record.source)
+        # The run may have been trained on one of the two indexes.
         if sample and list(bars.symbols) != record.symbols:
             bars = bars.select(*record.symbols)
         if _trained_by(run, bars):
+            # The file may have grown since, so only its first rows are the same bars.
             return bars[: record.rows]
     except BarError:
         pass  # the file has gone or changed: the remedy below holds for both
@@ -154,6 +157,8 @@ def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
     def window(params: Any, x: Any, present: Any) -> Any:
         return decide(policy, params, x, present, account)
 
+    # `p=p`: a closure over `p` would use the last parameters in every call. They are arguments
+    # because XLA folds the constants of a program.
     streams = [lambda p=p: stream(p, state, x[0], present[0]) for p in several]
     windows = [lambda p=p: window(p, x, present) for p in several]
     medians = zip(_medians_us(streams), _medians_us(windows), strict=True)

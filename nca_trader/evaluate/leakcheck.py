@@ -232,6 +232,7 @@ def leakcheck(
         reacted=search.reacted,
         columns=tuple(field for field in (*bars.fields, LENGTH) if field in search.through),
         first_row=min((int(found.rows[0]) for _, found in search.leaking), default=None),
+        # `fmax` passes over NaN: a change to or from NaN has no size.
         largest=float(np.fmax.reduce([found.largest for _, found in search.leaking], initial=0.0)),
         example=example,
         error=search.error,
@@ -260,6 +261,7 @@ def as_subject(subject: Any) -> Subject:
     if isinstance(subject, Strategy):
         name, start, update = subject.name, subject.init, subject.update
     elif isinstance(subject, Feature):  # of one asset
+        # The state of a feature is of one asset, so each asset gets a copy.
         name, update = "feature", jax.vmap(subject.update)
 
         def start(num_assets: int, /) -> Any:
@@ -339,6 +341,7 @@ class _Search:
             bases[True] = holed(rng, bars)
             self.outputs[True] = self.values(bases[True])
         except Exception as error:
+            # It was set before the subject refused it.
             del bases[True]
             self.notes.append(f"not tried on bars with holes added: {described(error)}")
         return Cases(rng, bases, output, self.at_open, self.subject.compiled)
@@ -358,6 +361,7 @@ class _Search:
         # Rows of other times would be compared with the wrong bars.
         index = getattr(output, "index", None)
         if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
+            # An index without a zone is taken as UTC, as that of bars is.
             there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
             if (there != bars.index).any():
                 raise _NotRows("its rows are not at the times of the bars; reindex by bars.index")
@@ -456,6 +460,7 @@ def compare(before: np.ndarray, after: np.ndarray, t: int, tolerance: float) -> 
     differs = ~(equal(before, after) | rounding)
     if not differs.any():
         return None
+    # `argwhere` goes row by row, so this is in the earliest row that changed.
     where = tuple(int(i) for i in np.argwhere(differs)[0])
     largest = float(np.fmax.reduce(change[differs]))
     rows = np.unique(np.nonzero(differs)[0])

@@ -90,6 +90,7 @@ class Result:
             )
         return tuple(said)
 
+    # A result is frozen, so its metrics cannot change.
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """The metrics of this result, see `metrics.summary`."""
@@ -165,6 +166,7 @@ class Result:
                 self.to_frame().to_parquet(part, index=False)
             os.replace(part, path)
         except OSError as error:
+            # The disk may be gone; the first error is the one to report.
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             what = error.strerror or str(error)

@@ -35,6 +35,7 @@ def subject_in(path: str | os.PathLike[str], name: str) -> Any:
         if isinstance(value, Strategy | Feature)
         or (
             inspect.isfunction(value)
+            # Functions that the file imports are not its own.
             and value.__module__ == module.__name__
             and _arguments_needed(value) < 2
         )
@@ -50,6 +51,7 @@ def subject_in(path: str | os.PathLike[str], name: str) -> Any:
     subject, where = getattr(module, name), f"{path}:{name}"
     if isinstance(subject, Strategy | Feature):
         return subject
+    # A class can be called too, but returns an object of its own.
     if not callable(subject) or isinstance(subject, type):
         raise ConfigError(
             f"{where}: a {type(subject).__name__} is not a strategy; name a function of bars, a "
@@ -80,6 +82,7 @@ def _imported(path: pathlib.Path) -> types.ModuleType:
     """Import the user's file; it finds its neighbours, as `python FILE` would let it."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; check the path.")
+    # A name of its own, so that the file cannot take the place of an installed module.
     spec = importlib.util.spec_from_file_location(f"leakcheck_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: is not a Python file; name one that ends in .py.")
@@ -89,8 +92,10 @@ def _imported(path: pathlib.Path) -> types.ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
+        # Nothing of the file ran, so the traceback has no line of it; the error has.
         what = f"{error.msg} (SyntaxError); repair it."
         raise ConfigError(f"{path} line {error.lineno}: {what}") from None
+    # A script may end with `sys.exit`.
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__} at {user_line(error)}"
         text = " ".join(str(error).split()) or "no message"

@@ -130,6 +130,7 @@ def nearest_baseline(
                 "run both on the same bars."
             )
         shares[name] = float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
+    # `max` returns the first of several that are equal.
     nearest = max(shares, key=lambda name: shares[name])
     return nearest, shares[nearest]
 
@@ -200,6 +201,7 @@ def weigh(
 
 def percent(value: float, digits: int = 1) -> str:
     """Write 0.123 as 12.3% and NaN as n/a. A value that rounds to zero has no minus sign."""
+    # `z` takes the sign from a value that rounds to zero.
     return "n/a" if math.isnan(value) else f"{value:z.{digits}%}"
 
 
@@ -312,6 +314,7 @@ def verdict(
             "one rule with parameters of its user's choice: nobody counted how many were tried "
             "before, so luck in that search is not ruled out"
         )
+    # With one trial nothing was selected.
     elif num_trials == 1:
         tried = "one trial"
     sentences.append(f"This is one market, one period and {tried}.")

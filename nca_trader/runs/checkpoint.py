@@ -83,6 +83,7 @@ def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
 
 
 def _data(leaf: Array) -> Array:
+    # NumPy has no type for the typed keys of JAX.
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
@@ -117,6 +118,7 @@ def _as_state_error(path: Place, what: str) -> Iterator[None]:
 
 
 def _checksum(value: np.ndarray) -> str:
+    # Type and shape are hashed too: the same bytes as another type are another leaf.
     head = f"{value.dtype}{value.shape}".encode()
     return hashlib.sha256(head + np.ascontiguousarray(value).tobytes()).hexdigest()
 
@@ -135,10 +137,12 @@ class Checkpoints:
         self._closing = contextlib.ExitStack()
         with _as_state_error(path, "opened"):
             if isinstance(path, CloudPath):
+                # The store has the others, so one local copy is enough.
                 self._uploaded, keep = Uploaded(path, keep), 1
                 path = self._closing.enter_context(scratch())
             path.mkdir(parents=True, exist_ok=True)
             self._folder = path.absolute()  # Orbax's
+            # Not asynchronous: the thread below does that, with the checksums, see above.
             options: dict[str, Any] = {"enable_async_checkpointing": False, "create": False}
             if hosts.count() > 1:  # Orbax must wait for no other process: they only read
                 own = hosts.own()
@@ -154,6 +158,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self._folder, options=ocp.CheckpointManagerOptions(**options)
             )
+        # One thread, so checkpoints are written in the order of their updates.
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
@@ -187,6 +192,7 @@ class Checkpoints:
           StateError: the previous checkpoint could not be written, see `wait`.
         """
         self.wait()
+        # In every process, because `flatten` is a collective; only the first one writes.
         leaves = flatten(tree)
         if hosts.first():
             self._writing = self._writer.submit(self._write, update, leaves, config or {})
@@ -223,6 +229,7 @@ class Checkpoints:
             )
             self._manager.wait_until_finished()
             folder = self._folder / str(update)
+            # After Orbax has written: checksums of unfinished files would refuse a good checkpoint.
             write_atomically(folder / FILES, json.dumps(_digests(folder)) + "\n")
             if self._uploaded is not None:
                 self._uploaded.upload(update, folder)
@@ -247,6 +254,7 @@ class Checkpoints:
         found = hosts.on_first(self._newest)
         if hosts.count() == 1:
             return found
+        # Only arrays are broadcast, so -1 stands for None.
         step = int(hosts.of_first(np.int32(-1 if found is None else found[0])))
         return found if found is not None or step < 0 else (step, self._read(step))
 
@@ -255,6 +263,7 @@ class Checkpoints:
         for step in reversed(steps):
             try:
                 return step, self._read(step)
+            # These are not damage: an older checkpoint would hide the cause.
             except (RunError, ConfigError, StoreError):
                 raise
             # Orbax and its storage raise many types for a truncated or missing file.
@@ -310,6 +319,7 @@ class Checkpoints:
             step, args=ocp.args.Composite(leaves=ocp.args.StandardRestore())
         )
         leaves = {name: np.asarray(value) for name, value in read["leaves"].items()}
+        # The files verify above, but only this shows that Orbax read them right.
         _compare({name: _checksum(leaf) for name, leaf in leaves.items()}, sums["sha256"])
         return leaves
 
@@ -339,8 +349,10 @@ class Uploaded:
             lambda file: (there / file.relative_to(folder).as_posix()).put(file),
             [file for file in files if file != head],
         )
+        # Last: this object commits the checkpoint.
         (there / FILES).put(head.read_bytes())
         older = {old: names for old, names in objects.items() if old < step}
+        # An upload that was cut off is not committed, so its objects are deleted too.
         kept = [*_committed(older), step][-self._keep :]
         self._delete({old: names for old, names in older.items() if old not in kept})
 
@@ -353,6 +365,7 @@ class Uploaded:
         there = self._path / str(step)
         content = (there / FILES).read_bytes()
         names = list(record(dict[str, str], read_json(content, FILES), FILES))
+        # The names come from the store; none may lead out of the folder, see `lstrip` below.
         if any(".." in pathlib.PurePosixPath(name).parts for name in names):
             raise ValueError(f"{FILES} names files outside the checkpoint")
         together(lambda name: (there / name).download(folder / name.lstrip("/")), names)
@@ -370,6 +383,7 @@ class Uploaded:
     def _delete(self, objects: dict[int, list[str]]) -> None:
         names = {name for each in objects.values() for name in each}
         heads = sorted(names & {f"{step}/{FILES}" for step in objects})
+        # First the heads: a checkpoint whose files are partly deleted must not count.
         self._path.delete(heads)
         self._path.delete(sorted(names - {*heads}))
 

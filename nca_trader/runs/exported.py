@@ -86,6 +86,7 @@ class Compact(NamedTuple):
         Raises:
           ValueError: the tensors are not those of this policy, or not finite.
         """
+        # Shapes alone: no parameters are drawn.
         like = jax.eval_shape(policy.init, jax.random.key(0))
         shapes = {
             f"{module}.{name}": leaf.shape
@@ -94,6 +95,7 @@ class Compact(NamedTuple):
         }
         coding = self.coding
         for name, step in self.steps.items():
+            # Only matrices have steps; and a file may hold any text here.
             if len(shapes.get(name, ())) != 2 or not (math.isfinite(step) and step > 0.0):
                 raise ValueError(f"the step {step} of {name!r} is not a number above 0 of a matrix")
         if coding.codebook == "none":
@@ -132,6 +134,7 @@ def compact(
     if coding.codebook != "none":
         tensors = quantise.coded(leaves, coding.codebook, coding.bits, coding.group, seed)
         return Compact(coding, tensors, {})
+    # A codebook, which returned above, has no steps.
     steps = {}
     if coding.activations:
         # Steps under `remat` are traced and show no numbers; without a gradient it changes nothing.
@@ -148,6 +151,7 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
     Raises:
       StateError: it cannot be written.
     """
+    # Without `format` and `created`, which are of the run folder.
     manifest, fields = plain(run.manifest), (f.name for f in dataclasses.fields(Manifest))
     about = {
         "coding": json.dumps(plain(weights.coding)),
@@ -184,10 +188,12 @@ class Exported(Run):
         self.env_config = read(EnvConfig, texts["env.toml"], f"{path}: env.toml")
         self.agent_config = read(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
         self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
+        # The number of steps cannot change: the weights were measured with this one.
         self._acting = self.agent_config
         # Older files do not say which agent they hold: the selected one, else the first.
         first = self._selection.selected if self._selection else 0
         number = texts.get("seed", str(first))
+        # Nine digits: `int` raises ValueError on a text of thousands.
         if not number.isdecimal() or int(number[:9]) >= self.agent_config.num_seeds:
             raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
         self._seed = int(number[:9])
@@ -205,6 +211,7 @@ class Exported(Run):
         try:
             return self.weights.params(self.policy)
         except ValueError as error:
+            # The file was read whole, but its tensors are of another policy or not finite.
             raise StateError(f"{self.path}: {error}; export it again from its run.") from None
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -227,6 +234,7 @@ def read_run(
       ConfigError: `steps` for a file, which was measured with its own; a `seed` that the file does
         not hold.
     """
+    # A run is a folder, so a file can only be an exported agent.
     if not place(path).is_file():
         return Run(path, seed=seed, steps=steps)
     if steps is not None:

@@ -42,6 +42,7 @@ def make_folder(path: Place) -> None:
     if (path / "run.json").exists():
         return
     if path.exists():
+        # The lock is taken before the run is made, so it may be there already.
         if not path.is_dir() or any(file.name != LOCK for file in path.iterdir()):
             raise RunError(f"{path}: holds files of something else; choose another folder.")
     try:
@@ -65,6 +66,7 @@ def training_in(path: Place) -> Iterator[None]:
         if isinstance(path, CloudPath):
             folder = cache_folder() / "locks"
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # A URL is not a file name, its hash is.
             file = folder / hashlib.sha256(str(path).encode()).hexdigest()[:16]
         else:
             make_folder(path)
@@ -122,6 +124,7 @@ def check_shared(path: Place, timeout: float = 10.0) -> None:
     while not (seen := token.is_file()) and time.monotonic() < deadline:
         time.sleep(0.1)
     blind = np.flatnonzero(~hosts.of_each(np.bool_(seen)))
+    # `of_each` was a barrier, so every process has looked.
     hosts.on_first(lambda: token.unlink(missing_ok=True))
     if blind.size:
         raise RunError(
@@ -159,6 +162,7 @@ class Lines:
         """Add one line, given without its end."""
         text = line.encode() + b"\n"
         if not isinstance(self.path, CloudPath):
+            # Closed after each line, so that a reader sees it.
             with open(self.path, "ab") as file:
                 file.write(text)
             return
@@ -176,6 +180,7 @@ class Lines:
     def flush(self) -> None:
         """Store every line that is not stored yet."""
         if self._part is not None and len(self._part) > self._stored:
+            # The whole part: a store cannot append. `PART` bounds what is sent again.
             write_atomically(self.path / f"{self._number:06d}", self._part)
             self._stored, self._at = len(self._part), self._clock()
 
@@ -216,6 +221,7 @@ class Lines:
                 (self.path / name).unlink()
             else:
                 write_atomically(self.path / name, b"".join(own[: count - first]))
+        # `append` then reads the last part again.
         self._part = None
 
     def _parts(self, path: CloudPath) -> dict[str, bytes]:

@@ -131,6 +131,7 @@ def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool
       StateError: a field is unknown or missing, or has another type or value.
     """
     given, where = manifest.spec, f"{source}: spec"
+    # A sealed spec is taken as it was written, even where this version would derive another.
     if exact:
         return record(EnvSpec, given, where)
     features = record(list[str], given.get("features", []), f"{where}.features")
@@ -176,12 +177,14 @@ class Run:
         self.lines = Lines(self.path / "metrics.jsonl")
         file = run_file(self.path)
         manifest, checked = unsealed(file.read_bytes(), str(file))
+        # What is not an object passes here, and `record` below reports it.
         known = manifest.get("format") if isinstance(manifest, dict) else FORMAT
         if known not in (UNSEALED, FORMAT):
             raise RunError(
                 f"{file}: format {shown(known)}, this version reads {FORMAT}; "
                 "use the version that wrote it."
             )
+        # After the format: another one may lack fields, which is not damage.
         self.manifest: Manifest = record(RunManifest, manifest, str(file))
         self._sealed = known == FORMAT
         self._refuse_unsealed(file, checked)
@@ -192,6 +195,7 @@ class Run:
         agent = self.agent_config
         self._acting = agent if steps is None else with_steps(agent, steps)
         chosen = self._chosen
+        # Negative numbers too, which would index from the end.
         if chosen is not None and not 0 <= chosen < agent.num_seeds:
             raise RunError(
                 f"{self.path}: has no agent {chosen}; it trained {agent.num_seeds}, numbered "
@@ -265,6 +269,7 @@ class Run:
             return f"{i} (Sharpe ratio {score:.2f})" if score is not None else str(i)
 
         how = "as asked for"
+        # --seed may name another agent than the selected one.
         if selection is not None and selection.selected == self.selected:
             span = selection.data
             how = f"selected on {span.first[:10]} to {span.last[:10]}" if span else "selected"
@@ -308,10 +313,12 @@ class Run:
                 f"{self.path}: no checkpoint yet; give the command that began it again: "
                 f"{self.manifest.command}"
             )
+        # Shapes alone: no parameters are drawn.
         like = jax.eval_shape(self.policy.init, jax.random.key(0))
         several = self.agent_config.num_seeds > 1
 
         def pick(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
+            # As `checkpoint.flatten` names the field `params` of the training state.
             name = ".params" + jax.tree_util.keystr(path)
             value = found[1].get(name)
             shape = (self.agent_config.num_seeds, *leaf.shape) if several else leaf.shape
@@ -349,6 +356,7 @@ def seen_rows(bars: Bars, run: Run) -> int:
         return 0
     spans = [run.manifest.data, run.selection and run.selection.data]
     last = max(np.datetime64(span.last) for span in spans if span)
+    # "right": the last bar itself was seen.
     return int(np.searchsorted(bars.time, last, "right"))
 
 
@@ -366,6 +374,7 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """Return the commit of the source tree, with "+dirty" if it was changed; or "unknown"."""
     here = pathlib.Path(__file__).resolve().parents[2]
+    # An installed wheel has no repository, and `git -C` would find one of a folder above.
     if not (here / ".git").exists():
         return "unknown"
 
@@ -407,12 +416,14 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run
         raise ConfigError(f"{path}: is a bucket; name a folder in it, e.g. {path}/runs/a.")
     if hosts.count() > 1:
         check_shared(path)
+    # Two processes that make the folder at once would each find files of the other.
     run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
     return Run(path) if run is None else run
 
 
 def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
     data = record_of_env(env)
+    # Written last, so without it the folder does not hold a run yet.
     if (path / "run.json").exists():
         run = Run(path)
         there, here = (
@@ -423,6 +434,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
                 (seed, data, env.config, agent),
             )
         )
+        # How often a run is saved, and on which devices it trains, may change between starts.
         for one in (there["agent"], here["agent"]):
             del one["checkpoint"], one["mesh"]
             if agent.optimizer.schedule in ("constant", "sgdr"):  # no rate depends on the end
@@ -452,6 +464,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
     )
     for file, text in texts.items():
         write_atomically(path / file, text)
+    # Logged before the run exists: no agent trains without being counted.
     counted = {"trials": agent.num_seeds, "time": manifest.created}
     trials.record(path.resolve().parent, entry_of("train", manifest.name, data, **counted))
     # Last: a folder with run.json is whole.

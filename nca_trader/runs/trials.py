@@ -83,6 +83,7 @@ def record_of_env(env: TradingEnv) -> DataRecord:
     shards = env.shards
     if shards is None:
         return data_record(env.bars)
+    # The checksums of the shards stand for their bars, of which none is read.
     known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
     return DataRecord(
         source=str(shards.folder / SHARDS_MANIFEST),
@@ -118,11 +119,13 @@ class Entry:
 
     def concerns(self, data: DataRecord) -> bool:
         """Whether the entry is of a market of `data`; a test also where its span overlaps."""
+        # An entry of an older version knows only the checksum of its bars.
         if self.symbols is None or self.first is None or self.last is None:
             return self.data == data.sha256
         shared = bool(set(self.symbols) & set(data.markets))
         if self.kind == "train":  # in whatever years: the same market was searched
             return shared
+        # Compared as text: ISO times sort as time does.
         first, last = max(self.first, data.first), min(self.last, data.last)
         return shared and bool(np.datetime64(first) <= np.datetime64(last))
 
@@ -148,9 +151,11 @@ def record(root: Place, entry: Entry) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with open(root / FILE, "a", encoding="utf-8") as file:
+            # Several runs below this folder may write at the same time.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(line)
             file.flush()
+            # On disk before the caller shows a number: an evaluation that was seen is counted.
             os.fsync(file.fileno())
     except OSError as error:
         raise StateError(
@@ -210,6 +215,7 @@ def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
       data: counts what concerns its market, see `Entry.concerns`. None counts all.
     """
     return sum(
+        # An evaluation has no `trials`, and counts once.
         1 if entry.trials is None else entry.trials
         for entry in entries(root)
         if entry.kind == kind and (data is None or entry.concerns(data))

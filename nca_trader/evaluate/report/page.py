@@ -278,7 +278,13 @@ def backtest_baselines(
     """Backtest the baselines on the bars, costs and fills of `result`; return them by name."""
     return {
         rule.name: backtest(
-            bars, rule, result.charged, start=start, stop=stop, **result.rules._asdict()
+            # With the costs, fills and limits of the result, so that only the targets differ.
+            bars,
+            rule,
+            result.charged,
+            start=start,
+            stop=stop,
+            **result.rules._asdict(),
         )
         for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
     }
@@ -303,6 +309,7 @@ def report_on(
     if run is not None:
         manifest, chosen = run.manifest, run.selection
         spans = {"training": plain(manifest.data), "selection": plain(chosen and chosen.data)}
+        # Bars that the agent has seen are not a test.
         spans |= {"backtest" if result.in_sample else "test": traded}
         # Two versions where the run was trained with another than this page is made with.
         trained = manifest.versions | {"commit": manifest.commit}
@@ -316,10 +323,12 @@ def report_on(
         known = {
             "trials": Trials(
                 count=max(logged, run.agent_config.num_seeds),
+                # `looks` is None where the backtest was not to be counted.
                 test_touched=result.looks or looks_at(run, tested),
                 selected=chosen is not None and chosen.selected == run.selected,
             ),
             "seed": run.selected,
+            # A metric that each seed has takes the place of the one number.
             "training": [row | row.get("seeds", {}) for row in run.metrics()],
             "features": run.spec.features,
             "env_toml": to_toml(run.env_config),
