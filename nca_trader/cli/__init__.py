@@ -62,6 +62,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=nca_trader.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (home, about) in COMMANDS.items():
+        # These modules import jax inside their functions, so `--help` is quick.
         module = importlib.import_module(f"nca_trader.cli.{home}")
         command = commands.add_parser(name, help=about, description=about)
         getattr(module, f"add_{name}_options")(command)

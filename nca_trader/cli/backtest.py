@@ -94,6 +94,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         names = ("run_dir", "strategy", "seed", "steps", "data", *READING, "start", "stop", "env")
         names += ("commission", "slippage", "fill", "order", "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})
+        # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)
         report(bars, result, out, run=run, command=command)
     elif out is not None:
@@ -143,5 +144,6 @@ def show(result: Any) -> dict[str, Any]:
     if result.note:
         print(f"  note: {result.note}")
     found = {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
+    # For --json, where a reader has to see too that a result is in sample.
     found |= {"in_sample": result.in_sample, "fills": result.num_fills}
     return found | {"cut": result.cut._asdict(), "costs": result.costs["amount"].to_dict()}

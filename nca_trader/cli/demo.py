@@ -85,6 +85,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
         ):
             given = {"steps": args.steps, "seed": args.seed}
             run = train(env, agent, path, **given, report=report, stop=stop)
+        # `train` also returns where it was asked to stop.
         if steps_done(run) >= total:
             return _evaluate(args, run, bars, stage)
     except KeyboardInterrupt:
@@ -185,6 +186,7 @@ def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
 
     write_bars(bars, path / BARS)  # all bars: features need those before the span
     command = [
+        # This interpreter, since `nca-trader` need not be on the PATH.
         *(sys.executable, "-m", "nca_trader", "paper", "--run", str(path)),
         *("--feed", f"replay:{path / BARS}", "--broker", "simulated"),
         *("--journal", str(path / JOURNAL), "--start", SELECT_UNTIL, "--json"),

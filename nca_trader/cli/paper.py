@@ -27,6 +27,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.verdict import in_sample_sentence
     from nca_trader.paper.session import paper_trade
 
+    # A bar is finished first, with its events in the journal.
     with stop_on_signal("bar") as stop:
         result = paper_trade(
             args.run_dir,

@@ -66,6 +66,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         write_proofs(args.out, proofs, args.agent)
         print(f"The curves: {args.out}")
     result = {"results": [proof.row() for proof in proofs]}
+    # Judged after all runs, so that one miss does not hide the others.
     missed = [proof for proof in proofs if not proof.passed]
     if missed:
         # One name per market, in the order of the runs.

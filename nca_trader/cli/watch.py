@@ -69,6 +69,7 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
     samples = watched.look()
     for name, value in samples.items():
         print(f"{name:<32} {value:.6g}")
+    # One look has no duration, so `for` is not applied.
     holding = [rule for rule in rules if rule.holds(samples)]
     for rule in rules:
         print(f"rule {rule.name}: {'HOLDS' if rule in holding else 'no'}: {rule.condition}")

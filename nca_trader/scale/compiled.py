@@ -96,6 +96,7 @@ def compiler() -> Iterator[Ask]:
             "pip install 'nca-trader[tpu-plan]' (Linux on x86-64, no TPU needed)."
         )
     with scratch() as folder, open(folder / "said", "w+") as log:
+        # Not forked: that process would have a jax that has read its variables already.
         process = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(
             1, process, initializer=_send_stderr, initargs=(log.name,)

@@ -48,6 +48,7 @@ def examine(facts: Facts) -> list[Finding]:
         for check in CHECKS
         for level, what, remedy in check(facts)
     ]
+    # The sort is stable: among errors and among warnings the order is that of `CHECKS`.
     return sorted(found, key=lambda finding: finding.level != ERROR)
 
 
@@ -60,6 +61,7 @@ def mesh_of(facts: Facts, wanted: MeshConfig | None = None) -> dict[str, int]:
     """
     if wanted is not None and (wanted.devices or wanted.data or wanted.fsdp * wanted.model > 1):
         return dict(zip(AXES, wanted.axes, strict=True))
+    # Where JAX does not start, there are no kinds.
     devices = max(len(facts.kinds), 1)
     kind = KINDS.get(facts.kinds[0]) if facts.kinds else None
     chips = devices if kind is None else devices // CHIPS[kind].devices
@@ -184,6 +186,7 @@ def gpu(facts: Facts) -> Findings:
     part = given.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
     valid = re.fullmatch(r"\d*\.?\d+", part) is not None and 0.0 < float(part) <= 1.0
     taken = float(part) if valid else PREALLOCATED
+    # With half of the memory each, two processes fit.
     if others and preallocates not in FALSE and taken > 0.5:
         named = ", ".join(map(str, others))
         what = f"process {named} is on a GPU, and JAX takes {taken:.0%} of it at once"

@@ -125,6 +125,7 @@ def gather(
     lock_held = False
     with contextlib.suppress(OSError):  # no lock file, or a system without /proc
         inode = str(LOCK.stat().st_ino)
+        # Read, not tried: taking the lock would keep libtpu from it for a moment.
         locks = pathlib.Path("/proc/locks").read_text().split()
         lock_held = any(word.rpartition(":")[2] == inode for word in locks)
     total, free = memory()
@@ -161,8 +162,10 @@ def _probe(timeout: float) -> dict[str, Any]:
     if done.returncode:
         # XLA's fatal line, else the exception's.
         lines = [line for line in done.stderr.splitlines() if line.strip()]
+        # The log marks a fatal line by an F, and puts "] " between its head and the message.
         fatal = [line.partition("] ")[2] for line in lines if line.startswith("F")]
         return dead | {"probe_error": (fatal or lines[-1:] or [f"exit code {done.returncode}"])[0]}
+    # The last line: plugins may print while JAX starts.
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
@@ -172,6 +175,7 @@ def _nvidia(query: str) -> list[list[str]]:
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    # A machine without nvidia-smi has no GPU of this kind, which is not a fault.
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip().split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
@@ -218,7 +222,9 @@ def _unreachable(address: str) -> str:
     """Why a connection to HOST:PORT fails, "" if it does not."""
     host, _, port = address.rpartition(":")
     try:
+        # An IPv6 address stands in brackets before its port.
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    # `int` of a port that is missing or not a number.
     except ValueError:
         return "no HOST:PORT"
     except OSError as error:

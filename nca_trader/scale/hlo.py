@@ -160,6 +160,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
                 constants.add(int(each.operands[0]))
             if each.opcode == "fusion":
                 names += each.called("calls")
+    # With two constants it is not clear which one is the length.
     return constants.pop() if len(constants) == 1 else None
 
 

@@ -39,6 +39,7 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
 
     verdict = "fits" if report["fits"] else "DOES NOT FIT"
     needed = report["hbm_bytes_per_chip"]
+    # The compiler may refuse a program without saying what it needs.
     size = "more than it has" if needed is None else binary_size(needed)
     yield ""
     yield f"memory: {verdict}: {size} of {binary_size(report['hbm_limit'])} per chip"
@@ -82,6 +83,7 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
 
     yield ""
     for width in report["widths"]:
+        # A width that fills its matrix units leaves nothing to change.
         if width["fills"] < 1.0:
             yield (
                 f"width: {width['name']} = {width['width']} fills {width['fills']:.0%} of its "
@@ -134,6 +136,7 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
     moved, rate = found["traffic_bytes"] / 1e9, found["peak_bytes_per_s"] / 1e9
     share = found["traffic_share"]
     least = f"at most {moved:.3g} GB per update, counted without caches"
+    # Counted without caches, the traffic can be more than memory can move.
     if share is None:
         yield f"traffic   {least}: more than memory's {rate:.3g} GB/s"
     else:
@@ -168,6 +171,7 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
         loops = found["loops_of_unknown_length"]
         yield f"          {loops} loops of unknown length count once in the products"
     trace = found["trace"]
+    # jax writes to plugins/profile/TIME/ below the folder that TensorBoard takes.
     folder = shlex.quote(str(pathlib.Path(trace["xplane"]).parents[3]))
     yield f"trace     {trace['xplane']}"
     yield f"          TensorBoard: pip install tensorboard xprof; tensorboard --logdir {folder}"

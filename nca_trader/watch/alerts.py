@@ -84,6 +84,7 @@ class Rule:
         if self.comparison == ABSENT:
             return not math.isfinite(value)
         assert self.threshold is not None
+        # NaN is excluded here, because `!=` would be true of it.
         return not math.isnan(value) and COMPARISONS[self.comparison](value, self.threshold)
 
     @property
@@ -162,6 +163,7 @@ class Alerts:
         for rule in self.rules:
             value = samples.get(rule.metric, math.nan)
             holds, fired, status = rule.holds(samples), rule.name in self._firing, ""
+            # Set also where the condition does not hold, and then deleted below.
             since = self._since.setdefault(rule.name, now)
             if holds and not fired and now - since >= rule.for_seconds:
                 self._firing.add(rule.name)
@@ -338,6 +340,7 @@ class Worker:
         self._name, self._sink = name, sink
         # Bounded: a sink that hangs for days must not fill the memory.
         self._waiting: queue.Queue[Notice | None] = queue.Queue(WAITING)
+        # A daemon: a sink that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
 
@@ -375,6 +378,7 @@ class Sinks:
         Raises:
           ConfigError: see `sink_of`; before any thread is started.
         """
+        # Each sink once, in order: several rules may share it.
         opened = {name: sink_of(name) for name in dict.fromkeys(names)}
         # A webhook's path is often its secret: the log names what stands before it.
         self._workers = {n: Worker("/".join(n.split("/")[:3]), s) for n, s in opened.items()}

@@ -174,6 +174,7 @@ class Watched:
             found |= {
                 "rows": float(self.rows.count),
                 "restarts": float(self.rows.restarts),
+                # Another machine may have written the file, and its clock may be ahead.
                 "row_age_seconds": max(now - self._row_at, 0.0),
             }
         return found | (self._paper.poll(now) if self._paper else {})

@@ -229,6 +229,7 @@ def refuse(
         if fault.fixes:
             remedy += ", or pass " + " or ".join(argument("repair", name) for name in fault.fixes)
         lines += [f"{fault.code.name} {place}{fault.say}.", f"{remedy}."]
+    # One fault: what and where, and its remedy.
     if len(lines) == 2:
         raise BarError(f"{source}: {' '.join(lines)}")
     if lines:
@@ -257,6 +258,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
     stays = rows_that_stay(table, faults, repairs)
     # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
     if any(fault.code == Code.D021 for fault in faults) and stays.any():
+        # Among rows that stay: a row that is dropped must not be the one kept of a pair.
         stays &= ~repeated_rows(table, stays, repairs)
     if not stays.any():
         raise refusal(table.name, Code.D002, "no row is left after the repairs", "Correct the rows")

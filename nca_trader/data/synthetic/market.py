@@ -163,6 +163,7 @@ class Task(Market):
         Where each asset has a state of its own, it sees that alone. Mean and deviation are those
         of the market and not of a draw: the same state is the same number on every path.
         """
+        # Moments of the draw would tell a bar about later ones.
         mean, deviation = (np.asarray(moment, np.float64) for moment in self.moments)
         standard = (self.states - mean) / deviation
         if self._a_state_each:
@@ -197,6 +198,7 @@ class Task(Market):
                 f"positions have shape {positions.shape} where [N, A] = {self.returns.shape} is "
                 "expected; give one position per bar and asset."
             )
+        # The last position earns on a bar that was not drawn, so it is left out.
         previous = np.concatenate([np.zeros_like(positions[:1]), positions[:-2]])
         return np.asarray(self.pay(previous, positions[:-1], self.returns[1:]))
 
@@ -241,6 +243,7 @@ def bars_of(
             )
         returns = np.log1p(returns)
     level = np.cumsum(np.concatenate([np.log(PRICE) + start[None, :], returns]), axis=0)
+    # `not <` refuses NaN as well.
     if not np.abs(level).max() < 690.0:  # exp(709) is the largest float64
         raise PriceOutOfRange(
             f"{market!r}: after {len(returns):,} bars the price is exp({level[-1].min():.0f}), "
@@ -293,6 +296,7 @@ def builder(
         @functools.wraps(build)
         def checked(**given: Any) -> Market:
             bound = inspect.signature(build).bind(**given)
+            # With defaults, so that the `market` of an environment names every parameter.
             bound.apply_defaults()
             check(bound.arguments, ranges)
             made = build(**bound.arguments)
@@ -300,6 +304,7 @@ def builder(
                 made,
                 name=build.__name__,
                 parameters=bound.arguments,
+                # The number of bars is a shape, so each one is compiled once.
                 generate=jax.jit(made.generate, static_argnums=1),
             )
 
