@@ -243,7 +243,7 @@ def line_of(function, text):
         (branching, (), "if bar.close", ["`if bar.close[0] > 2.0:", "write jnp.where(condition"]),
         (failing, (), "bar.close *", ["raises KeyError at bar 0 (", "(`return state, bar.close"]),
         (counting, jnp.zeros((), int), "pure_callback", [" at bar 7 (", "the eighth bar"]),
-        (widening, jnp.zeros(1), None, ["a state of the types and shapes it came with"]),
+        (widening, jnp.zeros(1), None, ["a state of the types and shapes that it received"]),
     ],
 )
 def test_a_strategy_that_fails_names_its_line_and_the_bar(bars, update, state, text, says):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal
@@ -80,16 +80,32 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+@contextlib.contextmanager
+def logged() -> Iterator[None]:
+    """Print what `nca_trader.watch` logs to standard error, with the time, while the block runs."""
+    # Not the root logger, which Orbax configures when it is imported.
+    log, handler = logging.getLogger("nca_trader.watch"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    level, propagates = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagates
+        log.setLevel(level)
+
+
 def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]:
     """Look again and again, until asked to stop."""
     from nca_trader.watch.alerts import Sinks
     from nca_trader.watch.metrics import Collector, exporter
 
-    # Orbax configures the root logger when it is imported, and then only `force` has an effect.
-    style = "%(asctime)s %(message)s"
-    logging.basicConfig(format=style, level=logging.INFO, stream=sys.stderr, force=True)
     collector = Collector(watched.name)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(logged())
         sinks = Sinks(sink for rule in alerts.rules for sink in rule.sinks)
         stack.callback(sinks.close)
         if args.prometheus:

@@ -132,7 +132,7 @@ def test_a_signal_is_handed_on_and_nothing_is_started_again(root):
     ("args", "says"),
     [
         (["--restarts", "3"], "give a command after --"),
-        (["--", "/no/such/command"], "/no/such/command: is no command here"),
+        (["--", "/no/such/command"], "/no/such/command: is not a command here"),
         (["--processes", "0", "--", "true"], "--processes 0: give 0 or more of the first two"),
     ],
 )

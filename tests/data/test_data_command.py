@@ -88,7 +88,7 @@ def test_spread_dividends_and_funding_are_shown(check):
     assert code == 0 and said["dividends"] == 1
     assert said["half_spread_median"] == 0.0002 and said["funding_mean"] == pytest.approx(1e-4)
     assert "half of it 2 bp (median)" in out and "1 dividends in cash" in out
-    assert "1 bp a bar (mean), longs pay" in out
+    assert "1 bp per bar (mean), longs pay" in out
     said = json.loads(check(CLEAN, "--json")[1].splitlines()[-1])
     assert said["dividends"] is None and said["half_spread_median"] is None
 

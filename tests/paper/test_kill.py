@@ -31,7 +31,7 @@ def mortal(cls, name):
         return result
     setattr(cls, name, call)
 
-for name in ("_append", "_commit", "_write_head"):
+for name in ("record", "commit", "_write_head"):
     mortal(Journal, name)
 for name in ("work", "advance"):
     mortal(SimulatedBroker, name)
