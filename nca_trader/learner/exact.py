@@ -77,6 +77,8 @@ def collect(
     log_prob, leads = read_states(policy, params, cells, seen), leads_to(dynamics.spec)
     pi = jnp.exp(log_prob)
     q = action_values(reward, pi, leads, hyper.discount)
+    # The factors scale the advantage only: the expected reward in the metrics stays in the
+    # environment's own units.
     scale = reward_scale(setup, market) * advantage_scale(setup)
     advantage = scale * (q - (pi * q).sum(-1, keepdims=True))
     occupancy, last = occupancies(start_of(dynamics.spec, segments.episode), pi, leads)
@@ -90,6 +92,7 @@ def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Lo
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, items.span, config.segment_length)
     log_prob = read_states(policy, params, cells, items.seen)
+    # From the policy that acted, so constant in the gradient: only the ratio depends on `params`.
     weight = items.occupancy[..., None] * jnp.exp(items.log_prob)
     # Sums over assets: so are the log-probability and the entropy of a joint action.
     return ppo_loss(
@@ -131,6 +134,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
       Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`.
     """
     config, spec, rules = market.dynamics
+    # One bar more than decisions: the last reward is that of the bar after the last decision.
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
     legs = moved(market.legs_at(rows), draw.volatility_scale)
     years = legs.years
@@ -140,12 +144,14 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     legs = legs._replace(years=years)
     spans = (slice(None, -1), slice(1, None))
     now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in spans)
+    # The axis of one asset: the environment's step takes `[A]`, and here A is 1.
     begun = jax.vmap(open_account)(jnp.asarray(spec.targets, jnp.float32)[:, None])
     shape = (len(span.index), length, spec.num_assets)
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
 
     def held(account: Account, legs: Legs) -> Account:
         """Move an account through the bar that fills its position."""
+        # Orders that fill at the close are filled before this bar begins; others wait for its open.
         pending = jnp.full_like(account.pending, WHOLE if rules.fill == "next_open" else FILLED)
         return on_bar(account._replace(pending=pending), legs, config.costs, rules)[0]
 
@@ -157,9 +163,13 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
         each = jax.vmap(jax.vmap(jax.vmap(jax.vmap(held, (0, None)))))
         later = each(accounts, now)
         accounts = jax.tree.map(
-            lambda first, a: jnp.concatenate([first[:, :1], a[:, 1:]], axis=1), accounts, later
+            # Only the first bar of a segment has positions that have not drifted.
+            lambda first, a: jnp.concatenate([first[:, :1], a[:, 1:]], axis=1),
+            accounts,
+            later,
         )
     see = jax.vmap(jax.vmap(jax.vmap(jax.vmap(lambda a: account_features(spec, a)))))
+    # From the inside: actions, positions, then segments, bars and assets.
     each = jax.vmap(jax.vmap(earned, (None, None, None, 0)), (0, None, None, None))
     for _ in shape:
         each = jax.vmap(each, (0, 0, 0, None))
@@ -186,6 +196,7 @@ def leads_to(spec: EnvSpec) -> Array:
     ordered = to_target(spec, actions[None], positions[:, None])
     shape = (len(positions), len(actions), len(positions))
     ordered = jnp.broadcast_to(ordered, shape[:2])[..., None]
+    # Exact equality is safe: targets are 0 and +-size in float32, and steps between them exact.
     return (ordered == positions[None, None]).astype(jnp.float32)
 
 
@@ -198,6 +209,7 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float | Arra
       leads: `[P, n, P]` transitions, from `leads_to`.
       discount: per bar.
     """
+    # The carry of a scan keeps its type, and it becomes that of the sum with `pi`.
     reward = reward.astype(jnp.promote_types(reward.dtype, pi.dtype))
 
     def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -206,6 +218,7 @@ def action_values(reward: Array, pi: Array, leads: Array, discount: float | Arra
         return (pi_t * q).sum(-1), q
 
     xs = (jnp.moveaxis(reward, 1, 0), jnp.moveaxis(pi, 1, 0))
+    # V is 0 after the last bar, see the module's docstring.
     nothing = jnp.zeros_like(reward[:, 0, ..., 0])
     return jnp.moveaxis(jax.lax.scan(backward, nothing, xs, reverse=True)[1], 0, 1)
 
@@ -248,6 +261,7 @@ def reopened(spec: EnvSpec, episode: Episode, last: Array, keys: Array) -> Episo
 def expected_metrics(batch: Enumeration, reward: Array, leads: Array) -> dict[str, Array]:
     """Compute the expected reward per step, and how often an asset's position changes."""
     pi = jnp.exp(batch.log_prob)
+    # The diagonal of the transitions is 1 where an action leads back to its own position.
     elsewhere = 1.0 - einsum32("pap->pa", leads)
     changes = einsum32("slipa,pa->slip", pi, elsewhere)
 

@@ -64,6 +64,7 @@ class Layout:
 
     def pairs(self, params: Any) -> list[tuple[Split, Any]]:
         """Return each parameter's split and leaf, in the order of the tree."""
+        # `Split` is not a pytree, so each one is a leaf of `splits`.
         leaves = jax.tree.leaves(params)
         splits = [WHOLE] * len(leaves) if self.splits is None else jax.tree.leaves(self.splits)
         return list(zip(splits, leaves, strict=True))
@@ -132,12 +133,15 @@ class Layout:
         whole = [leaf for split, leaf in self.pairs(parts) if split.fsdp is None]
         split = [leaf for split, leaf in self.pairs(parts) if split.fsdp is not None]
         add = functools.partial(jax.lax.psum, axis_name=BATCH)
+        # CPU devices synchronise once per array, see `as_one`. The platform is that of lowering: a
+        # program compiled for a TPU on a CPU has the TPU's form.
         if devices > 1 and not self.by_model:
             joined = functools.partial(as_one, add)
             whole, terms = jax.lax.platform_dependent((whole, terms), cpu=joined, default=add)
         else:
             whole, terms = add((whole, terms))
         split = jax.lax.psum(split, DATA) if split else []
+        # Put both lists back into the order of the tree.
         of = {False: iter(whole), True: iter(split)}
         total = self.over(lambda split, _: next(of[split.fsdp is not None]), parts)
         return jax.tree.map(lambda leaf: leaf / devices, (total, terms))
@@ -151,6 +155,7 @@ class Layout:
         leaves, structure = jax.tree.flatten(statistics)
         mine = jnp.stack(leaves)
         places = jnp.zeros((jax.lax.axis_size(BATCH), *mine.shape), mine.dtype)
+        # Every other device adds zeros to this place, so nothing is rounded.
         every = jax.lax.psum(places.at[jax.lax.axis_index(BATCH)].set(mine), BATCH)
         every = jnp.moveaxis(every, 0, 1).reshape(len(leaves), -1)
         if self.deterministic:  # else the compiler fuses what follows with the gather
@@ -165,6 +170,7 @@ class Layout:
             return [jnp.sum(leaf * leaf) for leaf in leaves]
 
         whole, split = squares(False), squares(True)
+        # Only split leaves are summed over devices: a whole leaf would be counted on each of them.
         total = sum(whole) + (jax.lax.psum(sum(split), FSDP) if split else 0.0)
         return jnp.sqrt(total)
 
@@ -211,6 +217,7 @@ def one_by_one(fn: Callable[[Any], Any], items: Any) -> Any:
         one = jnp.zeros_like(shape)  # of the same type under `shard_map` as what takes its place
         return jnp.broadcast_to(one[None], (max(size, 2), *one.shape))
 
+    # Behind a barrier the number of iterations is not a constant to the compiler.
     times = jax.lax.optimization_barrier(jnp.int32(size))
     every = jax.lax.fori_loop(0, times, put, jax.tree.map(none, shapes))
     return jax.tree.map(lambda a: a[:size], every)
@@ -220,6 +227,7 @@ def mean_in_order(each: Any) -> Any:
     """Return the mean of `[P, ...]` over all devices' pieces, in the order of their numbers."""
 
     def mean(leaf: Array) -> Array:
+        # An all-reduce may sum in another order on another mesh, but a gather does not sum.
         every = jax.lax.all_gather(leaf, BATCH, axis=0, tiled=True, to="invarying")
         return every.mean(0)
 
@@ -275,6 +283,7 @@ def make_layout(policy: Policy, mesh: Mesh, deterministic: bool = False) -> Layo
         longest = max(others, key=lambda n: leaf.shape[n], default=None)
         return Split(longest if fsdp > 1 else None, by_model)
 
+    # Shapes alone: no parameter is drawn.
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     splits = jax.tree_util.tree_map_with_path(split, shapes)
     by_model = any(each.model is not None for each in jax.tree.leaves(splits))

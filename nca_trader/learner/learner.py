@@ -105,12 +105,14 @@ def make_learner(
     check_sizes(env, policy, config, mesh, items)
     check_shards(env, policy, config)
     per_seed = shape.num_segments * shape.segment_length * shape.envs_per_segment
+    # Rounded up: `steps` is reached by a whole number of updates.
     parts = make_parts(env, policy, layout, -(-shape.steps // per_seed), config)
     # With shards the market given here only describes them: `step` is given one per update.
     market = env.market if streamed else everywhere(env.market, mesh)
     start, placed = functools.partial(initial_state, parts), _spec(parts, FSDP, MODEL)
     if seeds > 1:
         start = init_each(start, seeds)
+        # The agents' axis comes first and is not split. P() stays: it is whole on every device.
         placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
     init = jax.jit(start, out_shardings=placed)
@@ -121,6 +123,7 @@ def make_learner(
         slots = jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).replay.data)
         of_device = _num_bytes(slots) / batch_shards(mesh)
         ring = Held(shape.replay_slots, of_device / shape.replay_slots)
+    # The market is on the device already, so on a CPU it is no longer part of the free memory.
     held = _num_bytes(jax.tree.leaves(market))
     limit = memory_limit(shape.memory_gb, mesh, held)
     if limit is not None and streamed:  # the next shard, and one on its way, are held as well
@@ -144,6 +147,7 @@ def make_learner(
 
 
 def _num_bytes(leaves: list[Any]) -> int:
+    # Not `nbytes`: leaves may be shapes without an array.
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
@@ -179,6 +183,7 @@ def make_program(
     own = _spec(parts, FSDP)
 
     def one_update(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+        # Accounts and indexes of bars of one shard mean nothing on the next.
         if parts.env.shards is not None:
             turn = shard_updates(parts.env.shards, parts.config.learner)
             state = state._replace(segments=end_with_shard(turn, state.update, state.segments))
@@ -194,6 +199,7 @@ def make_program(
     if parts.config.num_seeds > 1:
         step = step_each(step, sizes.agents)
     out = (placed, replicated(mesh))
+    # The state is donated, so a device never holds it twice.
     return jax.jit(step, donate_argnums=0, out_shardings=out, compiler_options=options)
 
 
@@ -247,6 +253,7 @@ def check_sizes(
             f"{max(1, round(config.logical_shards / parts)) * parts}."
         )
     refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
+    # Else an episode would end inside a segment, and new starts are drawn only between them.
     episode = env.config.episode_bars or config.segment_length
     if episode % config.segment_length:
         raise ConfigError(
@@ -274,6 +281,7 @@ def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
                 "each shard; write the shards again with rows that leave no short last one, or "
                 "lower learner.segment_length or policy.dilations."
             )
+    # A process without a shard would have no market to learn from.
     empty = [p for p in range(hosts.count()) if not len(own_part(shards, p))]
     if empty:
         raise ConfigError(
@@ -286,6 +294,7 @@ def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
             "learner.replay_slots: an old rollout is of a shard that is no longer on the device; "
             "set it to 0 to train on shards."
         )
+    # `exact` needs bars without gaps for log-returns, see `exact.obstacles`.
     if learner.advantages == "exact" and env.config.reward == "log_return":
         raise ConfigError(
             "learner.advantages = 'exact' with reward = 'log_return' asks of all bars whether any "

@@ -57,6 +57,7 @@ def learning_rate(
         step = jnp.asarray(step)
         rising = (step + 1) / _at_least_one(warmup)
         falling = jnp.maximum(shape(jnp.maximum(step - warmup, 0)), 0.0)
+        # `jnp.where` and not a Python branch: the step is traced.
         return peak * jnp.where(step < warmup, rising, falling)
 
     return rate
@@ -75,6 +76,7 @@ def _restarted(n: Array, first: int) -> Array:
 
     In whole numbers: the logarithm of a boundary, rounded, could fall into the wrong period.
     """
+    # The largest power of two that is not above n // first + 1; `clz` counts leading zeros of 32.
     length = jnp.left_shift(1, 31 - jax.lax.clz(jnp.asarray(n // first + 1, jnp.int32)))
     return (n - first * (length - 1)) / (first * length)
 
@@ -99,7 +101,10 @@ def skip_not_finite(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GuardState]:
         # The norm and not the leaves: where squares overflow, a clip would make the gradient 0.
         finite = jnp.isfinite(norm(updates))
+        # The inner optimiser runs in any case, and its result is selected: NaN in an unselected
+        # branch does no harm, because nothing is differentiated here.
         updates, moved = inner.update(updates, state.inner, params)
+        # Selected and not multiplied by 0: NaN times 0 is NaN.
         updates = jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.inner)
         return updates, GuardState(state.skipped + (~finite).astype(jnp.int32), kept)
@@ -172,9 +177,11 @@ def average_params(decay: float) -> optax.GradientTransformation:
     """
 
     def init(params: Any) -> AverageState:
+        # In bfloat16 a decay of 0.999 is 1, and the average would never move.
         return AverageState(jax.tree.map(wide, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AverageState]:
+        # This is the last part of the chain, so `updates` are what the parameters will move by.
         after = optax.apply_updates(params, updates)
         return updates, AverageState(
             jax.tree.map(lambda old, new: ema32(old, new, decay), state.params, after)
@@ -185,6 +192,7 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
 def averaged(state: GuardState) -> Any:
     """Return the averaged parameters from the state of an optimiser with `ema_decay` above 0."""
+    # The average is the last part of the chain that `make_optimizer` builds.
     return state.inner[-1].params
 
 
@@ -210,7 +218,10 @@ def make_optimizer(
         weight_decay=config.weight_decay,
         mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
     )
+    # The clip is before Adam, whose moments then see clipped gradients; the width's factor is after
+    # it, because Adam's own normalisation would cancel it.
     parts = [clip_by_norm(config.max_grad_norm, layout.norm), adamw]
     parts += [scale_by_width(config.base_width, layout)] if config.base_width else []
     parts += [average_params(config.ema_decay)] if config.ema_decay else []
+    # Outermost, so that a dropped gradient moves neither moments nor the average.
     return skip_not_finite(optax.chain(*parts), layout.norm)

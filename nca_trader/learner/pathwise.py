@@ -70,6 +70,8 @@ def collect(
     count = segments.index.shape[:1]
     scales = (
         None if scale is None else jnp.broadcast_to(scale, count)
+        # The curriculum's factors become rows of the batch: minibatches take rows of every leaf,
+        # and `[]` has none.
         for scale in (draw.cost_scale, draw.volatility_scale)
     )
     starts = Starts(span_of(setup.policy, segments, draw), segments.episode, draw.fresh, *scales)
@@ -82,6 +84,7 @@ def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
     """Return minus the mean reward, differentiable; see `Algorithm.loss`."""
     _, reward = simulate(setup, params, market, items)
     value = -reward_scale(setup, market) * reward.mean()
+    # There is no critic, entropy or ratio to report.
     none = jnp.zeros_like(value)
     return Loss(value, value, none, none, none, none)
 
@@ -97,10 +100,12 @@ def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tu
     policy, config, hyper = setup
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
     cells = encode_span(policy, params, market, starts.span, length)
+    # One bar more than decisions: the last reward is that of the bar after the last decision.
     rows = starts.span.index[:, None] + jnp.arange(length + 1)[None]
     legs = market.legs_at(rows)
     if starts.volatility_scale is not None:
         legs = moved(legs, starts.volatility_scale[:, None, None])
+    # A scan runs over the first axis, here the bars.
     cells, legs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (cells, legs))
     now, following = (jax.tree.map(lambda a, s=s: a[s], legs) for s in (slice(-1), slice(1, None)))
 
@@ -113,7 +118,9 @@ def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tu
         logits, _ = policy.act(params, cells_t[:, None], see(episode))
         action = decide.order(spec, decide.mode(logits))
         episode, reward = move(episode, action, now_t, following_t, starts.cost_scale)
+        # A bankrupt account is replaced, and no derivative passes from its successor to its orders.
         episode = select(episode.account.ruined, starts.fresh, episode)
+        # Only the derivative is discounted: the account that the next bar starts from is exact.
         return discounted(episode, hyper.discount), reward
 
     episode, reward = jax.lax.scan(step, starts.episode, (cells, now, following))
@@ -124,8 +131,10 @@ def discounted(episode: Episode, discount: float | Array) -> Episode:
     """Return the same episode with its derivatives multiplied by `discount`."""
 
     def leaf(x: Array) -> Array:
+        # Flags and counters of an account have no derivative.
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
+        # The difference is exactly 0, so the value does not change; its derivative is `discount`.
         return jax.lax.stop_gradient(x) + discount * (x - jax.lax.stop_gradient(x))
 
     return jax.tree.map(leaf, episode)

@@ -47,7 +47,9 @@ def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
     drawn = []
     for number, (name, value) in enumerate(hyper_of(config)._asdict().items()):
         if (ends := getattr(config.population, name)) is not None:
+            # Sorted, because the distance from 1 turns the ends around.
             low, high = sorted(np.log(_inverted(name, end)) for end in ends)
+            # By the field's number, so that a range for one does not change what another draws.
             own = jax.random.fold_in(key, number)
             value = _inverted(name, jnp.exp(jax.random.uniform(own, (), minval=low, maxval=high)))
         drawn.append(jnp.asarray(value, jnp.float32))
@@ -69,6 +71,7 @@ def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) ->
     """
     size = fitness.shape[0]
     count = max(int(config.share * size), 1)
+    # `argsort` puts NaN last, where the best are.
     order = jnp.argsort(jnp.where(jnp.isnan(fitness), -jnp.inf, fitness))
     parent_key, explore_key = jax.random.split(key)
     best = order[-count:][jax.random.randint(parent_key, (count,), 0, count)]
@@ -82,7 +85,9 @@ def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) ->
                 own = jax.random.fold_in(explore_key, number)
                 more = jax.random.bernoulli(own, shape=copied.shape)
                 factor = jnp.where(more, config.perturb, 1.0 / config.perturb)
+                # Perturbed on the scale on which it was drawn.
                 moved = _inverted(name, _inverted(name, value) * factor)
+                # Survivors keep their values; only copies explore.
                 value = jnp.where(copied, jnp.clip(moved, *ends), value)
             values[name] = value
         hyper = Hyper(**values)
@@ -103,8 +108,11 @@ def correlations(hyper: Hyper, fitness: Array) -> dict[str, Array]:
       hyper: each `[M]`.
       fitness: `[M]`.
     """
+    # 1e-9 keeps a discount of 1, whose distance is 0, finite.
     logs = [jnp.log(_inverted(name, value) + 1e-9) for name, value in hyper._asdict().items()]
     columns = jnp.stack([*logs, jnp.nan_to_num(fitness)], axis=1)
+    # In units of its spread each column has a variance of 1, next to which the jitter is small; a
+    # constant column has variance 0, and the jitter makes its correlation 0 instead of NaN.
     scale = columns.std(axis=0, keepdims=True)
     cov = cov32(columns / jnp.where(scale > 0.0, scale, 1.0), jitter=1e-6)
     spread = jnp.sqrt(jnp.diag(cov))
@@ -166,9 +174,11 @@ def fitness_of(
       fitness: the caller's measure, or None.
     """
     if fitness is not None:
+        # All processes use the fitness of process 0; with their own they could copy others.
         return hosts.of_first(np.asarray(fitness(state), np.float32))
     score = np.zeros(state.update.shape, np.float32)
     if hosts.first():
+        # Only process 0 has the rows of metrics; the newest is not written yet.
         score[:] = mean_reward([*run.metrics(), row][-config.every :])
     return hosts.of_first(score)
 
@@ -191,4 +201,5 @@ def exploited(
     placed = jax.tree.map(lambda leaf: leaf.sharding, state)
     state, parent = jax.jit(exploit, static_argnums=0)(config, state, jnp.asarray(score), key)
     row["seeds"] |= {"fitness": [number_or_null(s) for s in score], "parent": parent.tolist()}
+    # The gather of agents may change shardings; with others the step would be compiled again.
     return jax.device_put(state, placed)

@@ -60,6 +60,7 @@ def horizon(decay: Any, length: int) -> Any:
     `sum_k decay^2k = 1 / (1 - decay^2)`, so noise of deviation s sums to s sqrt(horizon). The
     result is a number, or an array if `decay` is one.
     """
+    # The maximum keeps it finite at a decay of 1: `length` steps are all there are.
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
 
 
@@ -139,6 +140,7 @@ def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array
     Returns:
       `[T]` float32 at least, whatever the inputs: the sum runs over the whole rollout.
     """
+    # Widened first: in bfloat16 each step of the recursion would be rounded to 8 bits.
     args = [wide(jnp.asarray(x)) for x in (r_t, discount_t, v_tm1, v_t, lambda_t)]
     chex.assert_rank(args, 1)
     chex.assert_equal_shape(args)
@@ -182,6 +184,7 @@ def group_advantages(r_t: Array, discount_t: Array) -> Array:
         return to_go, to_go
 
     _, to_go = jax.lax.scan(backward, jnp.zeros_like(r_t[0]), (r_t, discount_t), reverse=True)
+    # Axis 1 is the accounts: they are compared at the same bar.
     relative = to_go - to_go.mean(axis=1, keepdims=True)
     return normalised(relative, (relative**2).mean(), jnp.sqrt((to_go**2).mean()))
 
@@ -247,7 +250,10 @@ def ppo_loss(
     policy_loss = -over_actions(jnp.minimum(ratio * old.advantage, clipped * old.advantage))
     loss, value_loss = policy_loss, jnp.zeros_like(policy_loss)
     if value is not None and old.value is not None and old.value_target is not None:
+        # The same epsilon serves ratios and values, because the targets' spread is about one, see
+        # `reward_scale`.
         near = old.value + jnp.clip(value - old.value, -eps, eps)
+        # The larger of two errors, as the surrogate takes the worse of its two terms.
         error = jnp.maximum((value - old.value_target) ** 2, (near - old.value_target) ** 2)
         value_loss = 0.5 * over_states(error)
         loss = loss + config.value_coef * value_loss
@@ -257,6 +263,7 @@ def ppo_loss(
         policy_loss=policy_loss,
         value_loss=value_loss,
         entropy=entropy,
+        # Never negative, unlike the mean of -log_ratio, and of lower variance.
         approx_kl=over_actions(ratio - 1.0 - log_ratio),
         clip_fraction=over_actions((jnp.abs(ratio - 1.0) > eps).astype(ratio.dtype)),
     )
@@ -289,11 +296,13 @@ def vtrace(
     chex.assert_rank(args, 1)
     chex.assert_equal_shape(args)
     r_t, discount_t, v_tm1, v_t, lambda_t, log_rho_tm1 = args
+    # V-trace's rho-bar and c-bar are both 1.
     rho = jnp.minimum(1.0, exp32(log_rho_tm1))
     delta_t = rho * (r_t + discount_t * v_t - v_tm1)
 
     def backward(later: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         delta, decay = xs
+        # Both are needed: the value's target uses e_{t-1}, and the advantage e_t.
         return delta + decay * later, (delta + decay * later, later)
 
     last = jnp.zeros_like(delta_t[0])

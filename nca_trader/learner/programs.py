@@ -51,6 +51,7 @@ def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | 
         return None  # an AOT topology reports nothing; `scale.plan` knows its chips
     device = mesh.local_devices[0]
     if device.platform == "cpu":
+        # The arguments are allocated already, so free memory does not include them.
         reported = machine.memory().free / len(mesh.local_devices) + held
     else:
         reported = (device.memory_stats() or {}).get("bytes_limit", 0)
@@ -61,6 +62,7 @@ def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | 
 def bytes_needed(compiled: Any) -> int:
     """Return the bytes a device needs to run a compiled program, arguments included."""
     sizes = compiled.memory_analysis()
+    # An output in the memory of a donated argument is counted in both sizes, hence the aliases.
     held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return held + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
 
@@ -96,6 +98,7 @@ def sizes_to_try(agents: int, micro_batches: int, items: int) -> list[Sizes]:
     """
     sizes = [Sizes(agents, micro_batches)]
     while sizes[-1].agents > 1:
+        # Halved, rounded up: `lax.map` takes a last batch that is smaller.
         sizes.append(Sizes(-(-sizes[-1].agents // 2), micro_batches))
     return sizes + [Sizes(1, count) for count in piece_counts(micro_batches, items)[1:]]
 
@@ -113,6 +116,7 @@ class Held(NamedTuple):
 
     def remedy(self, room: float) -> str:
         """How many slots fit into `room` bytes; "" where two do not, or there is no ring."""
+        # A ring needs two slots: one is read while the other is written.
         fit = int(room // self.slot) if self.slot else 0
         if fit < 2:
             return ""
@@ -159,6 +163,8 @@ class Fitting:
         """
         self._build, self._remaining, self.limit, self._ring = build, list(sizes), limit, ring
         self._called = build if called is None else called
+        # Without a bound there is nothing to choose. Several processes still have to wait for each
+        # other after compiling.
         at_once = limit is None and hosts.count() == 1
         self._chosen: Any = self._called(self._remaining[0]) if at_once else None
         self.needed: int | None = None
@@ -270,6 +276,7 @@ class Fitting:
 def _spare(leaf: Array) -> Callable[[], Array]:
     """Copy `leaf` to the host; return a function that puts the copy back where it was."""
     sharding = leaf.sharding
+    # numpy has no type for keys, so their data are copied.
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         impl, data = jax.random.key_impl(leaf), np.array(jax.random.key_data(leaf))
         wrap = jax.random.wrap_key_data
@@ -322,10 +329,12 @@ class Compilations:
         return self._reported
 
     def _timed(self, event: str, duration_secs: float, **facts: object) -> None:
+        # Tracing, lowering and compiling are separate events below this name.
         if event.startswith("/jax/core/compile/"):
             self.seconds += duration_secs
         if event == COMPILED:
             self.count += 1
+            # A function may be named as jit(NAME).
             self._of[str(facts.get("fun_name", "")).removeprefix("jit(").removesuffix(")")] += 1
 
     def _happened(self, event: str, **_: object) -> None:

@@ -144,12 +144,14 @@ def gather_segment(market: Market, span: Span, halo: int, length: int) -> tuple[
     if span.drop is None:
         return x, present
     rate = market.dynamics.config.feature_dropout
+    # The mask is a hash of seed and row, so collecting and learning hide the same bars.
     there = kept(rate, span.drop[:, None], rows, present.shape[-1])
     return jnp.where(there[..., None], x, 0.0), present & there
 
 
 def encode_span(policy: Policy, params: Params, market: Market, span: Span, length: int) -> Array:
     """Cells `[S, length, A, C]` of the bars from `span.index` on, each with all its past."""
+    # The bars before a segment that its own cells see; their cells are not returned.
     halo = policy.receptive_field - 1
     x, present = gather_segment(market, span, halo, length)
     fire = None if span.fire is None else Fire(span.fire, span.index - halo)
@@ -182,10 +184,12 @@ def begin_segments(
     config, dynamics = setup.config, market.dynamics
     length = config.segment_length
     episode = dynamics.config.episode_bars or length
+    # The reward of the last decision needs one more bar after it.
     last = market.num_bars - 1 - length
 
     def draw(key: Array) -> tuple[Array, Array | None, Episode]:
         start_key, account_key = jax.random.split(key)
+        # Before it, a feature of the receptive field is not defined.
         first = setup.policy.first_decision
         start = jax.random.randint(start_key, (), first, last + 1, dtype=jnp.int32)
         each = jax.random.split(account_key, config.envs_per_segment)
@@ -193,6 +197,8 @@ def begin_segments(
         return start, begin_dropout(dynamics, jax.random.fold_in(start_key, 1)), fresh
 
     start, drop, fresh = jax.vmap(draw)(keys)
+    # An episode never ends inside a segment, so `left` is a multiple of `length`; bars may run out
+    # earlier.
     over = (segments.left < length) | (segments.index > last)
     index = jnp.where(over, start, segments.index)
     left = jnp.where(over, episode, segments.left)
@@ -218,8 +224,10 @@ def roll_out(
     policy, config, hyper = setup
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
     span = span_of(policy, segments, draw)
+    # One cell more than decisions, for the bootstrapped value after the last.
     cells = jnp.moveaxis(encode_span(policy, params, market, span, length + 1), 1, 0)
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
+    # One key per segment: its actions are the same on any mesh.
     noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)
     now, following, see, move = accounts_on(market, span, length, draw)
 
@@ -230,6 +238,8 @@ def roll_out(
         action = decide.sample(logits, noise_t)
         order = decide.order(spec, action)
         episode, reward, ruined = move(episode, order, now_t, following_t)
+        # Nothing follows a bankruptcy. The end of a segment keeps its discount: its value is
+        # bootstrapped.
         discount = hyper.discount * (1.0 - ruined)
         return episode, (seen, action, decide.log_prob(logits, action), value, reward, discount)
 
@@ -265,6 +275,7 @@ def accounts_on(
     ) -> tuple[Episode, Array, Array]:
         episode, reward = each(episode, order, now, following, draw.cost_scale)
         ruined = episode.account.ruined
+        # After the reward is computed, so the step that bankrupts an account still has its own.
         return select(ruined, draw.fresh, episode), reward, ruined
 
     return now, following, see, move
@@ -280,6 +291,7 @@ def transition_at_costs(
 ) -> tuple[Episode, Array]:
     """`transition` with all costs multiplied by the curriculum's `scale`; None is 1."""
     drawn = episode.cost_scale
+    # The curriculum's factor is for this step only; the episode keeps the factor that it drew.
     priced = episode._replace(cost_scale=times(drawn, scale))
     after, reward = transition(dynamics, priced, order, now, following)
     return after._replace(cost_scale=drawn), reward
@@ -333,8 +345,10 @@ def volatility_scale(config: CurriculumConfig, update: Array, num_updates: int) 
 
 
 def _towards_one(start: float, share: float, update: Array, num_updates: int) -> Array | None:
+    # None and not 1.0: without a curriculum the program has no such product.
     if start == 1.0:
         return None
+    # At least one update, so that a share of 0 does not divide by zero.
     done = update / max(share * num_updates, 1.0)
     return start + (1.0 - start) * jnp.minimum(done, 1.0)
 
@@ -348,5 +362,6 @@ def moved(legs: Legs, scale: Array | None) -> Legs:
     """
     if scale is None:
         return legs
+    # `log1p` and `expm1` keep the digits of small returns, which `log(1 + x)` rounds away.
     gap, body = (jnp.expm1(scale * jnp.log1p(leg)) for leg in (legs.gap, legs.body))
     return legs._replace(gap=gap, body=body)

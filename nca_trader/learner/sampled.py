@@ -98,6 +98,7 @@ def sample(ring: Ring, key: Array) -> Any:
     """
     if not isinstance(ring.size, jax.core.Tracer) and not can_sample(ring):
         raise ConfigError("the replay ring is empty; add a rollout before sampling one.")
+    # At least 1, for the bounds of the draw: inside jit an empty ring is not refused.
     age = jax.random.randint(key, (), 0, jnp.maximum(_readable(ring), 1))
     slot = (ring.next - 1 - age) % _slots(ring)
     return jax.tree.map(lambda a: a[slot], ring.data)
@@ -108,6 +109,7 @@ def _slots(ring: Ring) -> int:
 
 
 def _readable(ring: Ring) -> Array:
+    # In a full ring the oldest slot is the next to be written, so it is not read.
     return ring.size - (ring.size == _slots(ring))
 
 
@@ -139,6 +141,7 @@ def begin_ring(setup: Setup, market: Market, params: Params, segments: Segments)
         rollout = roll_out(setup, params, market, segments, draw)[1]
         return stored(rollout, Begun(segments.episode, segments.episode))
 
+    # Shapes alone: nothing is simulated here.
     return init(jax.eval_shape(one, params, segments), setup.config.replay_slots)
 
 
@@ -195,8 +198,10 @@ def revalued(
     seen, reward, ruined, last = repeat(policy, market, item.span, begun, action, draw)
     discount = hyper.discount * (1.0 - ruined)
     cells = encode_span(policy, params, market, item.span, length)
+    # The new axis is that of accounts: those that share a bar share its cells.
     logits, value = policy.act(params, cells[:, :, None], seen)
     log_prob = policy.distribution.log_prob(logits, action)
+    # The bar after the last decision, encoded with the averaged parameters.
     after = item.span._replace(index=item.span.index + length)
     cells = encode_span(policy, target, market, after, 1)
     _, bootstrap = policy.act(target, cells, last)
@@ -238,6 +243,7 @@ def replay(
 
 def _learnt(rollout: Rollout) -> Rollout:
     """Drop what follows the last step, which no minibatch needs to gather."""
+    # Any small leaf with the axis of segments, since minibatches take rows of every leaf.
     return rollout._replace(bootstrap=rollout.span.index)
 
 
@@ -269,6 +275,7 @@ def against_others(advantage: Array) -> Array:
     what the bars did to all of them. Source: Mao et al. 2019, "Variance reduction
     for reinforcement learning in input-driven environments", theorem 1.
     """
+    # A lone account minus its own mean would be 0.
     if advantage.shape[-1] == 1:
         return advantage
     return advantage - advantage.mean(axis=-1, keepdims=True)
@@ -281,11 +288,13 @@ def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch
     """
     rollout, advantage, value_target = batch
     if setup.config.advantages != "group":
+        # Of all devices and logical shards: a part's own moments would depend on the mesh.
         all_of = statistics["advantage"].pooled()
         advantage = normalised(advantage - all_of.mean, all_of.variance)
     plain = {name: x.mean() for name, x in statistics.items() if not isinstance(x, Moments)}
     if "error" in statistics:
         spread, missed = (statistics[name].pooled().variance for name in ("target", "error"))
+        # The floor is for targets that are all equal.
         plain["explained_variance"] = 1.0 - missed / jnp.maximum(spread, 1e-12)
     return (rollout, advantage, value_target), plain
 
@@ -322,6 +331,7 @@ def rollout_statistics(
 def deepest_fall(reward: Array) -> Array:
     """`[S, E]` how far the running sum of `reward` `[S, L, E]` fell below its peak or 0."""
     curve = cumsum32(reward, axis=1)
+    # The curve starts at 0 before the first reward.
     peak = jnp.maximum(jax.lax.cummax(curve, axis=1), 0.0)
     return (peak - curve).max(axis=1)
 

@@ -125,9 +125,12 @@ def train(
         state, done = _resume(learner, checkpoints, seed, run)
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
+        # Each turn is one update. All processes take the same turns, since `step` is a collective.
         while done < updates:
             started = time.perf_counter()
             state, metrics = learner.step(state, markets.of(done))
+            # Waits for the update, which JAX only started; without this `seconds` would be too
+            # short.
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - started
             done += 1
@@ -136,6 +139,7 @@ def train(
             row |= learner.fitting.figures
             if (shard := markets.shard(done - 1)) is not None:
                 row["shard"] = shard
+            # Before the row is written, so an update that is rolled back leaves none.
             if fault := health.fault(row):
                 state, done = _resume(learner, checkpoints, seed, run)
                 state = health.roll_back(fault, state, done)
@@ -146,6 +150,8 @@ def train(
             if hosts.first():
                 run.lines.append(json.dumps(row))
             report(row)
+            # A checkpoint is written by a thread; its error ends training here and not at the next
+            # save.
             checkpoints.check()
             stopped, due = agreed(stop(), intervals.due(done))
             # A rollback must lead to before a row of dropped updates, so none is saved in it.
@@ -161,6 +167,7 @@ def train(
 
 def agreed(stop: bool, due: bool) -> tuple[bool, bool]:
     """Whether any process was asked to stop, and whether a save is due by the first one's clock."""
+    # Clocks and signals differ by host, but a save is a collective, so all decide alike.
     each = hosts.of_each(np.array([stop, due]))
     return bool(each[:, 0].any()), bool(each[0, 1])
 
@@ -258,12 +265,14 @@ class Health:
                 "folder with a lower optimizer.learning_rate."
             )
         log.warning("%s: %s; rolled back to %s, with another key", self._run.path, fault, where)
+        # The rows after the checkpoint were cut, and with them the count of this rollback.
         self._from_rows()
         self.rollbacks = before + 1
         # Of several agents, each has its own key.
         fold = (
             jax.random.fold_in if state.key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
         )
+        # By the number of rollbacks: the same key would lead to the same fault again.
         return state._replace(key=jax.device_put(fold(state.key, self._since), state.key.sharding))
 
     def saved(self) -> None:
@@ -296,10 +305,12 @@ def _resume(
 
     Rows of later updates are dropped: they will be written again.
     """
+    # Also when resuming: a saved state gets the structure and shardings of a new one.
     state = learner.init(jax.random.key(seed))
     found = checkpoints.newest()
     state = state if found is None else unflatten(state, found[1])
     done = int(np.asarray(state.update).flat[0])
+    # Only process 0 writes, and the others wait until the file is cut.
     hosts.on_first(lambda: run.lines.cut(done))
     return state, done
 
@@ -329,6 +340,7 @@ def metrics_row(
     """
     row: dict[str, Any] = {"update": done, "steps": done * per_update}
     for name, value in metrics.items():
+        # JSON has no NaN, and `null` says which number was not finite.
         row[name] = number_or_null(np.mean(value))
     if np.ndim(metrics["reward"]):
         row["seeds"] = {name: [number_or_null(v) for v in value] for name, value in metrics.items()}
@@ -381,6 +393,7 @@ class Markets:
         if self._stream is None or turn != self._turn + 1:  # a start, or a way back
             self._close()
             own = [d for d in self._mesh.devices.flat if d.process_index == hosts.own()]
+            # A process can put arrays on its own devices only.
             local = self._mesh if len(own) == self._mesh.size else Mesh(np.array(own), ("own",))
             place: Any = replicated(local)
             first = turn % len(self._own)

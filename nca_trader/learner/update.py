@@ -48,6 +48,7 @@ from nca_trader.parallel.mesh import BATCH
 Metrics = dict[str, Array]
 Lose = Callable[[Params, Any], Loss]
 Scales = tuple[Array | None, Array | None]
+# Values of `learner.advantages`; "gae" and "group" differ in their estimates only.
 ALGORITHMS = {"gae": SAMPLED, "group": SAMPLED, "exact": EXACT, "pathwise": PATHWISE}
 
 
@@ -146,6 +147,7 @@ def update(
     """
     layout, config = parts.layout, parts.config
     setup, optimizer = parts.of(state.hyper)
+    # Folded, not split and carried: a resumed run draws the same numbers from key and update.
     key = jax.random.fold_in(state.key, state.update)
     start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
     course = (config.curriculum, state.update, parts.num_updates)
@@ -155,11 +157,12 @@ def update(
         learn, lambda params, items: loss(params, market, items), config.learner, optimizer
     )
 
-    # Named scopes say in profiles and plans what an instruction is part of.
+    # Named scopes appear in profiles and plans: they say what an instruction is part of.
     with jax.named_scope("collect"):
         keys = (start_key, action_key)
         segments, batch, begun, metrics = collect(parts, setup, state, market, keys, scales)
 
+    # Kept until the end, to undo the update if a gradient is dropped.
     before = (state.params, state.opt_state)
     with jax.named_scope("learn"):
         found = learn_from(*before, batch, shuffle_key, micro_batches, layout)
@@ -175,11 +178,15 @@ def update(
 
         with jax.named_scope("replay"):
             learnt = (params, opt_state)
+            # In the first update, and while the ring has one rollout of two, there is nothing to
+            # read.
             params, opt_state = jax.lax.cond(can_sample(old), again, lambda same: same, learnt)
+        # After sampling, so an update never learns twice from its own rollout.
         ring = add(old, stored(batch[0], begun))
 
     # If one gradient of an update was dropped, all its steps are undone; the count stays.
     params, opt_state = whole_or_nothing(before, (params, opt_state))
+    # The optimiser counts over the run; the row of metrics is for one update.
     skipped = opt_state.skipped - state.opt_state.skipped
     metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
     metrics |= _settings(parts, setup, scales, opt_state, micro_batches)
@@ -212,6 +219,7 @@ def collect(
     algorithm, layout = parts.algorithm, parts.layout
     params = layout.gathered(state.params)
     count = state.segments.index.shape[0]
+    # Global numbers of segments: keys belong to them, so a seed is the same run on any mesh.
     number = jax.lax.axis_index(BATCH) * count + jnp.arange(count)
     start_keys, action_keys = (jax.vmap(jax.random.fold_in, (None, 0))(k, number) for k in keys)
 
@@ -254,6 +262,7 @@ def replay(
     again, layout = parts.algorithm.replay, parts.layout
     if again is None:
         raise ConfigError("learner.replay_slots: this method cannot learn from old rollouts.")
+    # The averaged parameters only bootstrap the value after the last step.
     both = layout.gathered(learnt[0]), layout.gathered(averaged(learnt[1]))
     runs = layout.runs(parts.config.learner.logical_shards)
     once = functools.partial(again, setup, *both, market)
@@ -304,6 +313,7 @@ def learn(
     Returns:
       Parameters, optimiser state and the losses' mean over the minibatches that were computed.
     """
+    # Minibatches are drawn within a logical shard, so no segment crosses devices.
     local = config.logical_shards // jax.lax.axis_size(BATCH)
     shard = jax.lax.axis_index(BATCH) * local + jnp.arange(local)
     each = jax.tree.leaves(batch)[0].shape[0] // local
@@ -315,6 +325,7 @@ def learn(
         metrics = loss._asdict() | {"grad_norm": layout.norm(gradient)}
 
         def move() -> Any:
+            # Split parameters get their own part of the gradient, and so do their moments.
             updates, moved = optimizer.update(gradient, opt_state, params)
             return optax.apply_updates(params, updates), moved
 
@@ -328,8 +339,11 @@ def learn(
         if config.max_kl is None:
             carry, metrics = compute(params, opt_state, piece)
         else:
+            # Both branches of a `cond` need the same types: zeros stand for metrics that are not
+            # computed.
             shapes = jax.eval_shape(lambda: compute(params, opt_state, piece)[1])
             nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            # A branch, so a minibatch after the stop costs nothing.
             carry, metrics = jax.lax.cond(
                 going, lambda: compute(params, opt_state, piece), lambda: (carry, nothing)
             )
@@ -346,6 +360,7 @@ def learn(
     (params, opt_state, _), (metrics, computed, moved) = jax.lax.scan(
         epoch, carry, jax.random.split(key, config.num_epochs)
     )
+    # The sum includes zeros of minibatches that were not computed; the first always is.
     metrics = jax.tree.map(lambda m: m.sum() / computed.sum(), metrics)
     return params, opt_state, metrics | {"kl_stopped": (~moved).sum()}
 
@@ -377,6 +392,7 @@ def gradient_of(
 
     def add(total: Params, piece: Any) -> tuple[Params, Loss]:
         gradient, loss = one(piece)
+        # Summed in float32 at least: the sum of many pieces would lose digits in bfloat16.
         return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradient), loss
 
     def in_pieces(items: Any) -> tuple[Params, Loss]:
@@ -390,6 +406,7 @@ def gradient_of(
 
     if layout.deterministic:
         return mean_in_order(one_by_one(in_pieces, items))
+    # One product with more rows: bits need not agree across meshes here.
     items = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), items)
     return layout.mean(*in_pieces(items))
 
@@ -399,6 +416,7 @@ def _steps(opt_state: Any) -> Array:
 
     def of_schedule(path: Any, value: Any) -> bool:
         del value
+        # Adam's state has a `count` as well.
         return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"
 
     return optax.tree.get(opt_state, "count", filtering=of_schedule)

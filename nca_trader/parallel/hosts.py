@@ -1,7 +1,8 @@
 """Collectives of the processes of a run, one per host.
 
-In a run of one process every function returns at once. In a run of several, `of_first`, `of_each`,
-`meet`, `on_first` and `copied` are collectives: every process must call them, in the same order.
+In a run of one process every function returns immediately. In a run of several, `of_first`,
+`of_each`, `meet`, `on_first` and `copied` are collectives: every process must call them, in the
+same order.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def of_first(tree: Any) -> Any:
 def of_each(numbers: Any) -> np.ndarray:
     """Gathers `[P, ...]` the numbers of all P processes, of one shape everywhere."""
     own = np.asarray(numbers)
+    # A run of one process needs no collective.
     return multihost_utils.process_allgather(own) if count() > 1 else own[None]
 
 
@@ -58,7 +60,7 @@ def on_first(do: Callable[[], T]) -> T | None:
 
     Raises:
       RunError, StateError, CheckFailed: in the others, where process 0 raised an error of its own.
-        They end with its exit code, so that the supervisor of each host decides alike.
+        They end with its exit code, so that the supervisors of all hosts decide alike.
     """
     result, error, code = None, None, 0
     if first():
@@ -66,17 +68,20 @@ def on_first(do: Callable[[], T]) -> T | None:
             result = do()
         except Exception as mistake:
             error, code = mistake, getattr(mistake, "exit_code", 1)
+    # Before process 0 raises its error, because the others wait in this collective.
     code = int(of_first(np.int32(code)))
     if error is not None:
         raise error
     if code:
+        # RunError and StateError end a supervised run; anything else is worth a restart.
         kind = {kind.exit_code: kind for kind in (RunError, StateError)}.get(code, CheckFailed)
-        raise kind("process 0 gave up; see what it said, on the host that it runs on.")
+        raise kind("process 0 failed; see its message on the host that it runs on.")
     return result
 
 
 def copied(leaf: Array) -> np.ndarray:
     """Copy a whole array to this host, including parts on devices of others."""
+    # numpy cannot read parts on devices of other processes.
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.array(leaf)

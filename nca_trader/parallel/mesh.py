@@ -29,10 +29,10 @@ BATCH = (DATA, FSDP)  # the axes that a batch is split over
 
 
 def use_cores(count: int) -> None:
-    """Split this machine's CPU into `count` devices; call it before JAX looks for its devices.
+    """Split this machine's CPU into `count` devices; call it before JAX initialises its devices.
 
-    One device per core waits less than threads that share every operation of one device. This does
-    nothing if it is called too late, or if XLA_FLAGS set the number of devices.
+    One device per core waits less than threads that share every operation of one device. The call
+    has no effect if it comes too late, or if XLA_FLAGS sets the number of devices.
 
     Args:
       count: number of devices, e.g. of cores.
@@ -166,7 +166,7 @@ def snake(sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
 def _blocks(
     shape: tuple[int, ...], fsdp: int, model: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sides of the most compact fsdp and model blocks."""
+    """Return the sides of the fsdp block and the model block with the smallest sum of sides."""
     # No axis is in both: two chips of one fsdp group would be a model block apart.
     sides = [[n for n in range(1, side + 1) if side % n == 0] for side in shape]
     found = [

@@ -1,9 +1,8 @@
-"""The processes of a run: joining them, one per host, and starting them again.
+"""The processes of a run, one per host: how they are joined, and how they are restarted.
 
-They are joined by JAX's multi-controller runtime. Every process runs the same command and sees the
-devices of all of them. A process that is lost cannot be replaced while the others run: they end
-within the heartbeat, and `nca-trader supervise` starts all of them again from the newest good
-checkpoint.
+JAX's multi-controller runtime joins them. Every process runs the same command and sees the devices
+of all of them. A lost process cannot be replaced while the others run: they end within the
+heartbeat, and `nca-trader supervise` restarts all of them from the newest good checkpoint.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ LONGEST = 60.0  # seconds between two starts
 HEALTHY = 600.0  # seconds after which a start counts as successful
 GRACE = 5.0  # seconds that processes have to end by themselves once one of them has died
 POLL = 0.05
-# Becomes the command after asking Linux for a SIGKILL when its parent dies. A parent that died
-# before that would not be noticed: then the process has another parent already.
+# Asks Linux for a SIGKILL when the parent dies, then becomes the command. If the parent died before
+# that, no signal would come, but then the process has another parent already.
 BOUND = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -112,7 +111,7 @@ def check(peers: Peers) -> None:
 
 @contextlib.contextmanager
 def joined(peers: Peers) -> Iterator[None]:
-    """Join the run that this process is a part of; call it before JAX looks for its devices.
+    """Join this process to its run; call it before JAX initialises its devices.
 
     Only the first process writes to stdout; the others log errors alone.
 
@@ -273,7 +272,7 @@ class Supervisor:
             if row == self._restarts:
                 raise CheckFailed(
                     f"gave up after {row} restarts: the command ended by {ended}; see "
-                    "what it said, fix that, and give the same command again."
+                    "its messages, fix the cause, and run the same command again."
                 )
             wait = min(self._backoff * 2**row, LONGEST)
             row += 1
