@@ -51,6 +51,7 @@ class _Run:
         self.length = policy.receptive_field + AFTER
         shape = (BATCH, self.length, policy.spec.num_assets)
         size = (*shape, policy.spec.num_features)
+        # Wide enough that some features reach the clip.
         self.x = np.asarray(3.0 * jax.random.normal(self.keys[1], size))
         self.present = np.asarray(jax.random.uniform(self.keys[2], shape) > 0.2)
         self.encode, self.encoded = _counted(policy.encode)
@@ -93,6 +94,7 @@ def _counted(function: Callable) -> tuple[Callable, list[Any]]:
     traced = []
 
     def call(*args: Any) -> Any:
+        # Under `jit` this runs once for each trace, not for each call.
         traced.append([leaf.shape for leaf in jax.tree.leaves(args)])
         return function(*args)
 
@@ -124,6 +126,7 @@ def _shapes_and_types_are_as_documented(run: _Run) -> str:
     account = begun(spec, open_account(jnp.zeros(assets)))
     seen = account_features(spec, account)
     seen = jnp.broadcast_to(seen, (*shape, seen.shape[-1]))
+    # Shapes and types need no computation.
     logits, value = jax.eval_shape(policy.act, run.params, run.lattice, seen)
     outputs = policy.distribution.outputs(spec)
     for name, array, expected in (
@@ -164,6 +167,7 @@ def _nothing_is_traced_twice(run: _Run) -> str:
     for t in range(bars):
         state, _ = run.stream(run.params, state, run.x[0, t], run.present[0, t])
     run.cells(run.x, run.present)
+    # The same shapes again: a trace here is one too many.
     run.cells(run.x[::-1], run.present[::-1])
     if len(run.stepped) > 1:
         return f"stream is traced {len(run.stepped)} times in {bars} bars"
@@ -194,6 +198,7 @@ def _a_stream_gives_the_cells_of_the_lattice(run: _Run) -> str:
 def _later_bars_change_no_earlier_cell(run: _Run) -> str:
     at = run.length - AFTER
     x, present = run.x.copy(), run.present.copy()
+    # Features and presence both change, since either could leak.
     x[:, at:] += 1.0
     present[:, at:] = ~present[:, at:]
     changed = (run.cells(x, present) != run.lattice).any(axis=(0, 2, 3))
@@ -203,12 +208,14 @@ def _later_bars_change_no_earlier_cell(run: _Run) -> str:
 
 
 def _a_missing_bar_shows_no_features(run: _Run) -> str:
+    # A missing bar may carry any number; a large one shows if it is read.
     hidden = np.where(run.present[..., None], run.x, 1e3).astype(np.float32)
     return difference(run.lattice, run.cells(hidden, run.present))
 
 
 def _the_rows_of_a_batch_do_not_meet(run: _Run) -> str:
     x, present = run.x.copy(), run.present.copy()
+    # All other rows change completely; the first must not.
     x[1:], present[1:] = 7.0, False
     return difference(run.lattice[0], run.cells(x, present)[0], CLOSE)
 

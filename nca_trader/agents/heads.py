@@ -30,6 +30,7 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     M numbers that the reward remembers follow, see `nca_trader.envs.rewards.shown`; most rewards
     remember none.
     """
+    # In units of the largest weight, so the head sees numbers of order one in any environment.
     ordered = account.ordered / spec.size
     if spec.constant_size:
         held, cash = ordered, jnp.zeros_like(ordered)
@@ -59,6 +60,7 @@ class Head(nnx.Module):
     def __init__(self, spec: EnvSpec, channels: int, hidden: int, rngs: nnx.Rngs):
         """Draws the parameters; every draw takes its own key from `rngs`."""
         normal = jax.nn.initializers.lecun_normal()
+        # Near zero and not at zero: at zero no gradient would reach the hidden layer.
         small = jax.nn.initializers.normal(0.01)
         self.cell = nnx.Param(normal(rngs.params(), (channels, hidden)))
         self.account = nnx.Param(normal(rngs.params(), (num_account_features(spec), hidden)))
@@ -81,6 +83,7 @@ class Head(nnx.Module):
         read = jax.lax.platform_dependent(
             cells, features, tpu=self.channels_last, default=self.rows
         )
+        # The value's weights are the last column, see `_last`.
         *logits, value = read
         return jnp.stack(logits, axis=-1), value.mean(-1) + self.value_bias[...]
 
@@ -99,6 +102,7 @@ class Head(nnx.Module):
         return [out[..., k] for k in range(out.shape[-1])]
 
     def _last(self) -> Array:
+        # One product for logits and value.
         return jnp.concatenate([self.logits[...], self.value[...][:, None]], axis=1)
 
 
@@ -140,6 +144,8 @@ def entropy(logits: Array) -> Array:
 
 def sample(logits: Array, gumbel: Array) -> Array:
     """`[..., A]` int32 draw from the categorical, given Gumbel noise of the logits' shape."""
+    # The Gumbel-max trick: the index of the largest sum is distributed as the softmax of the
+    # logits.
     return jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)
 
 
@@ -158,6 +164,7 @@ CATEGORICAL = Distribution(
     order=lambda spec, action: action,
 )
 
+# Of the action before squashing: standard deviations of 0.05 to 2.7.
 LEAST_LOG_STD, MOST_LOG_STD = -3.0, 1.0
 
 
@@ -191,6 +198,7 @@ def entropy_gaussian(logits: Array) -> Array:
 def squashed(spec: EnvSpec, action: Array) -> Array:
     """`[..., A]` target weights within `spec.bounds`."""
     low, high = spec.bounds
+    # tanh reaches -1 and 1 only by rounding, and the bounds are themselves allowed weights.
     return low + (high - low) * 0.5 * (1.0 + jnp.tanh(action))
 
 

@@ -121,6 +121,7 @@ def wide(x: Array) -> Array:
 
 def delayed(state: Array, bars: int, first: int = 0) -> Array:
     """`state` `[C, T, B, A]` as it was `bars` earlier, 0 before the first bar; from `first` on."""
+    # A delay longer than the segment sees only bars before the first.
     length = state.shape[1]
     bars = min(bars, length)
     seen = state[:, max(first - bars, 0) : length - bars]

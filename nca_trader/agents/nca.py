@@ -63,7 +63,9 @@ def first_bars(dilations: tuple[int, ...], halo: int) -> list[int]:
 
 def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
     """Return how many neighbours have weights of their own; a ring of two has one."""
+    # No slot can show an asset itself, so there are at most as many as others.
     others = spec.num_assets - 1
+    # "all" shows one mean, whatever the number of assets.
     wanted = {"none": 0, "ring": 2, "all": 1, "nearest": config.num_neighbours}
     return min(wanted[config.neighbours], others)
 
@@ -81,6 +83,7 @@ def num_chunks(cells: tuple[int, ...], width: int) -> int:
     chip's memory.
     """
     batch, *others = cells
+    # 4 bytes of a float32.
     most = CHUNK_BYTES // (4 * width * math.prod(others))
     rows = next((n for n in range(min(batch, most), 0, -1) if batch % n == 0), 0)
     return batch // rows if rows >= ROWS_OF_A_TILE else 1
@@ -139,6 +142,8 @@ class NCA(nnx.Module):
           `[B, T - halo, A, C]` states, float32. The first RF - 1 bars see fewer than RF bars;
           bars before the first are state 0 at every step.
         """
+        # Chosen when the program is lowered, not by this machine: a program for a TPU may be
+        # compiled on a CPU.
         return jax.lax.platform_dependent(
             x,
             present,
@@ -158,6 +163,7 @@ class NCA(nnx.Module):
         if parts == 1:
             return encode(x, present, fire)
         cut = jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), (x, present, fire))
+        # In sequence, so that one part at a time is on the chip.
         cells = jax.lax.map(lambda part: jax.checkpoint(encode)(*part), cut)
         return cells.reshape(-1, *cells.shape[2:])
 
@@ -169,12 +175,14 @@ class NCA(nnx.Module):
         firsts = first_bars(dilations, halo)
         mask, embedded, injected = self._enter(form, x, present)
         chances = None
+        # Backtest and paper trading pass no mask and apply every update.
         if fire is not None and self.config.fire_rate < 1.0:
             chances = functools.partial(_fire_mask, fire, x.shape[:3], self.config.fire_rate)
 
         def run(steps: range, rule: Rule, state: Array, mask: Array, injected: Array) -> Array:
             for k in steps:
                 on = None if chances is None else form.enter(chances(k)[..., None])
+                # Bars before it are read by no later step.
                 begin = firsts[k + 1]
                 late, added = form.since(mask, begin), form.since(injected, begin)
                 on = None if on is None else form.since(on, begin)
@@ -183,6 +191,8 @@ class NCA(nnx.Module):
             return state
 
         rule = self._rule()
+        # The halo is kept as far as any step reaches it; each step drops the bars that no later one
+        # reads.
         state: Any = form.since(embedded, firsts[0])
         for steps, run_steps in _blocks(self.config, run):
             state = run_steps(steps, rule, state, mask, injected)
@@ -207,6 +217,7 @@ class NCA(nnx.Module):
         mask, state, injected = self._enter(ROWS, x[None, None], present[None, None])
         rule, kept = self._rule(), []
         for rows, dilation in zip(past, dilations_of(self.config), strict=True):
+            # The state before this step: its taps look back at the same step of earlier bars.
             joined = jnp.concatenate([rows, state], axis=1)
             kept.append(joined[:, 1:])
             taps = [joined[:, j * dilation :][:, :1] for j in reversed(range(TAPS))]
@@ -222,8 +233,10 @@ class NCA(nnx.Module):
         """Return the mask, `e`, and the input that `e` adds to every step, laid out as `form`."""
         mask = present.astype(jnp.float32)[..., None]
         clip = self.config.feature_clip
+        # A missing bar has features 0, and the mask tells it from a bar whose features are 0.
         seen = jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1)
         embedded = form.placed(form.dense(self.embed[...], form.enter(seen), self.matmul_dtype))
+        # The same for every step, so it is computed once.
         injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
         embedded = stored(embedded, self.precision)
         return form.enter(mask), embedded, injected + form.column(self.hidden_bias[...])
@@ -245,6 +258,7 @@ class NCA(nnx.Module):
     ) -> Array:
         dtype = self.matmul_dtype
         state, taken = form.held(rule.taps, state, dtype)
+        # After the taps' copy was taken, since they reach further back.
         state = form.since(state, first)
         beside = self._beside(form, state, mask)
         seen = form.taps(rule.taps, taken, dilation, beside, dtype, first)
@@ -258,6 +272,7 @@ class NCA(nnx.Module):
         change = form.dense(rule.update, hidden, self.matmul_dtype)
         change = jnp.tanh(change + form.column(rule.bias))
         change = change if fire is None else change * fire
+        # The tanh and the leak bound the state, see the class.
         return ((1.0 - self.config.leak) * state + change).astype(state.dtype)
 
 
@@ -285,6 +300,7 @@ def neighbour_states(
         return [jnp.take(shown, ranked[:, slot], axis) for slot in range(slots)]
     if slots:
         others = mask.sum(axis, keepdims=True) - mask
+        # The maximum is for a bar at which no other asset is present: its mean is 0.
         return [(shown.sum(axis, keepdims=True) - shown) / jnp.maximum(others, 1.0)]
     return []
 
@@ -295,6 +311,7 @@ def _fire_mask(fire: Fire, shape: tuple[int, ...], rate: float, step: int) -> Ar
     row = fire.first[:, None, None] + jnp.arange(length, dtype=jnp.int32)[None, :, None]
     asset = jnp.arange(assets, dtype=jnp.int32)[None, None]
     drawn = hash_uniform(fire.seed[:, None, None], row, asset, step)
+    # Divided by the rate, so that the expected update is that of evaluation, which applies all.
     return jnp.where(drawn < rate, jnp.float32(1.0 / rate), jnp.float32(0.0))
 
 
@@ -304,6 +321,7 @@ def _blocks(config: PolicyConfig, run: Callable) -> list[tuple[range, Callable]]
     if remat == "none":
         return [(steps, run)]
     if remat == "dots":
+        # Results of products are kept, and the cheaper operations between them repeated.
         keep = jax.checkpoint_policies.dots_saveable
         return [(steps, jax.checkpoint(run, static_argnums=0, policy=keep))]
     every = 1 if remat == "step" else int(remat.removeprefix("every:"))

@@ -92,6 +92,7 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
             "policy.neighbours = 'nearest', and the environment's spec ranks no assets; take the "
             "spec of a TradingEnv."
         )
+    # Only what the functions depend on: agents that differ in their learner share a policy.
     return _make_policy(agent.policy, agent.precision, spec)
 
 
@@ -105,15 +106,18 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
             "head": Head(spec, config.channels, config.head_hidden, rngs),
         }
 
+    # Structures without arrays: no parameter is drawn to know the graph.
     abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     hidden = {config.kind: encoder.HIDDEN, "head": Head.HIDDEN}
     graphs = {name: nnx.graphdef(module) for name, module in abstract.items()}
 
     def init(key: Array) -> Params:
+        # `to_pure_dict` leaves plain dicts of arrays, which need no Flax to read, save or map over.
         modules = build(nnx.Rngs(params=key))
         return {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
 
     def module(name: str, params: Params) -> Any:
+        # A module is put together for each call, so parameters are arguments and not state.
         return nnx.merge(graphs[name], params[name])
 
     def encode(
@@ -162,6 +166,7 @@ def decide(
       present: `[RF, A]` bool.
       account: the account as it stands at that close.
     """
+    # All bars but the last are a halo, whose cells are not needed.
     cells = policy.encode(params, window[None], present[None], halo=len(window) - 1)[0, 0]
     return read_out(policy, params, cells, account)
 

@@ -63,6 +63,7 @@ def params_of(leaves: Mapping[str, Any]) -> Params:
 
 def largest(bits: int) -> float:
     """Return the largest weight of a channel in steps: half a step beyond the outermost number."""
+    # The clip to the outermost number then costs at most half a step, as rounding does.
     return 2.0 ** (bits - 1) - 0.5
 
 
@@ -114,6 +115,7 @@ def widened(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], bits: int) -
 
 def pack(whole: np.ndarray) -> np.ndarray:
     """Packs numbers from -8 to 7 into `[ceil(size / 2)]` uint8, the first in the low half."""
+    # Two's complement: the cast keeps the low four bits of a negative number.
     flat = whole.ravel().astype(np.uint8) & 0xF
     flat = np.append(flat, np.zeros(len(flat) % 2, np.uint8))
     return flat[::2] | flat[1::2] << 4
@@ -122,6 +124,7 @@ def pack(whole: np.ndarray) -> np.ndarray:
 def unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return the int8 numbers of `shape` that `pack` was given."""
     flat = np.stack([packed & 0xF, packed >> 4], axis=-1).ravel()[: int(np.prod(shape))]
+    # Extends the sign of four bits: 8 to 15 become -8 to -1.
     return (((flat ^ 8).astype(np.int8)) - 8).reshape(shape)
 
 
@@ -159,6 +162,7 @@ def ranges(
         if leaf.ndim == 2:
             notes = seen.setdefault(f"{encoder}.{name}", [])
             watched[name] = _Watched(leaf, jnp.ones(()), 0, notes)
+    # Each chunk starts with the bars that its first cell sees.
     halo = policy.receptive_field - 1
     with jax.disable_jit():  # the numbers themselves, also in loops and branches
         for begin in range(0, len(x), chunk):
@@ -169,6 +173,7 @@ def ranges(
 
 def steps_of(found: Mapping[str, float], bits: int) -> dict[str, float]:
     """Return the step of the activations' grid of each matrix, by name."""
+    # A matrix that saw only zeros gets a step of 1, not of 0.
     return {name: value / largest(bits) or 1.0 for name, value in found.items()}
 
 
@@ -204,6 +209,7 @@ class Codebook(NamedTuple):
         # In float32 the difference of products may exceed the distance between entries.
         entries, found = self.entries.astype(np.float64), []
         for first in range(0, len(groups), CHUNK):
+            # For directions the nearest in angle has the largest product.
             near = groups[first : first + CHUNK] @ entries.T
             if self.kind == "euclidean":  # |g - c|^2 less what is the same for all entries
                 near -= 0.5 * (entries**2).sum(1)[None]
@@ -246,6 +252,7 @@ def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> C
                 f"{argument('group', 1)}: a single weight has no direction; give 2 or more."
             )
         length = np.linalg.norm(groups, axis=1, keepdims=True)
+        # A group of zeros has no direction. The floor avoids its division by zero.
         groups = (groups / np.maximum(length, 1e-30))[length[:, 0] > 0]
     if len(groups) > TRAINED_ON:
         groups = groups[rng.choice(len(groups), TRAINED_ON, replace=False)]
@@ -258,6 +265,7 @@ def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> C
     book, entry = Codebook(kind, spread(groups, size, rng)), None
     for _ in range(ROUNDS):
         before, entry = entry, book.nearest(groups)
+        # No group changed its entry, so the centres would be the same again.
         if before is not None and (entry == before).all():
             break
         book = Codebook(kind, centres(groups, entry, book))
@@ -282,6 +290,7 @@ def centres(groups: np.ndarray, entry: np.ndarray, book: Codebook) -> np.ndarray
     np.add.at(total, entry, groups)
     count = np.bincount(entry, minlength=len(total))[:, None]
     if book.kind == "cosine":
+        # The mean direction is the normalised sum.
         count = np.linalg.norm(total, axis=1, keepdims=True)
     moved = total / np.maximum(count, 1e-30)
     return np.where(count > 0, moved, book.entries).astype(np.float32)
@@ -327,6 +336,7 @@ def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves
         index = book.nearest(groups)
         tensors[name] = pack(index) if bits == 4 else index.astype(np.uint8)
         if kind == "cosine":
+            # The length along the direction, which is stored unsigned.
             gain = np.maximum((groups * book.entries[index]).sum(1), 0.0)
             gain = gain.reshape(len(scale), -1)
             most = np.maximum(gain.max(axis=1), 1e-30)[:, None]

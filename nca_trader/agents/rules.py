@@ -60,6 +60,7 @@ def buy_and_hold() -> Strategy:
 
     def update(bought: Array, bar: Bar) -> tuple[Array, Array]:
         weight = _ones(bar) / bar.close.shape[0]
+        # NaN places no order: the position is left to drift with the market.
         target = jnp.where(bar.present & ~bought, weight, jnp.nan)
         return bought | bar.present, target
 
@@ -123,6 +124,7 @@ def _from_closes(name: str, length: int, signal: Callable[[Array], Array]) -> St
     """
 
     def init(num_assets: int) -> tuple[Array, Array]:
+        # Closes are NaN until there are enough, and the count hides what is computed of them.
         return jnp.full((length, num_assets), jnp.nan), jnp.zeros(num_assets, jnp.int32)
 
     def update(state: tuple[Array, Array], bar: Bar) -> tuple[tuple[Array, Array], Array]:
@@ -130,6 +132,7 @@ def _from_closes(name: str, length: int, signal: Callable[[Array], Array]) -> St
         shifted = jnp.concatenate([bar.close[None], closes[:-1]])
         closes = jnp.where(bar.present[None], shifted, closes)
         seen = seen + bar.present
+        # A comparison with NaN is false, so the signal is a number even before.
         weight = signal(closes) / bar.close.shape[0]
         return (closes, seen), jnp.where(seen >= length, weight, 0.0)
 

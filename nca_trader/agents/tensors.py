@@ -64,6 +64,7 @@ def write_tensors(
     header: dict[str, object] = {"__metadata__": about}
     pieces, end = [], 0
     for name, array in tensors.items():
+        # The format has row-major arrays only.
         piece = np.ascontiguousarray(array).tobytes()
         header[name] = {
             "dtype": NAMES[array.dtype.newbyteorder("<")],
@@ -111,6 +112,7 @@ def read_tensors(
       RunError: there is no such file, it is of another kind, or of a version that is not read.
     """
     try:
+        # Before reading: a wrong file must not fill the memory.
         if isinstance(path, pathlib.Path) and path.stat().st_size > LARGEST:
             raise RunError(f"{path}: is larger than {LARGEST:,} bytes; give a {kind} file.")
         content = path.read_bytes()
@@ -123,9 +125,11 @@ def read_tensors(
         there, number, digest = about["kind"], int(about["version"]), about["sha256"]
     except (StateError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         raise _damaged(path, "its header cannot be read") from None
+    # The first match is in the header, which comes before the arrays.
     blank = content.replace(_field(digest), _field(NO_DIGEST), 1)
     if hashlib.sha256(blank).hexdigest() != digest:
         raise _damaged(path, "its SHA-256 differs from the one it was written with")
+    # After the digest, so a damaged name is called damage and not another kind.
     if there != kind:
         raise RunError(f"{path}: is a {there} file, not a {kind} file.")
     if number != version:
@@ -151,6 +155,7 @@ def read_tensors(
         raise _damaged(path, "an entry of its header is malformed") from None
     if end != len(content):
         raise _damaged(path, f"{len(content) - end:,} bytes belong to no tensor")
+    # In the order of the header, not of the bytes.
     return {name: arrays[name] for name in header}, about
 
 

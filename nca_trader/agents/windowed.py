@@ -36,6 +36,7 @@ class MLP(nnx.Module):
         self.config, self.precision = config, precision
         self.matmul_dtype = precision.matmul
         normal = jax.nn.initializers.lecun_normal()
+        # One more per bar: whether it is present.
         inputs = config.window * (spec.num_features + 1)
         first = config.hidden or config.channels
         self.window = nnx.Param(normal(rngs.params(), (inputs, first)))
@@ -53,6 +54,7 @@ class MLP(nnx.Module):
     def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
         """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
         seen = entered(self.config, x, present)
+        # Newest first, as in `stream`, which uses the same weights.
         bars = [delayed(seen, j, halo) for j in range(self.config.window)]
         return ROWS.leave(self._cells(jnp.concatenate(bars)))
 
@@ -122,12 +124,14 @@ class GRU(nnx.Module):
     def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
         """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
         added, window = self._added(x, present), self.config.window
+        # A unit for each bar that is returned; all of them take their windows at the same time.
         length = added.shape[1] - halo
         padded = jnp.pad(added, ((0, 0), (window - 1, 0), (0, 0), (0, 0)))
 
         def step(state: Array, late: Array) -> tuple[Array, None]:
             """All windows take their bar number `late`: of bar t it is t - W + 1 + late."""
             bar = jax.lax.dynamic_slice_in_dim(padded, halo + late, length, axis=1)
+            # Bars before the first are padding, and leave the state at 0.
             there = jnp.arange(halo, halo + length) + late >= window - 1
             return jnp.where(there.reshape(1, -1, 1, 1), self._next(state, bar), state), None
 
@@ -155,6 +159,7 @@ class GRU(nnx.Module):
     def _added(self, x: Array, present: Array) -> Array:
         """`[3 C, T, B, A]` what each bar adds to the gates."""
         seen = entered(self.config, x, present)
+        # Computed once per bar, though W windows read it.
         added = rows_dense(self.inputs[...], seen, self.matmul_dtype)
         return added + ROWS.column(self.bias[...])
 
@@ -163,6 +168,7 @@ class GRU(nnx.Module):
         reset_s, update_s, new_s = jnp.split(
             rows_dense(self.recurrent[...], state, self.matmul_dtype), 3
         )
+        # Gates are computed in float32; only the new state is stored in `precision.compute`.
         keep = jax.nn.sigmoid(update + update_s)
         new = jnp.tanh(new + jax.nn.sigmoid(reset + reset_s) * new_s)
         return stored((1.0 - keep) * new + keep * state, self.precision).astype(state.dtype)

@@ -178,8 +178,7 @@ def update(
 
         with jax.named_scope("replay"):
             learnt = (params, opt_state)
-            # In the first update, and while the ring has one rollout of two, there is nothing to
-            # read.
+            # In the first update the ring is empty.
             params, opt_state = jax.lax.cond(can_sample(old), again, lambda same: same, learnt)
         # After sampling, so an update never learns twice from its own rollout.
         ring = add(old, stored(batch[0], begun))

@@ -73,7 +73,7 @@ def on_first(do: Callable[[], T]) -> T | None:
     if error is not None:
         raise error
     if code:
-        # RunError and StateError end a supervised run; anything else is worth a restart.
+        # A supervisor restarts after CheckFailed only, see `processes.FINAL`.
         kind = {kind.exit_code: kind for kind in (RunError, StateError)}.get(code, CheckFailed)
         raise kind("process 0 failed; see its message on the host that it runs on.")
     return result

@@ -39,6 +39,7 @@ def use_cores(count: int) -> None:
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
+    # JAX raises it once its devices exist.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 
@@ -81,6 +82,7 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
 
 def mesh_of(devices: np.ndarray) -> Mesh:
     """Make a mesh of these devices, `[data, fsdp, model]`."""
+    # Auto: the compiler shards what `shard_map` does not.
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
