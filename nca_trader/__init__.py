@@ -144,12 +144,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     found = getattr(module, name, module)  # `rules`, `synthetic`: the module itself
-    if "jax" in sys.modules:  # what was asked for is no light name: gymnasium costs little beside
+    # Only next to jax, which takes longer to import than gymnasium: light names must stay light.
+    if "jax" in sys.modules:
         register()
-    globals()[name] = found
+    globals()[name] = found  # the next access does not come here
     return found
 
 
+# `import gymnasium, nca_trader` is enough for `gymnasium.make`, whatever is used of the package.
 if "gymnasium" in sys.modules:
     register()
 

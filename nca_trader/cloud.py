@@ -89,7 +89,7 @@ class CloudPath:
         return dataclasses.replace(self, key=self.key.rpartition("/")[0])
 
     def resolve(self) -> CloudPath:
-        """Return itself: a URL is absolute and have no links."""
+        """Return itself: a URL is absolute and has no links."""
         return self
 
     def mkdir(self, mode: int = 0, parents: bool = True, exist_ok: bool = True) -> None:
@@ -191,6 +191,7 @@ class CloudPath:
                 raise FileNotFoundError(errno.ENOENT, missing, str(self)) from None
             if isinstance(error, OSError):  # of this machine's disk
                 raise
+            # The first line, without the store's XML: the rest is for programmers.
             line = text.partition("\n")[0].partition("<?xml")[0].strip(" :.")[:200]
             if "redirect" in text:
                 raise ConfigError(
@@ -280,6 +281,7 @@ def fetched(path: CloudPath) -> pathlib.Path:
         versions = path.below()
         if not versions:
             raise
+    # The name of a copy is a hash of its contents' versions, so a new version is another folder.
     contents = "".join(f"{name}\n{version.tag}\n" for name, version in versions.items())
     words = [hashlib.sha256(word.encode()).hexdigest()[:16] for word in (str(path), contents)]
     folder = cache_folder() / "fetched" / words[0]
@@ -297,7 +299,7 @@ def fetched(path: CloudPath) -> pathlib.Path:
                 shutil.rmtree(older, ignore_errors=True)
         try:
             into.rename(copy.parent)
-        except OSError:
+        except OSError:  # another process was first; its copy has the same contents
             if not copy.exists():
                 raise
     return copy

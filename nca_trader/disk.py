@@ -29,12 +29,13 @@ def write_atomically(path: Place, content: str | bytes) -> None:
     if isinstance(path, CloudPath):
         path.put(content)
         return
+    # In the same folder: a rename is atomic within one file system only.
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename, or a power cut could leave an empty file
         os.replace(part, path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -70,7 +71,7 @@ class HeldError(Exception):
 
 
 def take_lock(path: pathlib.Path) -> int:
-    """Locks a file, made if it is missing, and writes into it who holds the lock.
+    """Lock a file, made if it is missing, and write into it who holds the lock.
 
     The kernel releases the lock when the returned descriptor is closed or the process ends. The
     lock belongs to the file and not to its name. A program that the process starts does not
@@ -93,6 +94,7 @@ def take_lock(path: pathlib.Path) -> int:
                 program = "nca-trader" if program == "__main__.py" else program
                 command = shlex.join([program, *sys.argv[1:]])[:900]
                 text = f"process {os.getpid()} on {socket.gethostname()} ({command})\n".encode()
+                # Written first and cut then: a reader never finds the file empty.
                 os.pwrite(descriptor, text, 0)
                 os.ftruncate(descriptor, len(text))
                 return descriptor
@@ -114,6 +116,7 @@ def scratch() -> Iterator[pathlib.Path]:
     process lives, whichever container that is in.
     """
     for left in pathlib.Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        # A lock that is held raises BlockingIOError, an OSError: that folder is in use and stays.
         with contextlib.suppress(OSError), _opened(left) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)

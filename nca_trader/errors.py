@@ -30,7 +30,7 @@ def options_named() -> Iterator[None]:
 
 
 def in_a_command() -> bool:
-    """Whether a command is running: it prints what Python callers find in the log."""
+    """Return whether a command is running: it prints what Python callers find in the log."""
     return _in_a_command
 
 
@@ -69,6 +69,7 @@ def printable(text: object) -> str:
 
 def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's own code in a traceback; "" without one."""
+    # This package, Python's own library and frozen importers: none of them is the user's code.
     libraries = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = frame.filename
@@ -128,8 +129,9 @@ class CheckFailed(NcaTraderError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, numpy, the system or XLA means that memory is exhausted."""
+    """Return whether an error of Python, numpy, the system or XLA means exhausted memory."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
+    # By name: importing jax for its exception types would take seconds in commands without jax.
     of_xla = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
     return of_xla and ("RESOURCE_EXHAUSTED" in str(error) or "HbmOom" in str(error))

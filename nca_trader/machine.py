@@ -23,7 +23,7 @@ class Memory(NamedTuple):
 
 
 def cores() -> int:
-    """Cores of this machine that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -23,7 +23,7 @@ from nca_trader.types import Tensor
 
 def arrays(x: Tensor) -> ModuleType:
     """Return the module of array functions for `x`: `jax.numpy` for a jax array, else numpy."""
-    return jnp if isinstance(x, jax.Array) else np
+    return jnp if isinstance(x, jax.Array) else np  # tracers are jax arrays as well
 
 
 def cpu() -> Any:
@@ -34,6 +34,7 @@ def cpu() -> Any:
 @contextlib.contextmanager
 def float64_on_cpu() -> Iterator[None]:
     """Compute in float64 on `cpu()` inside the block: features, and accounts in reports."""
+    # For this block and thread only: training stays in float32.
     with jax.enable_x64(True), jax.default_device(cpu()):
         yield
 
@@ -43,6 +44,7 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 
     Source: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
     """
+    # No branch on which of the two is larger, unlike Dekker's three operations.
     total = a + b
     b_seen = total - a
     a_seen = total - b_seen
@@ -56,7 +58,7 @@ def pair_add(high: Array, low: Array, x: Array) -> tuple[Array, Array]:
 
 
 def wide(x: Array) -> Array:
-    """Casts `x` to at least float32; float64 stays float64."""
+    """Cast `x` to at least float32; float64 stays float64."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -95,6 +97,7 @@ def cov32(x: Array, jitter: float = 0.0) -> Array:
     With a jitter above the rounding error of its largest entry it has a Cholesky factor, and a
     constant column has the correlation 0 with all others.
     """
+    # Centred before the product: the difference of two large moments would lose the small variance.
     centred = wide(x) - wide(x).mean(0, keepdims=True)
     return dot32(centred.T, centred) / x.shape[0] + jitter * jnp.eye(x.shape[1])
 
@@ -123,15 +126,16 @@ def einsum32(subscripts: str, *operands: Array) -> Array:
 
 
 def hash_uniform(*words: Array | int) -> Array:
-    """Hashes integers of broadcastable shapes to uniform float32 in [0, 1).
+    """Hash integers of broadcastable shapes to uniform float32 in [0, 1).
 
     A hash and not a random stream: the result for a bar depends on its words alone. Each word is
     mixed in with the finaliser of MurmurHash3, in which every input bit changes half of the output.
     """
-    h = jnp.uint32(0x9E3779B9)
+    h = jnp.uint32(0x9E3779B9)  # 2^32 over the golden ratio: a word of 0 must not stay 0
     for word in words:
         h = h ^ jnp.asarray(word).astype(jnp.uint32)
         h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
         h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
         h = h ^ (h >> 16)
+    # 24 bits are what a float32 holds exactly; rounding 32 of them could give 1.0.
     return (h >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)

@@ -97,9 +97,9 @@ class Bars:
             if array.shape != shape:
                 raise BarError(
                     f"{self.source or 'bars'}: {name} has shape {array.shape} where "
-                    f"[N, A] = {shape} is expected; give every field one column a symbol."
+                    f"[N, A] = {shape} is expected; give every field one column per symbol."
                 )
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, array)  # the dataclass is frozen for everyone else
         time = _frozen(self.time, "datetime64[ns]")
         if len(time) > 1 and not (np.diff(time) > np.timedelta64(0, "ns")).all():
             row = int(np.argmin(np.diff(time) > np.timedelta64(0, "ns"))) + 1
@@ -160,7 +160,8 @@ class Bars:
         """Return the first row at or after `date`; `N` if there is none.
 
         Args:
-          date: in UTC where it has no zone. name: of the caller's argument, for messages.
+          date: in UTC where it has no zone.
+          name: of the caller's argument, for messages.
 
         Raises:
           ConfigError: `date` is not an ISO date.
@@ -169,16 +170,19 @@ class Bars:
         return int(np.searchsorted(self.time, stamp))
 
     def between(self, start: str | None = None, stop: str | None = None) -> Bars:
-        """Return the bars with `start <= time < stop`; None is no bound."""
+        """Return the bars with `start <= time < stop`; None sets no bound."""
         first = 0 if start is None else self.row(start, "start")
         last = len(self) if stop is None else self.row(stop, "stop")
         return self[first:last]
 
     def digest(self) -> str:
         """Return the SHA-256 over times, symbols and every value."""
+        # Source and note are left out: the same bars from another folder are the same bars.
         digest = hashlib.sha256(repr(self.symbols).encode())
         digest.update(self.time.astype("int64").tobytes())
         for name in self.fields:
+            # Fields that all bars have need no name; those that may be absent do, or a spread could
+            # have the digest of a dividend.
             digest.update(name.encode() if name in EXTRAS else b"")
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
         return digest.hexdigest()
@@ -193,6 +197,7 @@ class Bars:
 def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
     """Return a read-only array of `dtype`: a copy, unless `array` is one already."""
     if isinstance(array, np.ndarray) and array.dtype == dtype:
+        # A read-only view can still change, if the array that it is a view of may be written.
         owner = array if array.base is None else array.base
         if isinstance(owner, np.ndarray) and not (array.flags.writeable or owner.flags.writeable):
             return array
@@ -220,7 +225,8 @@ def bars_per_year(time: np.ndarray) -> float:
         return float("nan")
     span = (time[-1] - time[0]) / DAY
     steps, counts = np.unique(np.diff(time), return_counts=True)
-    step = steps[np.argmax(counts)] / DAY
+    step = steps[np.argmax(counts)] / DAY  # the commonest: nights and gaps are longer
+    # A calendar year of daily bars spans a day less from the first bar to the last.
     if span >= YEAR_DAYS - 1.0 or step >= 7.0:
         return (len(time) - 1) * YEAR_DAYS / span
     days, per_day = np.unique(time.astype("datetime64[D]"), return_counts=True)

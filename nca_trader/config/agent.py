@@ -38,9 +38,9 @@ class PolicyConfig:
     """The encoder, which turns bars into cells, and the policy head.
 
     Attributes:
-      kind: "nca", the neural cellular automaton; "mlp", a multilayer perceptron over the last
-        `window` bars of an asset (1 is no history); "gru", a gated recurrent unit over them. A
-        field that a kind does not have must be left at its default.
+      kind: "nca", the neural cellular automaton; "mlp", a feed-forward network over the last
+        `window` bars of an asset (1 shows it the newest bar only); "gru", a gated recurrent unit
+        over them. A field that a kind does not have must be left at its default.
       channels: C, state channels of a cell. hidden: H, width of the hidden layer. An MLP may have
         0, no hidden layer; a GRU has none.
       window: bars that "mlp" and "gru" see: their receptive field.
@@ -87,6 +87,7 @@ class PolicyConfig:
             *between(self, "(0, inf)", "feature_clip"),
             *without_effect(self),
         ]
+        # A comparison with a text would raise a TypeError, so only where the types are right.
         if not problems and self.num_neighbours > MAX_NEIGHBOURS:
             problems.append(
                 f"num_neighbours={self.num_neighbours} is above {MAX_NEIGHBOURS}, which is how "
@@ -111,7 +112,7 @@ class PolicyConfig:
     def idle(given: Any) -> Iterator[tuple[str, str]]:
         """Yield each field without effect given the values `given`, and what it needs."""
         if given.kind not in KINDS:
-            return
+            return  # an unknown kind is reported by itself
         for name, kinds in KINDS_WITH.items():
             if given.kind not in kinds:
                 yield name, f"kind={' or '.join(map(repr, kinds))}"
@@ -119,7 +120,8 @@ class PolicyConfig:
             yield "num_neighbours", "neighbours='nearest'"
 
 
-# The hyper-parameters that agents of a population may draw, and where their ranges end.
+# The hyper-parameters that agents of a population may draw, and where their ranges end. Those that
+# change the shape of an array are not among them: all agents train in one program.
 RANGED = {
     "learning_rate": float("inf"),
     "entropy_coef": float("inf"),
@@ -248,6 +250,7 @@ class MeshConfig:
     def __post_init__(self):
         refuse(whole(self, 1, "devices", "data", "fsdp", "model"))
         inner = self.fsdp * self.model
+        # `devices` and `data` may both be given if they agree.
         if self.devices is not None and self.devices != (self.data or 1) * inner:
             if self.data is not None:
                 refuse(

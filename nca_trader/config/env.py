@@ -11,6 +11,7 @@ from nca_trader.config.ranges import between, one_of, refuse, strict, whole, wit
 
 # At and above these it is percent that was written for a fraction: no venue charges a tenth.
 IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "interest_borrow": 2.0}
+# Fractions of a price or of notional; amounts without an upper end. Other costs are rates per year.
 FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
 AMOUNTS = ("impact", "fixed_fee")
 
@@ -56,6 +57,7 @@ class Costs:
         problems = []
         for field in dataclasses.fields(self):
             name, given = f"costs.{field.name}", getattr(self, field.name)
+            # Types that a file or a caller may hold by mistake; a traced array must pass.
             if given is None or isinstance(given, str | list | tuple | dict):
                 problems.append(f"{name} = {given!r} is not a number; give one, e.g. 5e-4.")
             if not isinstance(given, Real):
@@ -71,6 +73,7 @@ class Costs:
             elif field.name in AMOUNTS and not 0.0 <= value < float("inf"):
                 problems.append(f"{name} = {value} is not a number in [0, inf).")
             elif field.name not in FRACTIONS + AMOUNTS:
+                # Rates may be below 0: interest on cash has been, and funding changes its sign.
                 most = IMPLAUSIBLE.get(field.name, 10.0)
                 if not abs(value) < most:
                     problems.append(
@@ -148,7 +151,7 @@ class EnvConfig:
     Attributes:
       features: names from `nca_trader.data.features.FEATURES`, in order.
       fill: "next_open" fills at the open of the bar after the decision; "close" at the close
-        that the decision saw. No one can trade there in reality, and reports say so.
+        that the decision saw. Nobody can trade there in reality, and reports say so.
       order: "on_change" trades when the ordered target changes; "rebalance" every bar.
       short: True gives the actions short, flat, long; False gives flat, long.
       size: the weight that long means in each asset; None is 1 / number of assets.
@@ -164,14 +167,14 @@ class EnvConfig:
       drawdown_penalty: of "drawdown", per bar, times how far the log of equity is below its peak.
       sharpe_decay: of "differential_sharpe", the weight of a new bar in its moving moments.
       max_gross, max_net: caps on the sum of absolute target weights and on the absolute sum of
-        them; the whole target is scaled to them; None is no cap.
+        them; the whole target is scaled to them; None sets no cap.
       borrow: True lets buys exceed cash; False cuts them.
       maintenance_margin: equity below this fraction of the gross position closes all positions;
-        None is no margin call.
+        None never calls.
       costs: what trading and holding cost.
       capital: money at the start; None where no size in money matters.
       lot, tick, min_notional: units and prices are multiples, orders are worth at least; 0 is off.
-      max_participation: share of a bar's volume that a fill may take; None is no limit.
+      max_participation: share of a bar's volume that a fill may take; None sets no limit.
       delist_after: bars missing in a row after which an asset is gone, and its position closed
         at the last price less `delist_haircut`; None is never.
       episode_bars: bars of an episode, a multiple of the learner's segment; None is one segment.
@@ -186,7 +189,7 @@ class EnvConfig:
         features unless `market_state` is False. market_bars: how many bars are drawn.
     """
 
-    RENAMED: ClassVar = {"drop_bars": "feature_dropout"}
+    RENAMED: ClassVar = {"drop_bars": "feature_dropout"}  # old keys of files, read with a warning
 
     features: tuple[str, ...] = DEFAULT_FEATURES
     fill: str = "next_open"
@@ -236,6 +239,7 @@ class EnvConfig:
             *limit_problems(self),
             *capital_problems(self, self.costs),
         ]
+        # Refused and not ignored: such an agent would be trained on costs other than those it pays.
         if self.reward == "pnl":  # a sum of returns and trading costs: no equity, no margin
             paid = ("commission", "slippage", "half_spread")
             costs = [field.name for field in dataclasses.fields(Costs) if field.name not in paid]
@@ -254,6 +258,7 @@ class EnvConfig:
                     f"random_costs={self.random_costs} is not a range of factors above 0; give "
                     "(low, high), e.g. (0.5, 2.0)."
                 )
+        # A text is a sequence too: "rsi" would be read as the features "r", "s" and "i".
         if isinstance(self.features, str):
             problems.append(f"features={self.features!r} is a text; give a tuple of names.")
         repeated = sorted({name for name in self.features if self.features.count(name) > 1})
@@ -262,6 +267,7 @@ class EnvConfig:
         if not self.features and not (self.market and self.market_state):
             problems.append('features=() is empty; name at least one, e.g. "return_1".')
         refuse(problems, without_effect(self))
+        # Only now: the comparison needs numbers, which the checks above have made sure of.
         if self.size is not None and self.max_gross is not None and self.size > self.max_gross:
             refuse(f"size={self.size} is above max_gross={self.max_gross}; raise max_gross.")
 

@@ -34,7 +34,7 @@ class LearnerConfig:
         many states; "pathwise": derivatives of what weights earn, no critic and no sampling. See
         `nca_trader.learner.ppo`, `.exact` and `.pathwise`.
       shard_updates: updates on one shard, where data are shards larger than memory, before the
-        next takes its place; None: until as many bars were drawn as the longest shard has.
+        next takes its place; None continues until as many bars were drawn as the longest shard has.
       replay_slots: earlier rollouts that are kept on the device; each update learns from one of
         them as well, corrected by V-trace. 0 is off; else at least 2, one being written. Needs
         "gae", and `optimizer.ema_decay`, whose average bootstraps their values.
@@ -71,6 +71,7 @@ class LearnerConfig:
     entropy_coef: float = 0.01
 
     def __post_init__(self):
+        # In two calls: the second group compares fields, which only the first shows to be numbers.
         counts = ("steps", "num_segments", "segment_length", "envs_per_segment", "logical_shards")
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
@@ -171,11 +172,12 @@ class CurriculumConfig:
 
     Attributes:
       costs_from: factor on all costs in the first update; it rises in a straight line to 1, the
-        true costs. 1 is no curriculum. costs_share: share of the run's updates that this takes.
-      volatility_from: factor on the log-returns that accounts meet in the first update;
-        it goes in a straight line to 1, the true prices. Above 1 what there is to earn stands out
-        against costs; below 1 accounts are ruined less. Features are of the true prices
-        throughout. volatility_share: share of the run's updates that this takes.
+        true costs. 1 charges these from the start. costs_share: share of the run's updates that
+        this takes.
+      volatility_from: factor on the log-returns of accounts in the first update; it goes in a
+        straight line to 1, the true prices. Above 1 gains stand out against costs; below 1 fewer
+        accounts go bankrupt. Features are of the true prices throughout. volatility_share: share
+        of the run's updates that this takes.
     """
 
     costs_from: float = 1.0

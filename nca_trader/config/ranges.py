@@ -35,6 +35,7 @@ def refuse(*problems: str | Iterable[str]) -> None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `"did you mean 'x'? "` with the known name closest to `word`; "" if none is close."""
+    # Keys and names of presets are lower case.
     close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'? " if close else ""
 
@@ -45,6 +46,7 @@ def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iter
         value = getattr(config, name)
         if value is None and _optional(config, name):
             continue
+        # Python's True is an Integral too. Numpy's integers pass.
         if isinstance(value, bool) or not isinstance(value, Integral):
             yield f"{name}={value!r} is not a whole number; give one of at least {least}."
         elif value < least:
@@ -73,6 +75,7 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
 
 def _optional(config: Any, name: str) -> bool:
     """Return whether a field of a dataclass or a named tuple is declared as `... | None`."""
+    # Annotations are text here, since the modules of configs postpone them.
     return "None" in str(type(config).__annotations__[name])
 
 
@@ -88,7 +91,7 @@ def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:
 def multiple(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
     """Check that `value` is a multiple of `of`."""
     if value % of:
-        near = max(of, round(value / of) * of)
+        near = max(of, round(value / of) * of)  # never 0, which is a multiple of everything
         yield f"{name}={value} is not a multiple of {of_name}={of}; the nearest that is: {near}."
 
 
@@ -148,6 +151,8 @@ def strict(cls: type[T]) -> type[T]:
     paths = {f.name: f"{key}.{f.name}" for key in nested for f in dataclasses.fields(nested[key])}
     paths |= {key: key for key in fields}
 
+    # Around the generated constructor: Python's own TypeError names neither a remedy nor a second
+    # mistake.
     @functools.wraps(build)
     def init(self: Any, *args: Any, **values: Any) -> None:
         name, problems = cls.__name__, []
@@ -192,7 +197,10 @@ def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> N
     """Check the type of an argument.
 
     Args:
-      name: name of the argument. accepted: what may be given, for the message.
+      name: of the argument.
+      value: that was given.
+      kinds: a class, a union of classes or a tuple of them, as `isinstance` takes.
+      accepted: what may be given, for the message.
       others: the call's other arguments by name. The message suggests that `value` was swapped
         with the first of them that has the right type.
 
@@ -213,13 +221,15 @@ def moment(date: Any, name: str = "date") -> Any:
 
     Args:
       date: ISO 8601 text, e.g. "2013-01-02" or "2013-01-02T14:30Z"; or a datetime of the standard
-        library, numpy or pandas. name: name of the argument, for the message.
+        library, numpy or pandas.
+      name: of the argument, for the message.
 
     Raises:
       ConfigError: it is not a date, or its day and month could be swapped.
     """
-    import pandas as pd
+    import pandas as pd  # slow to import
 
+    # pandas would also read "05/06/2006", as the sixth of May, and a lone time as today's.
     if isinstance(date, str) and not ISO.fullmatch(date.strip()):
         why = "is not a date"
         if re.fullmatch(r"\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}.*", date.strip()):

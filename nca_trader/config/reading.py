@@ -31,6 +31,7 @@ REPAIRS = {
     "keep-jumps": "take jumps of the price, and gaps as of swapped columns, as real",
     "unadjusted": "take prices as they stand where the file holds an adjustment as well",
 }
+# Pairs of repairs of one fault in two ways.
 EXCLUSIVE = (("keep-first", "keep-last"), ("part-reuse", "keep-gaps"))
 FIELDS = ("open", "high", "low", "close", "volume")
 SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
@@ -69,6 +70,7 @@ def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, st
         if bad is not None:
             raise BarError(f"columns {bad.strip()!r} has no column; write e.g. time=Date,close=5.")
         given = {role.strip(): name.strip() for role, _, name in pairs}
+        # A dict would keep the last of two columns in silence.
         if len(given) < len(pairs):
             raise BarError(f"columns {columns!r} names a role twice; name it once.")
     else:
@@ -94,6 +96,7 @@ def parse_step(every: str | None) -> np.timedelta64 | None:
     except ValueError:
         step = pd.NaT
     day = pd.Timedelta(1, "D")
+    # Bars of a day's divisor start at the same times every day; those of 7 hours would not.
     if not isinstance(step, pd.Timedelta) or not pd.Timedelta(0) < step <= day or day % step:
         raise BarError(f"every={every!r} must divide a day evenly, e.g. 1min, 1h.")
     return step.to_timedelta64().astype("timedelta64[ns]")
@@ -115,6 +118,7 @@ def refuse_times(timezone: str | None, dates: str | None) -> None:
 
 def _refuse_unknown(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
+        # A cutoff of 0 always finds one, so the message has a name that exists.
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
         raise BarError(f"unknown {what} {name!r}; did you mean {near!r}?")
 
@@ -129,7 +133,7 @@ def replayed(feed: str, broker: str = "simulated") -> str:
     expect("feed", feed, str, accepted)
     if broker != "simulated":
         raise ConfigError(f"{argument('broker', broker)} is not in this version; simulated is.")
-    kind, _, file = feed.partition(":")
+    kind, _, file = feed.partition(":")  # at the first colon: the file may be a URL
     if kind in ("alpaca", "ccxt"):
         raise ConfigError(
             f"{argument('feed', feed)}: {kind} is not in this version; replay:FILE is."

@@ -29,14 +29,16 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 EXAMPLES = {int: "1, 2", float: "0.5, 1.0", str: '"one", "two"', bool: "true, false"}
 INTEGERS = range(-(2**63), 2**63)  # those of TOML and of every array
 SHOWN = 60  # characters of a wrong value that a message repeats
-CHECKSUM, BLANK = "checksum", "0" * 64
+CHECKSUM, BLANK = "checksum", "0" * 64  # the blank is as long as a SHA-256 in hexadecimal
 
 
 def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:
     """Parse JSON that this package wrote.
 
     Args:
-      content: the text, or its bytes in UTF-8. source: the file's name. remedy: for the message.
+      content: the text, or its bytes in UTF-8.
+      source: the file's name, for the message.
+      remedy: what to do, for the message.
 
     Raises:
       StateError: `content` is not JSON, or nobody would write it (deep nesting, huge numbers).
@@ -83,6 +85,7 @@ def plain(value: Any, none: str | None = None) -> Any:
     """Return a value in the types of JSON: dataclasses as objects, tuples as lists.
 
     Args:
+      value: a dataclass, or a mapping, a sequence or a plain value with dataclasses inside.
       none: what stands for None; where nothing does, a field whose default is None is left out.
 
     >>> import dataclasses
@@ -123,7 +126,10 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
     Whole numbers pass for floats and lists for tuples.
 
     Args:
-      none: what stands for None, which TOML does not have. path: of the value, for messages.
+      value: in the types of JSON or TOML.
+      kind: the declared type, see the module.
+      none: what stands for None, which TOML does not have.
+      path: of the value, for messages.
 
     Raises:
       Mismatch: the value, or one inside it, has another type; or a key is unknown or missing.
@@ -132,6 +138,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
     if kind is Any:
         return value
     if origin in (types.UnionType, typing.Union):
+        # One type besides None: with two, a file could not say which it means.
         (inner,) = (k for k in of if k is not types.NoneType)
         if value == none and type(value) is type(none):
             return None
@@ -164,6 +171,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
     if origin is dict:
         return {key: converted(v, of[1], none, f"{dot}{key}") for key, v in value.items()}
     kinds, optional = _fields_of(kind)
+    # Unknown keys before missing ones: a mistyped key is both, and the first has the hint.
     for key in value.keys() - kinds.keys():
         hint = nearest(key, kinds).strip()
         sentence = f"{f'{dot}{key}'!r} is not a known key{hint and '; ' + hint}"
@@ -180,7 +188,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
 
 def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """Return the declared type of each field of a record, and the fields that may be missing."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind, include_extras=True)  # NotRequired is an extra
     if dataclasses.is_dataclass(kind):
         fields = dataclasses.fields(kind)
         return {f.name: hints[f.name] for f in fields}, {
@@ -236,6 +244,7 @@ def sealed(value: Mapping[str, Any]) -> str:
 
     The digest is that of the whole text with 64 zeros in its own place.
     """
+    # NaN is refused: other readers of JSON do not know it, and it would not compare equal.
     text = json.dumps({**value, CHECKSUM: BLANK}, indent=2, allow_nan=False) + "\n"
     return text.replace(_field(BLANK), _field(hashlib.sha256(text.encode()).hexdigest()))
 
@@ -248,8 +257,9 @@ def unsealed(content: bytes, source: str) -> tuple[Any, bool]:
     """
     value = read_json(content, source)
     if not isinstance(value, dict) or CHECKSUM not in value:
-        return value, False
+        return value, False  # written before format 4, which brought the checksum
     digest = str(value.pop(CHECKSUM))
+    # The bytes of the file and not the value written again: another indent is a change as well.
     blank = content.replace(_field(digest).encode(), _field(BLANK).encode())
     if hashlib.sha256(blank).hexdigest() != digest:
         raise StateError(f"{source}: changed since it was written (SHA-256 differs); {RESTORE}.")

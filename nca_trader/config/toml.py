@@ -29,6 +29,7 @@ NONE = "none"
 
 def preset_folder(folder: str) -> pathlib.Path:
     """Return the folder of the presets "envs" or "agents": in the wheel, or in the checkout."""
+    # In the wheel the files are inside the package; a checkout has them at its root.
     shipped = PACKAGE / folder / "shipped"
     return shipped if shipped.is_dir() else PACKAGE.parent / folder
 
@@ -66,6 +67,7 @@ def read_preset(
     if isinstance(name_or_path, cls):
         if not overrides:
             return name_or_path
+        # Through text, so that overrides of an object are read and refused like those of a file.
         return from_toml_text(cls, to_toml(name_or_path), cls.__name__, overrides)
     expect(
         name or folder.removesuffix("s"),
@@ -81,12 +83,12 @@ def read_preset(
         known = preset_names(folder)
         if text not in known:
             raise ConfigError(
-                f"{text!r} is no preset in {folder}/; {nearest(text, known)}"
+                f"{text!r} is not a preset in {folder}/; {nearest(text, known)}"
                 f"Known: {', '.join(known)}; or give the path of a .toml file."
             )
         path, source = preset_folder(folder) / f"{text}.toml", f"{folder}/{text}.toml"
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = path.read_text(encoding="utf-8-sig")  # some editors of Windows write a mark first
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: not UTF-8 text ({error}); save it as UTF-8.") from None
     except OSError as error:
@@ -184,10 +186,12 @@ class _Reader:
             table = table.setdefault(part, {}) if not wrong else {}
             if not isinstance(table, dict):
                 wrong = f": {'.'.join(path[:depth])} is a value, not a table."
+        # A bare word is a text: a shell takes away the quotes that TOML wants around it.
         try:
             parsed, bare = read_toml(f"value = {value}", "--set"), False
         except ConfigError:
             parsed, bare = {"value": value.strip()}, True
+        # A line break in a value could add keys of its own, past the checks of this one.
         if len(parsed) != 1 or (bare and set(value) & set("[]{}\"'\n")):
             wrong = wrong or ": not a value as TOML writes it."
         if wrong:
@@ -205,6 +209,7 @@ class _Reader:
         doubtful: list[str] = []
         for key, value in table.items():
             now = getattr(cls, "RENAMED", {}).get(key)
+            # With both in the file the old key is refused: which of the two is meant is not clear.
             if now is not None and now not in table:
                 if not self.recorded:
                     warnings.warn(
@@ -237,6 +242,7 @@ class _Reader:
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()
         ):
             return None
+        # Older versions stored values that had no effect; today's constructor would refuse them.
         if self.recorded and hasattr(cls, "idle"):
             values |= at_rest(cls, values)
         try:

@@ -140,6 +140,7 @@ class SimulatedBroker:
     def work(self, orders: Sequence[Order]) -> list[str]:
         """Make `orders` the whole working set; one order per symbol."""
         wanted = {order.symbol: order for order in orders}
+        # A target is of the whole position, so two of them for one symbol contradict each other.
         unknown = sorted(set(wanted) - set(self._symbols))
         if unknown or len(wanted) != len(orders):
             raise ConfigError(
@@ -151,18 +152,20 @@ class SimulatedBroker:
         return [order.client_id for order in orders if order.client_id not in known]
 
     def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Settles dividends, holding charges, delistings, a margin call, and the working orders.
+        """Settle dividends, holding charges, delistings, a margin call, and the working orders.
 
         Charges for time are taken before the positions change: here where orders fill at the
         open, else at the close.
         """
         fills, paid = [], 0.0
         if legs.dividend is not None:
+            # `legs.dividend` is a fraction of the last close, so units at that close give money.
             paid += self._pay(float((self._units * self._last * legs.dividend).sum()))
         haircut = 1.0 - self._rules.delist_haircut
         if self._rules.fill == "next_open" and legs.years is not None:
             worth = np.nan_to_num(price)
             if legs.delisted is not None:
+                # The charge is on what the position is worth after the haircut, as in the account.
                 worth = np.where(legs.delisted, self._last * haircut, worth)
             paid += self._pay(self._held(worth, legs.years))
         if legs.delisted is not None:
@@ -174,13 +177,14 @@ class SimulatedBroker:
                 name = f"delisted-{symbol}@{ts // SECOND}"
                 fills.append(Fill("delisted", name, symbol, units, value, 0.0, ts))
             self._units[gone] = 0.0
+        # As in `account.step.on_bar`: a margin call comes before the fills, and withdraws orders.
         fills += self._margin_call(price, legs.at_open, ts, "open")
         if self._rules.fill == "next_open":
             fills += self.advance(price, legs.at_open, ts)
         return Activity(fills, paid)
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Settles holding charges where orders fill at the close, funding, and a margin call."""
+        """Settle holding charges where orders fill at the close, funding, and a margin call."""
         self._last, paid = np.nan_to_num(price), 0.0
         if self._rules.fill == "close" and legs.years is not None:
             paid += self._pay(self._held(self._last, legs.years))
@@ -201,6 +205,7 @@ class SimulatedBroker:
         notional = np.where(active, target * equity - self._units * known, 0.0)
         notional[buy_only & (notional < 0.0)] = 0.0
         notional[np.abs(notional) < DUST * abs(equity)] = 0.0
+        # A target is a fraction of equity before any of these fills: none of them sizes another.
         units = self._taken(notional / known, known, quote)
         worse = self._worse(units, known, quote)
         bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
@@ -222,8 +227,8 @@ class SimulatedBroker:
         return fills
 
     def position(self) -> Position:
-        """Cash and units now."""
-        return Position(self._cash, self._units.copy())
+        """Return cash and units now."""
+        return Position(self._cash, self._units.copy())  # the caller's copy does not follow fills
 
     def _pay(self, amount: float) -> float:
         """Add money paid in, or out below 0, to the cash; return it."""
@@ -239,6 +244,7 @@ class SimulatedBroker:
         return float(years * (earned - owed))
 
     def _equity(self, price: np.ndarray) -> float:
+        # 0 units of an asset without a price yet are worth 0 and not NaN.
         return self._cash + float(np.where(self._units == 0.0, 0.0, self._units * price).sum())
 
     def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
@@ -283,7 +289,7 @@ class SimulatedBroker:
         ts: int,
         extra: float = 0.0,
     ) -> Fill:
-        """Books one execution of signed `units`; `extra` is a fee as a fraction of notional."""
+        """Book one execution of signed `units`; `extra` is a fee as a fraction of notional."""
         paid = price * (1 + worse) if units > 0.0 else price * (1 - worse)
         commission = abs(units) * (paid * self._costs.commission + price * extra)
         commission += self._costs.fixed_fee
@@ -301,8 +307,10 @@ def client_id(run: str, seconds: int, symbol: str, leg: int = 0) -> str:
     letters and gets six digits of its hash.
 
     Args:
-      run: the session's hash. seconds: the bar's open since 1970 UTC. leg: 0 for the first order
-        of this symbol at this bar.
+      run: the session's hash.
+      seconds: from 1970 UTC to the bar's open.
+      symbol: of the asset.
+      leg: 0 for the first order of this symbol at this bar.
 
     >>> client_id("0123456789abcdef", 1500000000, "BTC/USDT")
     'nca-01234567-1500000000-BTCU4d7eaa-0'
@@ -310,6 +318,7 @@ def client_id(run: str, seconds: int, symbol: str, leg: int = 0) -> str:
     head, tail = f"nca-{run[:8]}-{seconds}-", f"-{leg}"
     room = MAX_CLIENT_ID - len(head) - len(tail)
     name = re.sub(r"[^A-Za-z0-9]", "", symbol)
+    # The hash keeps apart what would otherwise be one name, such as "BTC/USDT" and "BTCUSDT".
     if name != symbol or len(name) > room:
         name = name[: room - 6] + hashlib.sha256(symbol.encode()).hexdigest()[:6]
     return head + name + tail

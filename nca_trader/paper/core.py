@@ -50,7 +50,7 @@ _capped = jax.jit(capped, static_argnums=1)
 def place(
     account: Account, target: Array, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Account, Any]:
-    """Orders without filling, at the close as well: what is pending then is what is sent."""
+    """Order without filling, at the close as well: what is pending then is what is sent."""
     return accounting.place(account, target, quote, costs, rules._replace(fill="next_open"))
 
 
@@ -96,6 +96,7 @@ def agent_of(run: Run) -> Agent:
             "which no feed has; paper-trade one that was trained on bars alone."
         )
     policy, params = run.policy, run.params()
+    # Part of the session's identity: a journal does not resume with other parameters.
     digest = params_digest(params)
     params = jax.device_put(params, cpu())
     stream = jax.jit(policy.stream)
@@ -133,6 +134,7 @@ def params_digest(params: Params) -> str:
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         array = np.asarray(leaf)
+        # Shape and type as well: the same bytes in another shape are another agent.
         digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -195,7 +197,7 @@ class Core:
 
     def __init__(self, agent: Agent, run: str, start: int | None = None):
         self.agent, self._run = agent, run
-        self._start = -(2**62) if start is None else start
+        self._start = -(2**62) if start is None else start  # before any time in seconds
 
     def begin(self) -> State:
         """Return the state before the first bar."""
@@ -213,7 +215,7 @@ class Core:
         )
 
     def legs(self, state: State, bar: Bar) -> Legs:
-        """Return the legs of `bar` for an account after `state`, in float64 numpy.
+        """Return the returns and prices of `bar` for an account after `state`, in float64 numpy.
 
         A first bar has returns 0, since there is no close before it.
         """
@@ -230,7 +232,12 @@ class Core:
         """Move the account through `bar` (fields `[A]`, usable) and decide at its close.
 
         Args:
+          state: after the bar before.
+          bar: the closed bar.
           legs: of this bar, from `self.legs(state, bar)`.
+
+        Returns:
+          The state after the bar, and what follows from it.
         """
         present = np.asarray(bar.present)
         features, row = self.agent.features.step(state.features, bar)
@@ -244,8 +251,10 @@ class Core:
             missing=self._missing(state, bar),
             features=features,
             stream=stream,
+            # A NaN stays in the stream until the receptive field has passed over it.
             unfit=max(state.unfit - 1, 0) if finite else self.agent.receptive_field,
         )
+        # The stream and the features were updated in any case: they need the bars before `start`.
         if state.account is None:
             if state.rows < self.agent.first_decision or seconds < self._start:
                 return after, Outcome()
@@ -283,6 +292,8 @@ class Core:
     ) -> tuple[State, Outcome]:
         """Orders the decision; fills it in the account where orders fill at this close."""
         rules = self.agent.rules
+        # Ordered first and filled last, also where orders fill at this close: what is pending in
+        # between is what the broker is sent.
         placed = self._run_account(place, account, decision.target, quote)
         whole = np.asarray(placed.pending) == WHOLE
         if rules.order == "on_change":
@@ -295,6 +306,7 @@ class Core:
         for i, symbol in enumerate(self.agent.symbols):
             if placed.pending[i] == FILLED:
                 continue
+            # The rest of an older order keeps its id: a broker must not take it for a new order.
             if new[i]:
                 name = client_id(self._run, state.last or 0, symbol)
             else:

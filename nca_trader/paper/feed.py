@@ -42,7 +42,7 @@ class ReplayFeed:
         self._now = 0
 
     def __len__(self) -> int:
-        """Bars in the file."""
+        """Return the number of bars in the file."""
         return len(self.bars)
 
     @property
@@ -51,14 +51,15 @@ class ReplayFeed:
         return int(self.bars.time[-1].astype("datetime64[s]").astype(np.int64))
 
     def now(self) -> int:
-        """Nanoseconds since 1970 UTC of the bar last given; 0 before the first."""
+        """Return the nanoseconds since 1970 UTC of the bar last given; 0 before the first."""
         return self._now
 
     def __iter__(self) -> Iterator[Bar]:
-        """Every bar from the first, fields `[A]`."""
+        """Yield every bar from the first, fields `[A]`."""
         rows = self.bars.as_bar()
         for row in range(len(self.bars)):
             bar = jax.tree.map(lambda field, row=row: np.array(field[row]), rows)
+            # Before the bar is given: the session stamps its events with this time.
             self._now = int(bar.time[0]) * NANOSECONDS
             yield bar
 
@@ -85,12 +86,14 @@ def rejection(bar: Bar, last: int | None) -> str | None:
     """Return why `bar` must not be used, as a stable code; None if it is usable.
 
     Args:
-      bar: fields `[A]`. last: seconds of the last good bar's open; None before the first.
+      bar: fields `[A]`.
+      last: seconds of the last good bar's open; None before the first.
     """
     if (np.asarray(bar.time) != bar.time[0]).any():
         return "time-differs-between-assets"
     if last is not None and int(bar.time[0]) <= last:
         return "duplicate-time" if int(bar.time[0]) == last else "time-goes-back"
+    # Prices of absent assets are copies of older ones, or NaN, so only those present are checked.
     present = np.asarray(bar.present)
     if not present.any():
         return "no-asset-present"

@@ -67,8 +67,9 @@ def canonical(value: Any) -> str:
     """Return the one JSON text of `value`: sorted keys, no spaces, shortest exact floats.
 
     Raises:
-      ValueError: a NaN or an infinity. TypeError: a type that JSON does not have; a
-        `decimal.Decimal` is written as a string, a numpy array must be a list first.
+      ValueError: a NaN or an infinity.
+      TypeError: a type that JSON does not have. A `decimal.Decimal` is written as a string; a
+        numpy array must be a list first.
 
     >>> canonical({"b": 0.1, "a": [1, None]})
     '{"a":[1,null],"b":0.1}'
@@ -79,13 +80,14 @@ def canonical(value: Any) -> str:
             return str(value)
         raise TypeError(f"a journal body holds JSON types and Decimal, not {type(value).__name__}.")
 
+    # One text for one value, because hashes are of texts. NaN is not JSON, so it is refused.
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=as_string
     )
 
 
 class Journal:
-    """An open journal of which this process is the only writer. Use it as a context manager.
+    """An open journal whose only writer is this process. Use it as a context manager.
 
     Args:
       path: the SQLite file, created with mode 0600 where it does not exist.
@@ -162,6 +164,7 @@ class Journal:
         """Write to disk what deferred transactions left waiting."""
         if not self._db.in_transaction:
             return
+        # The database first: a head file ahead of it would look like a lost end.
         with _as_state_error(self.path):
             self._db.execute("COMMIT")
             self._waiting = 0
@@ -178,12 +181,14 @@ class Journal:
     def transaction(self, durable: bool = True) -> Iterator[None]:
         """Commit all events recorded inside at once, or none of them.
 
-        With `durable` False the commit may wait for a later durable one (or for 256 events): for
-        events on which no order depends, and which a session resumed on the journal repeats.
+        Args:
+          durable: False lets the commit wait for a later durable one, or for 256 events. Only for
+            events that a resumed session repeats and that do not lead to an order.
         """
         if self._in_block:
             raise RuntimeError("a journal transaction is open already; they do not nest.")
         with _as_state_error(self.path):
+            # A deferred transaction is still open; this block's events go into it.
             if not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
         self._in_block = True
@@ -196,6 +201,7 @@ class Journal:
             if self._db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
+            # The rollback takes deferred events with it, so the chain goes back to the last commit.
             self._head, self._waiting = self._committed, 0
             raise
         finally:
@@ -205,8 +211,11 @@ class Journal:
         """Append an event, unless the same one is there already.
 
         Args:
-          run, kind, key: what the event is; unique together. kind: one of `KINDS`.
-          body: what happened, in JSON types. ts_event: nanoseconds since 1970 UTC.
+          run: the session's hash.
+          kind: one of `KINDS`.
+          key: of the event; run, kind and key are unique together.
+          body: what happened, in JSON types.
+          ts_event: nanoseconds since 1970 UTC.
 
         Returns:
           True if the event was added, False if it was there with the same body and time.
@@ -238,6 +247,7 @@ class Journal:
                 self._waiting += 1
                 return True
         seq, known_ts, known_text = known
+        # `ts_recv` is not compared: a session that resumes receives its bars at another time.
         if (known_ts, known_text) != (ts_event, text):
             there = read_json(known_text, f"{self.path} seq {seq}")
             differs = difference(there, json.loads(text)) or ("", known_ts, ts_event)
@@ -304,6 +314,7 @@ def _checked_head(path: Path, db: sqlite3.Connection) -> Head:
     """Walk the chain and compare its end with the head file; return it if both agree."""
     _refuse_other_files(path, db)
     try:
+        # SQLite's own check finds damage of its pages that reads of the table alone may not touch.
         quick = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         complaint = "" if quick == "ok" else f" (SQLite: {quick})"
     except sqlite3.DatabaseError as error:
@@ -316,6 +327,7 @@ def _checked_head(path: Path, db: sqlite3.Connection) -> Head:
             if seq != head.seq + 1 or prev != head.hash or link != _link_of(prev, seq, *fields):
                 break
             head = Head(seq, link)
+            # A chain that was written again from its start holds in itself; only this shows it.
             if kept is not None and kept.seq == seq and kept.hash != link:
                 raise StateError(
                     f"{path}: damaged at seq {seq}: the head file has another hash for it; the "

@@ -73,11 +73,15 @@ class Parity(NamedTuple):
 def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     """Compare the backtest of a run folder with a journal.
 
+    Args:
+      run_dir: the run folder, with its backtest's table.
+      journal: the journal's SQLite file.
+
     Raises:
       RunError: the folder has no backtest table, or one of other symbols.
       StateError: the journal is damaged, or holds no decision.
     """
-    verify(journal)
+    verify(journal)  # numbers of a damaged journal would agree or differ for no reason
     events = list(read_events(journal))
     started = [e for e in events if e.kind == "run_started"]
     if not any(e.kind == "decision" for e in events):
@@ -86,7 +90,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     table = _read_table(Path(run_dir) / TABLE, symbols)
     paper = _paper_table(events, symbols, float(started[0].body["capital"]))
     names = [f"target:{s}" for s in symbols]
-    # Before paper's first decision, rows at which the backtest decided nothing either are no loss.
+    # Before paper's first decision, rows without a decision in the backtest either are not missing.
     idle = table[names].isna().all(axis=1)
     table = table.loc[~idle | (table.index >= paper.index[0])]
     both = table.index.intersection(paper.index)
@@ -94,6 +98,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     # A target is NaN where nothing was ordered, on both sides.
     differs = ~((left == right) | (np.isnan(left) & np.isnan(right))).all(axis=1)
     logits = [name for name in table.columns if str(name).startswith("logits:")]
+    # A side without logits differs by infinity: a missing column must not pass for equal.
     kept = set(logits) <= set(paper.columns)
     off = table.loc[both, logits] - paper.loc[both, logits] if kept else np.array([np.inf])
     equity = table.loc[both, "equity"]
@@ -119,6 +124,7 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
     if missing or "equity" not in table.columns:
         raise RunError(f"{path}: has no column equity or target:{' target:'.join(missing)}.")
     index = pd.DatetimeIndex(table.index)
+    # Parquet may store either; both sides are compared in nanoseconds and UTC.
     index = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
     return table.set_axis(index.as_unit("ns"), axis=0)
 
@@ -144,6 +150,7 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float
 
 def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
     """Return equity at every bar from fills, payments and close alone, as a bank counts."""
+    # Gathered by bar first: the journal holds a bar's fills after the bar itself.
     fills: dict[int, list[dict[str, Any]]] = {}
     paid: dict[int, float] = {}
     for event in events:

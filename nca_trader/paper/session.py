@@ -127,12 +127,14 @@ class Session:
         present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
         opened = np.where(present, bar.open, self._state.close)
         fills, paid = [], 0.0
+        # Before trading starts the broker has neither orders nor positions, and is not asked.
         if self._state.account is not None:
             closed = np.where(present, bar.close, self._state.close)
             at_open = self._broker.open(opened, legs, ts)
             after = self._broker.close(closed, legs, ts)
             fills, paid = at_open.fills + after.fills, at_open.cash + after.cash
         self._state, outcome = self._core.step(self._state, bar, legs)
+        # Where nothing is sent, the bar is complete: one transaction holds all of it.
         settled = not (at_close or outcome.sent)
         halt = None
         with self._journal.transaction(durable=outcome.decision is not None):
@@ -152,7 +154,7 @@ class Session:
                 self._record_fills(fills, ts)
                 halt = self._settle(outcome, ts)
         if halt is not None:
-            self._journal.commit()
+            self._journal.commit()  # a deferred halt could be lost, and trading would resume
             raise self._halt_error(halt)
 
     def result(self) -> dict[str, Any]:
@@ -215,9 +217,10 @@ class Session:
         self._record("snapshot", key, body, ts)
         value, halt = self._value(), None
         if account.ruined:  # the broker's positions go on below the floor: nothing to compare
-            halt = Halt("ruined", {"equity": _equity(account), "broker": value})
+            halt = Halt("bankrupt", {"equity": _equity(account), "broker": value})
         else:
             expected = self._capital * _equity(account)
+            # Both are compared: equity alone would not show a position in the wrong asset.
             weights = np.where(units == 0.0, 0.0, units * self._state.close) / value
             off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
             self._failures = 0 if decision.usable else self._failures + 1
@@ -239,6 +242,7 @@ class Session:
         self._counts["rejected"] += 1
         body = {"reason": reason, "bar": _bar_body(bar, self._agent.symbols)}
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
+        # A feed may send several bad bars of one time; the digest keeps their keys apart.
         key = f"{ts // NANOSECONDS}:{digest}"
         halt = None
         with self._journal.transaction():
@@ -300,21 +304,26 @@ def paper_trade(
     """Paper-trades the agent of a run folder; bad input is refused before anything is written.
 
     Args:
-      run: the run folder, or an exported file. feed: `replay:FILE`.
-      journal: SQLite file, made if it is not there.
-      broker: "simulated". start: date before which nothing is decided. capital: money.
+      run: the run folder, or an exported file.
+      feed: `replay:FILE`.
+      journal: SQLite file, made if it does not exist.
+      broker: "simulated".
+      start: date before which nothing is decided; None is as early as can be.
+      capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
       reading: options of `read_bars` for the feed's file.
       seed: number of the agent that trades; None is the selected one.
 
     Returns:
-      `Session.result()`; `in_sample`, how many of the bars traded so far are no later than the
-      last that trained or selected the agent; `seed`, and `agent`, which names it and the others.
+      `Session.result()`, and three more keys. `in_sample`: the number of bars traded so far up to
+      the last that trained or selected the agent. `seed`: of the agent. `agent`: the agent and the
+      others of its run, in words.
     """
     for name, path in {"run": run, "journal": journal}.items():
         expect(name, path, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
     replayed(feed, broker)
+    # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
     opened_run = read_run(run, seed=seed)
     agent = agent_of(opened_run)

@@ -245,7 +245,7 @@ def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
     ("args", "code", "says"),
     [
         (["demo", "--resume", "FOLDER"], 2, "FOLDER: not a run folder"),
-        (["bench", "all", "--agent", "nope"], 2, "'nope' is no preset in agents/"),
+        (["bench", "all", "--agent", "nope"], 2, "'nope' is not a preset in agents/"),
         (
             ["bench", "ppo", "--agent", "nano"],
             2,
