@@ -1,7 +1,7 @@
 """Checks a command's arguments by themselves, before jax is imported.
 
 An option means the same in every command, so one function checks them all. It reads presets and
-looks for files. What needs the bars or a device to be known is refused later, by the library.
+looks for files. The library checks later whatever depends on the bars or on a device.
 """
 
 from __future__ import annotations

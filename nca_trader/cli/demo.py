@@ -180,7 +180,7 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
 
 
 def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
-    """Paper-trades the test span in another process, from the run folder and a bar file alone."""
+    """Paper-trade the test span in another process, from only the run folder and a bar file."""
     from nca_trader.data.bars import write_bars
     from nca_trader.errors import CheckFailed
 
@@ -210,7 +210,7 @@ def _write_page(
     parity: Any,
     seconds: dict[str, float],
 ) -> pathlib.Path:
-    """Fill the report from the results and from what is on disk."""
+    """Fill the report from the results and the run folder, and write the page."""
     from nca_trader.evaluate.report import page
     from nca_trader.evaluate.report.page import report_on
 

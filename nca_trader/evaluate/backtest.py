@@ -164,7 +164,7 @@ def backtest(
 def _with_limits(
     base: Rules, fill: str | None, order: str | None, costs: Costs, limits: dict[str, Any]
 ) -> Rules:
-    """Replace what is given in the rules `base`, and validate them."""
+    """Return the rules `base` with the given fields replaced, validated."""
     for name in limits.keys() - set(Rules._fields):
         if name in Costs.__dataclass_fields__:
             raise ConfigError(f"{name} is one of the costs; give costs=nca.Costs({name}=...).")

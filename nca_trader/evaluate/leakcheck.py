@@ -1,6 +1,6 @@
 """Checks whether a strategy or a feature looks ahead, by running it on other futures.
 
-What is decided at row t may depend on bars up to t only. So the subject runs on the bars as they
+A decision at row t may depend only on bars up to t. So the subject runs on the bars as they
 are and on bars that differ only after t, and every row up to t must be equal. A difference proves
 a leak, and the smallest one that was found is shown. No difference in many cases proves nothing.
 """
@@ -37,7 +37,7 @@ class Example:
 
     Attributes:
       t: bars up to this row (with `decided="open"`: up to its open) are unchanged.
-      change: what was done to later bars, in words.
+      change: the change of later bars, in words.
       columns: columns of the bars that differ, or "length".
       assets: symbols that differ.
       rows: first and last row that differ; None where bars were removed or added.
@@ -241,7 +241,7 @@ def leakcheck(
 
 
 class Subject(NamedTuple):
-    """What is checked.
+    """A strategy or a feature as a function of bars.
 
     Attributes:
       name: for the report.

@@ -32,10 +32,10 @@ TRACED = (
 
 
 def refuse_no_targets(targets: Any) -> None:
-    """Refuse what is neither weights nor a strategy: a function, or a model of another package.
+    """Refuse targets that are neither weights nor a strategy, e.g. a function or another model.
 
     Raises:
-      ConfigError: the message says what is accepted.
+      ConfigError: the message lists the accepted types.
     """
     array = isinstance(targets, list | tuple) or hasattr(targets, "__array__")
     array = array and not hasattr(targets, "_fields")  # a NamedTuple, e.g. a Policy, is not a list
@@ -192,7 +192,7 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
 
 
 def in_force(targets: np.ndarray, first: int) -> np.ndarray:
-    """Order at row `first` what was last ordered before it, so that a span starts there."""
+    """Return targets whose row `first` repeats the last order before it; a span starts there."""
     if first == 0:
         return targets
     held = pd.DataFrame(targets[: first + 1]).ffill().to_numpy()[-1]

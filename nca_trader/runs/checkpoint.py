@@ -178,15 +178,15 @@ class Checkpoints:
             self._closing.close()
 
     def save(self, update: int, tree: Any, config: dict[str, str] | None = None) -> None:
-        """Save every leaf of `tree`; return once they are copied, `wait` once they are on disk.
+        """Save every leaf of `tree`; return once they are copied, before they are on disk.
 
         It waits for the previous checkpoint, if that is still being written.
 
         Args:
           update: number of updates done.
           tree: pytree of arrays that training carries.
-          config: files of the configuration by name, so that a checkpoint alone says what made
-            it. Nothing reads them: a run has its own.
+          config: files of the configuration by name, so that a checkpoint describes itself.
+            Nothing reads them: a run has its own.
 
         Raises:
           StateError: the previous checkpoint could not be written, see `wait`.
@@ -198,18 +198,18 @@ class Checkpoints:
             self._writing = self._writer.submit(self._write, update, leaves, config or {})
 
     def wait(self) -> None:
-        """Return once what was saved is on disk, or in the store.
+        """Wait until the last checkpoint is on disk, or in the store.
 
         Raises:
-          StateError: it is not: the disk is full, or the folder not writable.
-          ConfigError, StoreError: it is not in the store, see `CloudPath`.
+          StateError: it cannot be written, e.g. because the disk is full.
+          ConfigError, StoreError: it cannot be stored, see `CloudPath`.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def check(self) -> None:
-        """Raise what `wait` would, if that is known already; do not wait."""
+        """Raise the error of `wait` if it is known already; do not wait."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
@@ -244,7 +244,7 @@ class Checkpoints:
     def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         """Return the newest checkpoint whose every leaf verifies; None if there is no checkpoint.
 
-        Of several processes the first one chooses, and each reads and verifies.
+        If there are several processes, the first one chooses, and each reads and verifies.
 
         Raises:
           StateError: there are checkpoints and none of them verifies.

@@ -1,7 +1,7 @@
 """A policy in one small file, which `nca-trader export` writes and `backtest` and `paper` read.
 
-It holds the agent's and the environment's configuration, what it was trained on, and its weights
-in few bits; no optimiser, no metrics, no code.
+It holds the agent's and the environment's configuration, the record of its training bars, and
+its weights in few bits. It has no optimiser state, no metrics and no code.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Compact(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights and of all that it takes to widen them."""
+        """Bytes of the weights, their steps or codebooks, and the steps of inputs."""
         return sum(tensor.nbytes for tensor in self.tensors.values()) + 4 * len(self.steps)
 
     def params(self, policy: Policy) -> Params:

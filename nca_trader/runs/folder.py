@@ -185,7 +185,7 @@ class Lines:
             self._stored, self._at = len(self._part), self._clock()
 
     def read(self) -> bytes:
-        """Return the whole text, with what was appended here; b"" if it does not exist."""
+        """Return the whole text, including lines appended here; b"" if it does not exist."""
         self.flush()
         if isinstance(self.path, CloudPath):
             return b"".join(self._parts(self.path).values())

@@ -1,4 +1,4 @@
-"""A run is a folder: what was done, with what, and all that is needed to do it again.
+"""A run is a folder: configuration, data record, versions, metrics and checkpoints.
 
 run.json          format, name, seed, command, data, versions, commit, device
 env.toml agent.toml    the resolved configuration, every field
@@ -71,7 +71,7 @@ ROW = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a run was made with, as run.json and an exported file hold it.
+    """The inputs and versions of a run, as run.json and an exported file hold them.
 
     Attributes:
       spec: an `EnvSpec`, see `read_spec`. config: SHA-256 of each TOML file, by name.
@@ -159,7 +159,7 @@ class Run:
     Args:
       path: the folder, also as a `gs://` or `s3://` URL.
       seed: index of the agent that acts; None is the selected one.
-      steps: K, the steps of its NCA; None is what it was trained with, see `with_steps`.
+      steps: K, the steps of its NCA; None is the number of training, see `with_steps`.
 
     Raises:
       RunError: `path` is not a run folder, or one of a format that this version does not read.
@@ -404,7 +404,7 @@ def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) ->
 def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
     """Open the run folder at `path`: make a new one, or check that it is the same experiment.
 
-    Of several processes the first one does that, and the others open what it left there.
+    If there are several processes, the first one does that and the others open the folder.
 
     Raises:
       RunError: the folder holds something else, or a run of other bars, agent, environment or

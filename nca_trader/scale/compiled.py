@@ -90,6 +90,7 @@ def compiler() -> Iterator[Ask]:
       ConfigError: the compiler is not installed.
       RunError: when asked, if its process ended.
     """
+    # Not imported here: it loads once per process, and the compiler has its own.
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
             "plan needs the TPU compiler, which is not installed; "
@@ -127,6 +128,7 @@ def compiler() -> Iterator[Ask]:
 def _send_stderr(log: str) -> None:
     """Send what this process writes to standard error, also in C++, into a file."""
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    # The descriptor and not `sys.stderr`, because C++ writes to it.
     os.dup2(file, 2)
     os.close(file)
 
@@ -204,7 +206,7 @@ def answer(question: Question) -> Answer:
 
 
 def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
-    """Add what compiling the program says to what is known."""
+    """Compile the program; return `known` with the sizes and costs that the compiler reports."""
     import jax
 
     from nca_trader.errors import out_of_memory

@@ -82,6 +82,7 @@ def version(facts: Facts) -> Findings:
     given = facts.versions
     known = {name: tuple(map(int, re.findall(r"\d+", v)[:3])) for name, v in given.items()}
     for name, least in OLDEST.items():
+        # A package that is not installed is not old.
         if known.get(name, least) < least:
             wanted = ".".join(map(str, least))
             what = f"{name} {given[name]} is older than {wanted}"

@@ -41,7 +41,7 @@ print(json.dumps({
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was found. The defaults are those of a clean machine without an accelerator.
+    """The facts of a machine. The defaults are those of a clean machine without an accelerator.
 
     Attributes:
       versions: of the installed packages.

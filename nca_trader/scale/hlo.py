@@ -191,6 +191,7 @@ def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iter
                 branch: sum(run.instruction.cycles * run.times for run in runs(module, branch))
                 for branch in branches
             }
+            # The text does not say which one runs, so the most expensive counts.
             yield from runs(module, max(branches, key=cycles.__getitem__), times, here)
         elif instruction.opcode in ("call", "async-start"):  # a fusion's parts do not run alone
             for called in instruction.called("to_apply", "calls")[:1]:

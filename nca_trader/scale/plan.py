@@ -69,6 +69,7 @@ def plan(
     """
     there, config, loaded = slice_of(topology), load_env(env), load_agent(agent)
     if bars is None and not config.market:
+        # As `train` does without --data.
         bars = sample_bars("sp500")
     loaded, changes = on_slice(loaded, there)
     question = Question(config, loaded, bars, there)
@@ -132,6 +133,7 @@ def described(found: Answer, chip: Chip) -> Report:
     return {
         "fits": found.fits,
         "hbm_bytes_per_chip": None if found.needed is None else found.needed * chip.devices,
+        # The compiler counts by device, and a chip may be several.
         "hbm_limit": int(found.limit * chip.devices),
         "bytes_by_kind": {kind: size * chip.devices for kind, size in found.kinds.items()},
         "micro_batches": found.micro_batches,
@@ -272,6 +274,7 @@ def largest_batch(ask: Ask, question: Question, say: Say, found: Answer | None) 
         known = found if segments == learner.num_segments else None
         if known is None or known.micro_batches != learner.micro_batches:
             say(f"compiling with {segments:,} segments ...")
+            # A search would make any batch fit, by more micro-batches.
             known = ask(question._replace(agent=agent, search=False))
         tries[segments] = {
             "num_segments": segments,

@@ -45,6 +45,7 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"memory: {verdict}: {size} of {binary_size(report['hbm_limit'])} per chip"
     kinds = report["bytes_by_kind"]
     for kind, label in MEMORY.items():
+        # A program that was refused has no sizes of arguments and temporaries.
         if kind in kinds:
             yield f"{label}{binary_size(kinds[kind]):>10}"
     if report["micro_batches"] > 1:
@@ -144,6 +145,7 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
     memory = found["memory"]
     needed = ", ".join(f"{kind} {size_of(memory[kind])}" for kind in ("arguments", "temporaries"))
     in_use = f"peak {size_of(memory['peak'])} of {size_of(memory['limit'])} in use"
+    # A CPU has no memory statistics.
     if memory["peak"] is None:
         in_use = "the device reports no more"
     yield f"memory    {size_of(memory['needed'])} per device by the compiler: {needed}; {in_use}"

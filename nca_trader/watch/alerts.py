@@ -158,7 +158,7 @@ class Alerts:
         return PENDING if rule.name in self._since else INACTIVE
 
     def update(self, samples: Mapping[str, float], now: float) -> list[Notice]:
-        """Take the metrics at `now`, and return what there is to notify."""
+        """Take the metrics at `now`, and return the notices to send."""
         notices = []
         for rule in self.rules:
             value = samples.get(rule.metric, math.nan)
@@ -352,7 +352,7 @@ class Worker:
             log.error("sink %s: too slow; dropped %s", self._name, notice)
 
     def close(self, seconds: float = CLOSING) -> None:
-        """Wait at most `seconds` for what was handed over."""
+        """Wait at most `seconds` for the notices that were handed over."""
         try:
             self._waiting.put(None, timeout=seconds)
             self._thread.join(seconds)
@@ -390,6 +390,6 @@ class Sinks:
                 self._workers[name].tell(notice)
 
     def close(self) -> None:
-        """Wait a while for what is under way."""
+        """Wait a while for the notices under way."""
         for worker in self._workers.values():
             worker.close()

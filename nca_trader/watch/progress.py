@@ -120,8 +120,8 @@ class Progress:
         """Show where the job ended, also if that is before its end.
 
         Args:
-          refused: an error ended it. Before the first update there is then nothing to show, and
-            the error's own line stands alone.
+          refused: an error ended it. Before the first update nothing is shown then but the
+            error.
         """
         if self._closed:
             return

@@ -173,7 +173,8 @@ def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
 def open_close_swapped(bars: Series) -> np.ndarray:
     """Return places of bars that swapped opens and close explain best.
 
-    Of each symbol one stretch of bars is found, that of the most evidence, if it reaches EVIDENCE.
+    For each symbol it finds at most one stretch of bars: the one with the most evidence, if that
+    reaches EVIDENCE.
     """
     found = [np.zeros(0, dtype=int)]
     inside = bars.inside

@@ -1,8 +1,8 @@
 """Parses a file into one table of numbers, one row per asset and time.
 
 A chunk's text is not kept, except for a few cells that are not numbers, which messages name. Memory
-thus depends on the number of bars alone, and on that of further columns of numbers, which may have
-changed places with the volume.
+thus depends only on the number of bars and of further columns of numbers. Those are kept because
+one may have changed places with the volume.
 """
 
 from __future__ import annotations

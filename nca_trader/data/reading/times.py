@@ -34,7 +34,7 @@ class Growing:
     """An array that chunks are added to.
 
     It doubles as it grows, and no page of it takes memory before it is written to. A list of the
-    chunks, joined at the end, would take twice the memory: what is freed of it is fragmented.
+    chunks, joined at the end, would take twice the memory: the freed chunks leave fragments.
     """
 
     def __init__(self, dtype: np.dtype | type | str):
