@@ -42,7 +42,7 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
 
 
 def _rows(w: Array, x: Array) -> Array:
-    """Multiplies `x` `[..., I]` by `w` `[I, O]` into `[O, ...]`: rows of decisions."""
+    """Multiply `x` `[..., I]` by `w` `[I, O]` into `[O, ...]`: rows of decisions."""
     # Decisions are many and channels few. Gradients are products of long rows as well, which the
     # other order would transpose first: this one is 1.7 times as fast on a CPU.
     rows = jnp.moveaxis(x, -1, 0)
@@ -58,7 +58,7 @@ class Head(nnx.Module):
     HIDDEN: ClassVar = {"cell": 1, "account": 1, "bias": 0, "logits": 0, "value": 0}
 
     def __init__(self, spec: EnvSpec, channels: int, hidden: int, rngs: nnx.Rngs):
-        """Draws the parameters; every draw takes its own key from `rngs`."""
+        """Draw the parameters; every draw takes its own key from `rngs`."""
         normal = jax.nn.initializers.lecun_normal()
         # Near zero and not at zero: at zero no gradient would reach the hidden layer.
         small = jax.nn.initializers.normal(0.01)
@@ -88,7 +88,7 @@ class Head(nnx.Module):
         return jnp.stack(logits, axis=-1), value.mean(-1) + self.value_bias[...]
 
     def rows(self, cells: Array, features: Array) -> list[Array]:
-        """`[..., A]` each logit, then the value, computed by rows of decisions."""
+        """Return `[..., A]` arrays: each logit, then the value, computed by rows of decisions."""
         bias = self.bias[...].reshape(-1, *(1,) * (cells.ndim - 1))
         seen = _rows(self.cell[...], cells) + _rows(self.account[...], features) + bias
         hidden = jnp.tanh(seen).reshape(seen.shape[0], -1)
@@ -129,7 +129,7 @@ class Distribution(NamedTuple):
 
 
 def log_prob(logits: Array, action: Array) -> Array:
-    """`[...]` log-probability of the categorical actions `[..., A]`."""
+    """Return the `[...]` log-probability of the categorical actions `[..., A]`."""
     log_probs = logprob32(logits)
     # Selected, not gathered: the gradient of a gather is written one action at a time.
     chosen = action[..., None] == jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -137,20 +137,20 @@ def log_prob(logits: Array, action: Array) -> Array:
 
 
 def entropy(logits: Array) -> Array:
-    """`[...]` entropy of the categorical in nats, summed over assets."""
+    """Return the `[...]` entropy of the categorical in nats, summed over assets."""
     log_probs = logprob32(logits)
     return -sum32(exp32(log_probs) * log_probs, (-1, -2))
 
 
 def sample(logits: Array, gumbel: Array) -> Array:
-    """`[..., A]` int32 draw from the categorical, given Gumbel noise of the logits' shape."""
+    """Draw `[..., A]` int32 from the categorical, given Gumbel noise of the logits' shape."""
     # The Gumbel-max trick: the index of the largest sum is distributed as the softmax of the
     # logits.
     return jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)
 
 
 def greedy(logits: Array) -> Array:
-    """`[..., A]` int32 most probable action of each asset."""
+    """Return the `[..., A]` int32 most probable action of each asset."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
@@ -175,13 +175,13 @@ def _moments(logits: Array) -> tuple[Array, Array]:
 
 
 def sample_gaussian(logits: Array, normal: Array) -> Array:
-    """`[..., A]` draw from the Gaussian before squashing, given normal noise."""
+    """Draw `[..., A]` from the Gaussian before squashing, given normal noise."""
     mean, log_std = _moments(logits)
     return mean + jnp.exp(log_std) * normal[..., 0]
 
 
 def log_prob_gaussian(logits: Array, action: Array) -> Array:
-    """`[...]` log-probability of the action before squashing.
+    """Return the `[...]` log-probability of the action before squashing.
 
     The Jacobian of the squashing cancels in every ratio of probabilities.
     """
@@ -191,12 +191,12 @@ def log_prob_gaussian(logits: Array, action: Array) -> Array:
 
 
 def entropy_gaussian(logits: Array) -> Array:
-    """`[...]` entropy of the action before squashing; after it there is no closed form."""
+    """Return the `[...]` entropy of the action before squashing; after it has no closed form."""
     return (_moments(logits)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
 def squashed(spec: EnvSpec, action: Array) -> Array:
-    """`[..., A]` target weights within `spec.bounds`."""
+    """Squash actions into `[..., A]` target weights within `spec.bounds`."""
     low, high = spec.bounds
     # tanh reaches -1 and 1 only by rounding, and the bounds are themselves allowed weights.
     return low + (high - low) * 0.5 * (1.0 + jnp.tanh(action))

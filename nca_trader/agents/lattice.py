@@ -1,7 +1,7 @@
-"""How cells lie in memory, and the products of matrices that fit each way.
+"""Layouts of cells in memory, and the matrix products that fit each of them.
 
-An encoder is written once, over a `Form`; on a CPU a delay of long rows and one product is
-fastest (a convolution's gradient is 20 to 30 times slower there), on a TPU a narrow convolution.
+An encoder is written once, over a `Form`. On a CPU, delayed long rows and one product are fastest
+(the gradient of a convolution is 20 to 30 times slower there). On a TPU a narrow convolution is.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def wide(x: Array) -> Array:
 
 
 def delayed(state: Array, bars: int, first: int = 0) -> Array:
-    """`state` `[C, T, B, A]` as it was `bars` earlier, 0 before the first bar; from `first` on."""
+    """Delay `state` `[C, T, B, A]` by `bars`, 0 before the first bar; return it from `first` on."""
     # A delay longer than the segment sees only bars before the first.
     length = state.shape[1]
     bars = min(bars, length)
@@ -129,7 +129,7 @@ def delayed(state: Array, bars: int, first: int = 0) -> Array:
 
 
 def rows_dense(w: Array, x: Array, dtype: str) -> Array:
-    """`w` `[I, O]` applied to the channels of `x` `[I, T, B, A]`: `[O, T, B, A]` float32."""
+    """Apply `w` `[I, O]` to the channels of `x` `[I, T, B, A]`; return `[O, T, B, A]` float32."""
     w, x = operands(w, x)
     # Flat rows: with the cells on three axes the gradient's product is transposed by hand.
     flat = x.reshape(x.shape[0], -1).astype(dtype)

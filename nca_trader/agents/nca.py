@@ -1,8 +1,8 @@
 """The neural cellular automaton: cells are bars (and assets), one rule for all cells and steps.
 
-Run as a causal lattice over a whole segment, every bar of it is encoded once, whatever number
-of decisions read it; a cell at bar t sees bars t - RF + 1 .. t and no later one. Run as a stream,
-one new bar costs K updates of a cell: each step keeps the states that its taps will reach.
+As a causal lattice it encodes every bar of a segment once, however many decisions read it. A cell
+at bar t sees bars t - RF + 1 .. t and no later one. As a stream it makes K updates of a cell per
+new bar: each step keeps the states that its taps will reach.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class NCA(nnx.Module):
         h = relu(sum_j s[t - j d_k] W1_j + sum_n s[neighbour_n] G_n + e U + b1)    j = 0, 1, 2
         s = (1 - leak) s + tanh(h W2 + b2) fire
 
-    so `|s| <= max(|e|, 1 / leak)` where fire is 1. W2 starts small, and not at zero: what an asset
-    hears from one n places away has gone through n updates, and from zero its slope is W2^n = 0.
+    so `|s| <= max(|e|, 1 / leak)` where fire is 1. W2 starts small, and not at zero: information
+    from an asset n places away passes through n updates, and with W2 = 0 its gradient is W2^n = 0.
     Sums are float32; the operands of matrix products have `precision.matmul`, and the state between
     steps has `precision.compute`.
     """
@@ -111,7 +111,7 @@ class NCA(nnx.Module):
     def __init__(
         self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs
     ):
-        """Draws the parameters; every draw takes its own key from `rngs`."""
+        """Draw the parameters; every draw takes its own key from `rngs`."""
         self.config, self.spec = config, spec
         self.precision, self.matmul_dtype = precision, precision.matmul
         width, hidden, slots = config.channels, config.hidden, num_slots(spec, config)
@@ -306,7 +306,7 @@ def neighbour_states(
 
 
 def _fire_mask(fire: Fire, shape: tuple[int, ...], rate: float, step: int) -> Array:
-    """`shape` `[B, T, A]`: 1 / rate where the update of `step` takes place, else 0."""
+    """Return the mask `shape` `[B, T, A]`: 1 / rate where `step` updates the cell, else 0."""
     _, length, assets = shape
     row = fire.first[:, None, None] + jnp.arange(length, dtype=jnp.int32)[None, :, None]
     asset = jnp.arange(assets, dtype=jnp.int32)[None, None]

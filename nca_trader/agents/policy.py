@@ -58,7 +58,7 @@ class Policy(NamedTuple):
 
     @property
     def distribution(self) -> Distribution:
-        """What the logits mean."""
+        """The distribution of actions that the logits parametrise."""
         return distribution(self.spec)
 
     @property

@@ -42,7 +42,7 @@ Leaves = dict[str, np.ndarray]  # by name, e.g. "nca.taps"
 
 
 def leaves_of(params: Params) -> Leaves:
-    """Flattens nested dicts of arrays; keys are joined with dots."""
+    """Flatten nested dicts of arrays; keys are joined with dots."""
     return {
         f"{module}.{name}": np.asarray(leaf)
         for module, leaves in sorted(params.items())
@@ -51,7 +51,7 @@ def leaves_of(params: Params) -> Leaves:
 
 
 def params_of(leaves: Mapping[str, Any]) -> Params:
-    """Restores the nested dicts that `leaves_of` flattened."""
+    """Restore the nested dicts that `leaves_of` flattened."""
     params: Params = {}
     for name, leaf in leaves.items():
         module, key = name.split(".")
@@ -114,7 +114,7 @@ def widened(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], bits: int) -
 
 
 def pack(whole: np.ndarray) -> np.ndarray:
-    """Packs numbers from -8 to 7 into `[ceil(size / 2)]` uint8, the first in the low half."""
+    """Pack numbers from -8 to 7 into `[ceil(size / 2)]` uint8, the first in the low half."""
     # Two's complement: the cast keeps the low four bits of a negative number.
     flat = whole.ravel().astype(np.uint8) & 0xF
     flat = np.append(flat, np.zeros(len(flat) % 2, np.uint8))
@@ -143,7 +143,7 @@ class _Watched(Gauged):
 def ranges(
     policy: Policy, params: Params, x: np.ndarray, present: np.ndarray, chunk: int = 2048
 ) -> dict[str, float]:
-    """Measures the largest absolute value that each matrix of the encoder is multiplied by.
+    """Measure the largest absolute value that each matrix of the encoder is multiplied by.
 
     Args:
       policy: the policy.
@@ -233,7 +233,7 @@ def load_codebook(path: pathlib.Path) -> Codebook:
 
 
 def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> Codebook:
-    """Trains a codebook by k-means over `groups` `[G, D]`, initialised by k-means++.
+    """Train a codebook by k-means over `groups` `[G, D]`, initialised by k-means++.
 
     Args:
       groups: rows to be coded.
@@ -273,7 +273,7 @@ def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> C
 
 
 def spread(groups: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws entries from the groups by the square of their distance to those before (k-means++)."""
+    """Draw entries from the groups by the square of their distance to those before (k-means++)."""
     chosen = [int(rng.integers(len(groups)))]
     distance = np.full(len(groups), np.inf)
     for _ in range(size - 1):
@@ -297,7 +297,7 @@ def centres(groups: np.ndarray, entry: np.ndarray, book: Codebook) -> np.ndarray
 
 
 def groups_of(w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts `w` `[I, O]` into `[O ceil(I / D), D]` groups in units of scales `[O]`, zero-padded."""
+    """Cut `w` `[I, O]` into `[O ceil(I / D), D]` groups in units of scales `[O]`, zero-padded."""
     scale = np.abs(w).max(axis=0)
     scale = np.where(scale > 0, scale, np.float32(1.0)).astype(np.float32)
     padded = np.pad((w / scale).T, ((0, 0), (0, -len(w) % size)))
@@ -305,7 +305,7 @@ def groups_of(w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def matrix_of(groups: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Restores the matrix `[I, O]` that `groups_of` cut into groups and scales."""
+    """Restore the matrix `[I, O]` that `groups_of` cut into groups and scales."""
     return groups.reshape(shape[1], -1)[:, : shape[0]].T * scale
 
 

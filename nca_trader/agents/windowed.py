@@ -32,7 +32,7 @@ class MLP(nnx.Module):
     def __init__(
         self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs
     ):
-        """Draws the parameters; every draw takes its own key from `rngs`."""
+        """Draw the parameters; every draw takes its own key from `rngs`."""
         self.config, self.precision = config, precision
         self.matmul_dtype = precision.matmul
         normal = jax.nn.initializers.lecun_normal()
@@ -82,7 +82,7 @@ class MLP(nnx.Module):
 
 
 def entered(config: PolicyConfig, x: Array, present: Array) -> Array:
-    """`[F + 1, T, B, A]` clipped features, 0 where a bar is missing, and whether it is there."""
+    """Return `[F + 1, T, B, A]`: features clipped, 0 in missing bars, and the mask of bars."""
     mask = present.astype(jnp.float32)[..., None]
     clipped = jnp.clip(x, -config.feature_clip, config.feature_clip)
     return ROWS.enter(jnp.concatenate([clipped * mask, mask], axis=-1))
@@ -108,7 +108,7 @@ class GRU(nnx.Module):
     def __init__(
         self, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig, rngs: nnx.Rngs
     ):
-        """Draws the parameters; every draw takes its own key from `rngs`."""
+        """Draw the parameters; every draw takes its own key from `rngs`."""
         self.config, self.precision = config, precision
         self.matmul_dtype = precision.matmul
         normal, width = jax.nn.initializers.lecun_normal(), config.channels
@@ -157,7 +157,7 @@ class GRU(nnx.Module):
         return jnp.concatenate([states[:, 1:], fresh], axis=1), states[:, 0, 0].T
 
     def _added(self, x: Array, present: Array) -> Array:
-        """`[3 C, T, B, A]` what each bar adds to the gates."""
+        """Return the `[3 C, T, B, A]` inputs of each bar to the gates."""
         seen = entered(self.config, x, present)
         # Computed once per bar, though W windows read it.
         added = rows_dense(self.inputs[...], seen, self.matmul_dtype)

@@ -45,7 +45,7 @@ WHOLE = Split()
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the parameters of one policy lie on a mesh.
+    """Layout of the parameters of one policy on a mesh.
 
     Attributes:
       splits: a `Split` for each parameter, in their structure; None: each is whole everywhere.

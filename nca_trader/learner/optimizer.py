@@ -72,7 +72,7 @@ def _cosine(part: Array) -> Array:
 
 
 def _restarted(n: Array, first: int) -> Array:
-    """How much of its period step `n` has behind it; period i begins at `first (2^i - 1)`.
+    """Return the fraction of its period before step `n`; period i begins at `first (2^i - 1)`.
 
     In whole numbers: the logarithm of a boundary, rounded, could fall into the wrong period.
     """
@@ -86,13 +86,13 @@ def skip_not_finite(
 ) -> optax.GradientTransformation:
     """Drop an update whose gradient's norm is NaN or infinite, and count it.
 
-    It stands outermost: moments, schedule, average and parameters stay as they were. (A NaN that
-    reaches a clip becomes a NaN in every leaf; zeroed there, momentum would still move the
-    weights.)
+    It is the outermost part, so moments, schedule, average and parameters do not change. (A clip
+    spreads a NaN to every leaf. If only the gradient were set to zero, momentum would still move
+    the weights.)
 
     Args:
-      inner: what is guarded.
-      norm: of a gradient, the same on every device: what one of them must drop, all drop.
+      inner: the guarded optimiser.
+      norm: of a gradient, the same on every device, so all of them drop the same updates.
     """
 
     def init(params: Any) -> GuardState:
@@ -113,7 +113,7 @@ def skip_not_finite(
 
 
 def clip_by_norm(most: float, norm: Norm) -> optax.GradientTransformation:
-    """Scales a gradient down to norm `most`, as `optax.clip_by_global_norm` does.
+    """Scale a gradient down to norm `most`, as `optax.clip_by_global_norm` does.
 
     Args:
       most: the largest norm that is left as it is.
@@ -135,10 +135,10 @@ def clip_by_norm(most: float, norm: Norm) -> optax.GradientTransformation:
 def whole_or_nothing(
     before: tuple[Any, GuardState], after: tuple[Any, GuardState]
 ) -> tuple[Any, GuardState]:
-    """`(params, state)` after an iteration, or before it if any of its gradients was dropped.
+    """Return `(params, state)` after an update, or before it if any of its gradients was dropped.
 
-    One batch is learnt from in several gradient steps: where one of them is not finite, none of
-    the others is believed. The count of what was dropped stays.
+    An update makes several gradient steps on one batch. If one of them is not finite, all of them
+    are undone. The count of dropped gradients stays.
     """
     skipped = after[1].skipped
     dropped = skipped > before[1].skipped
@@ -149,7 +149,7 @@ def whole_or_nothing(
 
 
 def scale_by_width(base_width: int, layout: Layout = EVERYWHERE) -> optax.GradientTransformation:
-    """Multiplies the update of a matrix `[..., n, m]` by `min(1, base_width / n)`.
+    """Multiply the update of a matrix `[..., n, m]` by `min(1, base_width / n)`.
 
     n is what the layer sums over. Where it grows, the same step of every weight moves the sum n
     times as far; with this factor a learning rate tuned at `base_width` holds for wider layers.

@@ -37,7 +37,7 @@ def _inverted(name: str, value: Any) -> Any:
 
 
 def draw_hyper(config: AgentConfig, key: Array) -> Hyper | None:
-    """Draws one agent's hyper-parameters, uniformly in the logarithm of each range.
+    """Draw one agent's hyper-parameters, uniformly in the logarithm of each range.
 
     Those without a range are the config's. None where no range is given: then the agents differ
     by their seeds only.
@@ -95,7 +95,7 @@ def exploit(config: PopulationConfig, state: Any, fitness: Array, key: Array) ->
 
 
 def mean_reward(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-    """`[M]` mean training reward of each agent over rows of metrics.jsonl; NaN if any failed."""
+    """Return `[M]` mean training rewards of the agents over rows of metrics; NaN if any failed."""
     return np.array([row["seeds"]["reward"] for row in rows], np.float64).mean(axis=0)
 
 
@@ -164,7 +164,7 @@ def fitness_of(
     state: LearnerState,
     fitness: Fitness | None,
 ) -> np.ndarray:
-    """`[M]` fitness of each agent: the caller's, or the recent mean training reward.
+    """Return the `[M]` fitness of the agents: the caller's, or the recent mean training reward.
 
     Args:
       config: `every` is the number of updates that a mean is taken over.

@@ -91,7 +91,7 @@ ROUNDING = 1e-4
 
 
 def normalised(relative: Array, variance: Array, size: Array | float = 1.0) -> Array:
-    """Divides by the standard deviation with a floor: `x / sqrt(variance + (1e-4 size)^2)`.
+    """Divide by the standard deviation with a floor: `x / sqrt(variance + (1e-4 size)^2)`.
 
     The floor keeps the advantages of accounts that all did the same near 0. Divided by their own
     deviation, rounding errors would be of order one.

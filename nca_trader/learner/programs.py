@@ -68,7 +68,7 @@ def bytes_needed(compiled: Any) -> int:
 
 
 def piece_counts(first: int, items: int) -> list[int]:
-    """Numbers of pieces to try for `items`: `first`, then each at least twice the one before."""
+    """Return numbers of pieces to try: `first`, then divisors of `items` that at least double."""
     counts = [first]
     for count in range(first, items + 1):
         if count >= 2 * counts[-1] and items % count == 0:
@@ -77,7 +77,7 @@ def piece_counts(first: int, items: int) -> list[int]:
 
 
 class Sizes(NamedTuple):
-    """How an update is cut: agents that move at once, and micro-batches of each minibatch."""
+    """Sizes of an update: agents computed at once, and micro-batches of each minibatch."""
 
     agents: int
     micro_batches: int
@@ -89,7 +89,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_to_try(agents: int, micro_batches: int, items: int) -> list[Sizes]:
-    """Sizes from the fastest to the smallest: fewer agents first, then more micro-batches.
+    """List sizes from the fastest to the smallest: fewer agents first, then more micro-batches.
 
     Args:
       agents: the most that may move at once.
@@ -104,7 +104,7 @@ def sizes_to_try(agents: int, micro_batches: int, items: int) -> list[Sizes]:
 
 
 class Held(NamedTuple):
-    """What a replay ring takes of a device: `slots` times `slot` bytes."""
+    """Memory of a replay ring on a device: `slots` times `slot` bytes."""
 
     slots: int = 0
     slot: float = 0.0
@@ -115,7 +115,7 @@ class Held(NamedTuple):
         return self.slots * self.slot
 
     def remedy(self, room: float) -> str:
-        """How many slots fit into `room` bytes; "" where two do not, or there is no ring."""
+        """Describe how many slots fit into `room` bytes; "" if two do not, or without a ring."""
         # A ring needs two slots: one is read while the other is written.
         fit = int(room // self.slot) if self.slot else 0
         if fit < 2:
@@ -148,7 +148,7 @@ class Fitting:
         ring: Held = NO_RING,
         called: Callable[[Sizes], Any] | None = None,
     ):
-        """Compiles nothing yet.
+        """Compile nothing yet.
 
         Args:
           build: `(sizes) -> jitted step`.

@@ -170,7 +170,7 @@ def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
 def begin_segments(
     setup: Setup, market: Market, segments: Segments, keys: Array
 ) -> tuple[Segments, Episode]:
-    """Draws a new start and new accounts where an episode is over.
+    """Draw a new start and new accounts where an episode is over.
 
     Args:
       setup: the policy's receptive field and the lengths.
@@ -208,7 +208,7 @@ def begin_segments(
 
 
 def select(condition: Array, yes: Episode, no: Episode) -> Episode:
-    """`yes` where `condition` holds, its axes being the leading axes of every leaf."""
+    """Select `yes` where `condition` holds, else `no`; its axes are the first of every leaf."""
 
     def leaf(a: Array, b: Array) -> Array:
         shape = condition.shape + (1,) * (a.ndim - condition.ndim)
@@ -289,7 +289,7 @@ def transition_at_costs(
     following: Legs,
     scale: Array | None,
 ) -> tuple[Episode, Array]:
-    """`transition` with all costs multiplied by the curriculum's `scale`; None is 1."""
+    """Call `transition` with all costs multiplied by the curriculum's `scale`; None is 1."""
     drawn = episode.cost_scale
     # The curriculum's factor is for this step only; the episode keeps the factor that it drew.
     priced = episode._replace(cost_scale=times(drawn, scale))
@@ -335,12 +335,12 @@ def times(drawn: Array | None, scale: Array | None) -> Array | None:
 
 
 def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
-    """`[]` float32 factor on all costs in `update` of `num_updates`; None without a curriculum."""
+    """Return the `[]` float32 factor on costs in `update`; None without a curriculum."""
     return _towards_one(config.costs_from, config.costs_share, update, num_updates)
 
 
 def volatility_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
-    """`[]` float32 factor on all log-returns in `update` of `num_updates`, or None likewise."""
+    """Return the `[]` float32 factor on log-returns in `update`; None without a curriculum."""
     return _towards_one(config.volatility_from, config.volatility_share, update, num_updates)
 
 

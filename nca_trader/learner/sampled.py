@@ -86,12 +86,12 @@ def add(ring: Ring, item: Any) -> Ring:
 
 
 def can_sample(ring: Ring) -> Array:
-    """`[]` bool, whether a slot can be read."""
+    """Return `[]` bool, whether a slot can be read."""
     return _readable(ring) > 0
 
 
 def sample(ring: Ring, key: Array) -> Any:
-    """Draws one of the readable items uniformly.
+    """Draw one of the readable items uniformly.
 
     Raises:
       ConfigError: there is none yet. Inside jit nothing can be raised: use `can_sample`.
@@ -235,7 +235,7 @@ def collect(
 def replay(
     setup: Setup, params: Params, average: Params, market: Market, item: Stored, scales: Any
 ) -> tuple[Batch, Statistics]:
-    """Estimates the advantages of a stored rollout; see `Algorithm.replay`."""
+    """Estimate the advantages of a stored rollout; see `Algorithm.replay`."""
     rollout, advantage, value_target = revalued(setup, params, average, market, item, scales)
     advantage = against_others(advantage)
     return (_learnt(rollout), advantage, value_target), {"advantage": moments(advantage)}
@@ -269,7 +269,7 @@ def estimate(setup: Setup, rollout: Rollout, scale: Array) -> tuple[Array, Array
 
 
 def against_others(advantage: Array) -> Array:
-    """Subtracts from `advantage` `[S, L, E]` its mean over the accounts that share a bar.
+    """Subtract from `advantage` `[S, L, E]` its mean over the accounts that share a bar.
 
     The bars do not depend on the actions, so the mean over accounts is an unbiased baseline for
     what the bars did to all of them. Source: Mao et al. 2019, "Variance reduction
@@ -282,7 +282,7 @@ def against_others(advantage: Array) -> Array:
 
 
 def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch, dict[str, Array]]:
-    """Normalises advantages over all devices; see `Algorithm.normalize`.
+    """Normalise advantages over all devices; see `Algorithm.normalize`.
 
     Those of "group" are normalised within their segment already.
     """
@@ -329,7 +329,7 @@ def rollout_statistics(
 
 
 def deepest_fall(reward: Array) -> Array:
-    """`[S, E]` how far the running sum of `reward` `[S, L, E]` fell below its peak or 0."""
+    """Return `[S, E]`, the largest fall of the sum of `reward` `[S, L, E]` from its peak or 0."""
     curve = cumsum32(reward, axis=1)
     # The curve starts at 0 before the first reward.
     peak = jnp.maximum(jax.lax.cummax(curve, axis=1), 0.0)

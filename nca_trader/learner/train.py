@@ -61,7 +61,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     fitness: Fitness | None = None,
 ) -> Run:
-    """Trains `agent` in `env` into a run folder; an existing run is resumed.
+    """Train `agent` in `env` into a run folder; an existing run is resumed.
 
     Args:
       env: the environment. With shards, training reads one after the other, see
@@ -166,7 +166,7 @@ def train(
 
 
 def agreed(stop: bool, due: bool) -> tuple[bool, bool]:
-    """Whether any process was asked to stop, and whether a save is due by the first one's clock."""
+    """Return whether any process must stop, and whether a save is due by the clock of process 0."""
     # Clocks and signals differ by host, but a save is a collective, so all decide alike.
     each = hosts.of_each(np.array([stop, due]))
     return bool(each[:, 0].any()), bool(each[0, 1])
@@ -316,7 +316,7 @@ def _resume(
 
 
 def dropped_line(row: dict[str, Any]) -> str:
-    """Says from a row of metrics which update was dropped and what was not finite first.
+    """Describe from a row of metrics which update was dropped, and the first fault in it.
 
     Rewards are computed first, then values, the loss, and the gradient.
     """

@@ -36,12 +36,12 @@ def first() -> bool:
 
 
 def of_first(tree: Any) -> Any:
-    """Broadcasts the arrays of process 0, of the same shapes everywhere, as numpy arrays."""
+    """Broadcast the arrays of process 0, of the same shapes everywhere, as numpy arrays."""
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
 
 def of_each(numbers: Any) -> np.ndarray:
-    """Gathers `[P, ...]` the numbers of all P processes, of one shape everywhere."""
+    """Gather the numbers of all P processes, `[P, ...]`, of one shape everywhere."""
     own = np.asarray(numbers)
     # A run of one process needs no collective.
     return multihost_utils.process_allgather(own) if count() > 1 else own[None]

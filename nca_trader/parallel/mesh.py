@@ -121,7 +121,7 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
 
 
 def arrange(devices: Sequence[Any], axes: tuple[int, int, int]) -> np.ndarray:
-    """Arranges devices `[data, fsdp, model]` so that groups along fsdp and model are neighbours.
+    """Arrange devices `[data, fsdp, model]` so that groups along fsdp and model are neighbours.
 
     The two devices of a chip, where it has two, are neighbours on the data axis.
 
