@@ -150,6 +150,7 @@ class CloudPath:
 
         def get(store: Any) -> None:
             with open(to, "wb") as file:
+                # A shard may be larger than the memory that is free.
                 for piece in store.get(self.key).stream():
                     file.write(piece)
 
@@ -261,7 +262,7 @@ def local(path: str | os.PathLike[str], what: str) -> pathlib.Path:
 
 
 def together(do: Callable[[T], R], each: Iterable[T]) -> list[R]:
-    """Return what `do` gives for each, in order; several run at once, since a store is far."""
+    """Return the results of `do` for each, in order. Several run at once, since a store is far."""
     with ThreadPoolExecutor(AT_ONCE, "store") as pool:
         return list(pool.map(do, each))
 
@@ -288,7 +289,7 @@ def fetched(path: CloudPath) -> pathlib.Path:
     copy = folder / words[1] / path.name
     if copy.exists():
         return copy
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the bucket may be private
     # Made elsewhere and moved: another process may look for the same copy.
     with tempfile.TemporaryDirectory(dir=folder.parent) as part:
         into = pathlib.Path(part) / copy.parent.name

@@ -139,6 +139,7 @@ class Bars:
 
     def __getitem__(self, rows: slice) -> Bars:
         """Return the bars of a contiguous range of rows."""
+        # With a step, the bars that are left would look like bars with gaps.
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("Bars takes a contiguous slice of rows, e.g. bars[100:200].")
         fields = ("time", *self.fields)
@@ -166,6 +167,7 @@ class Bars:
         Raises:
           ConfigError: `date` is not an ISO date.
         """
+        # Numpy's times have no zone; here they are UTC.
         stamp = moment(date, name).tz_localize(None).to_datetime64()
         return int(np.searchsorted(self.time, stamp))
 

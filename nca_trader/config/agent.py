@@ -158,9 +158,11 @@ class PopulationConfig:
     def __post_init__(self):
         problems = [
             *whole(self, 0, "every"),
+            # At most half: no agent may be among the worst that are replaced and the best as well.
             *between(self, "(0, 0.5]", "share"),
             *between(self, "(1, inf)", "perturb"),
         ]
+        # Ends are above 0 and below `most`, because values are drawn in the log of x or of 1 - x.
         for name, most in RANGED.items():
             ends = getattr(self, name)
             if ends is not None and not (len(ends) == 2 and 0.0 < ends[0] <= ends[1] < most):
@@ -268,6 +270,7 @@ class MeshConfig:
     def axes(self) -> tuple[int, int, int]:
         """The sizes of data, fsdp and model."""
         inner = self.fsdp * self.model
+        # What fsdp and model leave of the devices is data.
         return self.data or (self.devices or inner) // inner, self.fsdp, self.model
 
 

@@ -1,4 +1,4 @@
-"""Schema of an environment: what is observed, which actions there are, and what trading costs."""
+"""Schema of an environment: its observations, its actions, and the costs of trading."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ REWARDS_WITH = {
 
 
 def limit_problems(rules: Any) -> Iterator[str]:
-    """Yield what is wrong with the trading limits of an `EnvConfig`, or of an account's rules."""
+    """Yield the problems of the trading limits of an `EnvConfig`, or of an account's rules."""
     yield from between(rules, "(0, inf)", "max_gross", "max_net", "capital")
     yield from between(rules, "(0, 1]", "maintenance_margin", "max_participation")
     yield from between(rules, "[0, inf)", "lot", "tick", "min_notional")
@@ -146,7 +146,7 @@ def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """One trading environment: what is observed, which actions there are, and what they cost.
+    """One trading environment: its observations, its actions, and the costs of trading.
 
     Attributes:
       features: names from `nca_trader.data.features.FEATURES`, in order.
@@ -252,6 +252,7 @@ class EnvConfig:
                     "reward='log_return'."
                 )
         if self.random_costs is not None:
+            # Above 0, because factors are drawn evenly in their log.
             low, high = self.random_costs
             if not 0.0 < low <= high < float("inf"):
                 problems.append(

@@ -108,7 +108,7 @@ class LearnerConfig:
         """Yield each field without effect given the values `given`, and what it needs."""
         if given.advantages in ("group", "pathwise"):
             yield "gae_lambda", "advantages='gae' or 'exact'"
-        if given.advantages != "gae":
+        if given.advantages != "gae":  # the others have no value loss
             yield "value_coef", "advantages='gae'"
         if given.advantages == "pathwise":  # draws no actions: no ratio, no entropy
             for name in ("clip_epsilon", "entropy_coef", "max_kl"):

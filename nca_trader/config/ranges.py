@@ -104,7 +104,7 @@ def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
 
 
 def without_effect(config: Any) -> Iterator[str]:
-    """Check that fields which other fields switch off are at their defaults.
+    """Check that fields without effect are at their defaults.
 
     Args:
       config: a dataclass with `idle(given)`, which yields the name of each field that changes
@@ -175,7 +175,7 @@ def strict(cls: type[T]) -> type[T]:
 
 
 def described(value: Any) -> str:
-    """Return what was given, in a few words: `the number 0.001`, `a function (my_rule)`."""
+    """Describe a value in a few words: `the number 0.001`, `a function (my_rule)`."""
     if isinstance(value, str):
         return f"the text {value!r}"
     if isinstance(value, Real):

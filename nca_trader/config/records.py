@@ -159,6 +159,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
             each = f"a list in which each is {wrong.expected}"
             raise Mismatch(each, value, path) from None
     if kind in NAMES:
+        # Many programs write 1.0 as 1.
         if kind is float and type(value) is int:
             return float(value)
         # Python's True is an int; a file's true is not a number.
@@ -250,7 +251,10 @@ def sealed(value: Mapping[str, Any]) -> str:
 
 
 def unsealed(content: bytes, source: str) -> tuple[Any, bool]:
-    """Parse what `sealed` wrote; return it without its "checksum", and whether it had one.
+    """Parse the text that `sealed` wrote.
+
+    Returns:
+      The value without its "checksum", and whether it had one.
 
     Raises:
       StateError: the text is not JSON, or not the text that was written.

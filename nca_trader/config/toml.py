@@ -129,12 +129,13 @@ def from_toml_text(
 
 
 def to_toml(config: Any) -> str:
-    """Return a config as the text of a TOML file with every field, which reads back equal."""
+    """Return a TOML text with every field of a config. Reading it gives an equal config."""
     return "\n".join(_lines(plain(config, NONE), ())) + "\n"
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    # Plain keys first: in TOML a key below a [table] belongs to that table.
     lines = [f"{name} = {literal(table[name])}" for name in table if name not in tables]
     for name, value in tables.items():
         below = (*path, name)
@@ -159,6 +160,7 @@ class _Reader:
 
     def __init__(self, source: str, cls: type, recorded: bool):
         self.source, self.recorded = source, recorded
+        # The keys of each table, to say where a key belongs that stands in the wrong one.
         self.tables = {
             name: [field.name for field in dataclasses.fields(kind)]
             for name, kind in typing.get_type_hints(cls).items()
@@ -238,6 +240,7 @@ class _Reader:
                     self.report(
                         here, f"{key} = {shown(value)} where {mismatch.expected} is expected."
                     )
+        # A table with problems has no object, and its problems are recorded already.
         if any(
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()
         ):

@@ -178,6 +178,7 @@ def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
         a, b = _plain(a), _plain(b)
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{jax.tree_util.keystr(path)} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
+        # NaN equals NaN here: whether numbers are finite is a check of its own.
         near = np.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
         if not near.all():
             at = tuple(np.argwhere(~near)[0])
@@ -388,7 +389,8 @@ def gymnasium_takes_it(run: _Run) -> str:
 
     from nca_trader.envs.gym.environment import GymEnv
 
-    # Bounds beyond 1 come from the config and are not a fault.
+    # Gymnasium only warns of most faults, so a warning is a fault here. Bounds beyond 1 come from
+    # the config and are not one.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*For Box action spaces, we recommend")

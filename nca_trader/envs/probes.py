@@ -1,7 +1,7 @@
-"""Tiny markets that tell which part of a learner is broken.
+"""Tiny markets that show which part of a learner is broken.
 
-Each has bars whose next move is known, so that what every rule earns is known in closed form; a
-learner that fails one of them, and none before it, has the fault that `Probe.tells` names.
+The next move of their bars is known, so the earnings of every rule have a closed form. A learner
+that fails one of them, and none before it, has the fault that `Probe.tells` names.
 
 After "Debugging RL, without the agonizing pain" (A. Jones, 2021), in terms of bars and orders.
 """
@@ -31,7 +31,7 @@ Rule = Callable[[Array, Array], Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Probe:
-    """A market that repeats itself, and what is best in it.
+    """A market that repeats itself, and the best rule in it.
 
     Attributes:
       name: as `make` knows it. tells: what is broken in a learner that fails here.
@@ -234,10 +234,9 @@ def _config(**changes: object) -> EnvConfig:
 
 
 def _bars(name: str, cycle: list[list[float]], num_bars: int) -> Bars:
-    """Bars whose log-returns `[P, A]` repeat, row t having those of t mod P; opens are closes.
+    """Return bars with the log-returns `cycle` `[P, A]` over and over; an open is the close before.
 
-    What was last seen at a row t with t mod P = k is entry k; what a step from there earns is the
-    entry after it.
+    The return of row t is entry t mod P. A step from row t earns the entry after that.
     """
     moves = np.array(cycle)[np.arange(num_bars) % len(cycle)]
     level = np.concatenate([np.zeros((1, moves.shape[1])), np.cumsum(moves, axis=0)])

@@ -270,6 +270,7 @@ def crra(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     return step.log_return if power == 0.0 else jnp.expm1(power * step.log_return) / power
 
 
+# By the names that `EnvConfig.reward` takes.
 SCHEMES = {
     reward.__name__: reward
     for reward in (log_return, pnl, differential_sharpe, drawdown, mean_variance, crra)

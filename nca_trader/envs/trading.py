@@ -133,6 +133,7 @@ def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
     if spec.actions == "weights":
         return jnp.clip(jnp.asarray(action, ordered.dtype), low, high)
     if spec.actions == "orders":
+        # A step is a full position: from short one buy leads to flat, and the next to long.
         step = jnp.asarray(action - 1, ordered.dtype) * high
         return jnp.clip(ordered + step, low, high)
     # Selected, not looked up: a table of three is read one account at a time.
@@ -354,6 +355,7 @@ class TradingEnv:
         if isinstance(bars, Task):
             self.task, bars = bars, bars.bars
         self.bars = bars
+        # The prefix keeps the market's own state apart from a feature of the same name.
         names = tuple(f"state:{name}" for name in states[0])
         spec = spec_of(config, bars.symbols, names)
         spec = dataclasses.replace(spec, nearest=nearest_assets(bars))
@@ -367,6 +369,7 @@ class TradingEnv:
                 f"{spec.warmup} bars to warm up and 2 to trade; give more bars or choose "
                 "features with a shorter memory."
             )
+        # Before the features, which take the longest.
         rewards.check_paid(config, bars, spec.size)
         self.features = features_of(bars, config, states[1])
         dynamics = Dynamics(config, spec, rules_of(config))
@@ -392,6 +395,7 @@ class TradingEnv:
         rewards.check_paid(self.config, bars, self.spec.size)
         features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
         market = market_of(bars, features, self.dynamics, self.shards)
+        # A column more or less is another tree, for which every step would be compiled again.
         if jax.tree.structure(market) != jax.tree.structure(self.market):
             raise StateError(
                 f"{bars.source or 'a shard'}: the shard from {bars.time[0]} on has other columns "

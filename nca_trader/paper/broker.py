@@ -87,11 +87,11 @@ class Broker(Protocol):
         ...
 
     def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Return what happened up to a bar's open, where the market's price `[A]` is `price`."""
+        """Return the fills and payments up to a bar's open, at the market's price `[A]`."""
         ...
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Return what happened up to a bar's close, without orders that were sent on seeing it."""
+        """Return the fills and payments up to a bar's close, without orders sent on seeing it."""
         ...
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
@@ -112,7 +112,8 @@ class SimulatedBroker:
 
     Args:
       capital: cash at the start, in money.
-      costs: what trading and holding cost. symbols: `A` names, the order of every array.
+      costs: what trading and holding cost.
+      symbols: `A` names, the order of every array.
       rules: of the account: lots, ticks, margin and the like; `capital` replaces theirs.
 
     >>> broker = SimulatedBroker(1000.0, Costs(commission=0.01), ["X"])
@@ -185,6 +186,7 @@ class SimulatedBroker:
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
         """Settle holding charges where orders fill at the close, funding, and a margin call."""
+        # A dividend or a delisting in the next bar is a fraction of this close.
         self._last, paid = np.nan_to_num(price), 0.0
         if self._rules.fill == "close" and legs.years is not None:
             paid += self._pay(self._held(self._last, legs.years))
@@ -265,7 +267,7 @@ class SimulatedBroker:
         closing = np.where(np.asarray(quote.present), -self._units, 0.0)
         worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)
         fee = self._costs.liquidation_fee
-        self._working = {}
+        self._working = {}  # a call withdraws all orders, as in the account
         return [
             self._book(
                 i,
@@ -296,6 +298,7 @@ class SimulatedBroker:
         self._cash -= units * paid + commission
         self._units[index] += units
         symbol = self._symbols[index]
+        # The bar is part of the id: an order may fill in parts, over several bars.
         execution = f"{client}@{ts // SECOND}"
         return Fill(client, execution, symbol, units, paid, commission, ts)
 

@@ -39,6 +39,7 @@ from nca_trader.paper.broker import Order, client_id
 from nca_trader.runs.manifest import Run, versions
 from nca_trader.types import Bar, Costs, EnvSpec
 
+# Costs and rules are static: a session has one of each, and what they leave out is not compiled.
 on_bar = jax.jit(accounting.on_bar, static_argnums=(2, 3))
 trade = jax.jit(accounting.trade, static_argnums=(2, 3))
 _target = jax.jit(best_target, static_argnums=0)
@@ -50,7 +51,7 @@ _capped = jax.jit(capped, static_argnums=1)
 def place(
     account: Account, target: Array, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Account, Any]:
-    """Order without filling, at the close as well: what is pending then is what is sent."""
+    """Order without filling, also where orders fill at the close: the broker is sent the orders."""
     return accounting.place(account, target, quote, costs, rules._replace(fill="next_open"))
 
 
@@ -191,7 +192,8 @@ class Core:
     """The step function of one session.
 
     Args:
-      agent: what to trade with. run: the session's hash, which its client ids carry.
+      agent: what to trade with.
+      run: the session's hash, which its client ids carry.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
     """
 
@@ -258,6 +260,7 @@ class Core:
         if state.account is None:
             if state.rows < self.agent.first_decision or seconds < self._start:
                 return after, Outcome()
+            # Flat, whatever weights the episodes of training began with.
             with float64_on_cpu():
                 account = begun(self.agent.spec, open_account(np.zeros(len(present))))
         else:
@@ -290,7 +293,7 @@ class Core:
     def _place(
         self, state: State, account: Account, decision: Decision, quote: Quote
     ) -> tuple[State, Outcome]:
-        """Orders the decision; fills it in the account where orders fill at this close."""
+        """Order the decision, and fill it in the account where orders fill at this close."""
         rules = self.agent.rules
         # Ordered first and filled last, also where orders fill at this close: what is pending in
         # between is what the broker is sent.
@@ -299,6 +302,7 @@ class Core:
         if rules.order == "on_change":
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
         else:
+            # Every target that is given is a new order, which replaces the one before it.
             new = whole & ~np.isnan(decision.target)
         with float64_on_cpu():
             weights = np.asarray(_capped(placed.ordered, rules))

@@ -1,4 +1,4 @@
-"""The journal: what a paper session saw, decided, sent and received, in an append-only hash chain.
+"""The journal of a paper session: bars, decisions, orders and fills in an append-only hash chain.
 
 One SQLite file (WAL, synchronous=FULL). Next to it are `FILE.head`, the (seq, hash) of the last
 commit, and `FILE.lock`, held by the process that writes. SQLite does not notice bit rot, and drops
@@ -121,9 +121,11 @@ class Journal:
                 # Made here, since SQLite would take its mode from the umask.
                 with contextlib.suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                # Transactions begin and end here and not in Python's module: isolation_level=None.
                 self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5.0)
                 try:
                     _refuse_other_files(self.path, self._db)
+                    # With a write-ahead log readers, such as `watch`, do not block the session.
                     self._db.execute("PRAGMA journal_mode = WAL")
                     self._db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
                     if not self._db.execute("SELECT 1 FROM sqlite_schema").fetchone():
@@ -152,7 +154,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Commit what a deferred transaction left open, and let another process write."""
+        """Commit deferred transactions, and let another process write."""
         try:
             self.commit()
         finally:
@@ -161,7 +163,7 @@ class Journal:
             os.close(self._lock)
 
     def commit(self) -> None:
-        """Write to disk what deferred transactions left waiting."""
+        """Write deferred transactions to disk."""
         if not self._db.in_transaction:
             return
         # The database first: a head file ahead of it would look like a lost end.
@@ -380,7 +382,7 @@ def _read_head(path: Path) -> Head | None:
 
 
 def _head_text(head: Head) -> str:
-    """Return what a slot of the head file holds: seq, hash and a checksum of the two."""
+    """Return the text of a slot of the head file: seq, hash and a checksum of the two."""
     text = f"{head.seq} {head.hash}"
     return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

@@ -46,8 +46,10 @@ class Session:
     """Trades one agent with one broker, and keeps one journal.
 
     Args:
-      agent: what trades. broker: it starts with `capital` in cash and no positions.
-      journal: open. capital: money at the start.
+      agent: what trades.
+      broker: it starts with `capital` in cash and no positions.
+      journal: an open one.
+      capital: money at the start.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
 
     Raises:
@@ -88,6 +90,7 @@ class Session:
                     f"{journal.path}: is the journal of another session ({differs}); name another "
                     "journal, or give that session's own options."
                 )
+        # A halt stays: a person has to find its cause and begin a new journal.
         for event in journal.events("halt"):
             raise HaltError(
                 f"{journal.path}: trading was halted at {np.datetime64(event.ts_event, 'ns')}, "
@@ -130,6 +133,7 @@ class Session:
         # Before trading starts the broker has neither orders nor positions, and is not asked.
         if self._state.account is not None:
             closed = np.where(present, bar.close, self._state.close)
+            # The broker moves first: what it fills at the open was ordered at the last close.
             at_open = self._broker.open(opened, legs, ts)
             after = self._broker.close(closed, legs, ts)
             fills, paid = at_open.fills + after.fills, at_open.cash + after.cash
@@ -137,6 +141,7 @@ class Session:
         # Where nothing is sent, the bar is complete: one transaction holds all of it.
         settled = not (at_close or outcome.sent)
         halt = None
+        # Without a decision nothing is ordered, and a resumed session repeats the bar.
         with self._journal.transaction(durable=outcome.decision is not None):
             self._record_bar(bar, fills, outcome, ts)
             if paid:
@@ -274,7 +279,7 @@ def _equity(account: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Return numpy values in JSON's types, with None for what is not finite."""
+    """Return numpy values in JSON's types; numbers that are not finite become None."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
@@ -341,6 +346,7 @@ def paper_trade(
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
         agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
+    # By the feed's clock, so that two replays of one file write the same chain.
     with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
         result = Session(agent, books, opened, capital, first).trade(source, stop)
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)

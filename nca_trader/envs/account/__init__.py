@@ -1,1 +1,1 @@
-"""One account: its state, what it is charged, and how a bar moves it."""
+"""One account: its state, its charges, and its step through a bar."""

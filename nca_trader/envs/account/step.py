@@ -411,7 +411,10 @@ def _money(now: Intrabar, rules: Rules) -> Array:
 
 
 def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[Array, Array | None]:
-    """Return `[A]` the trades that a venue executes, and which wait for volume (None: none)."""
+    """Return `[A]` the trades that a venue executes, and a mask of those that wait for volume.
+
+    The mask is None where no limit is set.
+    """
     if not rules.sized:
         return d, None
     scale = _money(now, rules) / quote.price

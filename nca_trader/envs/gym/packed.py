@@ -126,6 +126,7 @@ class Kernel:
         legs, self._legs_tree = jax.tree.flatten(env.market.legs)
         self._leg = Packing([jax.ShapeDtypeStruct(leg.shape[1:], leg.dtype) for leg in legs])
         self._legs = jax.jit(jax.vmap(pack))(legs)
+        # Any key will do: only shapes are taken from it, and nothing is computed.
         key = jax.random.key_data(jax.random.key(0))
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
         seen, carry = jax.eval_shape(self._begin, self.market, key, scalar, scalar)
@@ -156,6 +157,7 @@ class Kernel:
         key = jax.random.fold_in(jax.random.wrap_key_data(seed), count)
         state, timestep = reset(whole, key)
         given = start >= 0
+        # An episode from a late start is shorter: it ends at the last bar.
         end = jnp.minimum(start + episode_length(whole), whole.num_bars - 1)
         # The draw is made in either case, so a given start leaves the other draws as they are.
         first, last = jnp.where(given, start, state.index), jnp.where(given, end, state.last)
@@ -200,6 +202,7 @@ class Kernel:
         parts = [account_row(self.env.spec, observation)]
         if self.on_device:
             parts.insert(0, window(market, observation, self.window).ravel())
+        # Cast to one word each, also under x64: callers find the numbers by their position.
         return Seen(
             observation.index,
             timestep.discount == 0.0,

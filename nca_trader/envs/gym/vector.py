@@ -190,6 +190,7 @@ class GymVectorEnv(VectorEnv):
             self._counts += self._over
             self._words = np.asarray(next_)
         info |= self._info(self._words, np.ones(self.num_envs, bool))
+        # float64, like the rewards of Gymnasium's own vector environments.
         reward = saw[:, 3].view(np.float32).astype(np.float64)
         return self._observed(self._words), reward, terminated, truncated, info
 
@@ -204,6 +205,7 @@ class GymVectorEnv(VectorEnv):
 
     def _draw(self, seed: int | Sequence[int | None] | None, which: np.ndarray) -> None:
         """Move the environments in `which` to their next episode, or to new seeds."""
+        # Seeds `np_random`, from which environments without a seed of their own draw theirs.
         super().reset(seed=seed if isinstance(seed, int) else None)
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         if seeds is not None and len(seeds) != self.num_envs:
