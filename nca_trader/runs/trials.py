@@ -83,7 +83,7 @@ def record_of_env(env: TradingEnv) -> DataRecord:
     shards = env.shards
     if shards is None:
         return data_record(env.bars)
-    # The checksums of the shards stand for their bars, of which none is read.
+    # The checksums of the shards stand for their bars, so no bar is read.
     known = [[shard.path, shard.sha256, shard.symbols] for shard in shards]
     return DataRecord(
         source=str(shards.folder / SHARDS_MANIFEST),
