@@ -26,8 +26,10 @@ TAPS = 3  # of a step: now, d bars ago, 2 d bars ago
 class Gauged:
     """A weight of an exported policy, which rounds what it is multiplied with to a grid.
 
-    weight: `[I, O]`. step: `[]` of the grid, from the training span. bits: its numbers go from
-    `-(2^(bits-1) - 1)` to `2^(bits-1) - 1` steps.
+    Attributes:
+      weight: `[I, O]`.
+      step: `[]` step of the grid, from the training span.
+      bits: the grid goes from `-(2^(bits-1) - 1)` to `2^(bits-1) - 1` steps.
     """
 
     weight: Array
@@ -50,17 +52,22 @@ def operands(w: Array | Gauged, x: Array) -> tuple[Array, Array]:
 
 
 class Form(NamedTuple):
-    """One way of laying out cells.
+    """One layout of cells.
 
-    enter: `[B, T, A, C]` to it. leave: back. assets: the axis of assets.
-    dense: `(w [I, O], cells of I channels, dtype) -> cells of O channels`, operands in `dtype`,
-    sums in float32. taps: `(w, state, dilation, beside, dtype, first) -> cells`, what `TAPS`
-    delayed states and the states `beside` give through the blocks of `w`, in this order, at the
-    bars of `state` from `first` on, which are those of `beside`. since: `(cells, first)`, the
-    same bars of cells.
-    column: `[C]` as it adds to cells. placed: cells, for the compiler to lay out as the form says.
-    relu: `max(cells, 0)`.
-    held: `(w, state, dtype)` -> the state, and as the `taps` of `w` take it, between two steps.
+    Attributes:
+      enter: `[B, T, A, C]` to this layout.
+      leave: back.
+      assets: the axis of assets.
+      dense: `(w [I, O], cells of I channels, dtype) -> cells of O channels`, operands in `dtype`,
+        sums in float32.
+      taps: `(w, state, dilation, beside, dtype, first) -> cells`, the product of the blocks of `w`
+        with `TAPS` delayed states and the states `beside`, in this order. It covers the bars of
+        `state` from `first` on, which are those of `beside`.
+      since: `(cells, first)`, the same bars of cells.
+      column: `[C]`, shaped for adding to cells.
+      placed: cells, with the layout as a constraint for the compiler.
+      relu: `max(cells, 0)`.
+      held: `(w, state, dtype)` -> the state between two steps, and the same as `taps` takes it.
     """
 
     enter: Callable[[Array], Array]

@@ -30,20 +30,21 @@ ENCODERS: dict[str, Any] = {"nca": NCA, "mlp": MLP, "gru": GRU}
 class Policy(NamedTuple):
     """A policy split into functions; `params` is a nested dict of float32 arrays.
 
-    init: `(key) -> params`.
-    encode: `(params, x [B, T, A, F], present [B, T, A], fire=None, halo=0) -> cells
-      [B, T - halo, A, C]`, the bars of a segment at once, but for the first `halo`, which are
-      only seen; `fire`, a `Fire`, is for training alone.
-    act: `(params, cells [..., A, C], account_features [..., A, 3 + M]) -> (logits [..., A, n],
-      value [...])`.
-    begin: `() -> state` of a stream before its first bar.
-    stream: `(params, state, x [A, F], present [A]) -> (state, cells [A, C])`, one new bar; the
-      cells are those of `encode` over the same bars, to rounding.
-    receptive_field: bars that a decision sees, its own included.
-    spec: the environment that it was made for.
-    fire_rate: share of cell updates that take place in training; 1 needs no `fire`.
-    hidden_axis: `(module, name) -> ` the axis of that parameter which is the width of a hidden
-      layer, as a mesh may split it; None where there is none.
+    Attributes:
+      init: `(key) -> params`.
+      encode: `(params, x [B, T, A, F], present [B, T, A], fire=None, halo=0) -> cells
+        [B, T - halo, A, C]`, all bars of a segment at once. The first `halo` bars are seen, but
+        get no cells; `fire`, a `Fire`, is for training only.
+      act: `(params, cells [..., A, C], account_features [..., A, 3 + M]) -> (logits [..., A, n],
+        value [...])`.
+      begin: `() -> state` of a stream before its first bar.
+      stream: `(params, state, x [A, F], present [A]) -> (state, cells [A, C])`, one new bar; the
+        cells are those of `encode` over the same bars, to rounding.
+      receptive_field: bars that a decision sees, its own included.
+      spec: the environment that it was made for.
+      fire_rate: share of cell updates that take place in training; 1 needs no `fire`.
+      hidden_axis: `(module, name) ->` the parameter's axis that is the width of a hidden layer,
+        which a mesh may split; None if there is none.
     """
 
     init: Callable[[Array], Params]

@@ -3,8 +3,9 @@
     q = clip(round(w / step), +-(2^(b-1) - 1))    step_o = max_i |w_io| / (2^(b-1) - 1/2)
 
 No weight moves by more than half a step of its channel. In 4 and 8 bits these are the numbers of
-`qwix.quantize(w, channelwise_axes=[1])` (a test compares them). qwix itself is not used: it has no
-16 bits, and it expects weights on the right of a product, where ours are on the left. Arrays other
+`qwix.quantize(w, channelwise_axes=[1])`, but for ties (a test compares them). qwix itself
+is not used: it has no 16 bits, and it expects weights on the right of a product, where ours are on
+the left. Arrays other
 than matrices (biases, the head's values) stay float32. Weights are widened once, when a file is
 read, so that inference runs the same programs.
 

@@ -17,14 +17,23 @@ Norm = Callable[[Any], Array]
 
 
 class GuardState(NamedTuple):
-    """skipped: `[]` int32 updates that were dropped. inner: the guarded optimiser's state."""
+    """State of the guard.
+
+    Attributes:
+      skipped: `[]` int32 number of dropped updates.
+      inner: the guarded optimiser's state.
+    """
 
     skipped: Array
     inner: Any
 
 
 class AverageState(NamedTuple):
-    """params: the moving average of the parameters, float32, of their structure."""
+    """State of the average.
+
+    Attributes:
+      params: moving average of the parameters, float32, in their structure.
+    """
 
     params: Any
 
