@@ -3,11 +3,10 @@
     q = clip(round(w / step), +-(2^(b-1) - 1))    step_o = max_i |w_io| / (2^(b-1) - 1/2)
 
 No weight moves by more than half a step of its channel. In 4 and 8 bits these are the numbers of
-`qwix.quantize(w, channelwise_axes=[1])`, but for ties (a test compares them). qwix itself
-is not used: it has no 16 bits, and it expects weights on the right of a product, where ours are on
-the left. Arrays other
-than matrices (biases, the head's values) stay float32. Weights are widened once, when a file is
-read, so that inference runs the same programs.
+`qwix.quantize(w, channelwise_axes=[1])`, but for ties (a test compares them). qwix itself is not
+used: it has no 16 bits, and it expects weights on the right of a product, where ours are on the
+left. Arrays other than matrices (biases, the head's values) stay float32. Weights are widened once,
+when a file is read, so that inference runs the same programs.
 
 Alternatively, groups of D consecutive inputs of one output share the entries of a codebook.
 "euclidean": a group, in units of its output's largest weight, is the nearest entry, `w ~ scale
