@@ -1,16 +1,17 @@
-"""The documentation uses none of the phrases of tools/wordlist.toml."""
+"""The documentation and the code use none of the phrases of tools/wordlist.toml."""
 
 import pytest
 import wordlist
 
 
-def test_no_page_uses_a_listed_phrase():
+def test_no_file_uses_a_listed_phrase():
     assert wordlist.problems() == []
 
 
-def test_the_pages_of_the_documentation_are_checked(root):
+def test_the_documentation_and_the_code_are_checked(root):
     checked = wordlist.files(wordlist.LIST["files"])
-    pages = {*root.glob("docs/**/*.md")} - {root / "docs" / "reference.md"}
+    pages = {*root.glob("docs/**/*.md"), *root.glob("nca_trader/**/*.py")}
+    pages |= {*root.glob("benchmarks/*.py"), *root.glob("tools/*.py")}
     pages |= {root / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")}
     pages |= {root / folder / "README.md" for folder in ("agents", "data", "envs")}
     assert {*checked} == pages

@@ -222,7 +222,7 @@ class Session:
         self._record("snapshot", key, body, ts)
         value, halt = self._value(), None
         if account.ruined:  # the broker's positions go on below the floor: nothing to compare
-            halt = Halt("bankrupt", {"equity": _equity(account), "broker": value})
+            halt = Halt("ruined", {"equity": _equity(account), "broker": value})
         else:
             expected = self._capital * _equity(account)
             # Both are compared: equity alone would not show a position in the wrong asset.

@@ -288,7 +288,7 @@ def test_ruin_halts(path, stage):
     agent = stage.agent(
         symbols=("AAA",), targets=(0.0, -0.9), decide=lambda w, p, a: np.array([[0.0, 1.0]])
     )
-    with pytest.raises(HaltError, match="bankrupt"):
+    with pytest.raises(HaltError, match="ruined"):
         stage.replay(path, bars, agent)
     assert len(bodies(path, "bar")) == 61
 
