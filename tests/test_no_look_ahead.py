@@ -28,6 +28,7 @@ from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.toml import preset_names
 from nca_trader.data.features import FEATURES
 from nca_trader.data.synthetic import Task, task_of
+from nca_trader.envs import market as markets
 from nca_trader.envs import trading
 from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
@@ -465,12 +466,12 @@ def test_what_later_bars_do_change():
 
 
 def shifted_legs(monkeypatch):
-    honest = trading.legs_of
+    honest = markets.legs_of
 
     def early(bars, *rest):
         return jax.tree.map(lambda leg: np.roll(leg, -1, axis=0), honest(bars, *rest))
 
-    monkeypatch.setattr(trading, "legs_of", early)
+    monkeypatch.setattr(markets, "legs_of", early)
     return "result 0.reward"
 
 

@@ -294,7 +294,7 @@ def test_two_processes_agree_and_save_as_one(tmp_path, root):
         assert "process 1 of 2 does not see what process 0 writes there" in unshared[number]
         assert "give a folder on storage that all hosts share" in unshared[number]
     assert failed[0] == "StateError: its own mistake"
-    assert failed[1].startswith("StateError: process 0 gave up")
+    assert failed[1].startswith("StateError: process 0 failed")
     assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == ["checkpoints"]
     with Checkpoints(tmp_path / "shared" / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [2]

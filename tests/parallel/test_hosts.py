@@ -47,7 +47,7 @@ def test_another_process_ends_as_the_first_that_gave_up(mistake, monkeypatch):
             hosts.on_first(fails)
     monkeypatch.setattr(hosts, "first", lambda: False)
     monkeypatch.setattr(hosts, "of_first", lambda code: told[0])
-    with pytest.raises(NcaTraderError, match="process 0 gave up") as error:
+    with pytest.raises(NcaTraderError, match="process 0 failed") as error:
         hosts.on_first(lambda: pytest.fail("not mine to do"))
     assert error.value.exit_code == getattr(mistake, "exit_code", 1)
 
