@@ -25,7 +25,7 @@ from nca_trader.data.bars import read_bars
 from nca_trader.data.samples import SAMPLES, sample_bars
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import ID as ID
-from nca_trader.envs import load_env
+from nca_trader.envs import load_env, register
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
@@ -403,3 +403,6 @@ def picture(bars: Bars, rows: np.ndarray, equity: np.ndarray, weights: np.ndarra
     result.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+register()
