@@ -123,7 +123,7 @@ def scratch() -> Iterator[pathlib.Path]:
     with contextlib.ExitStack() as stack:
         while True:
             folder = pathlib.Path(tempfile.mkdtemp(prefix=SCRATCH))
-            with contextlib.suppress(OSError):  # without locks nobody deletes it either
+            with contextlib.suppress(OSError):  # no locks: no other process deletes it
                 descriptor = stack.enter_context(_opened(folder))
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             # Another process may have taken it for a left one before it was locked.

@@ -62,7 +62,7 @@ class Form(NamedTuple):
         sums in float32.
       taps: `(w, state, dilation, beside, dtype, first) -> cells`, the product of the blocks of `w`
         with `TAPS` delayed states and the states `beside`, in this order. It covers the bars of
-        `state` from `first` on, which are those of `beside`.
+        `state` from `first` on. `beside` has the same bars.
       since: `(cells, first)`, the same bars of cells.
       column: `[C]`, shaped for adding to cells.
       placed: cells, with the layout as a constraint for the compiler.

@@ -129,7 +129,7 @@ def show(result: Any) -> dict[str, Any]:
     first, last = result.equity.index[0].date(), result.equity.index[-1].date()
     print(f"{result.name}, {first} to {last}, fills at {result.fill}, {result.order}")
     if result.in_sample:
-        # Above the metrics, so that nobody reads them before it.
+        # Printed above the metrics: a reader sees the warning first.
         print(f"  {in_sample_sentence(result.in_sample, len(result.equity))}")
     for caution in result.cautions:
         print(f"  {caution}")

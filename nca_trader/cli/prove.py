@@ -47,7 +47,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.report.page import write_proofs
 
     agent = load_agent(args.agent, args.set)
-    # Drawn at each call: nobody can choose the seeds by their results.
+    # Drawn at each call, so that seeds cannot be chosen by their results.
     drawn = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
     seeds = drawn if args.seed is None else [args.seed]
     kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}

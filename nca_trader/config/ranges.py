@@ -236,7 +236,7 @@ def moment(date: Any, name: str = "date") -> Any:
             why = "may mean two days"
         raise ConfigError(f"{argument(name, date)} {why}; give one such as 2013-01-02.")
     stamp: Any = pd.NaT
-    # pandas reads a number as nanoseconds since 1970, which nobody means.
+    # pandas would read a number as nanoseconds since 1970. A date was meant.
     if not isinstance(date, Real):
         with contextlib.suppress(TypeError, ValueError):
             stamp = pd.Timestamp(date)
