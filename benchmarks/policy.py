@@ -163,7 +163,7 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
             spent.append(time.perf_counter() - began)
         return state
 
-    row = measure(f"{name} stream and policy head, a bar per call", many, state, bars, envs=1)
+    row = measure(f"{name} stream and policy head, one bar per call", many, state, bars, envs=1)
     p50, p99 = np.percentile(spent[bars:], [50, 99]) * 1e6
     return row | {"p50_us": float(p50), "p99_us": float(p99)}
 

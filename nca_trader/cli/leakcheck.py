@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nca_trader.cli import fail_check
-from nca_trader.cli.checks import STRATEGIES, check_strategy
+from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import READING, add_options, reading_options
 
 NOTE = (
@@ -67,8 +67,7 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
         subject = subject_in(file, member)
     elif name.endswith(".py"):  # refused there, with the names that the file has
         subject = subject_in(name, "")
-    else:
-        check_strategy(name, of_a_file=True)
+    else:  # a rule's name, which was checked before jax was imported
         subject = getattr(rules, name)()
     # After the subject, whose faults are found without reading a large file.
     bars = read_bars(args.data, **reading_options(args))

@@ -34,7 +34,7 @@ def test_the_rows_are_there_and_can_be_written(rows):
         *["tiny lattice of 32 bars, forward"] * 2,
         "tiny lattice, forward and backward",
         "tiny remat step, forward and backward",
-        "tiny stream and policy head, a bar per call",
+        "tiny stream and policy head, one bar per call",
     ]
     assert all(row["steps_per_s"] > 0.0 and row["retraces"] == 0 for row in rows)
     for lattice, windows in zip(rows[2:6], rows[:2] * 2, strict=True):
