@@ -6,7 +6,7 @@ decides what an agent does with money, so nothing in it is guessed or ignored. A
 `... = None` is left out of a record while it is None.
 
 A declared type is a dataclass, a list, a tuple, a dict with text keys, a union with None, or a
-plain type; files of shards declare a `TypedDict`.
+plain type.
 """
 
 from __future__ import annotations
@@ -171,33 +171,20 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
     dot = f"{path}." if path else ""
     if origin is dict:
         return {key: converted(v, of[1], none, f"{dot}{key}") for key, v in value.items()}
-    kinds, optional = _fields_of(kind)
+    kinds, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
     # Unknown keys before missing ones: a mistyped key is both, and the first has the hint.
     for key in value.keys() - kinds.keys():
         hint = nearest(key, kinds).strip()
         sentence = f"{f'{dot}{key}'!r} is not a known key{hint and '; ' + hint}"
         raise Mismatch("", None, f"{dot}{key}", sentence)
-    for key in kinds:
-        if key not in value and key not in optional:
-            raise Mismatch("", None, f"{dot}{key}", f"has no {f'{dot}{key}'!r}")
+    for field in fields:
+        if field.name not in value and field.default is not None:
+            raise Mismatch("", None, f"{dot}{field.name}", f"has no {f'{dot}{field.name}'!r}")
     found = {key: converted(v, kinds[key], none, f"{dot}{key}") for key, v in value.items()}
     try:
-        return found if typing.is_typeddict(kind) else kind(**found)
+        return kind(**found)
     except (ValueError, ConfigError) as error:  # of its `__post_init__`
         raise Mismatch("", None, path, str(error).rstrip(".").replace("\n", " ")) from None
-
-
-def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """Return the declared type of each field of a record, and the fields that may be missing."""
-    hints = typing.get_type_hints(kind, include_extras=True)  # NotRequired is an extra
-    if dataclasses.is_dataclass(kind):
-        fields = dataclasses.fields(kind)
-        return {f.name: hints[f.name] for f in fields}, {
-            f.name for f in fields if f.default is None
-        }
-    # `__required_keys__` is wrong where annotations are text.
-    optional = {key for key in hints if typing.get_origin(hints[key]) is typing.NotRequired}
-    return hints | {key: typing.get_args(hints[key])[0] for key in optional}, optional
 
 
 def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | None:
@@ -240,17 +227,18 @@ def record(kind: type[T], value: Any, source: str, remedy: str = RESTORE) -> T:
         raise StateError(f"{source}: {wrong.sentence}; {remedy}.") from None
 
 
-def sealed(value: Mapping[str, Any]) -> str:
+def sealed(value: Mapping[str, Any], indent: int | None = 2) -> str:
     """Return the JSON text of `value` with the SHA-256 of that text under "checksum".
 
-    The digest is that of the whole text with 64 zeros in its own place.
+    The digest is that of the whole text with 64 zeros in its own place. Without an `indent` the
+    text is one line.
     """
     # NaN is refused: other readers of JSON do not know it, and it would not compare equal.
-    text = json.dumps({**value, CHECKSUM: BLANK}, indent=2, allow_nan=False) + "\n"
+    text = json.dumps({**value, CHECKSUM: BLANK}, indent=indent, allow_nan=False) + "\n"
     return text.replace(_field(BLANK), _field(hashlib.sha256(text.encode()).hexdigest()))
 
 
-def unsealed(content: bytes, source: str) -> tuple[Any, bool]:
+def unsealed(content: bytes, source: str, remedy: str = RESTORE) -> tuple[Any, bool]:
     """Parse the text that `sealed` wrote.
 
     Returns:
@@ -259,14 +247,14 @@ def unsealed(content: bytes, source: str) -> tuple[Any, bool]:
     Raises:
       StateError: the text is not JSON, or not the text that was written.
     """
-    value = read_json(content, source)
+    value = read_json(content, source, remedy)
     if not isinstance(value, dict) or CHECKSUM not in value:
-        return value, False  # written before format 4, which brought the checksum
+        return value, False  # of an older version, whose records had none
     digest = str(value.pop(CHECKSUM))
     # The bytes of the file and not the value written again: another indent is a change as well.
     blank = content.replace(_field(digest).encode(), _field(BLANK).encode())
     if hashlib.sha256(blank).hexdigest() != digest:
-        raise StateError(f"{source}: changed since it was written (SHA-256 differs); {RESTORE}.")
+        raise StateError(f"{source}: changed since it was written (SHA-256 differs); {remedy}.")
     return value, True
 
 

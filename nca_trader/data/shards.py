@@ -1,8 +1,8 @@
 """Shards: Parquet files of bars under one manifest, for markets larger than memory.
 
 `shards.json` lists each shard's path relative to the manifest, rows, SHA-256, first and last time
-and symbols. A shard is a market of its own: features start again in each. `stream` moves shards to
-the device, read ahead by threads while the device computes.
+and symbols, with a checksum of its own. A shard is a market of its own: features start again in
+each. `stream` moves shards to the device, read ahead by threads while the device computes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import dataclasses
 import hashlib
 import io
 import itertools
-import json
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,36 +23,18 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, Place, place
-from nca_trader.config.records import read_json, record, shown
+from nca_trader.config.records import plain, record, sealed, shown, unsealed
 from nca_trader.disk import write_atomically
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.types import Bars
 
-FORMAT = 1
+FORMAT = 2
+UNSEALED = 1  # the format before the manifest had a checksum
 MANIFEST = "shards.json"
 AGAIN = "copy it again from the source, or write the shards again"
 # Measured on two cores (docs/lab-notes/streaming.md): a second reader takes from the computation.
 READERS = 1
 PREFETCH = 2
-
-
-class Entry(TypedDict):
-    """A shard in the manifest; `span` holds the times of its first and last bar."""
-
-    path: str
-    rows: int
-    sha256: str
-    span: list[str]
-    symbols: list[str]
-    source: NotRequired[str]
-    note: NotRequired[str]
-
-
-class Listing(TypedDict):
-    """The manifest."""
-
-    format: int
-    shards: list[Entry]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,18 +47,33 @@ class Shard:
       sha256: of the file's bytes, hexadecimal.
       span: its first and its last time, UTC.
       symbols: those that are read.
-      stored: all that the file holds, in its order.
       source, note: as in `Bars`.
+      stored: all that the file holds, in its order; None if these are `symbols`.
     """
 
     path: str
     rows: int
     sha256: str
-    span: tuple[np.datetime64, np.datetime64]
+    span: tuple[str, ...]
     symbols: tuple[str, ...]
-    stored: tuple[str, ...]
-    source: str = ""
-    note: str = ""
+    source: str
+    note: str
+    stored: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts:  # the manifest may be a stranger's
+            raise ValueError(f"{path} lies outside the folder")
+        if len([np.datetime64(end, "ns") for end in self.span]) != 2:
+            raise ValueError(f"span = {shown(self.span)} is not a first and a last time")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The whole of shards.json."""
+
+    format: int
+    shards: list[Shard]
 
 
 class Shards(Sequence[Shard]):
@@ -144,7 +140,8 @@ class Shards(Sequence[Shard]):
             whole = by == "file" and here(shard.path)
             own = tuple(s for s in shard.symbols if whole or (by == "symbol" and here(s)))
             if own:
-                chosen.append(dataclasses.replace(shard, symbols=own))
+                stored = shard.stored or shard.symbols
+                chosen.append(dataclasses.replace(shard, symbols=own, stored=stored))
         return Shards(self.folder, chosen, self._depth + 1, self._verified)
 
     def read(self, shard: Shard) -> Bars:
@@ -154,24 +151,23 @@ class Shards(Sequence[Shard]):
           BarError: it is missing. StateError: it is not the file that was written.
         """
         content = self._content(shard)
+        stored = shard.stored or shard.symbols
         try:
             # One thread per shard: several shards are read at once instead.
             with pyarrow.parquet.ParquetFile(pa.BufferReader(content)) as file:
                 names = set(file.schema_arrow.names) - {"symbol"}
                 table = file.read(sorted(names), use_threads=False)
-            shape = (shard.rows, len(shard.stored))
+            shape = (shard.rows, len(stored))
             arrays: dict[str, Any] = {name: table[name].to_numpy().reshape(shape) for name in names}
             time = arrays.pop("time")[:, 0]
-            bars = Bars(
-                time=time, symbols=shard.stored, source=shard.source, note=shard.note, **arrays
-            )
+            bars = Bars(time=time, symbols=stored, source=shard.source, note=shard.note, **arrays)
         except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
             what = str(error).partition("\n")[0].rstrip(".")
             raise StateError(
                 f"{self.folder / shard.path}: is not a shard of {shard.rows} rows and "
-                f"{len(shard.stored)} symbols ({what}); {AGAIN}."
+                f"{len(stored)} symbols ({what}); {AGAIN}."
             ) from error
-        return bars if shard.symbols == shard.stored else bars.select(*shard.symbols)
+        return bars if shard.symbols == stored else bars.select(*shard.symbols)
 
     def verify(self) -> None:
         """Read every shard's bytes and compare their SHA-256 with the manifest's.
@@ -254,27 +250,26 @@ def write_shards(
         raise StateError(
             f"{folder}: cannot be made ({error.strerror}); choose another folder."
         ) from None
-    entries: list[Entry] = []
+    shards: list[Shard] = []
     for series in [bars] if isinstance(bars, Bars) else bars:
         for first in range(0, len(series), rows):
             piece = series[first : first + rows]
             content = parquet_of(piece)
-            entry = Entry(
-                path=f"{len(entries):06d}.parquet",
+            shard = Shard(
+                path=f"{len(shards):06d}.parquet",
                 rows=len(piece),
                 sha256=hashlib.sha256(content).hexdigest(),
-                span=[str(piece.time[0]), str(piece.time[-1])],
-                symbols=list(piece.symbols),
+                span=(str(piece.time[0]), str(piece.time[-1])),
+                symbols=piece.symbols,
                 source=piece.source,
                 note=piece.note,
             )
             # The manifest is written last, so that a part of a folder is never opened.
-            write_atomically(folder / entry["path"], content)
-            entries.append(entry)
-    if not entries:
+            write_atomically(folder / shard.path, content)
+            shards.append(shard)
+    if not shards:
         raise BarError(f"{folder}: there are no bars to write; give at least one.")
-    manifest = Listing(format=FORMAT, shards=entries)
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_atomically(folder / MANIFEST, sealed(plain(Listing(format=FORMAT, shards=shards))))
     return open_shards(folder)
 
 
@@ -330,26 +325,17 @@ def open_shards(folder: str | Path | CloudPath) -> Shards:
             f"{path}: can't be read ({error.strerror}); give a folder that write_shards wrote."
         ) from None
     where = f"{path}: is not a manifest of shards (format {FORMAT})"
-    read = read_json(content, where, AGAIN)
-    version = read.get("format") if isinstance(read, dict) else None
-    if type(version) is int and version != FORMAT:
+    value, checked = unsealed(content, where, AGAIN)
+    version = value.get("format") if isinstance(value, dict) else FORMAT
+    if type(version) is int and version not in (UNSEALED, FORMAT):
         raise BarError(
             f"{path}: has format {shown(version)}, this version reads {FORMAT}; write the shards "
             "again."
         )
-    shards = []
-    for entry in record(Listing, read, where, AGAIN)["shards"]:
-        own = PurePosixPath(entry["path"])
-        if own.is_absolute() or ".." in own.parts:  # the manifest may be a stranger's
-            raise StateError(f"{where}: {own} lies outside the folder; {AGAIN}.")
-        try:
-            first, last = (np.datetime64(end, "ns") for end in entry["span"])
-        except ValueError:
-            raise StateError(f"{where}: span = {shown(entry['span'])}; {AGAIN}.") from None
-        symbols = tuple(entry["symbols"])
-        known: Any = entry | {"path": str(own), "span": (first, last), "symbols": symbols}
-        shards.append(Shard(**known, stored=symbols))
-    return Shards(folder, shards)
+    listing = record(Listing, value, where, AGAIN)
+    if version == FORMAT and not checked:
+        raise StateError(f"{where}: has no 'checksum'; {AGAIN}.")
+    return Shards(folder, listing.shards)
 
 
 class Piece(NamedTuple):

@@ -193,10 +193,10 @@ class Exported(Run):
         # Older files do not say which agent they hold: the selected one, else the first.
         first = self._selection.selected if self._selection else 0
         number = texts.get("seed", str(first))
-        # Nine digits: `int` raises ValueError on a text of thousands.
-        if not number.isdecimal() or int(number[:9]) >= self.agent_config.num_seeds:
+        # As text: `int` takes other spellings of a number, and fails on thousands of digits.
+        if number not in map(str, range(self.agent_config.num_seeds)):
             raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
-        self._seed = int(number[:9])
+        self._seed = int(number)
         coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
         steps = record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN)
         self.weights = Compact(coding, tensors, steps)

@@ -21,7 +21,7 @@ import hashlib
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -30,21 +30,32 @@ from nca_trader.disk import HeldError, take_lock, write_atomically
 from nca_trader.errors import RunError, StateError
 from nca_trader.parallel import hosts
 
-LOCK = "train.lock"
+RUN, LOCK, SHARED = "run.json", "train.lock", ".shared-"
 
 
-def make_folder(path: Place) -> None:
+def make_folder(path: Place, texts: Mapping[str, str]) -> None:
     """Make the folder of a new run; leave one that holds a run as it is.
+
+    Args:
+      path: the folder.
+      texts: the new run's files before run.json, by name. A process that was killed while it made
+        the same run may have left them there.
 
     Raises:
       RunError: it holds other files. StateError: it cannot be made.
     """
-    if (path / "run.json").exists():
+    if (path / RUN).exists():
         return
-    if path.exists():
-        # The lock is taken before the run is made, so it may be there already.
-        if not path.is_dir() or any(file.name != LOCK for file in path.iterdir()):
-            raise RunError(f"{path}: holds files of something else; choose another folder.")
+    # The lock and the word of `check_shared` come before the run; a write begins with a part.
+    ours = {LOCK, *(f"{name}.part" for name in (RUN, *texts))}
+
+    def left(file: Place) -> bool:
+        if file.name in texts and file.is_file():
+            return file.read_bytes() == texts[file.name].encode()
+        return file.name in ours or file.name.startswith(SHARED)
+
+    if path.exists() and not (path.is_dir() and all(map(left, path.iterdir()))):
+        raise RunError(f"{path}: holds files of something else; choose another folder.")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -52,10 +63,10 @@ def make_folder(path: Place) -> None:
 
 
 @contextlib.contextmanager
-def training_in(path: Place) -> Iterator[None]:
+def training_in(path: Place, texts: Mapping[str, str]) -> Iterator[None]:
     """Keep every other process from training into the folder `path` until the block ends.
 
-    Of several processes the first one holds the lock. The folder is made.
+    Of several processes the first one holds the lock. The folder is made, see `make_folder`.
 
     Raises:
       RunError: another process trains there, or the folder holds something else.
@@ -69,7 +80,7 @@ def training_in(path: Place) -> Iterator[None]:
             # A URL is not a file name, its hash is.
             file = folder / hashlib.sha256(str(path).encode()).hexdigest()[:16]
         else:
-            make_folder(path)
+            make_folder(path, texts)
             file = path / LOCK
         try:
             return file, take_lock(file)
@@ -110,7 +121,7 @@ def check_shared(path: Place, timeout: float = 10.0) -> None:
     """
     # Random, so that it differs from what an earlier start or another machine left there.
     word = hosts.of_first(np.frombuffer(os.urandom(8), np.uint8)).tobytes().hex()
-    token = path / f".shared-{word}"
+    token = path / f"{SHARED}{word}"
 
     def write() -> None:
         try:

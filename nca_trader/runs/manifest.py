@@ -397,7 +397,7 @@ def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) ->
       RunError: another process trains there; and as `open_run`.
       StateError: the folder cannot be locked.
     """
-    with training_in(path):
+    with training_in(path, _texts(env, agent)):
         yield open_run(env, agent, path, seed)
 
 
@@ -419,6 +419,10 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run
     # Two processes that make the folder at once would each find files of the other.
     run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
     return Run(path) if run is None else run
+
+
+def _texts(env: TradingEnv, agent: AgentConfig) -> dict[str, str]:
+    return {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
 
 
 def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
@@ -447,8 +451,8 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
                 f"now; choose another {argument('run_dir')}, or ask for the same."
             )
         return run
-    make_folder(path)
-    texts = {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
+    texts = _texts(env, agent)
+    make_folder(path, texts)
     manifest = RunManifest(
         format=FORMAT,
         name=path.resolve().name,

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath, Place, place, together
-from nca_trader.config.records import plain, read_json
+from nca_trader.config.records import plain, sealed, unsealed
 from nca_trader.config.records import record as record_of
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.disk import write_atomically
@@ -90,8 +90,9 @@ def record_of_env(env: TradingEnv) -> DataRecord:
         note=shards[0].note,
         symbols=list(shards.symbols),
         rows=shards.rows,
-        first=str(min(shard.span[0] for shard in shards)),
-        last=str(max(shard.span[1] for shard in shards)),
+        # ISO times sort as time does.
+        first=min(shard.span[0] for shard in shards),
+        last=max(shard.span[1] for shard in shards),
         sha256=hashlib.sha256(json.dumps(known).encode()).hexdigest(),
         universes=[list(u) for u in dict.fromkeys(shard.symbols for shard in shards)],
     )
@@ -142,7 +143,7 @@ def record(root: Place, entry: Entry) -> None:
     Raises:
       StateError: the log cannot be written.
     """
-    line = json.dumps(plain(entry), sort_keys=True) + "\n"
+    line = sealed(plain(entry), indent=None)
     if isinstance(root, CloudPath):
         # A store can neither lock nor append, and runs may end there at the same time: each entry
         # is an object. By time, so that they are read in order; random, so that names differ.
@@ -194,15 +195,17 @@ def entries(root: Place) -> list[Entry]:
     """
     path = root / FILE
     if isinstance(path, CloudPath):
-        text = "".join(together(CloudPath.read_text, path.iterdir()))
+        content = b"".join(together(CloudPath.read_bytes, path.iterdir()))
     else:
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        content = path.read_bytes() if path.exists() else b""
     remedy = "the count of trials can't be trusted. Restore the file from a copy, or move it away"
     remedy += " to begin a new count"
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
         where = f"{path} line {number}: not an entry"
-        found.append(record_of(Entry, read_json(line, where, remedy), where, remedy))
+        # Lines of older versions have no checksum.
+        value = unsealed(line, where, remedy)[0]
+        found.append(record_of(Entry, value, where, remedy))
     return found
 
 

@@ -125,15 +125,15 @@ def test_wrong_types_and_keys_of_metrics_trials_and_shards_are_one_line(mine, tm
         (metrics, lambda: mine.run.metrics()),
         (ledger, lambda: trials.entries(mine.runs)),
     ):
-        row = json.loads(file.read_text().splitlines()[0])
+        row = unsealed(file.read_bytes().splitlines(keepends=True)[0], file.name)[0]
         for wrong in damaged(row, rng, 100):
             file.write_text(json.dumps(wrong) + "\n")
             read_or_one_line(read, StateError)
     write_shards([mine.bars], tmp_path / "shards")
     file = tmp_path / "shards" / MANIFEST
-    manifest = json.loads(file.read_text())
+    manifest = unsealed(file.read_bytes(), MANIFEST)[0]
     for wrong in damaged(manifest, rng, 150):
-        file.write_text(json.dumps(wrong))
+        file.write_text(sealed(wrong))
         read_or_one_line(lambda: open_shards(tmp_path / "shards"), StateError, ValueError)
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ledger import random_bars, rich_bars
 
 from nca_trader.config import EnvConfig
+from nca_trader.config.records import sealed
 from nca_trader.data.bars import read_bars
 from nca_trader.data.shards import MANIFEST, Shard, Shards, open_shards, stream, write_shards
 from nca_trader.envs.trading import TradingEnv
@@ -84,7 +85,7 @@ def test_a_shard_is_a_bar_file_that_anyone_may_read(tmp_path):
 
 def test_the_manifest_says_what_is_in_each_shard(bars, shards):
     manifest = json.loads((shards.folder / MANIFEST).read_text())
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     for k, entry in enumerate(manifest["shards"]):
         piece = bars[k * ROWS : (k + 1) * ROWS]
         content = (shards.folder / entry["path"]).read_bytes()
@@ -92,7 +93,7 @@ def test_the_manifest_says_what_is_in_each_shard(bars, shards):
         assert entry["sha256"] == hashlib.sha256(content).hexdigest()
         assert entry["span"] == [str(piece.time[0]), str(piece.time[-1])]
         assert tuple(entry["symbols"]) == bars.symbols
-    assert shards[1].span == (bars.time[ROWS], bars.time[2 * ROWS - 1])
+    assert shards[1].span == (str(bars.time[ROWS]), str(bars.time[2 * ROWS - 1]))
     assert not list(shards.folder.glob("*.part"))
 
 
@@ -161,7 +162,7 @@ def change(key, value):
     ("damage", "error", "say"),
     [
         (lambda m: m.pop("shards"), StateError, "is not a manifest"),
-        (lambda m: m.update(format=99), BarError, "has format 99, this version reads 1"),
+        (lambda m: m.update(format=99), BarError, "has format 99, this version reads 2"),
         (change("path", "../x.parquet"), StateError, "lies outside the folder"),
         (change("path", "/etc/passwd"), StateError, "lies outside the folder"),
         (change("span", []), StateError, "is not a manifest"),
@@ -172,27 +173,43 @@ def change(key, value):
 def test_a_damaged_manifest_is_refused(shards, damage, error, say):
     path = shards.folder / MANIFEST
     manifest = json.loads(path.read_text())
+    del manifest["checksum"]
     damage(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_text(sealed(manifest))
     with pytest.raises(error, match=say):
         opened = open_shards(shards.folder)
         opened.read(opened[0])
 
 
-def test_a_manifest_cut_in_the_middle_is_refused(shards):
+def test_a_manifest_that_is_not_the_text_that_was_written_is_refused_in_one_line(shards):
     path = shards.folder / MANIFEST
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(StateError, match=r"shards\.json: is not a manifest of shards .*; copy it"):
-        open_shards(shards.folder)
+    written = path.read_bytes()
+    # In the last one a stranger has taken the checksum out.
+    stripped = {k: v for k, v in json.loads(written).items() if k != "checksum"}
+    for content, say in (
+        (written[:100], "not JSON"),
+        (written.replace(b'"rows": 30', b'"rows": 31', 1), "changed since it was written"),
+        (written.replace(b'"S1"', b'"S2"', 1), "changed since it was written"),
+        (json.dumps(stripped).encode(), "has no 'checksum'"),
+    ):
+        assert content != written
+        path.write_bytes(content)
+        with pytest.raises(StateError, match=rf"^{path}: is not a man[^\n]*{say}[^\n]*copy it"):
+            open_shards(shards.folder)
+
+
+def test_a_manifest_of_the_format_without_a_checksum_is_read(shards):
+    path = shards.folder / MANIFEST
+    manifest = json.loads(path.read_text()) | {"format": 1}
+    del manifest["checksum"]
+    path.write_text(json.dumps(manifest))
+    assert list(open_shards(shards.folder)) == list(shards)
 
 
 def named(*symbols, depth=0):
     """Shards that are only names: one for each tuple of symbols."""
-    span = (np.datetime64(0, "ns"), np.datetime64(1, "ns"))
-    listed = [
-        Shard(path=f"{k}.parquet", rows=2, sha256="", span=span, symbols=own, stored=own)
-        for k, own in enumerate(symbols)
-    ]
+    alike = {"rows": 2, "sha256": "", "span": ("2020", "2021"), "source": "", "note": ""}
+    listed = [Shard(path=f"{k}.parquet", symbols=own, **alike) for k, own in enumerate(symbols)]
     return Shards(None, listed, depth)
 
 
@@ -367,7 +384,7 @@ def test_no_more_is_read_ahead_than_asked_for(bars, tmp_path):
 
 def test_shards_are_read_while_the_consumer_computes(shards):
     """The consumer waits for a later shard than its own: without reading ahead this never ends."""
-    begun = {shard.span[0]: threading.Event() for shard in shards}
+    begun = {np.datetime64(shard.span[0]): threading.Event() for shard in shards}
 
     def prepare(bars):
         begun[bars.time[0]].set()
@@ -375,7 +392,7 @@ def test_shards_are_read_while_the_consumer_computes(shards):
 
     for k, _ in enumerate(stream(shards, prepare, readers=1, prefetch=2)):
         if k + 2 < len(shards):
-            assert begun[shards[k + 2].span[0]].wait(60)
+            assert begun[np.datetime64(shards[k + 2].span[0])].wait(60)
 
 
 def test_the_stream_keeps_no_piece_that_was_handed_out(shards):

@@ -204,6 +204,7 @@ FORGERIES = {
     "an infinite step": about("steps", "{", '{"nca.embed": Infinity'),
     "a step of no matrix": about("steps", "{", '{"nca.none": 1.0'),
     "a step of 0": about("steps", "{", '{"nca.embed": 0.0'),
+    "an agent after the first nine digits": about("seed", "0", "0000000001"),
 }
 
 

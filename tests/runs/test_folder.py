@@ -115,11 +115,11 @@ def test_a_folder_that_cannot_be_locked_is_refused_in_one_line(tiny, tmp_path, c
 def test_a_run_in_a_store_is_locked_for_this_users_processes(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = CloudPath("s3", "b", "runs/a")
-    with training_in(place):
+    with training_in(place, {}):
         with pytest.raises(RunError, match=f"s3://b/runs/a: process {os.getpid()} on"):
-            training_in(place).__enter__()
-        with training_in(CloudPath("s3", "b", "runs/other")):
+            training_in(place, {}).__enter__()
+        with training_in(CloudPath("s3", "b", "runs/other"), {}):
             pass
-    with training_in(place):
+    with training_in(place, {}):
         assert len(list((tmp_path / "nca_trader" / "locks").iterdir())) == 1
     assert list((tmp_path / "nca_trader" / "locks").iterdir()) == []

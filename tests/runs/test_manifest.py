@@ -1,8 +1,10 @@
 """A run folder says what was done, and goes on with nothing else."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -12,7 +14,8 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
 
-from nca_trader.config import CheckpointConfig, MeshConfig
+from nca_trader import disk
+from nca_trader.config import CheckpointConfig, EnvConfig, MeshConfig
 from nca_trader.config.records import sealed
 from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
@@ -131,6 +134,33 @@ def test_a_folder_of_something_else_is_left_alone(env, tmp_path):
     with pytest.raises(RunError, match="thesis: holds files of something else"):
         open_run(env, AGENT, folder, seed=0)
     assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter.txt"]
+
+
+@pytest.mark.parametrize("written", range(3))
+def test_a_run_that_a_kill_stopped_half_made_is_made_by_the_same_command(
+    env, tmp_path, monkeypatch, written
+):
+    class Killed(BaseException):
+        pass
+
+    left, write, folder = iter(range(written)), os.replace, tmp_path / "r"
+
+    def replace(*paths):
+        if next(left, None) is None:
+            raise Killed
+        write(*paths)
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(disk.os, "replace", replace)
+        open_run(env, AGENT, folder, seed=0)
+    names = ("env.toml", "agent.toml", "run.json")
+    left = {*names[:written], f"{names[written]}.part"}
+    assert {path.name for path in folder.iterdir()} == left
+    if written:  # for another run what is there may be a user's own configuration
+        with pytest.raises(RunError, match="holds files of something else"):
+            open_run(TradingEnv(env.bars, EnvConfig()), AGENT, folder, seed=0)
+    assert open_run(env, AGENT, folder, seed=0).spec == env.spec
+    assert not list(folder.glob("*.part"))
 
 
 def test_a_file_in_place_of_the_folder_is_left_alone(env, tmp_path):

@@ -1,5 +1,6 @@
 """The ledger of trials counts every one, whoever writes at the same time."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 import nca_trader as nca
+from nca_trader.config.records import plain
 from nca_trader.data.samples import earlier_looks, sample_bars
 from nca_trader.errors import StateError
 from nca_trader.runs import trials
@@ -120,6 +122,21 @@ def test_a_damaged_line_is_refused_by_its_number(tmp_path, line):
     trials.record(tmp_path, entry())
     with pytest.raises(StateError, match=r"trials.jsonl line 2: .*Restore the file"):
         trials.count(tmp_path, "train")
+
+
+def test_a_flipped_byte_is_refused_by_its_line_and_a_line_without_a_checksum_is_read(tmp_path):
+    file = tmp_path / trials.FILE
+    file.write_text(json.dumps(plain(entry(run="old"))) + "\n")
+    trials.record(tmp_path, look())
+    written = file.read_bytes()
+    assert [e.run for e in trials.entries(tmp_path)] == ["old", "a"]
+    start = written.index(b"\n") + 1
+    for at in range(start, len(written)):
+        changed = bytearray(written)
+        changed[at] ^= 1
+        file.write_bytes(changed)
+        with pytest.raises(StateError, match=r"trials.jsonl line 2: [^\n]*Restore the file[^\n]*$"):
+            trials.entries(tmp_path)
 
 
 def test_a_ledger_that_cannot_be_written_is_said_in_one_line(tmp_path):
