@@ -3,6 +3,7 @@
 They take simple returns `r [T]`, one per bar, in float64; `simple_returns` computes them from
 equity. One rule for NaN: a NaN return is a bar without information and is left out. A metric that
 is then undefined (no bars, or no volatility to divide by) is NaN, never 0 and never infinite.
+Metrics against a benchmark are in `evaluate.benchmark`, those of trades in `evaluate.trades`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from nca_trader.errors import ConfigError
 
 NO_VOLATILITY = 1e-12  # per bar; a constant return leaves this much behind in float64
 NO_WEIGHT = 1e-9  # of equity; a closed position leaves this much behind in a pair of floats
+TAIL = 0.05  # share of bars in a tail: value at risk is that of 95%
 
 
 def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray:
@@ -60,6 +62,34 @@ def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
     # Without a fill, equity moves by the interest on cash alone. A ratio of that does not measure
     # a strategy; the ratios of zeros are NaN.
     return r if turnover is None or np.nansum(np.asarray(turnover)) > 0.0 else np.zeros_like(r)
+
+
+def excess_returns(
+    equity: ArrayLike, interest: ArrayLike | None, capital: float | None = 1.0
+) -> np.ndarray:
+    """Compute returns less the interest earned on cash, `r_t - max(i_t, 0) / E_{t-1}`.
+
+    Args:
+      equity: `[N]`, positive.
+      interest: `[N]` i, received on cash (positive) or paid for borrowed money (negative), in the
+        unit of equity; None for none. What was paid is a cost of the strategy and stays in.
+      capital: as in `simple_returns`.
+
+    Returns:
+      `[N]`, or `[N - 1]` where capital is None. Without interest they are the simple returns.
+
+    Example:
+      >>> excess_returns([1.02, 1.02], interest=[0.01, 0.0]).round(6).tolist()
+      [0.01, 0.0]
+    """
+    r = simple_returns(equity, capital)
+    if interest is None:
+        return r
+    earned = np.maximum(np.asarray(interest, np.float64), 0.0)
+    equity = np.asarray(equity, np.float64)
+    if capital is None:
+        return r - earned[1:] / equity[:-1]
+    return r - earned / np.concatenate([[capital], equity[:-1]])
 
 
 def total_return(returns: ArrayLike) -> float:
@@ -142,6 +172,80 @@ def calmar(returns: ArrayLike, bars_per_year: float) -> float:
     return cagr(returns, bars_per_year) / -deepest if deepest < 0 else math.nan
 
 
+def max_drawdown_duration(returns: ArrayLike) -> float:
+    """Compute the longest time below an earlier high, in bars; 0 without a drawdown.
+
+    It runs from the bar of the high to the bar that reaches the high again, or to the last bar
+    where none does. NaN bars count, because their time has passed. NaN for no bars.
+    """
+    if not known(returns).size:
+        return math.nan
+    below = drawdown_series(returns) < 0.0
+    # The distance between two bars at a high, the start and the end included.
+    edges = np.flatnonzero(np.concatenate([[True], ~below, [True]]))
+    lengths = np.diff(edges)
+    # A drawdown that is open at the end has no bar of recovery to count.
+    if below[-1]:
+        lengths[-1] -= 1
+    return float(lengths[lengths > 1].max(initial=1 if below[-1] else 0))
+
+
+def ulcer_index(returns: ArrayLike) -> float:
+    """Compute `sqrt(mean(drawdown ** 2))` (Martin and McCann 1989). NaN for no bars."""
+    r = known(returns)
+    return float(np.sqrt(np.mean(drawdown_series(r) ** 2))) if r.size else math.nan
+
+
+def omega(returns: ArrayLike, threshold: float = 0.0) -> float:
+    """Compute `sum(max(r - h, 0)) / sum(max(h - r, 0))` (Keating and Shadwick 2002).
+
+    Args:
+      returns: `[T]`.
+      threshold: h, a return per bar.
+
+    Returns:
+      NaN where no bar was below the threshold.
+    """
+    r = known(returns) - threshold
+    lost = -r[r < 0].sum()
+    return float(r[r > 0].sum() / lost) if lost > 0 else math.nan
+
+
+def tail_ratio(returns: ArrayLike) -> float:
+    """Compute `|95% quantile| / |5% quantile|` of returns. NaN where the 5% quantile is 0."""
+    r = known(returns)
+    if not r.size:
+        return math.nan
+    low, high = np.abs(np.quantile(r, [TAIL, 1.0 - TAIL]))
+    return float(high / low) if low > 0 else math.nan
+
+
+def value_at_risk(returns: ArrayLike) -> float:
+    """Compute the 5% quantile of returns per bar, e.g. -0.02; NaN for no bars."""
+    r = known(returns)
+    return float(np.quantile(r, TAIL)) if r.size else math.nan
+
+
+def expected_shortfall(returns: ArrayLike) -> float:
+    """Compute the mean of the returns at or below `value_at_risk` (CVaR); NaN for no bars."""
+    r = known(returns)
+    return float(r[r <= value_at_risk(r)].mean()) if r.size else math.nan
+
+
+def stability(returns: ArrayLike) -> float:
+    """Compute R squared of a line through cumulative log-returns, 1 for a constant growth.
+
+    NaN for fewer than two bars, for an equity that never moved, and after a loss of everything.
+    """
+    r = known(returns)
+    if r.size < 2 or (r <= -1.0).any():
+        return math.nan
+    path = np.cumsum(np.log1p(r))
+    if path.std() < NO_VOLATILITY:
+        return math.nan
+    return float(np.corrcoef(np.arange(r.size), path)[0, 1] ** 2)
+
+
 def hit_rate(returns: ArrayLike) -> float:
     """Compute the share of winning bars among those with a return other than 0; NaN for none."""
     r = known(returns)
@@ -200,8 +304,9 @@ def summary(
     turnover: pd.Series | None = None,
     bars_per_year: float = 252.0,
     capital: float | None = 1.0,
+    interest: pd.Series | None = None,
 ) -> dict[str, float]:
-    """Compute every metric of one account, by name.
+    """Compute every metric of one account's equity, by name.
 
     Args:
       equity: `[N]` equity at each bar's close.
@@ -209,13 +314,15 @@ def summary(
       turnover: `[N]` traded fraction of equity per bar, for `turnover` (per year).
       bars_per_year: P, see `Bars.bars_per_year`.
       capital: equity before the first bar, see `simple_returns`.
+      interest: `[N]` on cash, which ratios leave out, see `excess_returns`; None for none.
 
     Returns:
       Floats; NaN where a metric is undefined or its input was not given. Where `turnover` is 0
-      throughout, sharpe, sortino, calmar, hit_rate, skewness and kurtosis are NaN.
+      throughout, sharpe, sortino, calmar, hit_rate, skewness and kurtosis are NaN. `interest` is
+      the sum of what cash earned, as a fraction of the capital.
     """
     r = simple_returns(equity, capital)
-    ratios = judged(r, turnover)
+    ratios = judged(excess_returns(equity, interest, capital), turnover)
     return {
         "bars": float(known(r).size),
         "total_return": total_return(r),
@@ -230,4 +337,12 @@ def summary(
         "kurtosis": kurtosis(ratios),
         "exposure": math.nan if weights is None else exposure(weights),
         "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),
+        "interest": 0.0 if interest is None else float(np.maximum(interest, 0.0).sum()),
+        "omega": omega(ratios),
+        "tail_ratio": tail_ratio(ratios),
+        "stability": stability(r),
+        "value_at_risk": value_at_risk(r),
+        "expected_shortfall": expected_shortfall(r),
+        "max_drawdown_duration": max_drawdown_duration(r),
+        "ulcer_index": ulcer_index(r),
     }

@@ -14,6 +14,7 @@ from nca_trader.evaluate import metrics
 MIXED = np.array([np.nan, 1, 10, -4, 2, 3, 2, 1, -10]) / 100
 POSITIVE = np.array([1, 2, 1, 1, 1, 1, 1, 1, 1]) / 100
 NEGATIVE = np.array([0, -6, -7, -1, -9, -2, -6, -8, -5]) / 100
+BENCHMARK = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0]) / 100
 
 
 @pytest.mark.parametrize(
@@ -30,10 +31,38 @@ NEGATIVE = np.array([0, -6, -7, -1, -9, -2, -6, -8, -5]) / 100
         (metrics.sharpe(NEGATIVE, 252), -24.406808633910085),
         (metrics.downside_deviation(MIXED, 252), 0.6044832503882965),
         (metrics.sortino(MIXED, 252), 2.605531251673693),
+        # Its threshold is 1,000% a year.
+        (metrics.omega(MIXED, 11 ** (1 / 252) - 1), 0.8335426349755793),
+        (metrics.stability(MIXED), 0.1529973665111273),
+        # The published value takes the first return for 0; with the NaN left out it is the next.
+        (metrics.tail_ratio(np.nan_to_num(MIXED)), 0.9473684210526313),
+        (metrics.tail_ratio(MIXED), 0.9556962025316452),
+        (metrics.sharpe(MIXED - BENCHMARK, 252), 0.34111411441060574),
     ],
 )
 def test_metrics_equal_the_published_ones(value, published):
     assert value == pytest.approx(published, rel=4e-5 if abs(published) == 0.03893 else 1e-8)
+
+
+def test_these_vectors_and_values_are_those_of_the_reference_file(shared):
+    text = (shared / "expected" / "stats_and_published.json").read_text()
+    known = json.loads(text)["empyrical_vectors"]
+    vectors = {"mixed_returns": MIXED, "simple_benchmark": BENCHMARK, "negative_returns": NEGATIVE}
+    for name, ours in vectors.items():
+        np.testing.assert_allclose(ours * 100, np.array(known[f"{name}_pct"], float))
+    ours = {
+        "omega": metrics.omega(MIXED, 11 ** (1 / 252) - 1),
+        "stability": metrics.stability(MIXED),
+        "tail_ratio": metrics.tail_ratio(np.nan_to_num(MIXED)),
+        "sortino": metrics.sortino(MIXED, 252),
+        "calmar": metrics.calmar(MIXED, 252),
+        "sharpe": metrics.sharpe(MIXED, 252),
+        "annual_return": metrics.cagr(MIXED, 252),
+        "annual_volatility": metrics.annual_volatility(MIXED, 252),
+        "max_drawdown": metrics.max_drawdown(MIXED),
+    }
+    for name, value in ours.items():
+        assert value == pytest.approx(known["expected_published"][name], rel=1e-8), name
 
 
 def test_the_sp500_of_1999_to_2018_has_its_known_figures(shared):
@@ -76,6 +105,51 @@ def test_drawdown_is_the_fall_from_the_highest_equity_before():
     assert metrics.max_drawdown(r) == pytest.approx(min(double_loop))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_duration_of_a_drawdown_is_the_longest_wait_for_a_high(seed):
+    r = np.random.default_rng(seed).normal(0, 0.03, 60)
+    equity, longest = [1.0, *np.cumprod(1 + r)], 0
+    for first in range(61):
+        for last in range(first + 1, 61):
+            if equity[last] < equity[first]:
+                # The recovery, where there is one, is the bar after.
+                longest = max(longest, min(last + 1, 60) - first)
+            else:
+                break
+    assert metrics.max_drawdown_duration(r) == longest
+
+
+def test_durations_of_short_histories():
+    assert metrics.max_drawdown_duration([0.1, 0.1]) == 0.0
+    assert metrics.max_drawdown_duration([0.1, -0.1]) == 1.0  # open at the end
+    assert metrics.max_drawdown_duration([-0.1, 0.2]) == 2.0
+    assert math.isnan(metrics.max_drawdown_duration([np.nan]))
+
+
+def test_tails_by_sorting():
+    r = np.random.default_rng(3).normal(0, 0.01, 201)
+    ordered = np.sort(r)
+    # 200 steps between 201 values: the 5% quantile is the value after ten of them.
+    assert metrics.value_at_risk(r) == pytest.approx(ordered[10])
+    assert metrics.expected_shortfall(r) == pytest.approx(ordered[:11].mean())
+    assert metrics.tail_ratio(r) == pytest.approx(ordered[190] / -ordered[10])
+    ulcer = math.sqrt(np.mean(metrics.drawdown_series(r) ** 2))
+    assert metrics.ulcer_index(r) == pytest.approx(ulcer)
+
+
+def test_interest_on_cash_is_left_out_of_ratios_and_what_was_paid_is_not():
+    index = pd.date_range("2020-01-01", periods=3, tz="UTC")
+    equity = pd.Series([1.02, 1.0302, 1.0096], index)
+    interest = pd.Series([0.01, 0.0051, -0.003], index)
+    excess = [0.02 - 0.01, 0.01 - 0.005, 1.0096 / 1.0302 - 1.0]
+    np.testing.assert_allclose(metrics.excess_returns(equity, interest), excess, atol=1e-15)
+    np.testing.assert_allclose(metrics.excess_returns(equity, None), metrics.simple_returns(equity))
+    found = metrics.summary(equity, turnover=equity, bars_per_year=252, interest=interest)
+    assert found["sharpe"] == pytest.approx(metrics.sharpe(excess, 252))
+    assert found["interest"] == pytest.approx(0.0151)
+    assert found["total_return"] == pytest.approx(0.0096)
+
+
 def test_a_nan_return_is_left_out_and_keeps_its_place_in_a_drawdown():
     r = np.array([0.1, np.nan, -0.2, 0.05])
     without = r[~np.isnan(r)]
@@ -89,6 +163,7 @@ def test_what_is_undefined_is_nan_and_nothing_is_infinite():
     for r in (np.zeros(10), np.full(10, 0.01), np.array([]), np.full(3, np.nan)):
         assert math.isnan(metrics.sharpe(r, 252))
         assert math.isnan(metrics.skewness(r))
+        assert math.isnan(metrics.omega(r))
     assert math.isnan(metrics.sortino([0.01, 0.02], 252))
     assert math.isnan(metrics.calmar([0.01, 0.02], 252))
     assert math.isnan(metrics.hit_rate(np.zeros(4)))

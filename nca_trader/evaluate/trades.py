@@ -1,0 +1,377 @@
+"""Fills, orders and round trips of a backtest, from what it traded in each bar.
+
+An account is scale-free: its trace has weights and fractions of equity. Here they become units and
+money per 1 of the capital. A trade is one round trip of one asset: it begins where the asset is
+flat, and ends where it is flat again or changes sides. What is added or partly closed in between
+belongs to it, at average prices. A fill that changes sides closes one trade and opens another.
+
+The prices are those of the bars; slippage, spread and impact are costs. So the `pnl` of all trades,
+plus what holding paid and charged (dividends, interest, borrow fees, funding, and losses forgiven
+below the floor), is the final equity less 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.envs.account.state import Flows, Quote, Rules, worsening
+from nca_trader.evaluate.metrics import positions
+from nca_trader.types import Bars, Costs
+
+TRADING_COSTS = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
+# Why a fill happened. The first four are the codes of `Traded.exit_reason`.
+REASONS = (
+    "target",
+    "stop",
+    "take profit",
+    "trailing stop",
+    "liquidated",
+    "delisted",
+    "bankrupt",
+)
+LIQUIDATED, DELISTED, BANKRUPT = (REASONS.index(x) for x in ("liquidated", "delisted", "bankrupt"))
+OPEN = "open"  # the reason of a trade that has not ended
+MOMENTS = ("before", "open", "inside", "close", "after")  # of a bar, in order
+BEFORE, AT_OPEN, INSIDE, AT_CLOSE, AFTER = range(5)
+PARTICIPATION = 0.01  # of a bar's volume, that `capacity` is stated for
+WITHIN = 0.95  # share of fills that stay below it
+
+
+class Traded(NamedTuple):
+    """What an account traded in each bar: signed notional as fractions of equity before each trade.
+
+    Attributes:
+      at_open: `[N, A]` at the bar's open.
+      exited: `[N, A]` inside the bar, by a stop or a target; it closes the position.
+      exit_price: `[N, A]` of `exited`, NaN where there is none.
+      exit_reason: `[N, A]` int8, an index into `REASONS`.
+      at_close: `[N, A]` at the bar's close.
+      equity_at_open: `[N]` equity before the trades at the open.
+    """
+
+    at_open: np.ndarray
+    exited: np.ndarray
+    exit_price: np.ndarray
+    exit_reason: np.ndarray
+    at_close: np.ndarray
+    equity_at_open: np.ndarray
+
+
+class Fills(NamedTuple):
+    """K fills, sorted by asset and time; `[K]` each.
+
+    Attributes:
+      asset: column of the asset.
+      row: of the bar.
+      moment: of the bar, an index into `MOMENTS`.
+      price: of the bar at that moment.
+      before: units held before, per 1 of the capital; negative for a short position.
+      after: units held after.
+      cost: of the fill, as a fraction of the capital.
+      reason: an index into `REASONS`.
+    """
+
+    asset: np.ndarray
+    row: np.ndarray
+    moment: np.ndarray
+    price: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    cost: np.ndarray
+    reason: np.ndarray
+
+
+def units_held(bars: Bars, equity: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Compute the units `[N, A]` held at each close, per 1 of the capital; 0 where flat.
+
+    Args:
+      bars: the N bars that were traded.
+      equity: `[N]` at each close, 1 before the first bar.
+      weights: `[N, A]` held at each close.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        units = weights * equity[:, None] / bars.close
+    # Before an asset's first bar its price is NaN, and nothing can be held.
+    return np.where(positions(weights) != 0, units, 0.0)
+
+
+def fills_of(
+    bars: Bars,
+    equity: np.ndarray,
+    weights: np.ndarray,
+    traded: Traded,
+    flows: Flows,
+    costs: Costs,
+    rules: Rules,
+) -> Fills:
+    """Find every fill of a backtest.
+
+    Args:
+      bars: the N bars that were traded.
+      equity: `[N]` at each close, 1 before the first bar.
+      weights: `[N, A]` held at each close.
+      traded: what was traded in each bar.
+      flows: `[N]` each, where equity went.
+      costs: of the account; they divide the cost of a bar among its fills.
+      rules: of the account.
+    """
+    held = units_held(bars, equity, weights)
+    held_before = np.vstack([np.zeros((1, bars.num_assets)), held[:-1]])
+    broke = equity <= rules.floor * (1.0 + 1e-9)
+    # Only the bar of the bankruptcy: nothing is held after it.
+    broke &= ~np.concatenate([[False], broke[:-1]])
+    any_trade = (traded.at_open != 0) | (traded.exited != 0) | (traded.at_close != 0)
+    gone = (held_before != 0) & (held == 0) & ~any_trade & ~broke[:, None]
+    lost = broke[:, None] & ((held_before != 0) | any_trade)
+    found = {
+        BEFORE: gone,
+        AT_OPEN: traded.at_open != 0,
+        INSIDE: traded.exited != 0,
+        AT_CLOSE: traded.at_close != 0,
+        AFTER: lost,
+    }
+    # A delisted asset is closed at its last price less the haircut, without a trade.
+    before_gap = np.vstack([bars.open[:1], bars.close[:-1]]) * (1.0 - rules.delist_haircut)
+    prices = {
+        BEFORE: before_gap,
+        AT_OPEN: bars.open,
+        INSIDE: traded.exit_price,
+        AT_CLOSE: bars.close,
+        AFTER: _price_of_bankruptcy(bars, held_before, flows),
+    }
+    called = np.asarray(flows.liquidation)[:, None] != 0
+    # Orders fill at one moment of a bar; what is traded at the other one was liquidated.
+    orders, others = (AT_OPEN, AT_CLOSE) if rules.fill == "next_open" else (AT_CLOSE, AT_OPEN)
+    elsewhere = found[others].any(axis=1, keepdims=True)
+    reasons = {
+        BEFORE: DELISTED,
+        INSIDE: traded.exit_reason,
+        orders: np.where(called & ~elsewhere, LIQUIDATED, 0),
+        others: np.where(called, LIQUIDATED, 0),
+        AFTER: BANKRUPT,
+    }
+    parts = []
+    for moment, here in found.items():
+        row, asset = np.nonzero(here)
+        reason = np.broadcast_to(reasons[moment], here.shape)[row, asset]
+        parts.append((asset, row, np.full(row.size, moment), prices[moment][row, asset], reason))
+    asset, row, moment, price, reason = (np.concatenate(x) for x in zip(*parts, strict=True))
+    order = np.lexsort((moment, row, asset))
+    asset, row, moment, price, reason = (x[order] for x in (asset, row, moment, price, reason))
+    after = _units_after(asset, row, moment, held, traded, bars)
+    same = np.concatenate([[False], asset[1:] == asset[:-1]])[: asset.size]
+    before = np.where(same, np.concatenate([[0.0], after[:-1]])[: asset.size], 0.0)
+    # A rebalance of nothing: the dust that a closed position leaves is traded and stays dust.
+    some = before != after
+    fills = Fills(asset, row, moment, price, before, after, np.zeros(row.size), reason)
+    fills = Fills(*(values[some] for values in fills))
+    return fills._replace(cost=_cost_of_each(fills, bars, flows, costs, rules))
+
+
+def _price_of_bankruptcy(bars: Bars, held: np.ndarray, flows: Flows) -> np.ndarray:
+    """Return `[N, A]` the prices that ended an account which is bankrupt in that bar."""
+    previous = np.vstack([bars.open[:1], bars.close[:-1]])
+    overnight = np.nansum(held * (bars.open - previous), axis=1)
+    intraday = np.nansum(held * (bars.close - bars.open), axis=1)
+    market = np.asarray(flows.market)
+    # An account that the opening bankrupts does not see the close.
+    at_open = np.abs(market - overnight) < np.abs(market - overnight - intraday)
+    return np.where(at_open[:, None], bars.open, bars.close)
+
+
+def _units_after(
+    asset: np.ndarray,
+    row: np.ndarray,
+    moment: np.ndarray,
+    held: np.ndarray,
+    traded: Traded,
+    bars: Bars,
+) -> np.ndarray:
+    """Return `[K]` the units held after each fill, which are sorted by asset and time."""
+    after = held[row, asset]
+    after[(moment == INSIDE) | (moment == BEFORE) | (moment == AFTER)] = 0.0
+    # Of several fills in one bar the last one leaves what is held at the close. What an earlier
+    # fill at the open leaves follows from its size.
+    followed = np.zeros(row.size, bool)
+    followed[:-1] = (row[1:] == row[:-1]) & (asset[1:] == asset[:-1])
+    k = np.flatnonzero(followed & (moment == AT_OPEN))
+    t, i = row[k], asset[k]
+    start = np.where(t > 0, held[t - 1, i], 0.0)
+    bought = traded.at_open[t, i] * traded.equity_at_open[t] / bars.open[t, i]
+    # The trade that closes a position leaves rounding and no position.
+    dust = np.abs(start + bought) <= 1e-9 * np.maximum(np.abs(start), np.abs(bought))
+    after[k] = np.where(dust, 0.0, start + bought)
+    return after
+
+
+def _cost_of_each(fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: Rules) -> np.ndarray:
+    """Divide the cost of trading of each bar among its fills, `[K]`.
+
+    A bar's cost is divided in proportion to what the fills cost by themselves. They differ where
+    cash cut a buy: its impact is that of the whole order.
+    """
+    total = -np.sum([np.asarray(getattr(flows, name)) for name in TRADING_COSTS], axis=0)
+    units, row, asset = fills.after - fills.before, fills.row, fills.asset
+    money = rules.capital is not None
+    quoted = bars.half_spread
+    quote = Quote(
+        present=np.ones(row.size, bool),
+        price=fills.price,
+        volume=np.nan_to_num(bars.volume[row, asset]) if money else None,
+        half_spread=None if quoted is None else np.nan_to_num(quoted[row, asset]),
+    )
+    worse = worsening(units * (rules.capital or 1.0), quote, costs, rules.tick)[0]
+    size = np.abs(units) * fills.price
+    own = size * (worse + costs.commission * (1.0 + np.sign(units) * worse))
+    own += costs.fixed_fee / (rules.capital or math.inf)
+    own += np.where(fills.reason == LIQUIDATED, costs.liquidation_fee * size, 0.0)
+    # Nothing is charged for a position that ends without a trade.
+    own = np.where(np.isin(fills.moment, (BEFORE, AFTER)), 0.0, own)
+    bar = np.bincount(row, own, minlength=len(bars))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = own / bar[row]
+    return np.where(bar[row] > 0.0, share * total[row], 0.0)
+
+
+def order_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
+    """Return one row per fill of an order, in order of time.
+
+    Columns: `time` of the bar, `symbol`, `side` ("buy" or "sell"), `at` ("open", "inside" or
+    "close" of the bar), `size` in units, `price`, `notional` and `cost` as fractions of the
+    capital, `reason`. Units are those of `rules.capital`, or of a capital of 1 without one.
+    """
+    kept = np.flatnonzero(~np.isin(fills.moment, (BEFORE, AFTER)))
+    kept = kept[np.lexsort((fills.asset[kept], fills.moment[kept], fills.row[kept]))]
+    f = Fills(*(values[kept] for values in fills))
+    units = f.after - f.before
+    return pd.DataFrame(
+        {
+            "time": bars.index[f.row],
+            "symbol": np.array(bars.symbols, object)[f.asset],
+            "side": np.where(units > 0, "buy", "sell"),
+            "at": np.array(MOMENTS, object)[f.moment],
+            "size": np.abs(units) * (rules.capital or 1.0),
+            "price": f.price,
+            "notional": np.abs(units) * f.price,
+            "cost": f.cost,
+            "reason": np.array(REASONS, object)[f.reason],
+        }
+    )
+
+
+def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
+    """Return one row per trade, in order of entry.
+
+    Columns: `symbol`; `entry`, `exit` times of the bars (NaT while it is open); `entry_price`,
+    `exit_price`, averages over its fills, the last close for what is still held; `size`, units
+    entered in all, negative for a short; `cost`, `pnl` net of it, as fractions of the capital;
+    `return`, `pnl` over the money entered; `duration`; `bars`, held; `reason` of the exit, "open"
+    for a trade that has not ended. Units are as in `order_table`.
+    """
+    units = fills.after - fills.before
+    flips = fills.before * fills.after < 0
+    starts = (fills.after != 0) & ((fills.before == 0) | flips)
+    count = int(starts.sum())
+    own = np.cumsum(starts) - 1
+    shrinks = np.abs(fills.after) < np.abs(fills.before)
+    closing = np.where(flips, -fills.before, np.where(shrinks, units, 0.0))
+    opening = units - closing
+    # The part of a fill that closes belongs to the trade before, where the fill opens one as well.
+    closed = own - starts
+
+    def total(trade: np.ndarray, values: np.ndarray, where: np.ndarray) -> np.ndarray:
+        return np.bincount(trade[where], values[where], minlength=count)
+
+    opens, closes = opening != 0, closing != 0
+    entered = total(own, np.abs(opening), opens)
+    entered_money = total(own, np.abs(opening) * fills.price, opens)
+    left = total(closed, np.abs(closing), closes)
+    left_money = total(closed, np.abs(closing) * fills.price, closes)
+    part = np.abs(closing) / np.abs(units)
+    cost = total(own, fills.cost * (1.0 - part), opens) + total(closed, fills.cost * part, closes)
+    first = np.flatnonzero(starts)
+    asset, side = fills.asset[first], np.sign(fills.after[first])
+    entry, last = fills.row[first], np.full(count, len(bars) - 1)
+    reason = np.full(count, OPEN, object)
+    ends = np.flatnonzero(closes & ((fills.after == 0) | flips))
+    last[closed[ends]] = fills.row[ends]
+    reason[closed[ends]] = np.array(REASONS, object)[fills.reason[ends]]
+    still = reason == OPEN
+    held = np.where(still, entered - left, 0.0)
+    out = left_money + held * bars.close[-1, asset] if count else left_money
+    pnl = side * (out - entered_money) - cost
+    times = bars.index
+    table = pd.DataFrame(
+        {
+            "symbol": np.array(bars.symbols, object)[asset],
+            "entry": times[entry],
+            "exit": times[last].where(~still),
+            "entry_price": entered_money / entered,
+            "exit_price": out / entered,
+            "size": side * entered * (rules.capital or 1.0),
+            "cost": cost,
+            "pnl": pnl,
+            "return": pnl / entered_money,
+            "duration": times[last] - times[entry],
+            "bars": last - entry,
+            "reason": reason,
+        }
+    )
+    order = np.lexsort((asset, entry))
+    return table.iloc[order].reset_index(drop=True)
+
+
+def trade_metrics(trades: pd.DataFrame) -> dict[str, float]:
+    """Compute the metrics of trades that have ended; NaN where there is none.
+
+    Args:
+      trades: as `trade_table` returns.
+
+    Returns:
+      trades: how many, with those still open. win_rate: share with a `pnl` above 0.
+      profit_factor: gains over losses, sums of `pnl`; NaN without a loss. expectancy: mean `pnl`,
+      a fraction of the capital. average_trade, best_trade, worst_trade: of `return`. sqn:
+      `sqrt(n) mean(pnl) / std(pnl, ddof=1)`, the system quality number (Tharp 2006).
+      trade_duration: mean number of bars.
+    """
+    closed = trades[trades["reason"] != OPEN]
+    pnl, returns = closed["pnl"].to_numpy(), closed["return"].to_numpy()
+    n = len(closed)
+    lost = -pnl[pnl < 0].sum()
+    deviation = pnl.std(ddof=1) if n > 1 else 0.0
+    return {
+        "trades": float(len(trades)),
+        "win_rate": float((pnl > 0).mean()) if n else math.nan,
+        "profit_factor": float(pnl[pnl > 0].sum() / lost) if lost > 0 else math.nan,
+        "expectancy": float(pnl.mean()) if n else math.nan,
+        "sqn": float(math.sqrt(n) * pnl.mean() / deviation) if deviation > 0 else math.nan,
+        "average_trade": float(returns.mean()) if n else math.nan,
+        "best_trade": float(returns.max()) if n else math.nan,
+        "worst_trade": float(returns.min()) if n else math.nan,
+        "trade_duration": float(closed["bars"].mean()) if n else math.nan,
+    }
+
+
+def capacity(fills: Fills, bars: Bars, participation: float = PARTICIPATION) -> float:
+    """Compute the capital at which 95% of the fills take at most a share of their bar's volume.
+
+    `quantile_5%(participation * volume / units)`, units per 1 of the capital; in the currency of
+    the prices.
+
+    Args:
+      fills: of the backtest.
+      bars: the N bars that were traded. A bar whose volume is NaN is left out.
+      participation: share of a bar's volume that a fill may take.
+
+    Returns:
+      NaN without fills, and where no volume is known.
+    """
+    kept = ~np.isin(fills.moment, (BEFORE, AFTER))
+    units = np.abs(fills.after - fills.before)[kept]
+    largest = participation * bars.volume[fills.row[kept], fills.asset[kept]] / units
+    largest = largest[~np.isnan(largest)]
+    return float(np.quantile(largest, 1.0 - WITHIN)) if largest.size else math.nan
