@@ -1,12 +1,150 @@
-"""The cores and the memory that this process may use."""
+"""What this machine gives a process: its disk (atomic writes, locks), its cores and its memory."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import pathlib
 import resource
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from nca_trader.cloud import CloudPath, Place
+from nca_trader.errors import RunError, StateError
+
+SCRATCH = "nca-trader."
+
+
+def write_atomically(path: Place, content: str | bytes) -> None:
+    """Write `content`, a text as UTF-8, so that no reader and no crash sees half of it.
+
+    Raises:
+      StateError: it cannot be written. Nothing of it is left then.
+      ConfigError, StoreError: of a store, see `CloudPath`.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    if isinstance(path, CloudPath):
+        path.put(content)
+        return
+    # In the same folder: a rename is atomic within one file system only.
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # before the rename, or a power cut could leave an empty file
+        os.replace(part, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StateError(
+            f"{path}: cannot be written ({error.strerror}); fix that, then try again."
+        ) from None
+
+
+def run_file(folder: Place) -> Place:
+    """Return the path of a run folder's `run.json`.
+
+    Raises:
+      RunError: the file does not exist.
+    """
+    file = folder / "run.json"
+    if not file.is_file():
+        raise RunError(
+            f"{folder}: not a run folder (it has no run.json); give one that `nca-trader train` "
+            "made."
+        )
+    return file
+
+
+def sha256_of(path: pathlib.Path) -> str:
+    """Return the SHA-256 of a file's bytes, hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class HeldError(Exception):
+    """Another process holds a lock. The text names it: pid, host and command."""
+
+
+def take_lock(path: pathlib.Path) -> int:
+    """Lock a file, made if it is missing, and write into it who holds the lock.
+
+    The kernel releases the lock when the returned descriptor is closed or the process ends. The
+    lock belongs to the file and not to its name. A program that the process starts does not
+    inherit it.
+
+    Returns:
+      A descriptor that holds the lock.
+
+    Raises:
+      HeldError: another process, or another descriptor of this one, holds it.
+      OSError: the file cannot be opened, or its file system has no locks.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the opening and the lock its holder may have deleted it: then a new one.
+            if os.fstat(descriptor).st_nlink:
+                program = pathlib.Path(sys.argv[0]).name
+                program = "nca-trader" if program == "__main__.py" else program
+                command = shlex.join([program, *sys.argv[1:]])[:900]
+                text = f"process {os.getpid()} on {socket.gethostname()} ({command})\n".encode()
+                # Written first and cut then: a reader never finds the file empty.
+                os.pwrite(descriptor, text, 0)
+                os.ftruncate(descriptor, len(text))
+                return descriptor
+        except BlockingIOError:
+            holder = os.pread(descriptor, 2000, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise HeldError(holder or "another process") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[pathlib.Path]:
+    """Make a temporary folder that is deleted at the end.
+
+    The next call deletes the folder of a process that was killed. A folder is locked while its
+    process lives, whichever container that is in.
+    """
+    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        # A lock that is held raises BlockingIOError, an OSError: that folder is in use and stays.
+        with contextlib.suppress(OSError), _opened(left) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            folder = pathlib.Path(tempfile.mkdtemp(prefix=SCRATCH))
+            with contextlib.suppress(OSError):  # no locks: no other process deletes it
+                descriptor = stack.enter_context(_opened(folder))
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Another process may have taken it for a left one before it was locked.
+            if folder.is_dir():
+                break
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+@contextlib.contextmanager
+def _opened(folder: pathlib.Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
 
 ROOT = pathlib.Path("/")
 # For each version of control groups: their folder, the files of the limit and of the usage, and the

@@ -9,8 +9,8 @@ import pytest
 
 from nca_trader import cloud
 from nca_trader.cloud import CloudPath, fetched, local, place
-from nca_trader.disk import write_atomically
 from nca_trader.errors import ConfigError, NcaTraderError, StoreError
+from nca_trader.machine import write_atomically
 
 STORE = cloud._store
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from nca_trader import disk
+from nca_trader import machine
 
 HOLD = """
 import sys
-from nca_trader.disk import scratch
+from nca_trader.machine import scratch
 with scratch() as folder:
     (folder / "large").write_bytes(bytes(10))
     print(folder, flush=True)
@@ -27,13 +27,13 @@ def here(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_its_callers_alone_and_gone_at_the_end(here):
-    with disk.scratch() as one, disk.scratch() as other:
+    with machine.scratch() as one, machine.scratch() as other:
         assert one != other and one.parent == here
         assert os.stat(one).st_mode & 0o077 == 0
         (one / "deep").mkdir()
         (one / "deep" / "file").write_text("x")
     assert list(here.iterdir()) == []
-    with pytest.raises(KeyError), disk.scratch():
+    with pytest.raises(KeyError), machine.scratch():
         raise KeyError
     assert list(here.iterdir()) == []
 
@@ -46,14 +46,14 @@ def test_what_a_killed_process_left_is_deleted_and_a_live_ones_is_not(here, root
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert (left / "large").exists()
-    with disk.scratch():
+    with machine.scratch():
         assert not left.exists() and (held / "large").exists()
     alive.communicate("")
     assert alive.returncode == 0 and list(here.iterdir()) == []
 
 
 def test_a_folder_that_is_taken_for_left_before_it_is_locked_is_made_again(here, monkeypatch):
-    flock, taken = disk.fcntl.flock, []
+    flock, taken = machine.fcntl.flock, []
 
     def late(file, how):
         if not taken:  # what another process does between the making and the locking
@@ -61,17 +61,17 @@ def test_a_folder_that_is_taken_for_left_before_it_is_locked_is_made_again(here,
             taken[0].rmdir()
         return flock(file, how)
 
-    monkeypatch.setattr(disk.fcntl, "flock", late)
-    with disk.scratch() as folder:
+    monkeypatch.setattr(machine.fcntl, "flock", late)
+    with machine.scratch() as folder:
         assert folder.is_dir() and folder != taken[0]
 
 
 def test_without_locks_nobody_elses_folder_is_touched(here, monkeypatch):
-    with disk.scratch() as other:
+    with machine.scratch() as other:
 
         def refuse(file, how):
             raise OSError("no locks here")
 
-        monkeypatch.setattr(disk.fcntl, "flock", refuse)
-        with disk.scratch() as folder:
+        monkeypatch.setattr(machine.fcntl, "flock", refuse)
+        with machine.scratch() as folder:
             assert folder.is_dir() and other.is_dir()

@@ -8,7 +8,7 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "cloud", "disk", "machine", "numerics", "config"}
+FOUNDATION = {"errors", "types", "cloud", "machine", "numerics", "config"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"parallel", "runs", "learner"}
@@ -18,8 +18,7 @@ MAY_IMPORT = {
     "types": {"errors", "config"},
     "numerics": {"errors", "types"},
     "cloud": {"errors", "config"},
-    "disk": {"errors", "cloud"},
-    "machine": set(),
+    "machine": {"errors", "cloud"},
     "config": {"errors"},
     "data": FOUNDATION,
     "envs": ENVS,

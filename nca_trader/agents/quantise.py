@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -34,11 +33,11 @@ from jax import Array
 
 from nca_trader.agents.lattice import Gauged
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.agents.tensors import Layout, read_tensors, write_tensors
-from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.errors import ConfigError, argument
 
 BITS = (4, 8, 16)
 Leaves = dict[str, np.ndarray]  # by name, e.g. "nca.taps"
+Layout = Mapping[str, tuple[type, tuple[int, ...]]]  # type and shape of each array, by name
 
 
 def leaves_of(params: Params) -> Leaves:
@@ -186,7 +185,6 @@ def gauged(leaves: Leaves, steps: Mapping[str, float], bits: int) -> dict[str, A
 
 
 KINDS = ("euclidean", "cosine")
-FILE, VERSION = "nca_trader codebook", 1
 MOST_GAIN = 255
 TRAINED_ON = 2**16  # groups at most: more of them move no entry by much
 ROUNDS = 50  # of Lloyd's at most; it ends when no group changes its entry
@@ -215,21 +213,6 @@ class Codebook(NamedTuple):
                 near -= 0.5 * (entries**2).sum(1)[None]
             found.append(near.argmax(axis=1))
         return np.concatenate(found)
-
-    def save(self, path: pathlib.Path) -> None:
-        """Write the codebook to a file; raise StateError where that fails."""
-        write_tensors(path, {"entries": self.entries}, {"codebook": self.kind}, FILE, VERSION)
-
-
-def load_codebook(path: pathlib.Path) -> Codebook:
-    """Read what `Codebook.save` wrote; raise as `read_tensors` does."""
-    tensors, about = read_tensors(path, FILE, VERSION)
-    kind, entries = about.get("codebook"), tensors.get("entries", np.zeros(0))
-    if kind not in KINDS or entries.ndim != 2 or entries.dtype != np.float32:
-        raise StateError(f"{path}: is not a codebook of {' or '.join(KINDS)}; train it again.")
-    if not entries.size or not np.isfinite(entries).all():
-        raise StateError(f"{path}: its entries are empty or not finite; train it again.")
-    return Codebook(kind, entries)
 
 
 def train_codebook(groups: np.ndarray, kind: str, size: int, seed: int = 0) -> Codebook:

@@ -5,204 +5,22 @@ cannot be reached; 2 the input was wrong; 3 halted; 4 damaged or unwritable stat
 twice.
 """
 
-from __future__ import annotations
-
-import argparse
-import contextlib
-import importlib
-import json
-import math
-import os
-import pathlib
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import Any, NoReturn
-
-# Each command: the module that has its `add_COMMAND_options` and `run_COMMAND`, and its help.
-COMMANDS = {
-    "demo": ("demo", "train, backtest and paper-replay on real sample bars, then write a page"),
-    "train": ("train", "train an agent into a run folder; the same command resumes it"),
-    "supervise": ("train", "restart a command that dies; training resumes at its checkpoint"),
-    "prove": ("prove", "train on markets with a known optimum, and print the fraction reached"),
-    "backtest": ("backtest", "backtest a trained run or a rule, and print its metrics"),
-    "export": ("export", "write a run's agent to a small file, with 4, 8 or 16 bits per weight"),
-    "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
-    "journal": ("paper", "check a paper session's journal"),
-    "data": ("data", "check a bar file: every problem with its line and remedy, or a summary"),
-    "leakcheck": ("leakcheck", "look for look-ahead in a strategy or a feature, on other futures"),
-    "plan": ("scale", "compile a run for a TPU slice: does it fit, and what bounds it"),
-    "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
-    "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
-    "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
-    "bench": ("bench", "measure steps per second of the environment, the policy and the learner"),
-}
-# Commands that train, and what makes training smaller.
-LEARNING = ("demo", "train", "prove", "profile", "bench")
-LESS = (
-    "lower learner.num_segments, learner.segment_length, learner.envs_per_segment, "
-    "policy.channels or env.market_bars, or give fewer bars"
+from nca_trader.cli.command import (
+    COMMANDS,
+    build_parser,
+    fail_check,
+    main,
+    print_json,
+    stop_on_signal,
+    use_compile_cache,
 )
 
-
-class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, and exits with 2."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the line and exit."""
-        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`.\n")
-
-
-def build_parser() -> Parser:
-    """Return the parser of every command; heavy imports wait until a command runs."""
-    import nca_trader
-
-    parser = Parser(prog="nca-trader", description=nca_trader.__doc__)
-    parser.add_argument("--version", action="version", version=nca_trader.__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (home, about) in COMMANDS.items():
-        # These modules import jax inside their functions, so `--help` is quick.
-        module = importlib.import_module(f"nca_trader.cli.{home}")
-        command = commands.add_parser(name, help=about, description=about)
-        getattr(module, f"add_{name}_options")(command)
-        command.add_argument(
-            "--json", action="store_true", help="one JSON object as the last line of stdout"
-        )
-        command.set_defaults(execute=getattr(module, f"run_{name}"))
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-      argv: the words after `nca-trader`; by default those of this process.
-
-    Returns:
-      The exit code.
-
-    Example:
-      >>> main(["backtest", "--strategy=momentum", "--repair=sort"])  # its line is on stderr
-      2
-    """
-    from nca_trader.cli.checks import check
-    from nca_trader.errors import (
-        ConfigError,
-        NcaTraderError,
-        StateError,
-        options_named,
-        out_of_memory,
-        printable,
-    )
-
-    args = build_parser().parse_args(argv)
-    use_compile_cache()
-    try:
-        with options_named():
-            # Before the command imports jax, so that a wrong option is refused at once.
-            check(args)
-            result = args.execute(args)
-    except NcaTraderError as error:
-        print(f"nca-trader {args.command}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; what was saved before stays", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader has closed the pipe, e.g. `| head`. Python flushes stdout when it exits, which
-        # would fail again: what is left goes to /dev/null.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        # First, as some systems report a failed allocation as an OSError.
-        if out_of_memory(error):
-            cause = next(iter(str(error).splitlines()), "no memory is left")
-            less = LESS if args.command in LEARNING else "give fewer bars or assets"
-            print(f"nca-trader {args.command}: out of memory ({cause}); {less}.", file=sys.stderr)
-            return ConfigError.exit_code
-        if isinstance(error, OSError):
-            where = f"{error.filename or 'this machine'}: {error.strerror or error}"
-            print(f"nca-trader {args.command}: {printable(where)}", file=sys.stderr)
-            return StateError.exit_code
-        raise
-    # `bench` prints its own objects, and of several processes only the first one has a result.
-    if args.json and result is not None:
-        print_json(result)
-    return 0
-
-
-def print_json(result: dict[str, Any]) -> None:
-    """Print one object on one line; a number that is not finite becomes null.
-
-    Example:
-      >>> print_json({"sharpe": float("nan"), "trades": 3})
-      {"sharpe": null, "trades": 3}
-    """
-    # JSON has no NaN: `_finite` replaces it, and one that slips through is an error here.
-    print(json.dumps(_finite(result), allow_nan=False, default=str), flush=True)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -> NoReturn:
-    """End a command whose check failed, with exit code 1.
-
-    The result is printed too: with `--json` a reader gets it whatever the exit code.
-
-    Raises:
-      CheckFailed: always.
-    """
-    from nca_trader.errors import CheckFailed
-
-    if args.json:
-        print_json(result)
-    raise CheckFailed(message)
-
-
-@contextlib.contextmanager
-def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a request to stop, and the second into an interrupt.
-
-    Args:
-      what: "update", "bar" or "look", after which the caller stops; for the message.
-
-    Returns:
-      A context manager that yields a function, which is true once a signal has come.
-
-    Raises:
-      KeyboardInterrupt: at the second signal, wherever the program is.
-    """
-    asked = False
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        print(f"\nstopping after this {what}; once more stops at once", file=sys.stderr)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        # The caller asks after each unit of work, so state is saved between two of them.
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            # None stands for a handler that Python did not install and cannot restore.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def use_compile_cache() -> None:
-    """Keep compiled programs under the user's cache folder, unless the user chose otherwise."""
-    if "NCA_TRADER_NO_CACHE" in os.environ or "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    # Through the environment: jax is slow to import, not every command needs it, and it reads them.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(home) / "nca_trader" / "jax")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+__all__ = [
+    "COMMANDS",
+    "build_parser",
+    "fail_check",
+    "main",
+    "print_json",
+    "stop_on_signal",
+    "use_compile_cache",
+]

@@ -109,7 +109,7 @@ def _check_reading(command: str, given: dict[str, Any]) -> None:
 def _check_files(command: str, given: dict[str, Any]) -> None:
     """Look for the bar file, the run, and the folder of the journal."""
     from nca_trader.cloud import CloudPath, place
-    from nca_trader.disk import run_file
+    from nca_trader.machine import run_file
 
     bars = given.get("file") if command == "data" else given.get("data")
     if command == "paper":

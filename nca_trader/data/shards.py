@@ -24,8 +24,8 @@ import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.records import plain, record, sealed, shown, unsealed
-from nca_trader.disk import write_atomically
 from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.machine import write_atomically
 from nca_trader.types import Bars
 
 FORMAT = 2

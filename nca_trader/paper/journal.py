@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from nca_trader.cloud import local
 from nca_trader.config.records import difference, read_json, record
-from nca_trader.disk import HeldError, take_lock
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.machine import HeldError, take_lock
 
 KINDS = frozenset(
     "run_started bar bar_rejected decision risk order_intent order_sent order_ack order_ambiguous "

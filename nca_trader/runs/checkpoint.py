@@ -35,8 +35,8 @@ from jax import Array
 
 from nca_trader.cloud import CloudPath, Place, together
 from nca_trader.config.records import read_json, record
-from nca_trader.disk import scratch, sha256_of, write_atomically
 from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError
+from nca_trader.machine import scratch, sha256_of, write_atomically
 from nca_trader.parallel import hosts
 
 FORMAT = 1

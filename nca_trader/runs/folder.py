@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
-from nca_trader.disk import HeldError, take_lock, write_atomically
 from nca_trader.errors import RunError, StateError
+from nca_trader.machine import HeldError, take_lock, write_atomically
 from nca_trader.parallel import hosts
 
 RUN, LOCK, SHARED = "run.json", "train.lock", ".shared-"

@@ -45,10 +45,10 @@ from nca_trader.config.records import (
     unsealed,
 )
 from nca_trader.config.toml import from_toml_text, to_toml
-from nca_trader.disk import run_file, write_atomically
 from nca_trader.envs.market import spec_of
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError, argument
+from nca_trader.machine import run_file, write_atomically
 from nca_trader.parallel import hosts
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints

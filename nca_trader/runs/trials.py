@@ -23,9 +23,9 @@ from nca_trader.cloud import CloudPath, Place, place, together
 from nca_trader.config.records import plain, sealed, unsealed
 from nca_trader.config.records import record as record_of
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
-from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import StateError
+from nca_trader.machine import write_atomically
 from nca_trader.types import Bars
 
 FILE = "trials.jsonl"

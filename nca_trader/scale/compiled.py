@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.disk import scratch
 from nca_trader.errors import ConfigError, RunError, argument
+from nca_trader.machine import scratch
 from nca_trader.scale.chips import Slice
 from nca_trader.scale.hlo import Cost, cost_of, read_module, unknown_loops
 from nca_trader.types import Bars

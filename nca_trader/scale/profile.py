@@ -21,13 +21,13 @@ import jax
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, CheckpointConfig
 from nca_trader.data.synthetic import task_of
-from nca_trader.disk import scratch
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.programs import Compilations, bytes_needed
 from nca_trader.learner.train import Markets
+from nca_trader.machine import scratch
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import open_run
 from nca_trader.scale.chips import rates_of

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from nca_trader.agents import quantise as codebook
-from nca_trader.agents.quantise import Codebook, load_codebook, train_codebook
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.agents.quantise import Codebook, train_codebook
+from nca_trader.errors import ConfigError
 
 
 def points(seed=0, count=300, size=2):
@@ -66,19 +66,6 @@ def test_an_entry_that_nothing_is_near_to_stays():
     book = Codebook("euclidean", np.array([[0.0], [9.0]], "f4"))
     moved = codebook.centres(np.array([[1.0], [3.0]], "f4"), np.array([0, 0]), book)
     np.testing.assert_array_equal(moved, [[2.0], [9.0]])
-
-
-def test_a_codebook_is_saved_and_loaded_to_the_bit_and_refused_when_damaged(tmp_path):
-    book = train_codebook(points(), "cosine", 7)
-    path = tmp_path / "book"
-    book.save(path)
-    back = load_codebook(path)
-    assert back.kind == "cosine" and back.entries.tobytes() == book.entries.tobytes()
-    damaged = bytearray(path.read_bytes())
-    damaged[-1] ^= 1
-    path.write_bytes(damaged)
-    with pytest.raises(StateError, match="SHA-256"):
-        load_codebook(path)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

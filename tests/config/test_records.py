@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.config import EnvConfig
 from nca_trader.config.records import sealed, unsealed
 from nca_trader.data.shards import MANIFEST, open_shards, write_shards
@@ -13,7 +12,14 @@ from nca_trader.data.synthetic import task_of
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.runs import exported, trials
-from nca_trader.runs.exported import Coding, Exported, compact, write_exported
+from nca_trader.runs.exported import (
+    Coding,
+    Exported,
+    compact,
+    read_tensors,
+    write_exported,
+    write_tensors,
+)
 from nca_trader.runs.manifest import Run
 from nca_trader.watch.alerts import read_rules
 

@@ -11,11 +11,18 @@ import numpy as np
 import pytest
 
 from nca_trader.agents import quantise
-from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import exported
-from nca_trader.runs.exported import Coding, Exported, compact, read_run, write_exported
+from nca_trader.runs.exported import (
+    Coding,
+    Exported,
+    compact,
+    read_run,
+    read_tensors,
+    write_exported,
+    write_tensors,
+)
 
 CODINGS = [
     Coding(bits=4),

@@ -10,7 +10,7 @@ import sys
 import pytest
 from tiny import AGENT
 
-from nca_trader import disk
+from nca_trader import machine
 from nca_trader.cli import main
 from nca_trader.cloud import CloudPath
 from nca_trader.errors import RunError
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_locked_is_refused_in_one_line(tiny, tmp_path, c
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk.fcntl, "flock", refuse)
+        patch.setattr(machine.fcntl, "flock", refuse)
         assert main(command) == 4
     assert capsys.readouterr().err == (
         f"nca-trader train: {mine.path}/train.lock: cannot be locked (No locks available); "

@@ -14,14 +14,14 @@ import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
 
-from nca_trader import disk
+from nca_trader import machine
 from nca_trader.config import CheckpointConfig, EnvConfig, MeshConfig
 from nca_trader.config.records import sealed
-from nca_trader.disk import write_atomically
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.train import steps_done, train
+from nca_trader.machine import write_atomically
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
@@ -151,7 +151,7 @@ def test_a_run_that_a_kill_stopped_half_made_is_made_by_the_same_command(
         write(*paths)
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(disk.os, "replace", replace)
+        patch.setattr(machine.os, "replace", replace)
         open_run(env, AGENT, folder, seed=0)
     names = ("env.toml", "agent.toml", "run.json")
     left = {*names[:written], f"{names[written]}.part"}

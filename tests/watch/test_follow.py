@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from nca_trader.disk import write_atomically
+from nca_trader.machine import write_atomically
 from nca_trader.paper.journal import Journal
 from nca_trader.watch.metrics import Paper, Rows
 

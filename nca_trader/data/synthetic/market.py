@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.ranges import between, one_of, refuse, whole
+from nca_trader.config.ranges import between, nearest, one_of, refuse, whole
+from nca_trader.config.records import SHOWN, read_toml
 from nca_trader.errors import ConfigError
 from nca_trader.machine import memory
 from nca_trader.types import Bars, Costs, Tensor
@@ -26,6 +28,9 @@ PRICE = 100.0  # before the first bar, where the market sets no other
 CELL_BYTES = 100  # at least, of one bar of one asset while a draw is made (measured: 136 to 174)
 BAR = np.timedelta64(60, "s")
 BEGINNING = np.datetime64("2000-01-01", "ns")
+
+# Every market that can be had by name; `builder` adds each one.
+MARKETS: dict[str, Callable[..., Market]] = {}
 
 Policy = Callable[[Tensor, Tensor], Tensor]
 Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -285,7 +290,7 @@ def builder(
     """Decorate a function of parameters that returns a market.
 
     The market gets the function's name and all parameters, its generator is compiled, and
-    parameters out of range are refused.
+    parameters out of range are refused. `MARKETS` holds it by that name.
 
     Args:
       **ranges: by parameter an interval such as "[0, 1)", the least value of a whole number, or
@@ -308,6 +313,7 @@ def builder(
                 generate=jax.jit(made.generate, static_argnums=1),
             )
 
+        MARKETS[build.__name__] = checked
         return checked
 
     return decorate
@@ -355,3 +361,89 @@ def linear_pay(cost: float) -> Pay:
         return (position * r).sum(axis=-1) - cost * turnover.sum(axis=-1)
 
     return pay
+
+
+def market(name: str, **parameters: Any) -> Market:
+    """Solve the market called `name` without drawing a path.
+
+    Args:
+      name: a key of `MARKETS`.
+      **parameters: those of `MARKETS[name]`, whose docstring describes them.
+
+    Raises:
+      ConfigError: no such market or parameter, or a parameter out of range.
+
+    Example:
+      >>> market("martingale").optimum
+      0.0
+    """
+    if name not in MARKETS:
+        raise ConfigError(
+            f"no synthetic market '{name}'; {nearest(str(name), MARKETS)}There are "
+            f"{', '.join(MARKETS)}."
+        )
+    known = inspect.signature(MARKETS[name]).parameters
+    for unknown in parameters.keys() - known.keys():
+        raise ConfigError(
+            f"the market '{name}' has no parameter '{unknown}'; {nearest(unknown, known)}It has "
+            f"{', '.join(known)}."
+        )
+    return MARKETS[name](**parameters)
+
+
+def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any) -> Task:
+    """Draw a synthetic market.
+
+    Args:
+      name: a key of `MARKETS`.
+      num_bars: N, at least 2.
+      seed: of the draw.
+      **parameters: those of `MARKETS[name]`.
+
+    Returns:
+      A `Task`: `.bars`, `.costs`, `.optimum` (the best average reward per step),
+      `.optimal_policy`, and the other attributes of `Market`. The stress markets
+      regime_switching, jump and garch have None as `.optimum` and `.optimal_policy`.
+
+    Raises:
+      ConfigError: no such market or parameter, or a value out of range.
+
+    Example:
+      >>> task = make("ou", phi=0.95, cost=0.0, num_bars=50)
+      >>> len(task.bars), round(task.optimum, 6)
+      (50, 0.001278)
+    """
+    return draw(market(name, **parameters), num_bars, seed)
+
+
+def task_of(config: EnvConfig, seed: int = 0) -> Task:
+    """Draw `config.market_bars` bars of the market that `config.market` names.
+
+    Raises:
+      ConfigError: see `market_of`; or the market has no such path.
+    """
+    return draw(market_of(config), config.market_bars, seed)
+
+
+def market_of(config: EnvConfig) -> Market:
+    """Solve the market that `config.market` names, e.g. "ou(phi=0.95, cost=0.005)".
+
+    Raises:
+      ConfigError: no name, or an unknown one; a parameter is unknown or out of range.
+    """
+    given = config.market
+    if not given:
+        raise ConfigError("no bars, and the environment names no market; give a bar file.")
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", given, re.DOTALL)
+    try:
+        if match is None:
+            raise ConfigError
+        # The inside of a TOML inline table, so that values are written as everywhere in a config.
+        parameters = read_toml(f"market = {{{match[2] or ''}}}", "market")["market"]
+    except ConfigError:
+        text = given if len(given) <= 2 * SHOWN else given[: 2 * SHOWN] + "..."
+        raise ConfigError(
+            f"market = {text!r} is not a market; write a name and its parameters, e.g. "
+            "'ou(phi=0.95, cost=0.005)'."
+        ) from None
+    return market(match[1], **parameters)

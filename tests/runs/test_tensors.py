@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from nca_trader.agents.tensors import read_tensors, write_tensors
 from nca_trader.errors import RunError, StateError
+from nca_trader.runs.exported import read_tensors, write_tensors
 
 KIND = "test"
 TENSORS = {
