@@ -45,18 +45,28 @@ class Trace(NamedTuple):
     Attributes:
       log_equity: high part plus low part.
       weight: high part plus low part.
-      target: as decided; NaN means no order.
-      traded: signed notional as a fraction of equity.
+      target: the weights ordered; NaN means no order.
+      at_open: signed notional traded at the open, as a fraction of equity before it.
+      at_close: likewise at the close.
       cost: as a fraction of equity.
       flows: where equity went.
+      left: what stops and targets closed inside the bar; None of a strategy without any.
     """
 
     log_equity: Tensor
     weight: Tensor
     target: Tensor
-    traded: Tensor
+    at_open: Tensor
+    at_close: Tensor
     cost: Tensor
     flows: Flows
+    left: Exit | None = None
+
+    @property
+    def turnover(self) -> Tensor:
+        """`[N]` sum of absolute traded notional, as a fraction of equity."""
+        parts = [self.at_open, self.at_close, *([] if self.left is None else [self.left.traded])]
+        return sum(abs(part).sum(-1) for part in parts)
 
 
 def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:

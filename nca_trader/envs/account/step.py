@@ -68,6 +68,18 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
     Returns:
       The account at the bar's close, and the effects of the bar.
     """
+    now, fills = to_open(account, legs, costs, rules)
+    now, fill = mark(now, legs.body, rules)
+    return to_close(now, [*fills, fill], legs, costs, rules)
+
+
+def to_open(
+    account: Account, legs: Legs, costs: Costs, rules: Rules
+) -> tuple[Intrabar, list[Fill]]:
+    """Move the account from the close before to the bar's open, and fill there what is pending.
+
+    Args and order: as `on_bar`, up to the fill.
+    """
     now, fill = mark(begin(account, rules), legs.gap, rules, legs.dividend, legs.delisted)
     fills = [fill]
     at_open = rules.fill == "next_open"
@@ -85,16 +97,32 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
     if at_open:
         now, fill = fill_pending(now, legs.at_open, costs, rules)
         fills.append(fill)
-    now, fill = mark(now, legs.body, rules)
-    fills.append(fill)
+    return now, fills
+
+
+def to_close(
+    now: Intrabar, fills: list[Fill], legs: Legs, costs: Costs, rules: Rules
+) -> tuple[Account, Fill]:
+    """Close the bar after its body: what is charged at the close, and a margin call there.
+
+    Args:
+      now: the account after the body.
+      fills: the effects of the bar so far.
+      legs: of the bar.
+      costs: of holding.
+      rules: of the account.
+
+    Returns:
+      The account at the bar's close, and the effects of the whole bar.
+    """
     # The bars' own funding is paid at their close with either fill, by those who hold then.
-    years = None if at_open else legs.years
+    years = None if rules.fill == "next_open" else legs.years
     if years is not None or legs.funding is not None:
         now, fill = carry(now, years, legs.funding, costs, rules)
-        fills.append(fill)
+        fills = [*fills, fill]
     if rules.maintenance_margin is not None:
         now, fill = liquidate(now, legs.at_close, costs, rules)
-        fills.append(fill)
+        fills = [*fills, fill]
     return settle(now, rules), jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *fills)
 
 
@@ -323,10 +351,22 @@ def liquidate(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[
     gross = abs(now.held).sum()
     called = (gross * (rules.maintenance_margin or 0.0) > 1.0) & ~now.ruined
     closes = called & quote.present
+    after, fill = close_out(now, closes, quote, costs, rules, costs.liquidation_fee)
+    return without(after, closes, called), fill
+
+
+def close_out(
+    now: Intrabar,
+    closes: Tensor,
+    quote: Quote,
+    costs: Costs,
+    rules: Rules,
+    liquidation_fee: float | None = None,
+) -> tuple[Intrabar, Fill]:
+    """Close the whole positions in `closes` `[A]` at the prices of `quote`, at any size."""
     d = jnp.where(closes, -now.held, 0.0)
     worse = _worsening(d, now, quote, costs, rules)
-    after, fill = _execute(now, d, worse, costs, rules, costs.liquidation_fee)
-    return without(after, closes, called), fill
+    return _execute(now, d, worse, costs, rules, liquidation_fee)
 
 
 def capped(target: Array, rules: Rules) -> Array:

@@ -1,0 +1,188 @@
+"""A strategy of one's own: two functions that see one closed bar at a time.
+
+A strategy is an online update like a feature. It receives a bar when the bar is closed, so it
+cannot look ahead, and a backtest, a sweep, `leakcheck` and the paper loop run the same object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.config.ranges import described
+from nca_trader.envs.account.exits import Order
+from nca_trader.errors import ConfigError
+from nca_trader.types import SECONDS_PER_YEAR, Bar
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Strategy:
+    """A strategy as two pure, traceable functions.
+
+    Args:
+      init: `(num_assets) -> state`, a pytree of arrays.
+      act: `(state, bar) -> (state, target)`, or `(state, bar, portfolio) -> (state, target)`.
+        `bar` is a `Bar` of `[A]` float64 arrays. `portfolio` is a `Portfolio`, the account at this
+        close. `target` is `[A]` weights as fractions of equity, NaN for no order, or an `Order`,
+        which can carry stops.
+      name: shown in reports.
+      order: "on_change" trades when a target changes, "rebalance" at each target that is given.
+
+    Raises:
+      ConfigError: `init` or `act` is not a function, or `act` takes other arguments.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import nca_trader as nca
+      >>> def act(previous, bar):
+      ...     return bar.close, jnp.where(bar.close < previous, 1.0, 0.0)
+      >>> dips = nca.Strategy(lambda num_assets: jnp.zeros(num_assets), act, "buy the dip")
+      >>> bars = nca.sample_bars("sp500").select("SP500")[-250:]
+      >>> nca.backtest(bars, dips.with_stop(0.02)).name
+      'buy the dip, stop 0.02'
+    """
+
+    init: Callable[[int], Any]
+    act: Callable[..., tuple[Any, Any]]
+    name: str = "strategy"
+    order: str = "on_change"
+
+    def __post_init__(self):
+        for field, form in (("init", "(num_assets)"), ("act", "(state, bar)")):
+            function = getattr(self, field)
+            if not callable(function):
+                raise ConfigError(
+                    f"Strategy({field}=...) is {described(function)}; give a function of {form}, "
+                    "e.g. nca.Strategy(init, act, name='mine')."
+                )
+        if not isinstance(self.name, str):
+            raise ConfigError(f"Strategy(name=...) is {described(self.name)}; give a text.")
+        if self.order not in ("on_change", "rebalance"):
+            raise ConfigError(
+                f"Strategy(order={self.order!r}): there are 'on_change' and 'rebalance'."
+            )
+        if _arguments(self.act) not in (2, 3):
+            raise ConfigError(
+                f"Strategy(act=...) takes {_arguments(self.act)} arguments; write act(state, bar) "
+                "or act(state, bar, portfolio)."
+            )
+
+    @property
+    def sees_portfolio(self) -> bool:
+        """Whether `act` takes the portfolio as well."""
+        return _arguments(self.act) == 3
+
+    def decide(self, state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
+        """Call `act`; return the state and an `Order`, whose target has the shape of the bar."""
+        seen = (portfolio,) if self.sees_portfolio else ()
+        state, asked = self.act(state, bar, *seen)
+        order = asked if isinstance(asked, Order) else Order(asked)
+        # A scalar is the target of every asset.
+        return state, order._replace(target=jnp.broadcast_to(order.target, bar.close.shape))
+
+    def with_stop(self, fraction: Any) -> Strategy:
+        """Leave a position that has lost `fraction` of its entry price, inside the bar.
+
+        After it the asset stays flat until its target changes.
+        """
+        return self._with("stop", "stop_loss", fraction)
+
+    def with_trailing_stop(self, fraction: Any) -> Strategy:
+        """Leave a position that has lost `fraction` of its best price in earlier bars."""
+        return self._with("trailing stop", "trailing_stop", fraction)
+
+    def with_take_profit(self, fraction: Any) -> Strategy:
+        """Leave a position that has gained `fraction` of its entry price."""
+        return self._with("take profit", "take_profit", fraction)
+
+    def with_volatility(self, annual: Any, span: float = 60.0, cap: float = 1.0) -> Strategy:
+        """Scale each target to a volatility: `size = min(cap, annual / volatility)`.
+
+        The volatility is `sqrt(E[r^2] / E[years])`, exponentially weighted means over close-to-close
+        returns and the time between their bars, so it needs no number of bars per year. A target is
+        0 until `span` returns were seen.
+
+        Args:
+          annual: volatility of an asset held in full, e.g. 0.15.
+          span: of the means, in bars; their weight is `2 / (span + 1)`.
+          cap: the largest factor.
+
+        Example:
+          >>> import nca_trader as nca
+          >>> nca.rules.momentum(50).with_volatility(0.15).name
+          'momentum 50, volatility 0.15'
+        """
+        _refuse_fraction("with_volatility", annual)
+        weight = 2.0 / (span + 1.0)
+
+        def init(num_assets: int) -> Any:
+            zero, none = jnp.zeros(num_assets), jnp.full(num_assets, jnp.nan)
+            return self.init(num_assets), (none, none, zero, zero, zero)
+
+        def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
+            inner, (close, time, square, years, seen) = state
+            inner, order = self.decide(inner, bar, portfolio)
+            return_ = bar.close / close - 1.0
+            elapsed = (bar.time - time) / SECONDS_PER_YEAR
+            known = bar.present & ~jnp.isnan(return_)
+            square = jnp.where(known, square + weight * (return_**2 - square), square)
+            years = jnp.where(known, years + weight * (elapsed - years), years)
+            seen = seen + known
+            close, time = (
+                jnp.where(bar.present, now, before)
+                for now, before in ((bar.close, close), (bar.time, time))
+            )
+            # Both means start at 0, and their quotient is free of that bias.
+            volatility = jnp.sqrt(square / jnp.where(years > 0.0, years, 1.0))
+            size = jnp.minimum(cap, annual / jnp.maximum(volatility, 1e-9))
+            order = order._replace(size=order.size * jnp.where(seen >= span, size, 0.0))
+            return (inner, (close, time, square, years, seen)), order
+
+        return self._around(init, act, f"volatility {_text(annual)}")
+
+    def _with(self, word: str, field: str, fraction: Any) -> Strategy:
+        """Return this strategy with one level in each of its orders."""
+        _refuse_fraction(f"with_{word.replace(' ', '_')}", fraction)
+
+        def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
+            state, order = self.decide(state, bar, portfolio)
+            return state, order._replace(**{field: fraction})
+
+        return self._around(self.init, act, f"{word} {_text(fraction)}")
+
+    def _around(self, init: Callable, act: Callable, what: str) -> Strategy:
+        """Return a strategy around this one; it sees the portfolio if this one does."""
+        taken = act if self.sees_portfolio else lambda state, bar: act(state, bar, None)
+        return dataclasses.replace(self, init=init, act=taken, name=f"{self.name}, {what}")
+
+
+def _arguments(function: Callable) -> int:
+    """Count the positional arguments without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-ins have no signature
+        return 2
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.default is p.empty and p.kind in kinds for p in parameters)
+
+
+def _text(value: Any) -> str:
+    """Write a parameter; a traced one has no value yet."""
+    return f"{value:g}" if isinstance(value, Real | np.generic) else "..."
+
+
+def _refuse_fraction(name: str, value: Any) -> None:
+    """Refuse a level that is not a fraction above 0; a traced one cannot be checked."""
+    if isinstance(value, Array):
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0.0 < value < 10.0:
+        raise ConfigError(
+            f"{name}({value!r}): give a fraction above 0, e.g. 0.05 for five percent."
+        )
