@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from nca_trader.agents import load_agent, rules
     from nca_trader.agents.check import check_policy
     from nca_trader.agents.policy import make_policy
-    from nca_trader.agents.rules import Strategy
+    from nca_trader.agents.strategy import Strategy
     from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.data import synthetic
     from nca_trader.data.bars import align, read_bars, resample, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
     from nca_trader.data.samples import sample_bars
     from nca_trader.envs import load_env
+    from nca_trader.envs.account.exits import Order, Portfolio
     from nca_trader.envs.check import check_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.errors import (
@@ -56,6 +57,8 @@ __all__ = [
     "EnvSpec",
     "HaltError",
     "NcaTraderError",
+    "Order",
+    "Portfolio",
     "Result",
     "Run",
     "RunError",
@@ -103,12 +106,14 @@ _HOME = {
     "EnvSpec": "types",
     "HaltError": "errors",
     "NcaTraderError": "errors",
+    "Order": "envs.account.exits",
+    "Portfolio": "envs.account.exits",
     "Result": "evaluate.result",
     "Run": "runs.manifest",
     "RunError": "errors",
     "Sessions": "data.calendar",
     "StateError": "errors",
-    "Strategy": "agents.rules",
+    "Strategy": "agents.strategy",
     "TradingEnv": "envs.trading",
     "check_env": "envs.check",
     "check_policy": "agents.check",

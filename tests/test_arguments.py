@@ -247,7 +247,7 @@ def line_of(function, text):
     ],
 )
 def test_a_strategy_that_fails_names_its_line_and_the_bar(bars, update, state, text, says):
-    strategy = nca.Strategy("mine", lambda num_assets: state, update)
+    strategy = nca.Strategy(lambda num_assets: state, update, "mine")
     said = refusal(lambda: nca.backtest(bars, strategy), "strategy 'mine': ", *says)
     if text is not None:
         assert f"test_arguments.py line {line_of(update, text)}" in said
@@ -337,7 +337,7 @@ def test_each_number_given_is_an_order_and_a_strategy_trades_on_change(bars):
     assert nca.backtest(bars, frame, fill="close").equity.equals(result.equity)
     once = nca.backtest(bars, asked, fill="close", order="on_change")
     assert once.num_fills == 1
-    steady = nca.Strategy("half", lambda a: (), lambda s, bar: (s, 0.5 + 0.0 * bar.close))
+    steady = nca.Strategy(lambda a: (), lambda s, bar: (s, 0.5 + 0.0 * bar.close), "half")
     assert nca.backtest(bars, steady).order == "on_change"
     assert nca.backtest(bars, steady).num_fills == 1
     assert nca.backtest(bars, steady, order="rebalance").num_fills > 200

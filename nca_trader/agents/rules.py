@@ -1,40 +1,27 @@
 """Rule-based strategies, the baselines that agents are compared with.
 
-A strategy is an online update like a feature: it sees one closed bar at a time, so it cannot look
-ahead. A rule is a function of its parameters that returns a `Strategy`.
+A rule is a function of its parameters that returns a `Strategy`. Weights are shares of equity, 1/A
+per asset unless a rule says otherwise. A missing bar changes nothing, and a rule holds no position
+until it has seen enough bars. Parameters may be traced jax numbers, so that a sweep runs a grid of
+them as one program.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.agents import rolling
+from nca_trader.agents.rolling import Rolling
+from nca_trader.agents.strategy import Strategy
 from nca_trader.config.ranges import refuse, whole
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bar
-
-
-class Strategy(NamedTuple):
-    """A strategy as two pure, traceable functions.
-
-    Attributes:
-      name: shown in reports.
-      init: `(num_assets) -> state`, a pytree of arrays.
-      update: `(state, bar) -> (state, target)`. `bar` is a `Bar` of `[A]` float64 arrays, `target`
-        is `[A]` weights as fractions of equity, NaN for no order.
-
-    Example:
-      >>> Strategy("half", lambda n: (), lambda state, bar: (state, 0.5 + 0 * bar.close)).name
-      'half'
-    """
-
-    name: str
-    init: Callable[[int], Any]
-    update: Callable[[Any, Bar], tuple[Any, Array]]
 
 
 def always_flat() -> Strategy:
@@ -44,7 +31,7 @@ def always_flat() -> Strategy:
       >>> always_flat().name
       'always flat'
     """
-    return Strategy("always flat", lambda num_assets: (), lambda s, bar: (s, 0.0 * _ones(bar)))
+    return Strategy(lambda num_assets: (), lambda s, bar: (s, _none(bar)), "always flat")
 
 
 def buy_and_hold() -> Strategy:
@@ -55,19 +42,49 @@ def buy_and_hold() -> Strategy:
       'buy and hold'
     """
 
+    def act(bought: Array, bar: Bar) -> tuple[Array, Array]:
+        # NaN places no order: the position is left to drift with the market.
+        target = jnp.where(bar.present & ~bought, _share(bar), jnp.nan)
+        return bought | bar.present, target
+
+    return Strategy(lambda num_assets: jnp.zeros(num_assets, bool), act, "buy and hold")
+
+
+def equal_weight() -> Strategy:
+    """Return the strategy that holds equal shares of the assets listed so far, rebalanced.
+
+    Example:
+      >>> equal_weight().order
+      'rebalance'
+    """
+
+    def act(listed: Array, bar: Bar) -> tuple[Array, Array]:
+        listed = listed | bar.present
+        return listed, jnp.where(listed, 1.0, 0.0) / jnp.maximum(listed.sum(), 1)
+
     def init(num_assets: int) -> Array:
         return jnp.zeros(num_assets, bool)
 
-    def update(bought: Array, bar: Bar) -> tuple[Array, Array]:
-        weight = _ones(bar) / bar.close.shape[0]
-        # NaN places no order: the position is left to drift with the market.
-        target = jnp.where(bar.present & ~bought, weight, jnp.nan)
-        return bought | bar.present, target
-
-    return Strategy("buy and hold", init, update)
+    return Strategy(init, act, "equal weight", "rebalance")
 
 
-def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
+def volatility_hold(annual: Any = 0.15, span: float = 60.0, cap: float = 1.0) -> Strategy:
+    """Return the strategy that holds each asset at a constant volatility per year.
+
+    Args:
+      annual: volatility of each asset's share, before it is divided by A, e.g. 0.15.
+      span: of the estimate, in bars; see `Strategy.with_volatility`.
+      cap: the largest factor.
+
+    Example:
+      >>> volatility_hold(0.1).name
+      'hold, volatility 0.1'
+    """
+    hold = Strategy(lambda num_assets: (), lambda s, bar: (s, _share(bar)), "hold")
+    return hold.with_volatility(annual, span, cap)
+
+
+def sma_cross(fast: Any = 10, slow: Any = 30) -> Strategy:
     """Return the moving-average cross: long 1/A of equity while the fast mean is the higher.
 
     Args:
@@ -82,16 +99,67 @@ def sma_cross(fast: int = 10, slow: int = 30) -> Strategy:
       'SMA cross 10/30'
     """
     _refuse_periods("sma_cross", fast=fast, slow=slow)
-    if not fast < slow:
+    if not (rolling.is_traced(fast) or rolling.is_traced(slow)) and not fast < slow:
         raise ConfigError(f"sma_cross: fast = {fast} is not below slow = {slow}; give fewer bars.")
-
-    def target(closes: Array) -> Array:
-        return jnp.where(closes[:fast].mean(0) > closes[:slow].mean(0), 1.0, 0.0)
-
-    return _from_closes(f"SMA cross {fast}/{slow}", slow, target)
+    indicators = (rolling.mean(fast), rolling.mean(slow))
+    name = f"SMA cross {_text(fast)}/{_text(slow)}"
+    return _of_closes(name, indicators, lambda bar, quick, steady: _long(quick > steady))
 
 
-def momentum(lookback: int = 50) -> Strategy:
+def tuned_sma(
+    pairs: Sequence[tuple[int, int]] = ((5, 20), (10, 50), (20, 100), (50, 200)),
+    every: int = 252,
+    cost: float = 5e-4,
+) -> Strategy:
+    """Return an SMA cross whose periods are chosen again and again from its own past.
+
+    Each asset follows the pair that has earned most so far, net of `cost`, chosen at every `every`
+    bars. It is a walk-forward over an expanding history: a choice uses earlier bars only.
+
+    Args:
+      pairs: `(fast, slow)` closes.
+      every: bars from one choice to the next; until the first the asset is not held.
+      cost: of trading, as a fraction of the traded notional, that scores pay.
+
+    Raises:
+      ConfigError: no pairs, or periods as `sma_cross` refuses.
+
+    Example:
+      >>> tuned_sma(every=252).name
+      'tuned SMA, 4 pairs, every 252'
+    """
+    if not pairs:
+        raise ConfigError("tuned_sma: no pairs; give at least one, e.g. ((10, 50), (50, 200)).")
+    _refuse_periods("tuned_sma", every=every)
+    crosses = [sma_cross(fast, slow) for fast, slow in pairs]
+
+    def init(num_assets: int) -> Any:
+        none = jnp.zeros((len(pairs), num_assets))
+        states = [cross.init(num_assets) for cross in crosses]
+        count = jnp.zeros(num_assets, jnp.int32)
+        return states, none, none, jnp.full(num_assets, jnp.nan), count - 1, count
+
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        states, held, scores, close, chosen, seen = state
+        found = [cross.act(s, bar) for cross, s in zip(crosses, states, strict=True)]
+        # Of one asset's own equity: the scores of an asset do not depend on how many there are.
+        new = jnp.stack([target for _, target in found]) * bar.close.shape[0]
+        known = bar.present & ~jnp.isnan(close)
+        return_ = jnp.where(known, bar.close / close - 1.0, 0.0)
+        paid = cost * jnp.where(known[None], jnp.abs(new - held), 0.0)
+        scores = scores + jnp.log1p(held * return_[None] - paid)
+        seen = seen + bar.present
+        due = bar.present & (seen % every == 0)
+        chosen = jnp.where(due, jnp.argmax(scores, axis=0), chosen)
+        followed = jnp.take_along_axis(new, jnp.maximum(chosen, 0)[None], axis=0)[0]
+        target = jnp.where(chosen < 0, 0.0, followed * _share(bar))
+        close = jnp.where(bar.present, bar.close, close)
+        return ([s for s, _ in found], new, scores, close, chosen, seen), target
+
+    return Strategy(init, act, f"tuned SMA, {len(pairs)} pairs, every {every}")
+
+
+def momentum(lookback: Any = 50) -> Strategy:
     """Return momentum: long 1/A of equity while the close is above that of `lookback` bars ago.
 
     Args:
@@ -105,39 +173,269 @@ def momentum(lookback: int = 50) -> Strategy:
       'momentum 50'
     """
     _refuse_periods("momentum", lookback=lookback)
-    return _from_closes(
-        f"momentum {lookback}",
-        lookback + 1,
-        lambda closes: jnp.where(closes[0] > closes[lookback], 1.0, 0.0),
-    )
+    name, past = f"momentum {_text(lookback)}", rolling.past(lookback)
+    return _of_closes(name, (past,), lambda bar, before: _long(bar.close > before))
 
 
-def _refuse_periods(rule: str, **periods: int) -> None:
-    problems = whole(types.SimpleNamespace(**periods), 1, *periods)
+def time_series_momentum(lookback: Any = 252) -> Strategy:
+    """Return trend following: long after a rise over `lookback` bars, short after a fall.
+
+    Source: Moskowitz, Ooi and Pedersen, Time series momentum (2012). Scale it as they do with
+    `.with_volatility(0.4)`.
+
+    Args:
+      lookback: bars.
+
+    Raises:
+      ConfigError: `lookback` is below 1.
+
+    Example:
+      >>> time_series_momentum(252).name
+      'time-series momentum 252'
+    """
+    _refuse_periods("time_series_momentum", lookback=lookback)
+    name, past = f"time-series momentum {_text(lookback)}", rolling.past(lookback)
+    return _of_closes(name, (past,), lambda bar, before: jnp.sign(bar.close - before))
+
+
+def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strategy:
+    """Return the strategy that holds the assets with the highest returns, in equal weights.
+
+    Source: Jegadeesh and Titman, Returns to buying winners and selling losers (1993).
+
+    Args:
+      lookback: bars over which returns are compared.
+      share: of the assets with such a return, above 0 and at most 1; at least one is held.
+
+    Raises:
+      ConfigError: `lookback` is below 1, `share` is out of range, or the bars have one asset.
+
+    Example:
+      >>> cross_sectional_momentum(252).name
+      'cross-sectional momentum 252'
+    """
+    _refuse_periods("cross_sectional_momentum", lookback=lookback)
+    if not rolling.is_traced(share) and not 0.0 < share <= 1.0:
+        raise ConfigError(f"cross_sectional_momentum: share = {share}; give above 0 and up to 1.")
+    past = rolling.past(lookback)
+
+    def init(num_assets: int) -> Any:
+        if num_assets < 2:
+            raise ConfigError("cross_sectional_momentum compares assets; give bars of several.")
+        return past.init(num_assets)
+
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        state, before = past.update(state, bar.close, bar.present)
+        return_ = jnp.where(jnp.isnan(before), -jnp.inf, bar.close / before - 1.0)
+        known = jnp.isfinite(return_)
+        # Of equal returns the first asset counts as the higher.
+        higher = return_[None, :] > return_[:, None]
+        number = jnp.arange(len(return_))
+        same = return_[None, :] == return_[:, None]
+        higher |= same & (number[None, :] < number[:, None])
+        most = jnp.maximum(jnp.floor(share * known.sum()), 1.0)
+        return state, jnp.where(known & (higher.sum(1) < most), 1.0 / most, 0.0)
+
+    return Strategy(init, act, f"cross-sectional momentum {_text(lookback)}")
+
+
+def mean_reversion(lookback: Any = 20, entry: Any = 1.0, leave: Any = 0.0) -> Strategy:
+    """Return the strategy that trades against large deviations from a rolling mean.
+
+    It is long below `mean - entry * deviation` and short above `mean + entry * deviation`, until
+    the close comes back to within `leave` deviations.
+
+    Args:
+      lookback: closes of the mean and of the standard deviation, at least 2.
+      entry: deviations, above `leave`.
+      leave: deviations.
+
+    Raises:
+      ConfigError: `lookback` is below 2, or `leave` is not below `entry`.
+
+    Example:
+      >>> mean_reversion(20, entry=2.0).name
+      'mean reversion 20, entry 2'
+    """
+    _refuse_periods("mean_reversion", least=2, lookback=lookback)
+    if not (rolling.is_traced(entry) or rolling.is_traced(leave)) and not leave < entry:
+        raise ConfigError(f"mean_reversion: leave = {leave} is not below entry = {entry}.")
+    mean, deviation = rolling.mean(lookback), rolling.deviation(lookback)
+
+    def init(num_assets: int) -> Any:
+        return mean.init(num_assets), deviation.init(num_assets), jnp.zeros(num_assets)
+
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        means, deviations, side = state
+        means, middle = mean.update(means, bar.close, bar.present)
+        deviations, width = deviation.update(deviations, bar.close, bar.present)
+        away = bar.close - middle
+        # Comparisons with NaN are false: without enough closes the side stays 0.
+        back = side * away >= -leave * width
+        side = jnp.where(back, 0.0, side)
+        side = jnp.where(away < -entry * width, 1.0, jnp.where(away > entry * width, -1.0, side))
+        return (means, deviations, side), side * _share(bar)
+
+    return Strategy(init, act, f"mean reversion {_text(lookback)}, entry {_text(entry)}")
+
+
+def breakout(lookback: Any = 55, leave: Any = 20, stop: Any = 0.1) -> Strategy:
+    """Return the channel breakout: long above the highest high, out below the lowest low.
+
+    Args:
+      lookback: earlier bars whose highest high the close must exceed.
+      leave: earlier bars whose lowest low closes the position.
+      stop: fraction that a position may lose from its best price; None for no stop.
+
+    Raises:
+      ConfigError: a period below 1, or a stop that is not a fraction.
+
+    Example:
+      >>> breakout(55, 20).name
+      'breakout 55/20, trailing stop 0.1'
+    """
+    _refuse_periods("breakout", lookback=lookback, leave=leave)
+    highest, lowest = rolling.highest(lookback), rolling.lowest(leave)
+
+    def init(num_assets: int) -> Any:
+        none = jnp.full(num_assets, jnp.nan)
+        return highest.init(num_assets), lowest.init(num_assets), none, none, jnp.zeros(num_assets)
+
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        highs, lows, ceiling, ground, side = state
+        # The channel of the bars before: a close cannot exceed its own bar's high.
+        above, below = bar.close > ceiling, bar.close < ground
+        side = jnp.where(bar.present & above, 1.0, jnp.where(bar.present & below, 0.0, side))
+        highs, ceiling = highest.update(highs, bar.high, bar.present)
+        lows, ground = lowest.update(lows, bar.low, bar.present)
+        return (highs, lows, ceiling, ground, side), side * _share(bar)
+
+    found = Strategy(init, act, f"breakout {_text(lookback)}/{_text(leave)}")
+    return found if stop is None else found.with_trailing_stop(stop)
+
+
+def random(seed: Any = 0, hold: Any = 10) -> Strategy:
+    """Return the strategy that tosses a coin per asset: long or flat for `hold` bars.
+
+    Args:
+      seed: of the tosses.
+      hold: bars from toss to toss.
+
+    Raises:
+      ConfigError: `hold` is below 1.
+
+    Example:
+      >>> random(seed=3).name
+      'random 3'
+    """
+    _refuse_periods("random", hold=hold)
+
+    def act(row: Array, bar: Bar) -> tuple[Array, Array]:
+        key = jax.random.fold_in(jax.random.key(seed), row // hold)
+        return row + 1, jax.random.bernoulli(key, 0.5, bar.close.shape) * _share(bar)
+
+    return Strategy(lambda num_assets: jnp.zeros((), jnp.int32), act, f"random {_text(seed)}")
+
+
+def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strategy:
+    """Return a supervised forecast with a threshold: a regression on past returns, refit each bar.
+
+    The next return of an asset is predicted from its last `lags` returns by recursive least squares
+    with exponential forgetting (Haykin, Adaptive Filter Theory, table 10.1). The asset is held long
+    where the forecast is above `threshold`, short where it is below `-threshold`.
+
+    Args:
+      lags: returns that the forecast sees.
+      threshold: a return per bar, e.g. the cost of a trade.
+      span: bars, `2 / (span + 1)` the weight of the newest.
+
+    Raises:
+      ConfigError: `lags` or `span` is below 1.
+
+    Example:
+      >>> forecaster(lags=5, threshold=1e-4).name
+      'forecaster 5, threshold 0.0001'
+    """
+    _refuse_periods("forecaster", lags=lags, span=span)
+    size = lags + 1
+    forget = 1.0 - 2.0 / (span + 1.0)
+    unit = 100.0  # percent: the prior of coefficients of variance 1 is then a weak one
+
+    def init(num_assets: int) -> Any:
+        inputs = jnp.zeros((num_assets, size)).at[:, 0].set(1.0)
+        inverse = jnp.broadcast_to(jnp.eye(size), (num_assets, size, size))
+        close, seen = jnp.full(num_assets, jnp.nan), jnp.zeros(num_assets, jnp.int32)
+        return inputs, jnp.zeros((num_assets, size)), inverse, close, seen
+
+    def learn(x: Array, weights: Array, inverse: Array, return_: Array) -> tuple[Array, Array]:
+        gain = inverse @ x / (forget + x @ inverse @ x)
+        inverse = (inverse - jnp.outer(gain, x @ inverse)) / forget
+        # Rounding makes it lose its symmetry, and then its stability.
+        return weights + gain * (return_ - weights @ x), (inverse + inverse.T) / 2.0
+
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        inputs, weights, inverse, close, seen = state
+        return_ = unit * (bar.close / close - 1.0)
+        known = bar.present & ~jnp.isnan(return_)
+        return_ = jnp.where(known, return_, 0.0)
+        learnt = jax.vmap(learn)(inputs, weights, inverse, return_)
+        shifted = jnp.concatenate([inputs[:, :1], return_[:, None], inputs[:, 1:-1]], axis=1)
+        ready = known & (seen >= lags)
+        weights = jnp.where(ready[:, None], learnt[0], weights)
+        inverse = jnp.where(ready[:, None, None], learnt[1], inverse)
+        inputs = jnp.where(known[:, None], shifted, inputs)
+        seen = seen + known
+        forecast = (weights * inputs).sum(1) / unit
+        side = jnp.sign(forecast) * (jnp.abs(forecast) > threshold)
+        close = jnp.where(bar.present, bar.close, close)
+        # Ten returns per coefficient, before which a forecast is noise.
+        target = jnp.where(seen >= 10 * size, side * _share(bar), 0.0)
+        return (inputs, weights, inverse, close, seen), target
+
+    return Strategy(init, act, f"forecaster {lags}, threshold {_text(threshold)}")
+
+
+def _of_closes(
+    name: str, indicators: tuple[Rolling, ...], signal: Callable[..., Array]
+) -> Strategy:
+    """Return the strategy `signal(bar, *values) / A` of indicators of the close; flat before."""
+
+    def init(num_assets: int) -> Any:
+        return tuple(indicator.init(num_assets) for indicator in indicators)
+
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        found = [
+            indicator.update(s, bar.close, bar.present)
+            for indicator, s in zip(indicators, state, strict=True)
+        ]
+        values = [value for _, value in found]
+        ready = ~jnp.isnan(sum(values))
+        target = jnp.where(ready, signal(bar, *values) * _share(bar), 0.0)
+        return tuple(s for s, _ in found), target
+
+    return Strategy(init, act, name)
+
+
+def _refuse_periods(rule: str, least: int = 1, **periods: Any) -> None:
+    """Refuse periods that are not whole numbers of at least `least`; who traces one checks it."""
+    known = {name: value for name, value in periods.items() if not rolling.is_traced(value)}
+    problems = whole(types.SimpleNamespace(**known), least, *known)
     refuse(f"{rule}: {problem}" for problem in problems)
 
 
-def _from_closes(name: str, length: int, signal: Callable[[Array], Array]) -> Strategy:
-    """Make a strategy of the last `length` closes `[length, A]`, newest first; flat before.
-
-    A missing bar changes nothing: closes are those of present bars.
-    """
-
-    def init(num_assets: int) -> tuple[Array, Array]:
-        # Closes are NaN until there are enough, and the count hides what is computed of them.
-        return jnp.full((length, num_assets), jnp.nan), jnp.zeros(num_assets, jnp.int32)
-
-    def update(state: tuple[Array, Array], bar: Bar) -> tuple[tuple[Array, Array], Array]:
-        closes, seen = state
-        shifted = jnp.concatenate([bar.close[None], closes[:-1]])
-        closes = jnp.where(bar.present[None], shifted, closes)
-        seen = seen + bar.present
-        # A comparison with NaN is false, so the signal is a number even before.
-        weight = signal(closes) / bar.close.shape[0]
-        return (closes, seen), jnp.where(seen >= length, weight, 0.0)
-
-    return Strategy(name, init, update)
+def _text(value: Any) -> str:
+    """Write a parameter; a traced one has no value yet."""
+    return "..." if rolling.is_traced(value) else f"{value:g}"
 
 
-def _ones(bar: Bar) -> Array:
-    return jnp.ones_like(bar.close)
+def _share(bar: Bar) -> Array:
+    """Return 1/A for each asset."""
+    return jnp.ones_like(bar.close) / bar.close.shape[0]
+
+
+def _none(bar: Bar) -> Array:
+    return jnp.zeros_like(bar.close)
+
+
+def _long(condition: Array) -> Array:
+    return jnp.where(condition, 1.0, 0.0)

@@ -68,24 +68,25 @@ class Strategy:
             raise ConfigError(
                 f"Strategy(order={self.order!r}): there are 'on_change' and 'rebalance'."
             )
-        if _arguments(self.act) not in (2, 3):
+        if arguments_needed(self.act) not in (2, 3):
             raise ConfigError(
-                f"Strategy(act=...) takes {_arguments(self.act)} arguments; write act(state, bar) "
-                "or act(state, bar, portfolio)."
+                f"Strategy(act=...) takes {arguments_needed(self.act)} arguments; write act(state, "
+                "bar) or act(state, bar, portfolio)."
             )
 
     @property
     def sees_portfolio(self) -> bool:
         """Whether `act` takes the portfolio as well."""
-        return _arguments(self.act) == 3
+        return arguments_needed(self.act) == 3
 
     def decide(self, state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         """Call `act`; return the state and an `Order`, whose target has the shape of the bar."""
         seen = (portfolio,) if self.sees_portfolio else ()
         state, asked = self.act(state, bar, *seen)
         order = asked if isinstance(asked, Order) else Order(asked)
-        # A scalar is the target of every asset.
-        return state, order._replace(target=jnp.broadcast_to(order.target, bar.close.shape))
+        # A scalar is the target of every asset, and a whole number or a float32 is as good.
+        target = jnp.asarray(order.target).astype(bar.close.dtype)
+        return state, order._replace(target=jnp.broadcast_to(target, bar.close.shape))
 
     def with_stop(self, fraction: Any) -> Strategy:
         """Leave a position that has lost `fraction` of its entry price, inside the bar.
@@ -105,9 +106,9 @@ class Strategy:
     def with_volatility(self, annual: Any, span: float = 60.0, cap: float = 1.0) -> Strategy:
         """Scale each target to a volatility: `size = min(cap, annual / volatility)`.
 
-        The volatility is `sqrt(E[r^2] / E[years])`, exponentially weighted means over close-to-close
-        returns and the time between their bars, so it needs no number of bars per year. A target is
-        0 until `span` returns were seen.
+        The volatility is `sqrt(E[r^2] / E[years])`, exponentially weighted means over returns from
+        close to close and the time between their bars, so it needs no number of bars per year. A
+        target is 0 until `span` returns were seen.
 
         Args:
           annual: volatility of an asset held in full, e.g. 0.15.
@@ -163,12 +164,12 @@ class Strategy:
         return dataclasses.replace(self, init=init, act=taken, name=f"{self.name}, {what}")
 
 
-def _arguments(function: Callable) -> int:
-    """Count the positional arguments without a default."""
+def arguments_needed(function: Callable[..., Any]) -> int:
+    """Count the positional arguments that a call can't leave out; functions of bars have one."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-ins have no signature
-        return 2
+        return 1
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.default is p.empty and p.kind in kinds for p in parameters)
 
@@ -182,7 +183,8 @@ def _refuse_fraction(name: str, value: Any) -> None:
     """Refuse a level that is not a fraction above 0; a traced one cannot be checked."""
     if isinstance(value, Array):
         return
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0.0 < value < 10.0:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (number and 0.0 < float(value) < 10.0):
         raise ConfigError(
             f"{name}({value!r}): give a fraction above 0, e.g. 0.05 for five percent."
         )

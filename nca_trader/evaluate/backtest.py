@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.rules import Strategy
+from nca_trader.agents.strategy import Strategy
 from nca_trader.config import capital_problems, limit_problems
 from nca_trader.config.ranges import expect, nearest, one_of, refuse
 from nca_trader.data.samples import earlier_looks
@@ -16,12 +16,14 @@ from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of
 from nca_trader.errors import BarError, ConfigError, argument, in_a_command
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.simulate import simulate_agent, simulate_targets
+from nca_trader.evaluate.simulate import simulate_agent, simulate_strategy, simulate_targets
 from nca_trader.evaluate.targets import (
     LARGEST,
     as_targets,
     cut_of,
+    function_targets,
     in_force,
+    needs_account,
     refuse_no_targets,
     strategy_targets,
 )
@@ -44,20 +46,22 @@ def backtest(
     stop: str | None = None,
     name: str | None = None,
     look: bool = True,
+    check: bool = True,
     **limits: Any,
 ) -> Result:
     """Run `targets` over `bars` and account for every bar in float64.
 
     Args:
       bars: N bars of A assets; or a synthetic task, whose state a run may have observed.
-      targets: `[N]` (one asset) or `[N, A]` target weights, NaN for no order; or a `Strategy`;
-        or a `Run`, whose selected agent takes its most probable action.
+      targets: `[N]` (one asset) or `[N, A]` target weights, NaN for no order; a `Strategy`; a
+        function of bars that returns such weights, row t decided with bars up to t; or a `Run`,
+        whose selected agent takes its most probable action.
       costs: None is what the run trained with, or no costs.
       fill: "next_open" fills at the open after the decision, so the last target never fills;
         "close" fills at the close that the decision saw, which is idealised. None is the run's,
         or "next_open".
       order: "on_change" trades when the target changes, "rebalance" at each number. None is the
-        run's, "on_change" for a strategy and "rebalance" for weights.
+        run's or the strategy's own, and "rebalance" for weights and functions of bars.
       start: trade from the first bar at or after this date. Bars before it are history for
         warm-up, and the account begins flat with equity 1. Without it a run trades from the first
         bar after those that trained or selected it, if there is one, and a log line says so.
@@ -65,6 +69,8 @@ def backtest(
       name: for reports.
       look: whether a run on bars that it has not seen counts as an evaluation on them, in the
         trial log next to its run folder. False is for bars that select among agents.
+      check: whether a function of bars runs again on three truncated histories, and is refused
+        where a past target changes.
       limits: fields of `nca_trader.envs.account.state.Rules` by name, e.g. `max_gross=1.0`, or
         `capital=1e5, lot=1.0, min_notional=10.0, max_participation=0.1`. A limit that is not
         given is the run's, or no limit.
@@ -116,7 +122,7 @@ def backtest(
     costs = costs or (run.env_config.costs if run else Costs())
     if run is None:
         refuse_no_targets(targets)
-        order = order or ("on_change" if isinstance(targets, Strategy) else "rebalance")
+        order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
     # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
     rules = _with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
     logits, in_sample, looks = None, None, None
@@ -128,12 +134,22 @@ def backtest(
         if look and first + in_sample < last:
             looks = count_look(run, bars[first + in_sample : last])
     else:
-        if isinstance(targets, Strategy):
-            name = name or targets.name
-            targets = strategy_targets(bars, targets)
+        name = name or getattr(targets, "name", None) or getattr(targets, "__name__", None)
         # A limit above the largest weight says that so much leverage is meant.
-        targets = as_targets(targets, bars, max(LARGEST, rules.max_gross or 0.0))
-        trace = simulate_targets(bars, in_force(targets, first), costs, rules, first, last)
+        most = max(LARGEST, rules.max_gross or 0.0)
+        if isinstance(targets, Strategy) and needs_account(bars, targets):
+            trace = simulate_strategy(bars, targets, costs, rules, first, last)
+            as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
+        else:
+            known = bars
+            if isinstance(targets, Strategy):
+                targets = strategy_targets(bars, targets)
+            elif callable(targets):
+                # Bars after the span stay away: it may return anything of those it is given.
+                known = bars[:last]
+                targets = function_targets(known, targets, check)
+            targets = in_force(as_targets(targets, known, most), first)
+            trace = simulate_targets(bars, targets, costs, rules, first, last)
     index, symbols = bars.index[first:last], list(bars.symbols)
     result = Result(
         name=name or (run.name if run else "targets"),
@@ -142,7 +158,7 @@ def backtest(
         log_equity=np.asarray(trace.log_equity),
         targets=pd.DataFrame(trace.target, index, symbols),
         weights=pd.DataFrame(trace.weight, index, symbols),
-        turnover=pd.Series(np.abs(trace.traded).sum(1), index, name="turnover"),
+        turnover=pd.Series(trace.turnover, index, name="turnover"),
         cost=pd.Series(trace.cost, index, name="cost"),
         flows=pd.DataFrame(trace.flows._asdict(), index),
         logits=logits,

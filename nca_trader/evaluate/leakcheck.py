@@ -16,13 +16,16 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.rules import Strategy
+from nca_trader.agents.strategy import Strategy
 from nca_trader.config.ranges import expect
 from nca_trader.data.features import Feature, feature_set
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.evaluate.perturb import Case, Cases, arrays_of, equal, holed
+from nca_trader.evaluate.simulate import simulate_strategy
+from nca_trader.evaluate.targets import needs_account, strategy_targets
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.types import Bars
+from nca_trader.types import Bars, Costs
 
 LEAST_BARS = 20
 # Stands among the columns: the number of bars, or the times of the later ones, changed the past.
@@ -259,30 +262,38 @@ def as_subject(subject: Any) -> Subject:
     if isinstance(subject, str):
         return Subject(f"feature {subject}", feature_set((subject,)).batch, True)
     if isinstance(subject, Strategy):
-        name, start, update = subject.name, subject.init, subject.update
-    elif isinstance(subject, Feature):  # of one asset
+
+        def decisions(bars: Bars) -> np.ndarray:
+            if not needs_account(bars, subject):
+                return strategy_targets(bars, subject)
+            # Weights held show what stops close as well.
+            rules = Rules(order=subject.order)
+            return np.asarray(simulate_strategy(bars, subject, Costs(), rules, 0, len(bars)).weight)
+
+        return Subject(subject.name, decisions, True)
+    if isinstance(subject, Feature):  # of one asset
         # The state of a feature is of one asset, so each asset gets a copy.
-        name, update = "feature", jax.vmap(subject.update)
+        update = jax.vmap(subject.update)
 
         def start(num_assets: int, /) -> Any:
             state = subject.init()
             return jax.tree.map(lambda x: np.broadcast_to(x, (num_assets, *np.shape(x))), state)
 
-    elif callable(subject):
-        return Subject(getattr(subject, "__name__", type(subject).__name__), subject, False)
-    else:
-        raise ConfigError(
-            f"{subject!r} can't be checked; give a function of bars, a Strategy, or a feature or "
-            "its name."
-        )
-    # In float64, as a backtest runs it; each number of bars compiles once.
-    scan = jax.jit(lambda state, bar: jax.lax.scan(update, state, bar)[1])
+        # In float64, as a backtest runs it; each number of bars compiles once.
+        scan = jax.jit(lambda state, bar: jax.lax.scan(update, state, bar)[1])
 
-    def run(bars: Bars) -> np.ndarray:
-        with float64_on_cpu():
-            return np.asarray(scan(start(bars.num_assets), bars.as_bar()))
+        def run(bars: Bars) -> np.ndarray:
+            with float64_on_cpu():
+                return np.asarray(scan(start(bars.num_assets), bars.as_bar()))
 
-    return Subject(name, run, True)
+        return Subject("feature", run, True)
+    if callable(subject):
+        name = getattr(subject, "__name__", type(subject).__name__)
+        return Subject(name, subject, False)
+    raise ConfigError(
+        f"{subject!r} can't be checked; give a function of bars, a Strategy, or a feature or its "
+        "name."
+    )
 
 
 class Found(NamedTuple):

@@ -17,9 +17,13 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.agents.strategy import Strategy
 from nca_trader.data.synthetic import Task
+from nca_trader.envs.account import exits
+from nca_trader.envs.account.exits import Book, Exit
 from nca_trader.envs.account.state import (
     Account,
+    Fill,
     Flows,
     Legs,
     Rules,
@@ -27,13 +31,14 @@ from nca_trader.envs.account.state import (
     open_account,
     rules_of,
 )
-from nca_trader.envs.account.step import on_bar, place
+from nca_trader.envs.account.step import mark, place, to_close, to_open
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
+from nca_trader.evaluate.targets import strategy_faults
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import Run
-from nca_trader.types import Bars, Costs, Tensor
+from nca_trader.types import Bar, Bars, Costs, Tensor
 
 CHUNK = 2048  # bars encoded at once: bounds memory for a history of any length
 NEAR = 0.01  # of the range of weights: continuous orders that are at most this far apart agree
@@ -65,8 +70,8 @@ class Trace(NamedTuple):
     @property
     def turnover(self) -> Tensor:
         """`[N]` sum of absolute traded notional, as a fraction of equity."""
-        parts = [self.at_open, self.at_close, *([] if self.left is None else [self.left.traded])]
-        return sum(abs(part).sum(-1) for part in parts)
+        ordered = abs(self.at_open).sum(-1) + abs(self.at_close).sum(-1)
+        return ordered if self.left is None else ordered + abs(self.left.traded).sum(-1)
 
 
 def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
@@ -83,19 +88,37 @@ def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs
 
 def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules):
     """Run one bar of a backtest: the bar moves the account, which then orders at its close."""
-    account, opened = on_bar(account, legs, costs, rules)
+    now, fills = to_open(account, legs, costs, rules)
+    now, fill = mark(now, legs.body, rules)
+    account, opened = to_close(now, [*fills, fill], legs, costs, rules)
     account, target, seen = decide(account)
     account, closed = place(account, target, legs.at_close, costs, rules)
-    trace = Trace(
+    return account, (_row(account, target, fills, opened, closed), seen)
+
+
+def _row(
+    account: Account,
+    target: Array,
+    at_open: list[Fill],
+    bar: Fill,
+    closed: Fill,
+    left: Exit | None = None,
+) -> Trace:
+    """Return the entry of one bar; `at_open` are the effects up to the open, `bar` all of them."""
+    opened = sum((fill.traded for fill in at_open[1:]), at_open[0].traded)
+    inside = opened if left is None else opened + left.traded
+    return Trace(
         # The pair is summed here, in float64; the account keeps it apart for float32 in training.
         log_equity=account.log_equity + account.log_equity_low,
         weight=account.held,
         target=target,
-        traded=opened.traded + closed.traded,
-        cost=opened.cost + closed.cost,
-        flows=jax.tree.map(jnp.add, opened.flows, closed.flows),
+        at_open=opened,
+        # A margin call at the close is all that a bar trades besides.
+        at_close=bar.traded - inside + closed.traded,
+        cost=bar.cost + closed.cost,
+        flows=jax.tree.map(jnp.add, bar.flows, closed.flows),
+        left=left,
     )
-    return account, (trace, seen)
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -115,6 +138,88 @@ def simulate_targets(
     with float64_on_cpu():
         legs = _legs(bars, costs, rules, first, last)
         return jax.tree.map(np.asarray, _scan_targets(legs, targets[first:last], costs, rules))
+
+
+def strategy_step(
+    carry: tuple[Account, Book, Any],
+    legs: Legs,
+    bar: Bar,
+    strategy: Strategy,
+    costs: Costs,
+    rules: Rules,
+    held_over: Array | None = None,
+) -> tuple[tuple[Account, Book, Any], Trace]:
+    """Run one bar of a strategy that sees its account, or whose orders have exits.
+
+    Args:
+      carry: the account, its book, and the strategy's state.
+      legs: of the bar.
+      bar: `[A]` fields.
+      strategy: decides at the bar's close.
+      costs: of the account.
+      rules: of the account.
+      held_over: `[A]` targets that are ordered where the strategy gives none; NaN for none.
+
+    Returns:
+      The next carry, and the bar's entry.
+    """
+    account, book, state = carry
+    account, book, fills, moved, left = exits.on_bar(account, book, bar, legs, costs, rules)
+    state, order = strategy.decide(state, bar, exits.portfolio(account, book))
+    if held_over is not None:
+        target = jnp.where(jnp.isnan(order.target), held_over, order.target)
+        order = order._replace(target=target)
+    account, book, closed, weights = exits.place_order(
+        account, book, order, bar, legs, costs, rules
+    )
+    return (account, book, state), _row(account, weights, fills, moved, closed, left)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 5))
+def _scan_strategy(
+    legs: Legs, bars: Bar, before: Bar, strategy: Strategy, costs: Costs, rules: Rules
+) -> Trace:
+    """Scan a strategy: bars `before` the account opens warm it up, then it trades `bars`."""
+    num_assets = bars.close.shape[1]
+    account = open_account(jnp.zeros(num_assets, legs.body.dtype))
+    book = exits.open_book(num_assets, bars.close.dtype)
+    flat = exits.portfolio(account, book)
+
+    def warm(carry, bar):
+        state, last = carry
+        state, order = strategy.decide(state, bar, flat)
+        return (state, jnp.where(jnp.isnan(order.target), last, order.target)), None
+
+    never = jnp.full(num_assets, jnp.nan, bars.close.dtype)
+    (state, last), _ = jax.lax.scan(warm, (strategy.init(num_assets), never), before)
+
+    def step(carry, xs):
+        trading, held_over = carry
+        after, row = strategy_step(trading, xs[0], xs[1], strategy, costs, rules, held_over)
+        # The order in force before the first bar is repeated there, and nowhere else.
+        return (after, never), row
+
+    return jax.lax.scan(step, ((account, book, state), last), (legs, bars))[1]
+
+
+def simulate_strategy(
+    bars: Bars, strategy: Strategy, costs: Costs, rules: Rules, first: int, last: int
+) -> Trace:
+    """Run an account over rows first .. last - 1 that a strategy orders, which may see it.
+
+    Raises:
+      ConfigError: the strategy raises, or branches on a traced value; see `strategy_targets`.
+    """
+    with float64_on_cpu():
+        legs = _legs(bars, costs, rules, first, last)
+        bar = bars.as_bar()
+        before, during = (
+            jax.tree.map(lambda x, rows=rows: jnp.asarray(x[rows]), bar)
+            for rows in (slice(0, first), slice(first, last))
+        )
+        with strategy_faults(bars[:last], strategy):
+            trace = _scan_strategy(legs, during, before, strategy, costs, rules)
+            return jax.tree.map(np.asarray, trace)
 
 
 def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarray) -> np.ndarray:

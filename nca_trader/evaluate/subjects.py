@@ -8,10 +8,9 @@ import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
-from nca_trader.agents.rules import Strategy
+from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.ranges import nearest
 from nca_trader.data.features import Feature
 from nca_trader.errors import ConfigError, user_line
@@ -37,7 +36,7 @@ def subject_in(path: str | os.PathLike[str], name: str) -> Any:
             inspect.isfunction(value)
             # Functions that the file imports are not its own.
             and value.__module__ == module.__name__
-            and _arguments_needed(value) < 2
+            and arguments_needed(value) < 2
         )
     ]
     if name not in vars(module):
@@ -57,7 +56,7 @@ def subject_in(path: str | os.PathLike[str], name: str) -> Any:
             f"{where}: a {type(subject).__name__} is not a strategy; name a function of bars, a "
             "Strategy or a Feature."
         )
-    needed = _arguments_needed(subject)
+    needed = arguments_needed(subject)
     if needed == 1:
         return subject
     if needed:
@@ -103,13 +102,3 @@ def _imported(path: pathlib.Path) -> types.ModuleType:
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
-
-
-def _arguments_needed(function: Callable[..., Any]) -> int:
-    """Count the positional arguments that a call can't leave out; functions of bars have one."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-ins have no signature
-        return 1
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.default is p.empty and p.kind in kinds for p in parameters)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax import Array
 
-from nca_trader.agents.rules import Strategy
+from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.ranges import described
-from nca_trader.envs.account.state import Rules
+from nca_trader.envs.account.exits import open_book, portfolio
+from nca_trader.envs.account.state import Rules, open_account
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.types import Bars
+from nca_trader.types import Bar, Bars
 
 LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
 ROUNDING = 1e-6  # of weights whose float32 sum is at the limit
 ACCEPTED = (
     "give weights [N] or [N, A], NaN for no order; a Strategy, e.g. nca.rules.sma_cross(10, 30); "
-    "or a Run, e.g. nca.Run('runs/mine')"
+    "a function of bars; or a Run, e.g. nca.Run('runs/mine')"
 )
 # Raised by code that needs the value of a traced array.
 TRACED = (
@@ -32,7 +38,7 @@ TRACED = (
 
 
 def refuse_no_targets(targets: Any) -> None:
-    """Refuse targets that are neither weights nor a strategy, e.g. a function or another model.
+    """Refuse targets that are neither weights, a strategy nor a function of bars.
 
     Raises:
       ConfigError: the message lists the accepted types.
@@ -42,33 +48,66 @@ def refuse_no_targets(targets: Any) -> None:
     if isinstance(targets, Strategy) or (array and not isinstance(targets, Bars)):
         return
     hint = ""
-    if callable(targets):
-        hint = "; pass what it returns: call it first"
+    if inspect.isfunction(targets) or isinstance(targets, functools.partial):
+        if arguments_needed(targets) == 1:
+            return
+        hint = "; a function of bars takes one argument without a default, a rule is called first"
     elif hasattr(targets, "predict"):
-        hint = "; pass the weights that it chooses, bar by bar"
+        hint = "; give nca_trader.envs.sb3.targets_of(model, env), the weights that it chooses"
+    elif callable(targets):
+        hint = "; pass what it returns: call it first"
     raise ConfigError(f"{argument('targets')} is {described(targets)}{hint}; {ACCEPTED}.")
 
 
+def needs_account(bars: Bars, strategy: Strategy) -> bool:
+    """Return whether a strategy sees its portfolio, or orders exits: its targets are not enough.
+
+    Raises:
+      ConfigError: its code raises, see `strategy_targets`.
+    """
+    if strategy.sees_portfolio:
+        return True
+    with float64_on_cpu(), strategy_faults(bars, strategy):
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bars.as_bar())
+        _, order = jax.eval_shape(
+            lambda bar: strategy.decide(strategy.init(bars.num_assets), bar, None), one
+        )
+        return order.has_exits
+
+
 def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
-    """Scan the update of a strategy over all bars; return targets `[N, A]` float64.
+    """Scan the decisions of a strategy over all bars; return targets `[N, A]` float64.
 
     Raises:
       ConfigError: the strategy raises, or branches on a value that is known only when it runs. The
         message names the bar and the line of its code.
     """
-    with float64_on_cpu():
+    with float64_on_cpu(), strategy_faults(bars, strategy):
         bar = jax.tree.map(jnp.asarray, bars.as_bar())
-        try:
-            state = strategy.init(bars.num_assets)
-            _, targets = jax.jit(lambda s, b: jax.lax.scan(strategy.update, s, b))(state, bar)
-            return np.asarray(targets, np.float64)
-        except Exception as error:
-            if out_of_memory(error):
-                raise  # the machine's fault and not the strategy's
-            raise ConfigError(_describe_fault(bars, bar, strategy, error)) from error
+        return np.asarray(_scan_decisions(bar, strategy), np.float64)
 
 
-def _describe_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) -> str:
+@functools.partial(jax.jit, static_argnums=1)
+def _scan_decisions(bar: Bar, strategy: Strategy) -> Array:
+    def step(state, bar_t):
+        state, order = strategy.decide(state, bar_t, None)
+        return state, order.target * order.size
+
+    return jax.lax.scan(step, strategy.init(bar.close.shape[1]), bar)[1]
+
+
+@contextlib.contextmanager
+def strategy_faults(bars: Bars, strategy: Strategy) -> Iterator[None]:
+    """Turn what a strategy's code raises inside the block into one line with its bar and line."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise  # the machine's fault and not the strategy's
+        raise ConfigError(_describe_fault(bars, strategy, error)) from error
+
+
+def _describe_fault(bars: Bars, strategy: Strategy, error: Exception) -> str:
     """Describe in one line what a strategy's code did, where, and how to repair it."""
     name, line = f"strategy {strategy.name!r}", user_line(error)
     if isinstance(error, TRACED):
@@ -79,23 +118,94 @@ def _describe_fault(bars: Bars, bar: Any, strategy: Strategy, error: Exception) 
         )
     when = ""
     if line or isinstance(error, jax.errors.JaxRuntimeError):
-        # Compiled code does not say at which bar it raised, so it runs again bar by bar as Python.
-        row = 0
+        # Compiled code does not say at which bar it raised, so it runs again bar by bar as Python,
+        # with the portfolio of an account that never traded.
         with jax.disable_jit():
+            bar = jax.tree.map(jnp.asarray, bars.as_bar())
+            account = open_account(jnp.zeros(bars.num_assets))
+            flat = portfolio(account, open_book(bars.num_assets, jnp.float64))
             try:
                 state = strategy.init(bars.num_assets)
                 for row in range(len(bars)):
-                    state, _ = strategy.update(state, jax.tree.map(lambda x, row=row: x[row], bar))
+                    when = f" at bar {row} ({bars.index[row]})"
+                    one = jax.tree.map(lambda x, row=row: x[row], bar)
+                    state, _ = strategy.decide(state, one, flat)
+                when = ""
             except Exception as raised:
                 error = raised
-        line, when = user_line(error) or line, f" at bar {row} ({bars.index[row]})"
+        line = user_line(error) or line
     lines = str(error).strip().splitlines() or ["no message"]
     # What a callback on the host raised is the end of the error that carries it.
     said = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
-    what = f"{name}: raises {type(error).__name__}{when}, {line or 'in its update'}: {said[:200]}"
+    what = f"{name}: raises {type(error).__name__}{when}, {line or 'in act'}: {said[:200]}"
     if not line:
-        what += "; update returns (state, target), a state of the types and shapes that it received"
+        what += "; act returns (state, target), a state of the types and shapes that it received"
     return what.rstrip(".") + "; correct the strategy."
+
+
+def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool) -> Any:
+    """Call a function of bars, and call it again on three truncated histories.
+
+    Args:
+      bars: that it decides on.
+      function: `(bars) -> targets`, `[N]` or `[N, A]`, row t decided with bars up to t.
+      check: False leaves the second part out.
+
+    Returns:
+      What the function returned for all bars.
+
+    Raises:
+      ConfigError: the function raises, or a target changes when later bars are removed. The message
+        names the first such bar.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    found = _called(function, name, bars)
+    if not check or len(bars) < 4:
+        return found
+    whole = _as_rows(found)
+    # A third, two thirds, and all but the last bar: a shift by one shows at each end.
+    for length in (len(bars) // 3, 2 * len(bars) // 3, len(bars) - 1):
+        try:
+            rows = _as_rows(_called(function, name, bars[:length]))
+        except ConfigError:
+            # A history that is too short to decide anything may be refused.
+            if np.nan_to_num(whole[:length]).any():
+                raise
+            continue
+        if len(whole) != len(bars) or len(rows) != length:
+            return found  # `as_targets` says what is wrong with the shape
+        other = ~np.isclose(rows, whole[:length], rtol=1e-9, atol=1e-12, equal_nan=True)
+        if other.any():
+            row = int(np.argmax(other.reshape(length, -1).any(1)))
+            before, after = (np.ravel(x[row])[np.ravel(other[row])][0] for x in (whole, rows))
+            raise ConfigError(
+                f"{name}: looks ahead: its target at bar {row} ({bars.index[row]}) is {before:g} "
+                f"with all bars and {after:g} with the first {length} of {len(bars)}; decide each "
+                "row with bars up to it. nca.leakcheck shows which column leaks; check=False "
+                "skips this."
+            )
+    return found
+
+
+def _as_rows(found: Any) -> np.ndarray:
+    try:
+        return np.asarray(found, np.float64)
+    except (TypeError, ValueError):
+        return np.zeros(0)
+
+
+def _called(function: Callable[[Bars], Any], name: str, bars: Bars) -> Any:
+    try:
+        return function(bars)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        said = " ".join(str(error).split())[:200] or "no message"
+        where = user_line(error) or "in its code"
+        raise ConfigError(
+            f"{name}: raises {type(error).__name__} on bars {bars.index[0]} to {bars.index[-1]}, "
+            f"{where}: {said.rstrip('.')}; correct the function."
+        ) from error
 
 
 def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray:

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from nca_trader.envs.account.state import FILLED, Account, Fill, Legs, Quote, Rules, equity
 from nca_trader.envs.account.step import Intrabar, close_out, mark, place, to_close, to_open
-from nca_trader.types import Bar, Costs
+from nca_trader.types import Bar, Costs, Tensor
 
 NONE, STOP_LOSS, TAKE_PROFIT, TRAILING_STOP = range(4)  # values of `Exit.reason`
 # A weight that a trade back to 0 leaves by rounding, in float32.
@@ -127,7 +127,7 @@ def portfolio(account: Account, book: Book) -> Portfolio:
 
 def on_bar(
     account: Account, book: Book, bar: Bar, legs: Legs, costs: Costs, rules: Rules
-) -> tuple[Account, Book, Fill, Exit]:
+) -> tuple[Account, Book, list[Fill], Fill, Exit]:
     """Move the account from one close to the next, and leave positions whose level is reached.
 
     Args:
@@ -139,7 +139,8 @@ def on_bar(
       rules: of the account.
 
     Returns:
-      The account and the book at the close, the effects of the whole bar, and what left inside it.
+      The account and the book at the close, the effects up to the open and those of the whole
+      bar, and what left inside it.
     """
     now, fills = to_open(account, legs, costs, rules)
     book = _entered(book, now.held, fills[-1], bar.open)
@@ -155,10 +156,10 @@ def on_bar(
     now, closed = close_out(now, left, quote, costs, rules)
     pending = jnp.where(left, FILLED, now.account.pending).astype(jnp.int8)
     now = now._replace(account=now.account._replace(pending=pending))
-    account, fill = to_close(now, [*fills, fill, closed], legs, costs, rules)
-    return account, _closed(book, account, bar, left), fill, Exit(
-        closed.traded, jnp.where(left, level, jnp.nan), jnp.where(left, reason, NONE)
-    )
+    account, whole = to_close(now, [*fills, fill, closed], legs, costs, rules)
+    price = jnp.where(left, level, jnp.nan)
+    exit_ = Exit(closed.traded, price, jnp.where(left, reason, NONE))
+    return account, _closed(book, account, bar, left), fills, whole, exit_
 
 
 def place_order(
@@ -189,7 +190,7 @@ def place_order(
     return account, book, fill, weights
 
 
-def _entered(book: Book, held: Array, fill: Fill, price: Array) -> Book:
+def _entered(book: Book, held: Array, fill: Fill, price: Tensor) -> Book:
     """Record a fill at `price` `[A]` that leaves `held` `[A]`, as fractions of equity after it."""
     # Of equity before the cost, as what was traded is.
     whole = (held * (1.0 - fill.cost)).astype(price.dtype)
