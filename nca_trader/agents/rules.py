@@ -150,7 +150,8 @@ def tuned_sma(
         scores = scores + jnp.log1p(held * return_[None] - paid)
         seen = seen + bar.present
         due = bar.present & (seen % every == 0)
-        chosen = jnp.where(due, jnp.argmax(scores, axis=0), chosen)
+        best = jnp.argmax(scores, axis=0).astype(chosen.dtype)
+        chosen = jnp.where(due, best, chosen)
         followed = jnp.take_along_axis(new, jnp.maximum(chosen, 0)[None], axis=0)[0]
         target = jnp.where(chosen < 0, 0.0, followed * _share(bar))
         close = jnp.where(bar.present, bar.close, close)
