@@ -1,4 +1,4 @@
-"""A strategy of one's own: two functions that see one closed bar at a time.
+"""A strategy of your own: two functions that see one closed bar at a time.
 
 A strategy is an online update like a feature. It receives a bar when the bar is closed, so it
 cannot look ahead, and a backtest, a sweep, `leakcheck` and the paper loop run the same object.

@@ -149,7 +149,7 @@ def on_bar(
     # Relative to the open, as all returns of a bar's body are.
     body = jnp.where(left, level / bar.open - 1.0, legs.body)
     now, fill = mark(now, body.astype(now.held.dtype), rules)
-    # Ruin on the way to the level leaves nothing to close.
+    # Bankruptcy on the way to the level leaves nothing to close.
     left = left & ~now.ruined
     price = jnp.where(left, level, bar.open).astype(now.held.dtype)
     quote = Quote(legs.present, price, legs.volume, legs.half_spread)
