@@ -101,7 +101,9 @@ def _counted(function: Callable) -> tuple[Callable, list[Any]]:
     return jax.jit(call), traced
 
 
-def _parameters_are_plain_dicts_of_float32(run: _Run) -> str:
+def parameters_are_plain_dicts_of_float32(run: _Run) -> str:
+    """Check that parameters can be saved, sharded and updated as they are."""
+
     def fault(tree: Any, path: str) -> str:
         if type(tree) is dict:
             return next(filter(None, (fault(v, f"{path}[{k!r}]") for k, v in tree.items())), "")
@@ -113,14 +115,16 @@ def _parameters_are_plain_dicts_of_float32(run: _Run) -> str:
     return fault(drawn, "") if type(drawn) is dict else f"params is a {type(drawn).__name__}"
 
 
-def _a_key_decides_the_parameters(run: _Run) -> str:
+def a_key_decides_the_parameters(run: _Run) -> str:
+    """Check that equal keys draw equal parameters, and different keys different ones."""
     draw = run.policy.init
     if fault := difference(draw(run.keys[0]), draw(run.keys[0])):
         return f"the same key draws twice: {fault}"
     return "" if difference(draw(run.keys[0]), draw(run.keys[1])) else "two keys draw the same"
 
 
-def _shapes_and_types_are_as_documented(run: _Run) -> str:
+def shapes_and_types_are_as_documented(run: _Run) -> str:
+    """Check the cells, the logits and the value."""
     policy, spec = run.policy, run.policy.spec
     assets, shape = spec.num_assets, run.present.shape
     account = begun(spec, open_account(jnp.zeros(assets)))
@@ -139,14 +143,16 @@ def _shapes_and_types_are_as_documented(run: _Run) -> str:
     return ""
 
 
-def _the_same_call_gives_the_same_result(run: _Run) -> str:
+def the_same_call_gives_the_same_result(run: _Run) -> str:
+    """Check that `encode` is pure."""
     # Not compiled: a trace would freeze what an impure function counts.
     x, present = run.x[:, : AFTER + 1], run.present[:, : AFTER + 1]
     first = run.policy.encode(run.params, x, present)
     return difference(first, run.policy.encode(run.params, x, present))
 
 
-def _a_stream_keeps_its_shapes_and_types(run: _Run) -> str:
+def a_stream_keeps_its_shapes_and_types(run: _Run) -> str:
+    """Check that a stream's state can be the carry of a scan."""
     before = run.policy.begin()
     bar = (run.x[0, 0], run.present[0, 0])
     after, cells = jax.eval_shape(run.policy.stream, run.params, before, *bar)
@@ -161,7 +167,8 @@ def _a_stream_keeps_its_shapes_and_types(run: _Run) -> str:
     return "" if cells.shape == expected else f"cells are {cells.shape}, not {expected}"
 
 
-def _nothing_is_traced_twice(run: _Run) -> str:
+def nothing_is_traced_twice(run: _Run) -> str:
+    """Check that arguments of the same shapes compile one program."""
     state = run.policy.begin()
     bars = 3
     for t in range(bars):
@@ -175,13 +182,15 @@ def _nothing_is_traced_twice(run: _Run) -> str:
     return "encode is traced again for arguments of the same shapes" if again else ""
 
 
-def _a_window_gives_the_cells_of_the_lattice(run: _Run) -> str:
+def a_window_gives_the_cells_of_the_lattice(run: _Run) -> str:
+    """Check that a cell depends on its receptive field alone."""
     field = run.policy.receptive_field
     window = run.cells(run.x[:, -field:], run.present[:, -field:])[:, -1]
     return difference(run.lattice[:, -1], window, CLOSE)
 
 
-def _a_halo_is_only_seen(run: _Run) -> str:
+def a_halo_is_only_seen(run: _Run) -> str:
+    """Check that bars of a halo get no cells and change none."""
     for halo in (1, run.policy.receptive_field - 1):
         encode = jax.jit(functools.partial(run.policy.encode, halo=halo))
         cells = np.asarray(encode(run.params, run.x, run.present))
@@ -190,12 +199,14 @@ def _a_halo_is_only_seen(run: _Run) -> str:
     return ""
 
 
-def _a_stream_gives_the_cells_of_the_lattice(run: _Run) -> str:
+def a_stream_gives_the_cells_of_the_lattice(run: _Run) -> str:
+    """Check that paper trading decides as training did."""
     first = run.policy.receptive_field - 1
     return difference(run.lattice[0, first:], run.streamed[first:], CLOSE)
 
 
-def _later_bars_change_no_earlier_cell(run: _Run) -> str:
+def later_bars_change_no_earlier_cell(run: _Run) -> str:
+    """Check for look-ahead."""
     at = run.length - AFTER
     x, present = run.x.copy(), run.present.copy()
     # Features and presence both change, since either could leak.
@@ -207,13 +218,15 @@ def _later_bars_change_no_earlier_cell(run: _Run) -> str:
     return "" if changed[at:].any() else f"bar {at} changes no cell at all"
 
 
-def _a_missing_bar_shows_no_features(run: _Run) -> str:
+def a_missing_bar_shows_no_features(run: _Run) -> str:
+    """Check that the numbers of a missing bar are not read."""
     # A missing bar may carry any number; a large one shows if it is read.
     hidden = np.where(run.present[..., None], run.x, 1e3).astype(np.float32)
     return difference(run.lattice, run.cells(hidden, run.present))
 
 
-def _the_rows_of_a_batch_do_not_meet(run: _Run) -> str:
+def the_rows_of_a_batch_do_not_meet(run: _Run) -> str:
+    """Check that a row of a batch depends on no other."""
     x, present = run.x.copy(), run.present.copy()
     # All other rows change completely; the first must not.
     x[1:], present[1:] = 7.0, False
@@ -221,16 +234,16 @@ def _the_rows_of_a_batch_do_not_meet(run: _Run) -> str:
 
 
 CHECKS: tuple[Callable[[_Run], str | Check], ...] = (
-    _parameters_are_plain_dicts_of_float32,
-    _a_key_decides_the_parameters,
-    _shapes_and_types_are_as_documented,
-    _the_same_call_gives_the_same_result,
-    _a_stream_keeps_its_shapes_and_types,
-    _nothing_is_traced_twice,
-    _a_window_gives_the_cells_of_the_lattice,
-    _a_halo_is_only_seen,
-    _a_stream_gives_the_cells_of_the_lattice,
-    _later_bars_change_no_earlier_cell,
-    _a_missing_bar_shows_no_features,
-    _the_rows_of_a_batch_do_not_meet,
+    parameters_are_plain_dicts_of_float32,
+    a_key_decides_the_parameters,
+    shapes_and_types_are_as_documented,
+    the_same_call_gives_the_same_result,
+    a_stream_keeps_its_shapes_and_types,
+    nothing_is_traced_twice,
+    a_window_gives_the_cells_of_the_lattice,
+    a_halo_is_only_seen,
+    a_stream_gives_the_cells_of_the_lattice,
+    later_bars_change_no_earlier_cell,
+    a_missing_bar_shows_no_features,
+    the_rows_of_a_batch_do_not_meet,
 )

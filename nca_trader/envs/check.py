@@ -156,7 +156,7 @@ def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
 
 def name_of(check: Callable) -> str:
     """Return the name of a check: its function's name in words."""
-    return check.__name__.strip("_").replace("_", " ")
+    return check.__name__.replace("_", " ")
 
 
 def checked(check: Callable[[Any], str | Check], run: Any) -> Check:

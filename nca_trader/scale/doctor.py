@@ -98,35 +98,20 @@ def version(facts: Facts) -> Findings:
                 extra = name.removeprefix("jax-").partition("-")[0]
                 remedy = f"Install both: pip install -U 'jax[{extra}]'"
                 yield ERROR, f"{name} {given[name]} {jaxlib}", remedy
-    if len(plugins) > 1:
-        what = f"{' and '.join(plugins)} are both installed, and JAX takes either"
-        yield WARNING, what, f"pip uninstall {plugins[0]}"
 
 
 def xla_flags(facts: Facts) -> Findings:
-    """Find flags that end the process, flags with two values, and dumps."""
-    given: dict[str, list[str]] = {}
+    """Find flags that end the process, and words that are not flags."""
     for variable in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
         for word in facts.environment.get(variable, "").split():
             if not word.startswith("--"):
                 # XLA takes it for the name of a file with flags.
                 what = f"{variable} holds {word!r}, which is not a flag"
                 yield ERROR, what, f"Write --{word.lstrip('-')}"
-            elif variable == "XLA_FLAGS":
-                name, _, value = word.partition("=")
-                if value not in given.setdefault(name, []):
-                    given[name].append(value)
-                # Only libtpu knows them. The CPU's backend aborts on a flag that it does not know.
-                if word.startswith("--xla_tpu_"):
-                    what = f"XLA_FLAGS holds {word}, which ends every process without a TPU"
-                    yield ERROR, what, "Put it into LIBTPU_INIT_ARGS"
-    for name, values in given.items():
-        if len(values) > 1:
-            what = f"XLA_FLAGS holds {name} with {' and '.join(values)}; the last one counts"
-            yield WARNING, what, "Remove all but one"
-    if "--xla_dump_to" in given:
-        what = "XLA_FLAGS holds --xla_dump_to: every program is written there, which fills a disk"
-        yield WARNING, what, "Remove it unless you are after a fault"
+            # Only libtpu knows them. The CPU's backend aborts on a flag that it does not know.
+            elif variable == "XLA_FLAGS" and word.startswith("--xla_tpu_"):
+                what = f"XLA_FLAGS holds {word}, which ends every process without a TPU"
+                yield ERROR, what, "Put it into LIBTPU_INIT_ARGS"
     unknown = re.search(r"Unknown flags? in XLA_FLAGS: *(.*)", facts.probe_error)
     for word in unknown[1].split() if unknown else ():
         if not word.startswith("--xla_tpu_"):
@@ -197,9 +182,6 @@ def gpu(facts: Facts) -> Findings:
     if preallocates not in TRUE | FALSE:
         what = f"XLA_PYTHON_CLIENT_PREALLOCATE={preallocates} is not a truth value"
         yield ERROR, what, "Set it to true or false, or unset it"
-    if given.get("XLA_PYTHON_CLIENT_ALLOCATOR") == "platform":
-        what = "XLA_PYTHON_CLIENT_ALLOCATOR=platform asks the driver for each array, which is slow"
-        yield WARNING, what, "Unset it unless memory is what you are after"
     if part and not valid:
         what = f"XLA_PYTHON_CLIENT_MEM_FRACTION={part} is not a part of the memory"
         yield ERROR, what, "Give a number above 0 up to 1, e.g. .9"
@@ -217,9 +199,6 @@ def tpu(facts: Facts) -> Findings:
         remedy = "Wait for it or end it; to compile ahead of time, without a TPU, set "
         remedy += "ALLOW_MULTIPLE_LIBTPU_LOAD=1"
         yield level, "another process holds libtpu's lock, /tmp/libtpu_lockfile", remedy
-    elif facts.lock_foreign:
-        what = "libtpu's lock, /tmp/libtpu_lockfile, is another user's, and no process holds it"
-        yield level, what, "Have its owner remove it: rm /tmp/libtpu_lockfile"
 
 
 def mesh(facts: Facts) -> Findings:
@@ -255,14 +234,10 @@ def memory(facts: Facts) -> Findings:
 
 
 def coordinator(facts: Facts) -> Findings:
-    """Find that this host cannot reach process 0, or only through a proxy."""
+    """Find that this host cannot reach process 0."""
     if facts.coordinator_error:
         remedy = "Start process 0 there, open the port to this host, or correct the address"
         yield ERROR, f"coordinator {facts.coordinator}: {facts.coordinator_error}", remedy
-    if facts.coordinator and facts.proxies:
-        what = f"{', '.join(facts.proxies)} may lead the hosts' own connections to a proxy"
-        host = facts.coordinator.rpartition(":")[0]
-        yield WARNING, what, f"Put {host} into no_proxy, or unset them"
 
 
 def data(facts: Facts) -> Findings:

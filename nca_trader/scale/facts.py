@@ -25,7 +25,6 @@ PACKAGES = (
 PREFIXES = (
     "JAX_", "XLA_", "NCA_TRADER_", "LIBTPU_", "TPU_", "CUDA_VISIBLE", "TF_GPU_", "ALLOW_MUL",
 )  # fmt: skip
-PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 LOCK = pathlib.Path("/tmp/libtpu_lockfile")
 PROBE = """
 import json, jax
@@ -58,8 +57,6 @@ class Facts:
       pid: of this process.
       tpu_files: device files of TPU chips.
       lock_held: whether a process holds libtpu's lock.
-      lock_foreign: whether its file belongs to another user, so that this one cannot take it.
-      proxies: names of the variables that lead connections to the coordinator to a proxy.
       cache: folder of compiled programs, "" for none. cache_error: why it cannot be written.
       cache_bytes: its size. disk_free: bytes that are free there.
       coordinator: address, "" for none. coordinator_error: why it cannot be reached.
@@ -83,8 +80,6 @@ class Facts:
     pid: int = 0
     tpu_files: tuple[str, ...] = ()
     lock_held: bool = False
-    lock_foreign: bool = False
-    proxies: tuple[str, ...] = ()
     cache: str = ""
     cache_error: str = ""
     cache_bytes: int = 0
@@ -140,8 +135,6 @@ def gather(
         pid=os.getpid(),
         tpu_files=_tpu_files(),
         lock_held=lock_held,
-        lock_foreign=LOCK.exists() and not os.access(LOCK, os.W_OK),
-        proxies=_proxies(coordinator),
         coordinator=coordinator,
         coordinator_error=_unreachable(coordinator) if coordinator else "",
         data=data,
@@ -203,19 +196,6 @@ def _cache(folder: str) -> dict[str, Any]:
         return found | ({} if os.access(path, os.W_OK) else {"cache_error": "not writable"})
     except OSError as failed:
         return {"cache": folder, "cache_error": failed.strerror or str(failed)}
-
-
-def _proxies(coordinator: str) -> tuple[str, ...]:
-    """Variables of a proxy from which a coordinator's address is not excepted."""
-    # gRPC connects the hosts, and reads these variables; the socket of `_unreachable` does not.
-    host = coordinator.rpartition(":")[0].strip("[]")
-    excepted = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
-    ends = [part.strip().lstrip("*.") for part in excepted.split(",") if part.strip()]
-    if not host or host in ("localhost", "127.0.0.1") or "*" in excepted.split(","):
-        return ()
-    if any(host == end or host.endswith("." + end) for end in ends):
-        return ()
-    return tuple(name for name in PROXIES if os.environ.get(name))
 
 
 def _unreachable(address: str) -> str:

@@ -100,18 +100,6 @@ FAULTS = {
         GPU, {"versions": GPU.versions | {"jax-cuda13-plugin": "0.10.1"}}, "error", "version",
         "'jax[cuda13]'",
     ),
-    "two plugins": (
-        GPU, {"versions": GPU.versions | {"jax-cuda12-plugin": "0.10.2"}}, "warning", "version",
-        "pip uninstall jax-cuda13-plugin",
-    ),
-    "a flag twice": (
-        CPU, {"environment": {"XLA_FLAGS": "--xla_a=1 --xla_b=3 --xla_a=2 --xla_b=3"}},
-        "warning", "xla_flags", "all but one",
-    ),
-    "dumps left on": (
-        CPU, {"environment": {"XLA_FLAGS": "--xla_dump_to=/tmp/x"}}, "warning", "xla_flags",
-        "after a fault",
-    ),
     "tpu flag without dashes": (
         TPU, {"environment": {"LIBTPU_INIT_ARGS": "xla_tpu_x=1"}}, "error", "xla_flags",
         "--xla_tpu_x=1",
@@ -165,10 +153,6 @@ FAULTS = {
         GPU, {"platform": "cpu", "environment": {"CUDA_VISIBLE_DEVICES": ""}}, "error", "gpu",
         "Unset it",
     ),
-    "slow allocator": (
-        GPU, {"environment": {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}}, "warning", "gpu",
-        "Unset it",
-    ),
     "preallocate maybe": (
         GPU, {"environment": {"XLA_PYTHON_CLIENT_PREALLOCATE": "maybe"}}, "error", "gpu",
         "true or false",
@@ -192,10 +176,6 @@ FAULTS = {
         TPU, {"lock_held": True, **DEAD, "probe_error": "in use"}, "error", "tpu", "MULTIPLE",
     ),
     "lock, compiling only": (CPU, {"lock_held": True}, "warning", "tpu", "MULTIPLE"),
-    "lock of another": (
-        TPU, {"lock_foreign": True}, "error", "tpu", "rm /tmp/libtpu_lockfile",
-    ),
-    "lock of another, compiling only": (CPU, {"lock_foreign": True}, "warning", "tpu", "rm /tmp"),
     "six devices": (
         CPU, {"kinds": ("cpu",) * 6, "device_memory": (None,) * 6}, "warning", "mesh",
         "learner.logical_shards=6",
@@ -212,10 +192,6 @@ FAULTS = {
     "little memory": (CPU, {"memory_free": 10**8}, "warning", "memory", "End other"),
     "coordinator": (
         CPU, {"coordinator": "a:1", "coordinator_error": "refused"}, "error", "coordinator", "port",
-    ),
-    "proxy": (
-        CPU, {"coordinator": "a:1", "proxies": ("https_proxy",)}, "warning", "coordinator",
-        "Put a into no_proxy",
     ),
     "shards": (
         CPU, {"data": "x", "data_error": "x/shards.json: damaged.", "data_is_shards": True},
@@ -281,19 +257,6 @@ def test_shards_are_data_as_well(no_probe, tmp_path):
     assert gather(str(tmp_path / "shards" / "shards.json")).data_rows == 40
     (tmp_path / "shards" / "shards.json").write_text("{")
     assert "shards.json" in gather(str(tmp_path / "shards")).data_error
-
-
-def test_a_proxy_is_told_unless_the_coordinator_is_excepted(no_probe, monkeypatch):
-    for name in ("grpc_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gathering, "_unreachable", lambda address: "")
-    monkeypatch.setenv("https_proxy", "http://proxy:3128")
-    monkeypatch.setenv("no_proxy", "other.org")
-    assert gather(coordinator="pod.example.org:1").proxies == ("https_proxy",)
-    for excepted in ("*", "example.org", ".example.org", "x, pod.example.org"):
-        monkeypatch.setenv("no_proxy", excepted)
-        assert gather(coordinator="pod.example.org:1").proxies == ()
-    assert gather(coordinator="127.0.0.1:1").proxies == gather().proxies == ()
 
 
 def test_the_command_outlives_a_flag_that_aborts_every_process(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Synthetic markets by name: most have a known optimum, some are for stress."""
+"""Synthetic markets by name, whose optimum is known."""
 
 # The first two define the markets, which `MARKETS` then holds.
 from nca_trader.data.synthetic import closed_form, switching

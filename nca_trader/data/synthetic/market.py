@@ -402,8 +402,7 @@ def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any
 
     Returns:
       A `Task`: `.bars`, `.costs`, `.optimum` (the best average reward per step),
-      `.optimal_policy`, and the other attributes of `Market`. The stress markets
-      regime_switching, jump and garch have None as `.optimum` and `.optimal_policy`.
+      `.optimal_policy`, and the other attributes of `Market`.
 
     Raises:
       ConfigError: no such market or parameter, or a value out of range.
