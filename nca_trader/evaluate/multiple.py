@@ -178,15 +178,13 @@ def _variance_of_mean(x: np.ndarray, block: float) -> np.ndarray:
     1994, eq. 8).
     The weights are symmetric, so the sum is one over squared Fourier coefficients.
     """
-    import scipy.fft
-
     num_rows = len(x)
     lag, keep = np.arange(num_rows), 1.0 - 1.0 / block
     weight = (1.0 - lag / num_rows) * keep**lag + lag / num_rows * keep ** (num_rows - lag)
-    spectrum = np.abs(scipy.fft.rfft(x - x.mean(0), axis=0)) ** 2
+    spectrum = np.abs(np.fft.rfft(x - x.mean(0), axis=0)) ** 2
     # The real transform leaves out the second half of the coefficients, which are the same.
     spectrum[1 : (num_rows + 1) // 2] *= 2.0
-    of_weight = scipy.fft.rfft(weight).real
+    of_weight = np.fft.rfft(weight).real
     return np.maximum(of_weight @ spectrum, 0.0) / num_rows**3
 
 
