@@ -32,6 +32,8 @@ SEGMENTS, LENGTH = 64, 128
 # With one environment per segment nothing shares the encoding of the warm-up bars; a longer segment
 # has fewer of them per step. A peer's rollouts are then as long.
 LONG = 256
+# Longer ones have even fewer, but not all of their cells fit into the cache at once.
+LONGEST, PIECES = 2048, 8
 REJAX = ("rejax_ppo", {"envs": SEGMENTS})
 SB3 = ("sb3_ppo", {"envs": 64, "market": "batch"})
 SB3_WIDE = ("sb3_ppo", {"envs": 256, "market": "batch"})
@@ -66,8 +68,8 @@ def market_draws(name: str, seed: int) -> tuple[Any, Any]:
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields rows of the learner with nano, an MLP and small, timed in turns with the peers."""
     env = environment()
-    for name, agent, each, length, rivals in _settings():
-        learner = _Timed(env, name, agent, each, length)
+    for name, agent, each, length, pieces, rivals in _settings():
+        learner = _Timed(env, name, agent, each, length, pieces)
         chosen: tuple[Any, ...] = rivals if args.peers else ()
         peers = [Peer(args.peers, name, given | {"steps": length}) for name, given in chosen]
         learner.rounds(peers)
@@ -80,8 +82,8 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield _to_optimum(args.peers)
 
 
-def _settings() -> Iterator[tuple[str, Any, int, int, tuple[Any, ...]]]:
-    """Yields name, agent, environments per segment, bars per segment and peers of each row.
+def _settings() -> Iterator[tuple[str, Any, int, int, int, tuple[Any, ...]]]:
+    """Yields name, agent, environments and bars per segment, micro-batches and peers of each row.
 
     The first rows are like for like: as many environments as the peer, each on its own bars.
     Several environments per segment share the encoder's work, which no peer can do.
@@ -90,12 +92,13 @@ def _settings() -> Iterator[tuple[str, Any, int, int, tuple[Any, ...]]]:
     # As wide and as deep as the peer's, and like its, it sees one observation.
     wide = {"kind": "mlp", "window": 1, "channels": 64, "hidden": 0, "head_hidden": 64}
     mlp = dataclasses.replace(nano, policy=switched(nano.policy, **wide))
-    yield "nano", nano, 1, LONG, (REJAX, SB3)
-    yield "nano", nano, 1, LENGTH, (REJAX,)
-    yield "MLP 64x64, no history", mlp, 1, LENGTH, (REJAX, SB3)
-    yield "small", load_agent("small"), 1, LENGTH, (REJAX,)
-    yield "nano", nano, 4, LENGTH, (REJAX, SB3_WIDE)
-    yield "small", load_agent("small"), 4, LENGTH, (REJAX,)
+    yield "nano", nano, 1, LONG, 1, (REJAX, SB3)
+    yield "nano", nano, 1, LONGEST, PIECES, (REJAX,)
+    yield "nano", nano, 1, LENGTH, 1, (REJAX,)
+    yield "MLP 64x64, no history", mlp, 1, LENGTH, 1, (REJAX, SB3)
+    yield "small", load_agent("small"), 1, LENGTH, 1, (REJAX,)
+    yield "nano", nano, 4, LENGTH, 1, (REJAX, SB3_WIDE)
+    yield "small", load_agent("small"), 4, LENGTH, 1, (REJAX,)
 
 
 def _to_optimum(python: str) -> dict[str, Any]:
@@ -164,10 +167,10 @@ def _mesh_of(agent: Any) -> Any:
 class _Timed:
     """Iterations of the learner, timed in turn with products of matrices."""
 
-    def __init__(self, env: Any, name: str, agent: Any, each: int, length: int):
+    def __init__(self, env: Any, name: str, agent: Any, each: int, length: int, pieces: int):
         learn = dataclasses.replace(
             agent.learner, num_segments=SEGMENTS, segment_length=length, envs_per_segment=each,
-            num_epochs=4, num_minibatches=4, advantages="gae",
+            num_epochs=4, num_minibatches=4, micro_batches=pieces, advantages="gae",
         )  # fmt: skip
         mesh = _mesh_of(agent)
         devices = mesh.devices
@@ -176,6 +179,7 @@ class _Timed:
         learner = make_learner(env, policy, config)
         self._timing = Timing(lambda state: learner.step(state)[0], learner.init(jax.random.key(0)))
         self._name = f"{name}, {policy.receptive_field} bars, {each} env/segment of {length}, "
+        self._name += f"{pieces} micro-batches, " if pieces > 1 else ""
         self._name += f"{devices} device{'s' if devices > 1 else ''}"
         self._each, self._steps = each, learner.steps_per_update
         self._flops = _update_flops(policy, learn)

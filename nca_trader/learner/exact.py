@@ -73,7 +73,7 @@ def collect(
     length, dynamics = config.segment_length, market.dynamics
     span = span_of(policy, segments, draw)
     seen, reward = enumerate_segments(market, span, length, draw)
-    cells = encode_span(policy, params, market, span, length)
+    cells = encode_span(policy, params, market, span, length, config.micro_batches)
     log_prob, leads = read_states(policy, params, cells, seen), leads_to(dynamics.spec)
     pi = jnp.exp(log_prob)
     q = action_values(reward, pi, leads, hyper.discount)

@@ -149,8 +149,18 @@ def gather_segment(market: Market, span: Span, halo: int, length: int) -> tuple[
     return jnp.where(there[..., None], x, 0.0), present & there
 
 
-def encode_span(policy: Policy, params: Params, market: Market, span: Span, length: int) -> Array:
-    """Cells `[S, length, A, C]` of the bars from `span.index` on, each with all its past."""
+def encode_span(
+    policy: Policy, params: Params, market: Market, span: Span, length: int, parts: int = 1
+) -> Array:
+    """Cells `[S, length, A, C]` of the bars from `span.index` on, each with all its past.
+
+    With several `parts` of the segments, one is encoded after another: all at once would leave a
+    CPU's cache.
+    """
+    if parts > 1:
+        cut = jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), span)
+        cells = jax.lax.map(lambda part: encode_span(policy, params, market, part, length), cut)
+        return cells.reshape(-1, *cells.shape[2:])
     # The bars before a segment that its own cells see; their cells are not returned.
     halo = policy.receptive_field - 1
     x, present = gather_segment(market, span, halo, length)
@@ -225,7 +235,8 @@ def roll_out(
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
     span = span_of(policy, segments, draw)
     # One cell more than decisions, for the bootstrapped value after the last.
-    cells = jnp.moveaxis(encode_span(policy, params, market, span, length + 1), 1, 0)
+    cells = encode_span(policy, params, market, span, length + 1, config.micro_batches)
+    cells = jnp.moveaxis(cells, 1, 0)
     shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
     # One key per segment: its actions are the same on any mesh.
     noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)

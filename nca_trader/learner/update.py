@@ -9,6 +9,7 @@ computed by itself, and means over shards are taken in the order of their number
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -147,6 +148,8 @@ def update(
     """
     layout, config = parts.layout, parts.config
     setup, optimizer = parts.of(state.hyper)
+    sized = dataclasses.replace(setup.config, micro_batches=micro_batches)
+    setup = setup._replace(config=sized)
     # Folded, not split and carried: a resumed run draws the same numbers from key and update.
     key = jax.random.fold_in(state.key, state.update)
     start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)

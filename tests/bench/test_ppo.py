@@ -19,11 +19,11 @@ TINY = AgentConfig(policy=POLICY, learner=LearnerConfig())
 def test_the_rows_are_there_and_can_be_written(monkeypatch):
     monkeypatch.setattr(timing, "ROUNDS", 1)
     monkeypatch.setattr(timing, "SECONDS", 0.0)
-    monkeypatch.setattr(bench_ppo, "_settings", lambda: iter([("tiny", TINY, 2, 8, ())]))
-    monkeypatch.setattr(bench_ppo, "SEGMENTS", 32)
+    monkeypatch.setattr(bench_ppo, "_settings", lambda: iter([("tiny", TINY, 2, 8, 2, ())]))
+    monkeypatch.setattr(bench_ppo, "SEGMENTS", 64)
     (row,) = bench_ppo.rows(argparse.Namespace(peers=None))
-    assert row["name"] == "tiny, 7 bars, 2 env/segment of 8, 8 devices"
-    assert row["envs"] == 64 and row["envs_per_segment"] == 2 and row["retraces"] == 0
+    assert row["name"] == "tiny, 7 bars, 2 env/segment of 8, 2 micro-batches, 8 devices"
+    assert row["envs"] == 128 and row["envs_per_segment"] == 2 and row["retraces"] == 0
     assert row["steps_per_s"] > 0.0 and 0.0 < row["matmul_share"] < 1.0
     assert json.dumps(row)
 
@@ -118,9 +118,9 @@ def test_our_run_to_a_part_of_the_optimum_ends_there_or_at_its_last_step(monkeyp
 
 
 def test_the_first_rows_are_like_for_like():
-    name, _, each, _, rivals = next(bench_ppo._settings())
-    assert name == "nano" and each == 1
-    assert {module: options["envs"] for module, options in rivals} == {
-        "rejax_ppo": bench_ppo.SEGMENTS,
-        "sb3_ppo": bench_ppo.SEGMENTS,
-    }
+    first, second, *_ = bench_ppo._settings()
+    for name, _, each, _, _, rivals in (first, second):
+        assert name == "nano" and each == 1
+        assert rivals[0] == bench_ppo.REJAX
+        assert all(options["envs"] == bench_ppo.SEGMENTS for _, options in rivals)
+    assert first[5][1] == bench_ppo.SB3 and (first[4], second[4]) == (1, bench_ppo.PIECES)

@@ -1,5 +1,6 @@
 """Rollouts against the environment's own `step`, one account and one bar at a time."""
 
+import functools
 import itertools
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from nca_trader.agents import heads
 from nca_trader.envs.trading import EnvState, Episode
-from nca_trader.learner.rollout import Segments
+from nca_trader.learner.rollout import Segments, Span, encode_span
 
 SEGMENTS, LENGTH, ACCOUNTS = 16, 8, 2
 
@@ -100,6 +101,21 @@ def test_actions_are_drawn_from_the_policy_by_the_segments_own_key(stage):
     _, other = stage.collect(market, segments, fresh, changed)
     differs = np.asarray(rollout.action != other.action).any((1, 2, 3))
     assert differs.tolist() == [i == 3 for i in range(SEGMENTS)]
+
+
+def test_segments_are_the_same_cells_encoded_together_or_in_parts(stage):
+    index = stage.begin(stage.empty_segments(), keys(1))[0].index
+    span = Span(index, None, jnp.arange(SEGMENTS, dtype=jnp.uint32))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def encode(parts):
+        market = stage.env.market
+        return encode_span(stage.policy, stage.params, market, span, LENGTH, parts)
+
+    together = np.asarray(encode(1))
+    assert len(np.unique(together[:, 0, 0, 0])) == len(np.unique(index)) > 8
+    for parts in (2, SEGMENTS):
+        np.testing.assert_allclose(encode(parts), together, rtol=1e-5, atol=1e-6)
 
 
 def test_an_episode_goes_on_where_it_stood_and_then_begins_anew(stage):
