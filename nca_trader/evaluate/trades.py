@@ -20,10 +20,11 @@ import pandas as pd
 
 from nca_trader.envs.account.state import Flows, Quote, Rules, worsening
 from nca_trader.evaluate.metrics import positions
+from nca_trader.evaluate.simulate import Trace
 from nca_trader.types import Bars, Costs
 
 TRADING_COSTS = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
-# Why a fill happened. The first four are the codes of `Traded.exit_reason`.
+# Why a fill happened. The first four are the codes of `Exit.reason`.
 REASONS = (
     "target",
     "stop",
@@ -39,26 +40,6 @@ MOMENTS = ("before", "open", "inside", "close", "after")  # of a bar, in order
 BEFORE, AT_OPEN, INSIDE, AT_CLOSE, AFTER = range(5)
 PARTICIPATION = 0.01  # of a bar's volume, that `capacity` is stated for
 WITHIN = 0.95  # share of fills that stay below it
-
-
-class Traded(NamedTuple):
-    """What an account traded in each bar: signed notional as fractions of equity before each trade.
-
-    Attributes:
-      at_open: `[N, A]` at the bar's open.
-      exited: `[N, A]` inside the bar, by a stop or a target; it closes the position.
-      exit_price: `[N, A]` of `exited`, NaN where there is none.
-      exit_reason: `[N, A]` int8, an index into `REASONS`.
-      at_close: `[N, A]` at the bar's close.
-      equity_at_open: `[N]` equity before the trades at the open.
-    """
-
-    at_open: np.ndarray
-    exited: np.ndarray
-    exit_price: np.ndarray
-    exit_reason: np.ndarray
-    at_close: np.ndarray
-    equity_at_open: np.ndarray
 
 
 class Fills(NamedTuple):
@@ -99,39 +80,34 @@ def units_held(bars: Bars, equity: np.ndarray, weights: np.ndarray) -> np.ndarra
     return np.where(positions(weights) != 0, units, 0.0)
 
 
-def fills_of(
-    bars: Bars,
-    equity: np.ndarray,
-    weights: np.ndarray,
-    traded: Traded,
-    flows: Flows,
-    costs: Costs,
-    rules: Rules,
-) -> Fills:
+def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     """Find every fill of a backtest.
 
     Args:
       bars: the N bars that were traded.
-      equity: `[N]` at each close, 1 before the first bar.
-      weights: `[N, A]` held at each close.
-      traded: what was traded in each bar.
-      flows: `[N]` each, where equity went.
+      trace: of the account over these bars.
       costs: of the account; they divide the cost of a bar among its fills.
       rules: of the account.
     """
-    held = units_held(bars, equity, weights)
+    flows, equity = trace.flows, np.exp(np.asarray(trace.log_equity))
+    held = units_held(bars, equity, np.asarray(trace.weight))
     held_before = np.vstack([np.zeros((1, bars.num_assets)), held[:-1]])
+    at_open, at_close = np.asarray(trace.at_open), np.asarray(trace.at_close)
+    none = np.zeros(at_open.shape)
+    exited, exit_price, exit_reason = (
+        (none, none, none.astype(np.int8)) if trace.left is None else trace.left
+    )
     broke = equity <= rules.floor * (1.0 + 1e-9)
     # Only the bar of the bankruptcy: nothing is held after it.
     broke &= ~np.concatenate([[False], broke[:-1]])
-    any_trade = (traded.at_open != 0) | (traded.exited != 0) | (traded.at_close != 0)
+    any_trade = (at_open != 0) | (exited != 0) | (at_close != 0)
     gone = (held_before != 0) & (held == 0) & ~any_trade & ~broke[:, None]
     lost = broke[:, None] & ((held_before != 0) | any_trade)
     found = {
         BEFORE: gone,
-        AT_OPEN: traded.at_open != 0,
-        INSIDE: traded.exited != 0,
-        AT_CLOSE: traded.at_close != 0,
+        AT_OPEN: at_open != 0,
+        INSIDE: exited != 0,
+        AT_CLOSE: at_close != 0,
         AFTER: lost,
     }
     # A delisted asset is closed at its last price less the haircut, without a trade.
@@ -139,7 +115,7 @@ def fills_of(
     prices = {
         BEFORE: before_gap,
         AT_OPEN: bars.open,
-        INSIDE: traded.exit_price,
+        INSIDE: exit_price,
         AT_CLOSE: bars.close,
         AFTER: _price_of_bankruptcy(bars, held_before, flows),
     }
@@ -149,7 +125,7 @@ def fills_of(
     elsewhere = found[others].any(axis=1, keepdims=True)
     reasons = {
         BEFORE: DELISTED,
-        INSIDE: traded.exit_reason,
+        INSIDE: exit_reason,
         orders: np.where(called & ~elsewhere, LIQUIDATED, 0),
         others: np.where(called, LIQUIDATED, 0),
         AFTER: BANKRUPT,
@@ -162,7 +138,10 @@ def fills_of(
     asset, row, moment, price, reason = (np.concatenate(x) for x in zip(*parts, strict=True))
     order = np.lexsort((moment, row, asset))
     asset, row, moment, price, reason = (x[order] for x in (asset, row, moment, price, reason))
-    after = _units_after(asset, row, moment, held, traded, bars)
+    begun = _equity_at_open(bars, equity, held_before, flows, rules)
+    with np.errstate(invalid="ignore"):
+        bought = at_open * begun[:, None] / bars.open
+    after = _units_after(asset, row, moment, held, bought)
     same = np.concatenate([[False], asset[1:] == asset[:-1]])[: asset.size]
     before = np.where(same, np.concatenate([[0.0], after[:-1]])[: asset.size], 0.0)
     # A rebalance of nothing: the dust that a closed position leaves is traded and stays dust.
@@ -183,13 +162,23 @@ def _price_of_bankruptcy(bars: Bars, held: np.ndarray, flows: Flows) -> np.ndarr
     return np.where(at_open[:, None], bars.open, bars.close)
 
 
+def _equity_at_open(
+    bars: Bars, equity: np.ndarray, held: np.ndarray, flows: Flows, rules: Rules
+) -> np.ndarray:
+    """Return `[N]` equity before the trades at each open, from what happened since the close."""
+    previous = np.vstack([bars.open[:1], bars.close[:-1]])
+    gained = np.nansum(held * (bars.open - previous), axis=1)
+    gained += np.asarray(flows.dividends) + np.asarray(flows.delisting)
+    if rules.fill == "next_open":
+        # What time costs is charged before the fill, the bars' own funding at the close.
+        gained += np.asarray(flows.interest) + np.asarray(flows.borrow_fee)
+        if bars.funding is None:
+            gained += np.asarray(flows.funding)
+    return np.concatenate([[1.0], equity[:-1]]) + gained
+
+
 def _units_after(
-    asset: np.ndarray,
-    row: np.ndarray,
-    moment: np.ndarray,
-    held: np.ndarray,
-    traded: Traded,
-    bars: Bars,
+    asset: np.ndarray, row: np.ndarray, moment: np.ndarray, held: np.ndarray, bought: np.ndarray
 ) -> np.ndarray:
     """Return `[K]` the units held after each fill, which are sorted by asset and time."""
     after = held[row, asset]
@@ -200,11 +189,10 @@ def _units_after(
     followed[:-1] = (row[1:] == row[:-1]) & (asset[1:] == asset[:-1])
     k = np.flatnonzero(followed & (moment == AT_OPEN))
     t, i = row[k], asset[k]
-    start = np.where(t > 0, held[t - 1, i], 0.0)
-    bought = traded.at_open[t, i] * traded.equity_at_open[t] / bars.open[t, i]
+    start, change = np.where(t > 0, held[t - 1, i], 0.0), bought[t, i]
     # The trade that closes a position leaves rounding and no position.
-    dust = np.abs(start + bought) <= 1e-9 * np.maximum(np.abs(start), np.abs(bought))
-    after[k] = np.where(dust, 0.0, start + bought)
+    dust = np.abs(start + change) <= 1e-9 * np.maximum(np.abs(start), np.abs(change))
+    after[k] = np.where(dust, 0.0, start + change)
     return after
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import math
 import time
+import types
 
 import ledger
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 
 from nca_trader.envs.account.state import Flows, Rules
 from nca_trader.evaluate import trades
-from nca_trader.evaluate.trades import REASONS, Traded
+from nca_trader.evaluate.trades import REASONS
 from nca_trader.types import Bars, Costs
+
+Exit = collections.namedtuple("Exit", ("traded", "price", "reason"))
 
 HOLDING = ("dividends", "interest", "borrow_fee", "funding", "ruin")
 DEAR = Costs(
@@ -52,7 +55,7 @@ class Logging(ledger.Ledger):
 
 
 def lived(monkeypatch, bars, targets, costs, rules):
-    """Runs the logging ledger; returns it, with equity, weights, `Traded` and `Flows` by bar."""
+    """Runs the logging ledger; returns it, with equity and its trace."""
     books = []
 
     class Here(Logging):
@@ -81,19 +84,22 @@ def lived(monkeypatch, bars, targets, costs, rules):
     equity, weights, book = ledger.live(view, targets, costs, rules)
     shape = bars.close.shape
     traded = {moment: np.zeros(shape) for moment in ("open", "close")}
-    at_open = np.ones(len(bars))
     for bar, moment, i, units, price, _ in book.log:
         traded[moment][bar, i] += units * price / book.equity_at[bar][moment]
-    for bar, found in book.equity_at.items():
-        at_open[bar] = found.get("open", np.nan) / book.start
     names = Flows._fields
     went = np.array([[so_far[name] for name in names] for so_far in book.by_bar])
     went = np.diff(went, axis=0, prepend=0.0) / book.start
-    none = np.zeros(shape)
-    found = Traded(
-        traded["open"], none, none * np.nan, none.astype(np.int8), traded["close"], at_open
-    )
-    return book, equity, weights, found, Flows(*went.T)
+    return book, equity, trace(equity, weights, traded["open"], traded["close"], Flows(*went.T))
+
+
+def trace(equity, weights, at_open, at_close=None, flows=None, left=None):
+    """What a backtest records, as far as trades need it."""
+    if flows is None:
+        flows = Flows(*np.zeros((len(Flows._fields), len(equity))))
+    if at_close is None:
+        at_close = np.zeros_like(at_open)
+    given = {"at_open": at_open, "at_close": at_close, "flows": flows, "left": left}
+    return types.SimpleNamespace(log_equity=np.log(equity), weight=weights, **given)
 
 
 class _Rows:
@@ -190,10 +196,10 @@ def test_trades_are_those_of_a_ledger_and_add_up_to_final_equity(case, monkeypat
     draw = ledger.rich_bars if market.get("rich") else ledger.random_bars
     bars = draw(rng, 300, 3, **({"spread": market["spread"]} if "spread" in market else {}))
     targets = drawn(kind, rng, 300, 3)
-    book, equity, weights, traded, flows = lived(monkeypatch, bars, targets, costs, rules)
-    fills = trades.fills_of(bars, equity, weights, traded, flows, costs, rules)
+    book, equity, found = lived(monkeypatch, bars, targets, costs, rules)
+    fills = trades.fills_of(bars, found, costs, rules)
     table = trades.trade_table(fills, bars, rules)
-    held = sum(float(getattr(flows, name).sum()) for name in HOLDING)
+    held = sum(float(getattr(found.flows, name).sum()) for name in HOLDING)
     assert table["pnl"].sum() + held == pytest.approx(equity[-1] - 1.0, abs=1e-11)
     assert len(table) > 5
     ended = {"delisting with a haircut": "delisted", "bankruptcy": "bankrupt"}.get(case)
@@ -241,17 +247,9 @@ def test_a_position_that_is_stopped_in_the_bar_of_its_entry_is_a_trade_of_its_ow
     equity = np.array([1.0, 0.95, 0.95 * 96 / 90, 0.95 * 99 / 90])
     column = np.array([[0.0], [1.0], [1.0], [0.0]])
     exited = np.array([[0.0], [-1.0], [0.0], [0.0]])
-    traded = Traded(
-        at_open=column,
-        exited=exited,
-        exit_price=np.where(exited != 0, 95.0, np.nan),
-        exit_reason=(exited != 0).astype(np.int8),
-        at_close=np.zeros((4, 1)),
-        equity_at_open=np.array([1.0, 1.0, 0.95, 0.95 * 95 / 90]),
-    )
+    left = Exit(exited, np.where(exited != 0, 95.0, np.nan), (exited != 0).astype(np.int8))
     weights = np.array([[0.0], [0.0], [1.0], [1.0]])
-    flows = Flows(*np.zeros((len(Flows._fields), 4)))
-    fills = trades.fills_of(bars, equity, weights, traded, flows, Costs(), Rules())
+    fills = trades.fills_of(bars, trace(equity, weights, column, left=left), Costs(), Rules())
     table = trades.trade_table(fills, bars, Rules())
     assert table["reason"].tolist() == ["stop", "open"]
     assert table["entry_price"].tolist() == [100.0, 90.0]
@@ -296,17 +294,9 @@ def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_s
     bars = dataclasses.replace(bars, time=bars.time[0] + minutes)
     side = np.repeat(rng.choice([-1.0, 0.0, 1.0], 5_000), 20)[:, None]
     change = np.diff(side, axis=0, prepend=0.0)
-    traded = Traded(
-        change,
-        change * 0,
-        change * np.nan,
-        (change * 0).astype(np.int8),
-        change * 0,
-        np.ones(100_000),
-    )
-    flows = Flows(*np.zeros((len(Flows._fields), 100_000)))
+    found = trace(np.ones(100_000), side, change)
     begun = time.perf_counter()
-    fills = trades.fills_of(bars, np.ones(100_000), side, traded, flows, Costs(), Rules())
+    fills = trades.fills_of(bars, found, Costs(), Rules())
     table = trades.trade_table(fills, bars, Rules())
     spent = time.perf_counter() - begun
     assert len(table) > 2_000
@@ -345,19 +335,9 @@ def test_trades_equal_those_of_backtesting_py(shared):
     open_ = np.where(np.isnan(open_), close, open_)
     bars = hand_bars(open_, close)
     change = np.diff(units, prepend=0.0)
-    at_open = np.concatenate([[1.0], equity[:-1]])
-    none = np.zeros((n, 1))
-    traded = Traded(
-        (change * open_ / at_open)[:, None],
-        none,
-        none * np.nan,
-        none.astype(np.int8),
-        none,
-        at_open,
-    )
-    flows = Flows(*np.zeros((len(Flows._fields), n)))
-    weights = (units * close / equity)[:, None]
-    fills = trades.fills_of(bars, equity, weights, traded, flows, Costs(), Rules())
+    at_open = change * open_ / np.concatenate([[1.0], equity[:-1]])
+    found = trace(equity, (units * close / equity)[:, None], at_open[:, None])
+    fills = trades.fills_of(bars, found, Costs(), Rules())
     ours = trades.trade_table(fills, bars, Rules(capital=10_000.0))
     ours = ours[ours["reason"] != "open"].reset_index()
     assert len(ours) == len(theirs)
