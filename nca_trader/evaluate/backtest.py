@@ -169,6 +169,9 @@ def backtest(
         in_sample=in_sample,
         looks=looks,
         cut=cut_of(np.asarray(trace.target), rules),
+        bars=bars,
+        trace=trace,
+        run=run,
     )
     # A command prints them with the metrics. Targets that order nothing expect no fill.
     if not in_a_command() and np.nan_to_num(trace.target).any():

@@ -1,13 +1,15 @@
-"""The result of a backtest: one row per bar, and where equity went."""
+"""The result of a backtest: one row per bar, where equity went, trades, metrics and plots."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,15 @@ import pandas as pd
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError, argument
-from nca_trader.evaluate import metrics
+from nca_trader.evaluate import benchmark, metrics, trades
+from nca_trader.evaluate.simulate import Trace
 from nca_trader.evaluate.targets import NO_CUT, Cut
-from nca_trader.types import Costs
+from nca_trader.evaluate.trades import Fills
+from nca_trader.runs.manifest import Run
+from nca_trader.types import Bars, Costs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,13 +52,20 @@ class Result:
       looks: evaluations of agents on these symbols in years that overlap, with this one; None
         where that was not counted, see `looks_at`.
       cut: orders for more than the account may hold.
+      bars: all that the backtest was given; it traded a span of them.
+      trace: what the account did in each bar; trades and orders are made of it.
+      run: that acted; None where the targets are not of a run.
+
+    Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
 
     Example:
       >>> import nca_trader as nca
-      >>> bars = nca.sample_bars("sp500")[-250:]
-      >>> result = nca.backtest(bars, nca.rules.buy_and_hold(), nca.Costs(commission=1e-3))
-      >>> float(result.equity.iloc[0]), sorted(result.metrics)[:3]
-      (1.0, ['annual_volatility', 'bars', 'cagr'])
+      >>> bars = nca.sample_bars("sp500")[-250:].select("SP500")
+      >>> result = nca.backtest(bars, nca.rules.sma_cross(5, 20), nca.Costs(commission=1e-3))
+      >>> len(result.trades), round(result.metrics["beta"], 2)
+      (15, 0.17)
+      >>> len(str(result).splitlines())
+      20
     """
 
     name: str
@@ -69,6 +84,19 @@ class Result:
     in_sample: int | None = None
     looks: int | None = None
     cut: Cut = NO_CUT
+    bars: Bars | None = None
+    trace: Trace | None = None
+    run: Run | None = None
+
+    def __repr__(self) -> str:
+        from nca_trader.evaluate.report.summary import summary_lines
+
+        return "\n".join(summary_lines(self))
+
+    def _repr_html_(self) -> str:
+        from nca_trader.evaluate.report.summary import summary_html
+
+        return summary_html(self)
 
     @property
     def num_fills(self) -> int:
@@ -90,11 +118,95 @@ class Result:
             )
         return tuple(said)
 
-    # A result is frozen, so its metrics cannot change.
+    # A result is frozen, so nothing below can change once it is computed.
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
-        """The metrics of this result, see `metrics.summary`."""
-        return metrics.summary(self.equity, self.weights, self.turnover, self.bars_per_year)
+        """The metrics of this result by name; NaN where one is undefined.
+
+        They are those of `metrics.summary`, `benchmark.relative` (against `benchmark`),
+        `trades.trade_metrics` and `trades.capacity`.
+        """
+        interest = self.flows.get("interest")
+        found = metrics.summary(
+            self.equity, self.weights, self.turnover, self.bars_per_year, interest=interest
+        )
+        against = benchmark.relative(self.returns, self._benchmark_returns, self.bars_per_year)
+        found |= against._asdict() | trades.trade_metrics(self.trades)
+        known = self.bars is not None and self.trace is not None
+        return found | {
+            "capacity": trades.capacity(self.fills, self.traded_bars) if known else math.nan
+        }
+
+    @functools.cached_property
+    def returns(self) -> np.ndarray:
+        """`[N]` simple returns per bar."""
+        return metrics.simple_returns(self.equity)
+
+    @functools.cached_property
+    def judged_returns(self) -> np.ndarray:
+        """`[N]` returns in excess of the interest on cash, which ratios are computed from."""
+        excess = metrics.excess_returns(self.equity, self.flows.get("interest"))
+        return metrics.judged(excess, self.turnover)
+
+    @functools.cached_property
+    def traded_bars(self) -> Bars:
+        """The N bars that were traded."""
+        if self.bars is None:
+            raise ConfigError("this result has no bars; it was not made by nca.backtest.")
+        first = int(self.bars.index.searchsorted(self.equity.index[0]))
+        return self.bars[first : first + len(self.equity)]
+
+    @functools.cached_property
+    def benchmark(self) -> pd.Series | None:
+        """`[N]` equity of buying every asset at the first close and holding it, without costs."""
+        return None if self.bars is None else benchmark.buy_and_hold(self.traded_bars)
+
+    @property
+    def _benchmark_returns(self) -> np.ndarray:
+        if self.benchmark is None:
+            return np.full(len(self.equity), math.nan)
+        return metrics.simple_returns(self.benchmark)
+
+    @functools.cached_property
+    def fills(self) -> Fills:
+        """Every fill, see `trades.fills_of`."""
+        if self.trace is None:
+            raise ConfigError("this result has no trace; it was not made by nca.backtest.")
+        return trades.fills_of(self.traded_bars, self.trace, self.charged, self.rules)
+
+    @functools.cached_property
+    def trades(self) -> pd.DataFrame:
+        """One row per trade (a round trip of one asset), see `trades.trade_table`.
+
+        The sum of `pnl`, plus what holding paid and charged, is final equity less 1.
+        """
+        if self.trace is None:
+            return trades.no_trades()
+        return trades.trade_table(self.fills, self.traded_bars, self.rules)
+
+    @functools.cached_property
+    def orders(self) -> pd.DataFrame:
+        """One row per fill of an order, see `trades.order_table`."""
+        return trades.order_table(self.fills, self.traded_bars, self.rules)
+
+    @functools.cached_property
+    def positions(self) -> pd.DataFrame:
+        """`[N, A]` units held at each close, negative for a short position.
+
+        They are those of `rules.capital`, or of a capital of 1 without one.
+        """
+        bars = self.traded_bars
+        held = trades.units_held(bars, np.exp(self.log_equity), self.weights.to_numpy())
+        capital = self.rules.capital or 1.0
+        return pd.DataFrame(held * capital, self.equity.index, self.weights.columns)
+
+    @functools.cached_property
+    def exposure(self) -> pd.DataFrame:
+        """`[N]` sums of weights at each close: columns `long`, `short`, `gross`, `net`."""
+        weights = np.where(metrics.positions(self.weights) != 0, self.weights, 0.0)
+        long, short = np.maximum(weights, 0.0).sum(axis=1), np.minimum(weights, 0.0).sum(axis=1)
+        columns = {"long": long, "short": short, "gross": long - short, "net": long + short}
+        return pd.DataFrame(columns, self.equity.index)
 
     @property
     def fill(self) -> str:
@@ -116,6 +228,38 @@ class Result:
         table = pd.DataFrame({"amount": [*amount, amount.sum()]}, index=[*amount.index, "total"])
         table.index.name = "item"
         return table.assign(a_year=table["amount"] * self.bars_per_year / len(self.equity))
+
+    def plot(self) -> Figure:
+        """Draw equity against the benchmark, drawdown and exposure over time.
+
+        In-sample bars are shaded, and named in the legend.
+
+        Returns:
+          A matplotlib figure; `figure.savefig("x.png")` writes it.
+        """
+        from nca_trader.evaluate.report.figure import result_figure
+
+        return result_figure([self])
+
+    def report(self, path: str | os.PathLike[str], *, command: str = "") -> pathlib.Path:
+        """Write this result as one self-contained HTML page, see `nca.report`.
+
+        Args:
+          path: of the page, ends in .html.
+          command: shown on the page as the command that makes it again.
+
+        Returns:
+          The path.
+
+        Raises:
+          ConfigError: another suffix, or a result that `nca.backtest` did not make.
+          StateError: the page cannot be written.
+        """
+        from nca_trader.evaluate.report.page import report
+
+        if self.bars is None:
+            raise ConfigError("this result has no bars; it was not made by nca.backtest.")
+        return report(self.bars, self, path, run=self.run, command=command)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per bar: time, equity, log_equity, turnover, cost and per symbol columns.
@@ -155,7 +299,7 @@ class Result:
         if path.suffix not in (".parquet", ".csv"):
             raise ConfigError(
                 f"{argument('path', str(path))}: a result by bar is written to .parquet or .csv; "
-                "give such a name. The command `backtest` writes a page to .html."
+                "give such a name. `report` writes a page to .html."
             )
         # Renamed when complete, so that the file is whole or not there.
         part = path.with_name(path.name + ".part")
@@ -172,3 +316,76 @@ class Result:
             what = error.strerror or str(error)
             raise StateError(f"{path}: cannot be written ({what}); repair that.") from None
         return path
+
+
+class Comparison:
+    """Several results side by side, made by `compare`.
+
+    Attributes:
+      results: in the order given.
+      table: one row per result, with its first and last bar, and a column per metric.
+    """
+
+    def __init__(self, results: Sequence[Result]):
+        """Build the table."""
+        self.results = tuple(results)
+        rows = {
+            result.name: {
+                "start": result.equity.index[0],
+                "stop": result.equity.index[-1],
+                "in_sample": result.in_sample,
+                **result.metrics,
+            }
+            for result in self.results
+        }
+        self.table = pd.DataFrame.from_dict(rows, orient="index")
+        self.table.index.name = "name"
+
+    def __repr__(self) -> str:
+        from nca_trader.evaluate.report.summary import comparison_lines
+
+        return "\n".join(comparison_lines(self.results))
+
+    def _repr_html_(self) -> str:
+        from nca_trader.evaluate.report.summary import comparison_html
+
+        return comparison_html(self.results)
+
+    def plot(self) -> Figure:
+        """Draw equity and drawdown of every result on one time axis."""
+        from nca_trader.evaluate.report.figure import result_figure
+
+        return result_figure(self.results)
+
+
+def compare(results: Sequence[Result]) -> Comparison:
+    """Put several results side by side, in a table and a plot.
+
+    Args:
+      results: at least one, each of another name; they may be of other bars and costs, which the
+        table shows.
+
+    Raises:
+      ConfigError: no result, something else, or two of one name.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[-500:]
+      >>> strategies = nca.rules.sma_cross(), nca.rules.momentum()
+      >>> nca.compare([nca.backtest(bars, each) for each in strategies]).table.index.tolist()
+      ['SMA cross 50/200', 'momentum 50']
+    """
+    if isinstance(results, Result):
+        results = [results]
+    for result in results:
+        expect("results", result, Result, "a sequence of Results, e.g. of nca.backtest")
+    if not results:
+        raise ConfigError("compare was given no result; give at least one.")
+    names = [result.name for result in results]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"results has {name!r} more than once; name them apart, e.g. with "
+                "dataclasses.replace(result, name=...)."
+            )
+    return Comparison(results)

@@ -6,6 +6,7 @@ matplotlib is used without pyplot: no global state, no display, the same bytes e
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,29 @@ class Line(NamedTuple):
     role: str
 
 
+POINTS = 4000  # of a line at most; more than the widest screen has columns of
+
+
+def thinned(values: pd.Series) -> pd.Series:
+    """Keep the first, last, lowest and highest value of each stretch of a long line."""
+    if len(values) <= POINTS:
+        return values
+    numbers = values.to_numpy()
+    edges = np.linspace(0, len(values), POINTS // 4 + 1).astype(int)
+    kept = {0, len(values) - 1}
+    for first, last in itertools.pairwise(edges):
+        stretch = numbers[first:last]
+        # NaN, where a line begins later, is neither the lowest nor the highest.
+        known = np.nan_to_num(stretch, nan=0.0)
+        kept |= {first, last - 1, first + int(known.argmin()), first + int(known.argmax())}
+    return values.iloc[sorted(kept)]
+
+
+def times(values: pd.Series) -> np.ndarray:
+    """Return the time axis of a line, as matplotlib takes it."""
+    return pd.DatetimeIndex(values.index).tz_localize(None).to_numpy()
+
+
 def svg(
     draw: Callable[[Figure], None], size: tuple[float, float] | None, name: str, description: str
 ) -> Markup:
@@ -137,9 +161,10 @@ def _curves_over_time(
                 colour = BASELINES[baseline % len(BASELINES)]
                 dash, width, order, alpha = DASHES[baseline % len(DASHES)], 1.4, 3, 1.0
                 baseline += 1
+            values = thinned(line.values)
             axes.plot(
-                line.values.index.tz_localize(None).to_numpy(),  # type: ignore[attr-defined]
-                line.values.to_numpy(),
+                times(values),
+                values.to_numpy(),
                 color=colour,
                 linestyle=dash,
                 linewidth=width,
@@ -175,6 +200,19 @@ def _curves_over_time(
     )
 
 
+def scale_equity(axes: Axes) -> None:
+    """Give equity a log scale with ticks that a reader can use."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high / low > 20:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    else:  # a log scale's own ticks leave most of one decade blank
+        ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        axes.set_yticks([tick for tick in ticks if low <= tick <= high and tick > 0])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def equity_plot(lines: Sequence[Line], standing: str = "") -> Markup:
     """Draw equity on a log scale; capital before the first bar is 1.
 
@@ -184,15 +222,7 @@ def equity_plot(lines: Sequence[Line], standing: str = "") -> Markup:
     """
 
     def finish(axes: Axes) -> None:
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        if high / low > 20:
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        else:  # a log scale's own ticks leave most of one decade blank
-            ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-            axes.set_yticks([tick for tick in ticks if low <= tick <= high and tick > 0])
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        scale_equity(axes)
         axes.set_ylabel("equity, start = 1 (log scale)")
 
     ends = "; ".join(

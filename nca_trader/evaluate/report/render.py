@@ -1,0 +1,86 @@
+"""Fills the templates of this folder, and writes pages whole.
+
+A page needs nothing from elsewhere, and its Content-Security-Policy forbids it to ask: it can be
+mailed, archived, printed, and opened from a disk. Scripts run by their hash alone, so text that
+came from a file or a name cannot become one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nca_trader.errors import StateError
+from nca_trader.evaluate import verdict as words
+from nca_trader.evaluate.verdict import percent
+
+FOLDER = Path(__file__).parent
+LIBRARY = FOLDER / "lightweight_charts" / "lightweight-charts.standalone.production.js"
+# What the templates write numbers and sentences with.
+WRITERS = ("count", "decimal", "percent", "times", "copy_sentence", "in_sample_sentence")
+
+
+def script(path: Path) -> str:
+    """Read a script of this package as it stands in a page."""
+    text = path.read_text(encoding="utf-8").strip()
+    # It would end the element early.
+    assert "</script" not in text
+    return text
+
+
+def policy(scripts: Sequence[str]) -> str:
+    """Return the Content-Security-Policy of a page with these inline scripts, and no others."""
+    hashes = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in scripts
+    )
+    allowed = " ".join(hashes) or "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def render(template: str, scripts: Sequence[str] = (), **shown: Any) -> str:
+    """Fill a template of this folder, which escapes everything that is not markup.
+
+    Args:
+      template: its name.
+      scripts: inline scripts of the page, as text.
+      **shown: what the template names.
+    """
+    import jinja2  # 0.2 s, paid only by those who write a page
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,  # names of files, runs and symbols are anybody's text
+        undefined=jinja2.StrictUndefined,  # else a misspelt name is an empty cell
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {name: getattr(words, name) for name in WRITERS}
+    environment.globals |= {"scripts": scripts, "policy": policy(scripts)}
+    environment.filters["percent"] = percent
+    return environment.get_template(template).render(shown)
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Write a file whole or not at all, and the folder where it is missing; return its path.
+
+    Raises:
+      StateError: it cannot be written there.
+    """
+    # Renamed when complete: a reader never sees half a page.
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be written ({error.strerror or error}); choose another folder."
+        ) from error
+    return path

@@ -1,0 +1,190 @@
+"""A result as 20 lines of text, and as a table in a notebook."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nca_trader.evaluate import metrics
+from nca_trader.evaluate.verdict import decimal, in_sample_sentence, percent
+
+if TYPE_CHECKING:
+    from nca_trader.evaluate.result import Result
+
+# Of equity alone, so that a benchmark has them too: key, name for readers, how it is written.
+SHOWN = (
+    ("total_return", "total return", percent),
+    ("cagr", "CAGR", percent),
+    ("annual_volatility", "volatility", percent),
+    ("sharpe", "Sharpe ratio", decimal),
+    ("sortino", "Sortino ratio", decimal),
+    ("calmar", "Calmar ratio", decimal),
+    ("max_drawdown", "max drawdown", percent),
+    ("max_drawdown_duration", "its longest, in bars", lambda x: whole(x)),
+    ("value_at_risk", "5% VaR per bar", lambda x: percent(x, 2)),
+    ("skewness", "skewness", decimal),
+    ("kurtosis", "kurtosis", decimal),
+)
+
+
+def whole(value: float) -> str:
+    """Write 1234.0 as 1,234 and NaN as n/a."""
+    return "n/a" if math.isnan(value) else f"{value:,.0f}"
+
+
+def money(value: float) -> str:
+    """Write 1234567.0 as 1.23M and NaN as n/a."""
+    if math.isnan(value):
+        return "n/a"
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def with_error(value: float, error: float, write=decimal) -> str:
+    """Write an estimate with its standard error, e.g. "0.52 (se 0.03)"."""
+    return f"{write(value)} (se {write(error)})"
+
+
+def title_of(result: Result) -> str:
+    """Name the strategy, its assets and its span of bars."""
+    symbols = list(result.weights.columns)
+    assets = ", ".join(symbols[:4]) + (f" and {len(symbols) - 4} more" if len(symbols) > 4 else "")
+    first, last = (result.equity.index[end].date() for end in (0, -1))
+    return f"{result.name} on {assets}, {first} to {last}"
+
+
+def caveats(result: Result) -> list[str]:
+    """Return what must be said with the metrics: the standing of the bars, cautions, the note."""
+    standing = "Parameters were chosen by the user; how many were tried is not known."
+    if result.in_sample is not None:
+        standing = "Out of sample."
+    if result.in_sample:
+        standing = in_sample_sentence(result.in_sample, len(result.equity))
+    return [standing, *result.cautions, *filter(None, [result.note])]
+
+
+def summary_lines(result: Result) -> list[str]:
+    """Return the summary of a result: 20 lines, caveats cut to the width of the rest."""
+    m = result.metrics
+    other = benchmark_metrics(result)
+    lines = [title_of(result)]
+    fill = "next open" if result.fill == "next_open" else "close"
+    lines.append(
+        f"{len(result.equity):,} bars ({result.bars_per_year:,.1f} per year), fills at the {fill}, "
+        f"{result.order}"
+    )
+    lines.append(f"{'':<22}{'this':>14}{'buy and hold' if other else '':>16}")
+    for key, name, write in SHOWN:
+        reference = write(other[key]) if other else ""
+        lines.append(f"{name:<22}{write(m[key]):>14}{reference:>16}")
+    lines += [
+        f"alpha per year {with_error(m['alpha'], m['alpha_error'], percent)}, beta "
+        f"{with_error(m['beta'], m['beta_error'])}, information ratio "
+        f"{with_error(m['information_ratio'], m['information_ratio_error'])}",
+        f"trades {whole(m['trades'])}, win rate {percent(m['win_rate'])}, profit factor "
+        f"{decimal(m['profit_factor'])}, average {percent(m['average_trade'], 2)} over "
+        f"{decimal(m['trade_duration'], 1)} bars, SQN {decimal(m['sqn'])}",
+        f"exposure {percent(m['exposure'])}, turnover {decimal(m['turnover'], 1)} per year, "
+        f"capacity at 1% of volume {money(m['capacity'])}",
+        f"costs of trading {percent(-_trading(result), 2)} of the capital, interest "
+        f"{percent(m['interest'], 2)}, other holding {percent(_holding(result), 2)}",
+        "details: .trades .orders .positions .costs .exposure .metrics .plot() .report('x.html')",
+    ]
+    return [*lines, _cut(" ".join(caveats(result)))]
+
+
+def _trading(result: Result) -> float:
+    from nca_trader.evaluate.trades import TRADING_COSTS
+
+    return float(result.flows.reindex(columns=list(TRADING_COSTS), fill_value=0.0).to_numpy().sum())
+
+
+def _holding(result: Result) -> float:
+    names = ["borrow_fee", "funding", "dividends", "ruin", "delisting"]
+    return float(result.flows.reindex(columns=names, fill_value=0.0).to_numpy().sum())
+
+
+def _cut(text: str, width: int = 110) -> str:
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+
+
+def benchmark_metrics(result: Result) -> dict[str, float] | None:
+    """Compute the metrics of the benchmark's equity; None where there is none."""
+    if result.benchmark is None:
+        return None
+    return metrics.summary(result.benchmark, bars_per_year=result.bars_per_year)
+
+
+def comparison_lines(results: Sequence[Result]) -> list[str]:
+    """Return the metrics of several results, one column each."""
+    width = max(14, *(len(result.name) + 2 for result in results))
+    lines = [f"{'':<24}" + "".join(f"{result.name:>{width}}" for result in results)]
+    for name, cells in _comparison(results):
+        lines.append(f"{name:<24}" + "".join(f"{cell:>{width}}" for cell in cells))
+    return lines
+
+
+def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
+    def row(name, cell):
+        return name, [cell(result) for result in results]
+
+    rows = [
+        row("first bar", lambda r: str(r.equity.index[0].date())),
+        row("last bar", lambda r: str(r.equity.index[-1].date())),
+    ]
+    if any(result.in_sample is not None for result in results):
+        rows.append(
+            row("in-sample bars", lambda r: "n/a" if r.in_sample is None else whole(r.in_sample))
+        )
+    for key, name, write in (
+        *SHOWN,
+        ("alpha", "alpha per year", percent),
+        ("beta", "beta", decimal),
+        ("information_ratio", "information ratio", decimal),
+        ("trades", "trades", whole),
+        ("win_rate", "win rate", percent),
+        ("profit_factor", "profit factor", decimal),
+        ("turnover", "turnover per year", decimal),
+        ("exposure", "exposure", percent),
+    ):
+        rows.append(row(name, lambda r, key=key, write=write: write(r.metrics[key])))
+    return rows
+
+
+def comparison_html(results: Sequence[Result]) -> str:
+    """Return the metrics of several results as an HTML table with a plot."""
+    from nca_trader.evaluate.report.figure import result_figure
+
+    names = [result.name for result in results]
+    return _fragment(results[0], "", names, _comparison(results), result_figure(results), [])
+
+
+def summary_html(result: Result) -> str:
+    """Return the summary of a result as an HTML table with a plot."""
+    other = benchmark_metrics(result)
+    rows = [
+        (name, [write(result.metrics[key]), *([write(other[key])] if other else [])])
+        for key, name, write in SHOWN
+    ]
+    names = [result.name, *(["buy and hold"] if other else [])]
+    return _fragment(result, title_of(result), names, rows, result.plot(), caveats(result))
+
+
+def _fragment(result, title, names, rows, figure, said) -> str:
+    from nca_trader.evaluate.report.render import render
+
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    picture = out.getvalue()
+    return render(
+        "fragment.html",
+        title=title,
+        names=names,
+        rows=rows,
+        picture=picture[picture.index("<svg") :],
+        caveats=said,
+    )
