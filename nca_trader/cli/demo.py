@@ -117,7 +117,7 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
     """Select a seed, evaluate it on the test span, and write the page."""
     from nca_trader.errors import CheckFailed
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.report.page import backtest_baselines
+    from nca_trader.evaluate.report.contents import backtest_baselines
     from nca_trader.paper.parity import compare
     from nca_trader.runs import trials
     from nca_trader.runs.manifest import Run, Selection
@@ -211,8 +211,8 @@ def _write_page(
     seconds: dict[str, float],
 ) -> pathlib.Path:
     """Fill the report from the results and the run folder, and write the page."""
-    from nca_trader.evaluate.report import page
-    from nca_trader.evaluate.report.page import report_on
+    from nca_trader.evaluate.report import contents, page
+    from nca_trader.evaluate.report.contents import report_on
 
     best = run.selected
     report = dataclasses.replace(
@@ -220,10 +220,10 @@ def _write_page(
         title="NCA agents on the S&P 500 and NASDAQ indexes",
         other_seeds=[result for i, result in enumerate(results) if i != best],
         seeds=[
-            page.SeedScore(seed=i, selection=scores[i], out_of_sample=result.metrics["sharpe"])
+            contents.SeedScore(seed=i, selection=scores[i], out_of_sample=result.metrics["sharpe"])
             for i, result in enumerate(results)
         ],
-        parity=page.Parity(
+        parity=contents.Parity(
             decisions=parity.bars,
             equal=parity.bars - parity.decisions_differ,
             max_equity_difference=max(parity.equity_off, parity.ledger_off),

@@ -44,7 +44,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.agents import load_agent
     from nca_trader.evaluate.prove import prove
-    from nca_trader.evaluate.report.page import write_proofs
+    from nca_trader.evaluate.report.proofs import write_proofs
 
     agent = load_agent(args.agent, args.set)
     # Drawn at each call, so that seeds cannot be chosen by their results.

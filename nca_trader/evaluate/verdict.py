@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate import metrics, statistics
+from nca_trader.evaluate import statistics
 from nca_trader.evaluate.statistics import Interval, Moments
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Scored:
     """One account's numbers.
 
     Attributes:
-      metrics: of `metrics.summary`.
+      metrics: of `Result.metrics`.
       sharpe_interval: 95%, of the annualised ratio.
       costs_paid: sum over bars of all costs, as fractions of equity.
     """
@@ -159,10 +159,9 @@ def weigh(
                 f"baseline {name} was run on other bars, costs or fills than the agent; "
                 "backtest both alike."
             )
-        returns[name] = metrics.simple_returns(result.equity)
-        ratios[name] = metrics.judged(returns[name], result.turnover)
+        returns[name], ratios[name] = result.returns, result.judged_returns
         scored[name] = Scored(
-            metrics=metrics.summary(result.equity, result.weights, result.turnover, bars_per_year),
+            metrics=result.metrics,
             sharpe_interval=statistics.sharpe_interval(ratios[name], bars_per_year, seed),
             costs_paid=float(result.cost.sum()),
         )

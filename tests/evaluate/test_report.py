@@ -14,15 +14,15 @@ from markupsafe import Markup
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.evaluate.report import plots
-from nca_trader.evaluate.report.page import (
+from nca_trader.evaluate.report.contents import (
     Parity,
     Report,
     SeedScore,
     Span,
     Trials,
     weigh,
-    write_report,
 )
+from nca_trader.evaluate.report.page import write_report
 from nca_trader.evaluate.report.plots import Line, equity_plot, per_seed
 
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
@@ -256,7 +256,7 @@ def test_plots_and_tables_can_be_read_without_eyes(text):
     plots = page.tags.count("svg")
     roles = [v for tag, key, v in page.attributes if tag == "svg" and key == "role"]
     labels = [v for tag, key, v in page.attributes if tag == "svg" and key == "aria-label"]
-    assert plots == 2 * 2 + 6 and roles == ["img"] * plots
+    assert plots == 2 * 5 + 6 and roles == ["img"] * plots
     assert all(len(label) > 20 for label in labels)
     assert page.tags.count("th") == sum(
         tag == "th" and key == "scope" for tag, key, _ in page.attributes
@@ -398,7 +398,7 @@ def test_one_update_and_metrics_that_are_not_numbers_yet_make_a_plot(report, tmp
     rows = [{"update": 0, "entropy": [1.0, None, 2.0], "loss": None, "strange": "x"}]
     short = dataclasses.replace(report, training=rows)
     page = Page(write_report(tmp_path / "r.html", short).read_text(encoding="utf-8"))
-    assert page.tags.count("svg") == 2 * 2 + 2
+    assert page.tags.count("svg") == 2 * 5 + 2
     assert "1 update." in page.seen
 
 

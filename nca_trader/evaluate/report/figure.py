@@ -20,6 +20,7 @@ from nca_trader.evaluate.report.plots import (
     SETTINGS,
     scale_equity,
     thinned,
+    times,
 )
 
 if TYPE_CHECKING:

@@ -1,37 +1,32 @@
-"""Self-contained HTML pages: one for a backtest, one for the curves of `prove`.
+"""The self-contained HTML page of a backtest.
 
-A page has no script, and no font, image or style from elsewhere, so it can be mailed, archived and
-printed. `report.html` and `proofs.html` hold the text and the layout; this module collects what
-they show.
+`report.html` holds the text and the layout; `contents` collects what it shows, and this module
+turns that into plots, tables and the data of the price chart. See `render` for what a page may do.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents import rules
-from nca_trader.config.records import plain
-from nca_trader.config.toml import to_toml
-from nca_trader.errors import ConfigError, StateError
 from nca_trader.evaluate import metrics, statistics
 from nca_trader.evaluate import verdict as words
-from nca_trader.evaluate.backtest import backtest, looks_at
-from nca_trader.evaluate.report import plots
+from nca_trader.evaluate.report import account_plots, plots
+from nca_trader.evaluate.report.chart import CHART, price_chart
+from nca_trader.evaluate.report.contents import Report, backtest_baselines, report_on
+from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
+from nca_trader.evaluate.report.summary import money, whole, with_error
+from nca_trader.evaluate.report.tables import folds_section, sweep_section
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.verdict import Evidence, percent, weigh
-from nca_trader.runs import trials
-from nca_trader.runs.manifest import Run, commit, now, versions
+from nca_trader.evaluate.trades import OPEN
+from nca_trader.evaluate.verdict import decimal, percent
+from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.prove import Proof
 
 # Metrics of training in the order shown; a run that did not write one has no plot of it.
 TRAINING = {
@@ -51,187 +46,47 @@ NOT_CHARGED = {
     "borrow_fee": "borrowing fees",
     "interest_lend": "interest on cash",
 }
-# What the templates write numbers and sentences with.
-WRITERS = ("count", "decimal", "percent", "times", "copy_sentence", "in_sample_sentence")
 SIDES = {"short": -1, "flat": 0, "long": 1}
-PROOF_HEADERS = ("market", "seed", "fraction", "error", "bar", "verdict", "steps", "seconds")
+TRADES_SHOWN = 5  # best and worst ones each
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# Metrics of the table of details: group, then key, name and how it is written.
+DETAILS = {
+    "Return and risk": (
+        ("sortino", "Sortino ratio", decimal),
+        ("calmar", "Calmar ratio", decimal),
+        ("omega", "Omega ratio, threshold 0", decimal),
+        ("value_at_risk", "5% value at risk per bar", lambda x: percent(x, 2)),
+        ("expected_shortfall", "expected shortfall beyond it (CVaR)", lambda x: percent(x, 2)),
+        ("tail_ratio", "tail ratio, 95% to 5%", decimal),
+        ("skewness", "skewness", decimal),
+        ("kurtosis", "kurtosis (a Gaussian has 3)", decimal),
+        ("max_drawdown_duration", "longest drawdown, in bars", whole),
+        ("ulcer_index", "ulcer index", percent),
+        ("stability", "R² of log-equity on time", decimal),
+        ("hit_rate", "winning bars, of those that moved", percent),
+        ("interest", "interest earned on cash, of the capital", lambda x: percent(x, 2)),
+    ),
+    "Trades": (
+        ("trades", "trades, with those still open", whole),
+        ("win_rate", "winning trades", percent),
+        ("profit_factor", "profit factor", decimal),
+        ("expectancy", "expectancy per trade, of the capital", lambda x: percent(x, 3)),
+        ("average_trade", "average trade", lambda x: percent(x, 2)),
+        ("best_trade", "best trade", percent),
+        ("worst_trade", "worst trade", percent),
+        ("trade_duration", "average duration, in bars", lambda x: decimal(x, 1)),
+        ("sqn", "system quality number", decimal),
+        ("capacity", "capital at which fills take 1% of volume", money),
+    ),
+}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Span:
-    """One split of the data.
+class Monthly(NamedTuple):
+    """Returns of one calendar year: of its months, and of the year; NaN where there was no bar."""
 
-    Attributes:
-      name: e.g. "training".
-      start: date of its first bar, e.g. "2013-01-02".
-      stop: date of its last bar.
-      bars: how many.
-    """
-
-    name: str
-    start: str
-    stop: str
-    bars: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SeedScore:
-    """One seed's annualised Sharpe ratios: the one that selected it, and the one out of sample."""
-
-    seed: int
-    selection: float
-    out_of_sample: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trials:
-    """What the trial log says of the search.
-
-    Attributes:
-      count: trials so far, with this one and each of its seeds.
-      test_touched: how often the test span was evaluated, with this time.
-      sharpe_variance: of the trials' Sharpe ratios per bar; None where it is unknown.
-      selected: whether the agent was chosen among its seeds by their scores on a selection span.
-    """
-
-    count: int
-    test_touched: int
-    sharpe_variance: float | None = None
-    selected: bool = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parity:
-    """The backtest against the paper replay of the same bars.
-
-    Attributes:
-      decisions: how many were compared.
-      equal: how many were the same.
-      max_equity_difference: the largest, relative.
-      max_logit_difference: the largest over all decisions and actions; None where logits were not
-        compared.
-    """
-
-    decisions: int
-    equal: int
-    max_equity_difference: float
-    max_logit_difference: float | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether every decision is the same and equity is equal to 1e-9."""
-        return self.equal == self.decisions > 0 and self.max_equity_difference <= 1e-9
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """The contents of a backtest's page. An empty field, or None, has no section.
-
-    Attributes:
-      title: of the page.
-      agent: backtest of the agent that acts (of several seeds the selected one), or of a strategy.
-      baselines: name as shown -> backtest on the same bars and costs.
-      evidence: `weigh(agent, baselines, bars_per_year)`.
-      spans: of the data in order of time, e.g. training, selection, test; the last is evaluated.
-      symbols: in the environment's order.
-      data_source: `Bars.source`.
-      data_note: `Bars.note`.
-      data_digest: `Bars.digest()`.
-      versions: package -> version.
-      commit: of the source, or what is known instead.
-      command: that makes this page again.
-      created: date and time as text.
-      wall_times: stage -> seconds.
-      trials: from the trial log; None only for a strategy, whose tries nobody counts.
-      seed: number of the agent that acts, also its column in `training`.
-      seeds: every seed's scores.
-      other_seeds: backtests of the seeds that do not act.
-      training: rows of `metrics.jsonl`; a value is a number, or a list with one per seed.
-      parity: with a paper replay of the same bars.
-      features: in the environment's order.
-      env_toml: the resolved configuration of the environment.
-      agent_toml: the resolved configuration of the agent.
-      device: that trained.
-    """
-
-    title: str
-    agent: Result
-    baselines: Mapping[str, Result]
-    evidence: Evidence
-    spans: Sequence[Span]
-    symbols: Sequence[str]
-    data_source: str
-    data_note: str
-    data_digest: str
-    versions: Mapping[str, str]
-    commit: str
-    command: str
-    created: str
-    wall_times: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    trials: Trials | None = None
-    seed: int = 0
-    seeds: Sequence[SeedScore] = ()
-    other_seeds: Sequence[Result] = ()
-    training: Sequence[Mapping[str, object]] = ()
-    parity: Parity | None = None
-    features: Sequence[str] = ()
-    env_toml: str = ""
-    agent_toml: str = ""
-    device: str = ""
-
-    def __post_init__(self):
-        if self.seeds and self.seed not in [row.seed for row in self.seeds]:
-            raise ConfigError(f"seed = {self.seed} has no row in seeds; score every seed.")
-        # The page of a strategy must not claim what only a trial log can show.
-        if (self.trials is None) != (self.evidence.in_sample is None):
-            raise ConfigError(
-                "trials and evidence.in_sample belong together: an agent has both, a strategy none."
-            )
-        if set(self.baselines) != set(self.evidence.baselines):
-            raise ConfigError("evidence is of other baselines; use weigh(agent, baselines, ...).")
-
-    @property
-    def verdict(self) -> str:
-        """The sentences at the top of the page."""
-        tried = self.trials or Trials(count=0, test_touched=0)
-        return words.verdict(
-            self.evidence,
-            num_trials=self.trials and tried.count,
-            selected=tried.selected,
-            sharpe_variance=tried.sharpe_variance,
-            note=self.data_note,
-        )
-
-    @property
-    def label(self) -> str:
-        """The name of the agent or strategy in tables and plots."""
-        selected = self.trials is not None and self.trials.selected
-        return "selected agent" if selected else self.evidence.noun
-
-    @property
-    def unit(self) -> str:
-        """The unit of the evaluated span for readers: "years", or "bars" where it is short."""
-        return "years" if (self.evidence.stop - self.evidence.start).days >= 365 else "bars"
-
-    @property
-    def idealised(self) -> bool:
-        """Whether orders fill at the close that the decision saw, which nobody can trade."""
-        return self.agent.fill == "close"
-
-    @property
-    def spans_apart(self) -> bool:
-        """Whether each span ends before the next begins."""
-        edges = [date for span in self.spans for date in (span.start, span.stop)]
-        # Dates are ISO text, which sorts as time does.
-        return all(a < b for a, b in zip(edges[1::2], edges[2::2], strict=False))
-
-    def seed_spread(self) -> tuple[float, float, float, float]:
-        """Compute mean, standard deviation (ddof=1), least and greatest Sharpe ratio of the seeds.
-
-        Seeds without a Sharpe ratio (they never traded) are left out; NaN where too few remain.
-        """
-        scores = pd.Series([row.out_of_sample for row in self.seeds], dtype=float)
-        return scores.mean(), scores.std(), scores.min(), scores.max()
+    year: int
+    months: list[float]
+    total: float
 
 
 def report(
@@ -241,6 +96,8 @@ def report(
     *,
     run: Run | None = None,
     command: str = "",
+    sweep: pd.DataFrame | None = None,
+    folds: pd.DataFrame | None = None,
 ) -> Path:
     """Write a backtest as one self-contained HTML page, compared with baselines.
 
@@ -250,11 +107,14 @@ def report(
       path: of the page, e.g. "page.html".
       run: the run that acted; None for a strategy.
       command: shown on the page as the command that makes it again.
+      sweep: the table of `nca.sweep` that chose the parameters, for a heat map and its verdict.
+      folds: the fold table of `nca.walk_forward`.
 
     Returns:
       The path.
 
     Raises:
+      ConfigError: `path` does not end in .html.
       StateError: the page cannot be written.
 
     Example:
@@ -264,103 +124,26 @@ def report(
       >>> nca.report(bars, result, "page.html").name
       'page.html'
     """
+    path = page_path(path)
     index = result.equity.index
     after = bars.index.searchsorted(index[-1]) + 1
     # Baselines stop where the result did, which may be before the last bar.
     stop = str(bars.index[after]) if after < len(bars) else None
     baselines = backtest_baselines(bars, result, str(index[0]), stop)
-    return write_report(path, report_on(bars, result, baselines, run, command))
+    shown = report_on(bars, result, baselines, run, command)
+    return write_report(path, dataclasses.replace(shown, sweep=sweep, folds=folds))
 
 
-def backtest_baselines(
-    bars: Bars, result: Result, start: str | None = None, stop: str | None = None
-) -> dict[str, Result]:
-    """Backtest the baselines on the bars, costs and fills of `result`; return them by name."""
-    return {
-        rule.name: backtest(
-            # With the costs, fills and limits of the result, so that only the targets differ.
-            bars,
-            rule,
-            result.charged,
-            start=start,
-            stop=stop,
-            **result.rules._asdict(),
-        )
-        for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
-    }
+def write_report(path: str | os.PathLike[str], report: Report) -> Path:
+    """Write the page of a backtest, and the folder where it is missing.
 
+    Returns:
+      The path. The file appears whole or not at all.
 
-def report_on(
-    bars: Bars, result: Result, baselines: Mapping[str, Result], run: Run | None, command: str
-) -> Report:
-    """Collect the contents of one backtest's page from the bars and the run.
-
-    Args:
-      bars: all that the backtest was given; it traded a span of them.
-      result: of the backtest.
-      baselines: from `backtest_baselines`.
-      run: that acted; None where a strategy did.
-      command: that makes the page again.
+    Raises:
+      StateError: it cannot be written there.
     """
-    index, made = result.equity.index, versions() | {"commit": commit()}
-    traded = {"first": index[0], "last": index[-1], "rows": len(index)}
-    spans: dict[str, Any] = {"backtest": traded}
-    known: dict[str, Any] = {}
-    if run is not None:
-        manifest, chosen = run.manifest, run.selection
-        spans = {"training": plain(manifest.data), "selection": plain(chosen and chosen.data)}
-        # Bars that the agent has seen are not a test.
-        spans |= {"backtest" if result.in_sample else "test": traded}
-        # Two versions where the run was trained with another than this page is made with.
-        trained = manifest.versions | {"commit": manifest.commit}
-        for name, here in made.items():
-            if trained.get(name) != here:
-                made[name] = f"{trained.get(name, 'unknown')} to train, {here} here"
-        # A run folder that was copied has no trial log, but its own seeds are trials.
-        logged = trials.count(run.root, "train", manifest.data)
-        # Only the traded bars: evaluations are counted by years that overlap.
-        tested = bars.between(str(index[0]), None)[: len(index)]
-        known = {
-            "trials": Trials(
-                count=max(logged, run.agent_config.num_seeds),
-                # `looks` is None where the backtest was not to be counted.
-                test_touched=result.looks or looks_at(run, tested),
-                selected=chosen is not None and chosen.selected == run.selected,
-            ),
-            "seed": run.selected,
-            # A metric that each seed has takes the place of the one number.
-            "training": [row | row.get("seeds", {}) for row in run.metrics()],
-            "features": run.spec.features,
-            "env_toml": to_toml(run.env_config),
-            "agent_toml": to_toml(run.agent_config),
-            "device": manifest.device,
-        }
-    return Report(
-        title=f"{run.name if run else result.name} on {', '.join(bars.symbols)}",
-        agent=result,
-        baselines=baselines,
-        evidence=weigh(result, baselines, bars.bars_per_year),
-        spans=[_span(name, record) for name, record in spans.items() if record],
-        symbols=bars.symbols,
-        data_source=bars.source,
-        data_note=" ".join(filter(None, [bars.note, *result.cautions])),
-        data_digest=bars.digest(),
-        command=command,
-        created=now(),
-        commit=made.pop("commit"),
-        versions=made,
-        **known,
-    )
-
-
-def _span(name: str, record: Mapping[str, Any]) -> Span:
-    """Build a span with dates, and with times of day where a bar does not begin at 0:00."""
-    # 19 characters are the time to the second, without the zone, which is UTC.
-    first, last = (
-        str(np.datetime64(str(record[end])[:19], "s")).removesuffix("T00:00:00").replace("T", " ")
-        for end in ("first", "last")
-    )
-    return Span(name=name, start=first, stop=last, bars=record["rows"])
+    return write(Path(path), page(report).encode())
 
 
 def page(report: Report) -> str:
@@ -371,6 +154,8 @@ def page(report: Report) -> str:
         *(plots.Line(name, b.equity, "baseline") for name, b in report.baselines.items()),
         *(plots.Line("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
+    # Only an in-sample part that is not the whole needs a line around it, but both are shaded.
+    seen = agent.equity.index[agent.in_sample - 1] if agent.in_sample else None
     # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
@@ -380,11 +165,33 @@ def page(report: Report) -> str:
         for number, symbol in enumerate(report.symbols)
     }
     costs = dataclasses.asdict(agent.charged)
-    return _render(
+    chart = price_chart(agent)
+    best = report.baselines[evidence.best]
+    return render(
         "report.html",
+        scripts=[] if chart is None else [script(LIBRARY), script(CHART)],
         report=report,
-        equity=plots.equity_plot(lines, evidence.standing),
-        drawdown=plots.drawdown_plot(lines, evidence.standing),
+        equity=plots.equity_plot(lines, evidence.standing, seen),
+        drawdown=plots.drawdown_plot(lines, evidence.standing, seen),
+        rolling=account_plots.rolling_sharpe_plot(
+            {report.label: agent, evidence.best: best}, agent.bars_per_year, seen
+        ),
+        months=MONTHS,
+        monthly=monthly_returns(agent.equity),
+        histogram=account_plots.histogram(agent.judged_returns),
+        exposure=account_plots.exposure_plot(agent.exposure, seen),
+        chart=chart,
+        extremes=_extreme_trades(agent.trades),
+        details=[
+            (
+                group,
+                [(name, [write(r.metrics[key]) for r in (agent, best)]) for key, name, write in x],
+            )
+            for group, x in DETAILS.items()
+        ],
+        relative=_relative(agent.metrics),
+        sweep=None if report.sweep is None else sweep_section(report.sweep),
+        folds=None if report.folds is None else folds_section(report.folds),
         training=[
             plots.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
         ],
@@ -409,84 +216,64 @@ def page(report: Report) -> str:
     )
 
 
-def write_report(path: str | os.PathLike[str], report: Report) -> Path:
-    """Write the page of a backtest, and the folder where it is missing.
-
-    Returns:
-      The path. The file appears whole or not at all.
-
-    Raises:
-      StateError: it cannot be written there.
-    """
-    path = Path(path)
-    _write(path, page(report).encode())
-    return path
-
-
-def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: str) -> None:
-    """Write the curves of `prove` to a picture, or to a page with their table.
+def monthly_returns(equity: pd.Series) -> list[Monthly]:
+    """Compute the return of each calendar month and year, oldest year first.
 
     Args:
-      path: ends in .html for the page, or in what matplotlib writes, e.g. .png or .svg.
-      proofs: of `nca.prove`.
-      agent: its name.
+      equity: `[N]` on a time axis; 1 before the first bar.
 
-    Raises:
-      StateError: it cannot be written there.
+    Example:
+      >>> index = pd.DatetimeIndex(["2020-01-31", "2020-02-03", "2020-02-28"], tz="UTC")
+      >>> year = monthly_returns(pd.Series([1.1, 1.0, 1.21], index))[0]
+      >>> [round(x, 6) for x in (year.months[0], year.months[1], year.total)]
+      [0.1, 0.1, 0.21]
     """
-    path = Path(path)
-    if path.suffix != ".html":
-        _write(path, plots.proofs_picture(proofs, path.suffix.removeprefix(".")))
-        return
-
-    def share(value: float | None) -> str:
-        return "" if value is None or np.isnan(value) else percent(value)
-
-    rows = []
-    for p in proofs:
-        cells = [p.seed, share(p.reached.fraction), share(p.reached.error), share(p.bar)]
-        cells += [p.complaint or "ok", f"{p.curve[-1].steps:,}", f"{p.curve[-1].seconds:.1f}"]
-        rows.append((p.market, [*cells, *map(share, p.without.values())]))
-    ends = "; ".join(f"{p.market}, seed {p.seed}: {share(p.reached.fraction)}" for p in proofs)
-    title = "Fraction of the optimum against seconds of training, one plot per market."
-    text = _render(
-        "proofs.html",
-        agent=agent,
-        curves=plots.svg(
-            lambda figure: plots.draw_proofs(figure, proofs, {}), None, "prove", f"{title} {ends}"
-        ),
-        controls=list(dict.fromkeys(name for proof in proofs for name in proof.controls)),
-        headers=[*PROOF_HEADERS, *proofs[0].without],
-        rows=rows,
-    )
-    _write(path, text.encode())
+    index = pd.DatetimeIndex(equity.index)
+    ends = equity.groupby([index.year, index.month]).last()
+    returns = ends / ends.shift(fill_value=1.0) - 1.0
+    found = []
+    for year in dict.fromkeys(returns.index.get_level_values(0)):
+        of_year = returns[year]
+        months = [float(of_year.get(month, np.nan)) for month in range(1, 13)]
+        found.append(Monthly(int(year), months, float((1.0 + of_year).prod() - 1.0)))
+    return found
 
 
-def _render(template: str, **shown: Any) -> str:
-    """Fill a template of this folder, which escapes everything that is not markup."""
-    import jinja2  # 0.2 s, paid only by those who write a page
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # names of files, runs and symbols are anybody's text
-        undefined=jinja2.StrictUndefined,  # else a misspelt name is an empty cell
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {name: getattr(words, name) for name in WRITERS}
-    environment.filters["percent"] = percent
-    return environment.get_template(template).render(shown)
+def _relative(m: dict[str, float]) -> dict[str, str]:
+    """Write what the regression on the benchmark says; empty where there is none."""
+    if np.isnan(m["beta"]):
+        return {}
+    return {
+        "Alpha per year": with_error(m["alpha"], m["alpha_error"], percent),
+        "Beta": with_error(m["beta"], m["beta_error"]),
+        "Information ratio": with_error(m["information_ratio"], m["information_ratio_error"]),
+    }
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and the folder where it is missing."""
-    # Renamed when complete: a reader never sees half a page.
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise StateError(
-            f"{path}: cannot be written ({error.strerror or error}); choose another folder."
-        ) from error
+def _extreme_trades(trades: pd.DataFrame) -> list[tuple[str, list[Any]]]:
+    """Return the rows of the table of the best and the worst trades."""
+    closed = trades[trades["reason"] != OPEN].sort_values("pnl", ascending=False)
+    if len(closed) > 2 * TRADES_SHOWN:
+        closed = pd.concat([closed[:TRADES_SHOWN], closed[-TRADES_SHOWN:]])
+    rows: list[dict[Any, Any]] = closed.to_dict("records")
+    return [
+        (
+            row["symbol"],
+            [
+                "long" if row["size"] > 0 else "short",
+                _moment(row["entry"]),
+                _moment(row["exit"]),
+                f"{row['entry_price']:,.6g}",
+                f"{row['exit_price']:,.6g}",
+                percent(row["pnl"], 2),
+                percent(row["return"], 2),
+                row["bars"],
+                row["reason"],
+            ],
+        )
+        for row in rows
+    ]
+
+
+def _moment(time: pd.Timestamp) -> str:
+    return str(time)[:16].removesuffix(" 00:00")

@@ -74,7 +74,7 @@ class Line(NamedTuple):
     Attributes:
       label: as in the legend.
       values: `[N]` on a time axis.
-      role: "agent", "baseline" or "seed".
+      role: "agent", "baseline", "seed", or "frame" for the edge of an area.
     """
 
     label: str
@@ -82,7 +82,7 @@ class Line(NamedTuple):
     role: str
 
 
-POINTS = 4000  # of a line at most; more than the widest screen has columns of
+POINTS = 2400  # of a line at most; more than the widest screen has columns of
 
 
 def thinned(values: pd.Series) -> pd.Series:
@@ -142,18 +142,33 @@ def svg(
     return label + Markup(f"{opening}>{rest}".strip())
 
 
-def _curves_over_time(
-    lines: Sequence[Line], name: str, description: str, finish: Callable[[Axes], None]
+def curves_over_time(
+    lines: Sequence[Line],
+    name: str,
+    description: str,
+    finish: Callable[[Axes], None],
+    seen: pd.Timestamp | None = None,
+    height: float = 1.0,
 ) -> Markup:
-    """Draw lines over time, once wide and once narrow, as text of a scaled plot is too small."""
-    from markupsafe import Markup
+    """Draw lines over time, see `in_both_widths`.
+
+    Args:
+      lines: the curves.
+      name: of the plot, unique in the page.
+      description: for readers who cannot see it.
+      finish: sets scales and labels.
+      seen: the last bar that an agent was trained or selected on; what is not later is shaded and
+        named.
+      height: relative to the usual one.
+    """
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         narrow = figure.get_figwidth() < 6
         baseline = 0
         for line in lines:
-            colour, dash, width, order, alpha = SEED, "-", 0.9, 1, 0.8
+            colour = SEED if line.role == "seed" else MUTED
+            dash, width, order, alpha = "-", 0.9, 1, 0.8
             if line.role == "agent":
                 # Above the other seeds, below the dashes of the baselines.
                 colour, width, order, alpha = AGENT, 2.6, 2, 1.0
@@ -172,6 +187,9 @@ def _curves_over_time(
                 alpha=alpha,
                 label=line.label.lstrip("_"),  # matplotlib hides labels that begin with it
             )
+        if seen is not None:
+            ends: list[Any] = list(times(lines[0].values[:seen])[[0, -1]])
+            axes.axvspan(*ends, color=SEED, alpha=0.25, linewidth=0, label="in sample")
         locator = AutoDateLocator(minticks=3, maxticks=5 if narrow else 9)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
@@ -192,8 +210,19 @@ def _curves_over_time(
         )
         finish(axes)
 
+    if seen is not None:
+        description += f" Bars up to {seen.date()} are in sample."
+    return in_both_widths(draw, name, description, height)
+
+
+def in_both_widths(
+    draw: Callable[[Figure], None], name: str, description: str, height: float = 1.0
+) -> Markup:
+    """Draw once wide and once narrow, as text of a scaled plot is too small; see `svg`."""
+    from markupsafe import Markup
+
     # The style sheet shows one of them, by the width of the screen.
-    both = {"wide": (11.6, 4.2), "narrow": (4.6, 3.7)}
+    both = {"wide": (11.6, 4.2 * height), "narrow": (4.6, 3.7 * height)}
     images = {kind: svg(draw, size, f"{name}-{kind}", description) for kind, size in both.items()}
     return Markup("").join(
         Markup('<div class="{}">{}</div>').format(kind, image) for kind, image in images.items()
@@ -213,12 +242,15 @@ def scale_equity(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def equity_plot(lines: Sequence[Line], standing: str = "") -> Markup:
+def equity_plot(
+    lines: Sequence[Line], standing: str = "", seen: pd.Timestamp | None = None
+) -> Markup:
     """Draw equity on a log scale; capital before the first bar is 1.
 
     Args:
       lines: of equity.
       standing: as of `Evidence`.
+      seen: the last in-sample bar, see `curves_over_time`.
     """
 
     def finish(axes: Axes) -> None:
@@ -229,10 +261,12 @@ def equity_plot(lines: Sequence[Line], standing: str = "") -> Markup:
         f"{line.label} ends at {line.values.iloc[-1]:.2f}" for line in lines if line.role != "seed"
     )
     title = f"Equity {standing}".rstrip()
-    return _curves_over_time(lines, "equity", f"{title} on a log scale. {ends}.", finish)
+    return curves_over_time(lines, "equity", f"{title} on a log scale. {ends}.", finish, seen)
 
 
-def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Markup:
+def drawdown_plot(
+    lines: Sequence[Line], standing: str = "", seen: pd.Timestamp | None = None
+) -> Markup:
     """Draw the drawdown from the highest equity so far, with lines as in `equity_plot`."""
     fallen = []
     for line in lines:
@@ -249,7 +283,7 @@ def drawdown_plot(lines: Sequence[Line], standing: str = "") -> Markup:
         f"{line.label} {line.values.min():.1%}" for line in fallen if line.role != "seed"
     )
     title = f"Drawdown {standing}".rstrip()
-    return _curves_over_time(fallen, "drawdown", f"{title}. Deepest: {ends}.", finish)
+    return curves_over_time(fallen, "drawdown", f"{title}. Deepest: {ends}.", finish, seen)
 
 
 def per_seed(rows: Sequence[Mapping[str, object]], key: str) -> np.ndarray:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nca_trader.errors import StateError
+from nca_trader.config.ranges import expect
+from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.verdict import percent
 
@@ -83,4 +85,19 @@ def write(path: Path, content: bytes) -> Path:
         raise StateError(
             f"{path}: cannot be written ({error.strerror or error}); choose another folder."
         ) from error
+    return path
+
+
+def page_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a page.
+
+    Raises:
+      ConfigError: it is not a path, or has another suffix than .html.
+    """
+    expect("path", path, str | os.PathLike, "a path in .html")
+    path = Path(path)
+    if path.suffix != ".html":
+        raise ConfigError(
+            f"{argument('path', str(path))}: a page is written to .html; give such a name."
+        )
     return path

@@ -1,0 +1,278 @@
+"""The heat map of a sweep and the fold table of a walk-forward, as sections and as pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from nca_trader.config.ranges import expect
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate import metrics
+from nca_trader.evaluate.report.plots import AGENT, INK, in_both_widths
+from nca_trader.evaluate.report.render import page_path, render, write
+from nca_trader.evaluate.verdict import percent
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+BEST = 20  # rows of a sweep that a page shows
+# Columns that are fractions; others are plain numbers.
+SHARES = {
+    "total_return", "cagr", "annual_volatility", "max_drawdown", "exposure", "value_at_risk",
+    "expected_shortfall", "win_rate", "hit_rate", "alpha", "average_trade", "best_trade",
+    "worst_trade", "expectancy", "ulcer_index", "interest",
+}  # fmt: skip
+
+
+class Shown(NamedTuple):
+    """A table as a page shows it.
+
+    Attributes:
+      verdict: the sentence above it, "" for none.
+      caption: of the table.
+      headers: of its columns.
+      rows: name and cells of each.
+      plot: the heat map, None where there is none.
+      said: what the plot shows, for readers.
+    """
+
+    verdict: str
+    caption: str
+    headers: list[str]
+    rows: list[tuple[str, list[str]]]
+    plot: Markup | None = None
+    said: str = ""
+
+
+def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
+    """Prepare the section of a sweep: its verdict, a heat map, and its best rows.
+
+    Args:
+      table: one row per combination, with parameter columns before those of metrics, as `nca.sweep`
+        returns; `attrs["verdict"]` is its verdict.
+      metric: column that the heat map shows, and that rows are sorted by.
+
+    Raises:
+      ConfigError: `table` is not a DataFrame, or lacks the metric or a parameter.
+    """
+    expect("table", table, pd.DataFrame, "a DataFrame, e.g. of nca.sweep")
+    parameters = parameters_of(table)
+    if metric not in table or not parameters:
+        raise ConfigError(
+            f"table has the columns {', '.join(map(str, table.columns))}; a sweep has parameters, "
+            f"and then metrics with {metric!r} among them."
+        )
+    best = table.sort_values(metric, ascending=False)[:BEST]
+    plot, said = _heat_map(table, parameters, metric)
+    return Shown(
+        verdict=str(table.attrs.get("verdict", "")),
+        caption=f"The best {len(best):,} of {len(table):,} combinations by {_words(metric)}",
+        headers=["", *(_words(name) for name in table.columns)],
+        rows=_rows(best, [str(place) for place in range(1, len(best) + 1)]),
+        plot=plot,
+        said=said,
+    )
+
+
+def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
+    """Prepare the section of a walk-forward: one row per fold.
+
+    Args:
+      folds: one row per fold, as `nca.walk_forward(...).folds` has them.
+      verdict: a sentence above the table; by default `attrs["verdict"]`.
+
+    Raises:
+      ConfigError: `folds` is not a DataFrame.
+    """
+    expect("folds", folds, pd.DataFrame, "a DataFrame, e.g. of nca.walk_forward(...).folds")
+    return Shown(
+        verdict=verdict or str(folds.attrs.get("verdict", "")),
+        caption="Folds, one row each",
+        headers=["Fold", *(_words(name) for name in folds.columns)],
+        rows=_rows(folds, [str(name) for name in folds.index]),
+    )
+
+
+def report_sweep(
+    table: pd.DataFrame,
+    path: str | os.PathLike[str],
+    *,
+    metric: str = "sharpe",
+    title: str = "Sweep",
+    command: str = "",
+) -> Path:
+    """Write the page of a sweep: verdict, heat map, best combinations.
+
+    Args:
+      table: see `sweep_section`.
+      path: of the page, ends in .html.
+      metric: see `sweep_section`.
+      title: of the page.
+      command: shown as the command that makes the page again.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: another suffix, or a table that is not of a sweep.
+      StateError: the page cannot be written.
+
+    Example:
+      >>> import pandas as pd
+      >>> table = pd.DataFrame({"fast": [5, 5, 10, 10], "slow": [20, 40, 20, 40]})
+      >>> table["sharpe"] = [0.4, 0.6, 0.1, 0.3]
+      >>> report_sweep(table, "sweep.html").name
+      'sweep.html'
+    """
+    path = page_path(path)
+    shown = sweep_section(table, metric)
+    text = render("sections.html", title=title, sections=[("Sweep", shown)], command=command)
+    return write(path, text.encode())
+
+
+def report_folds(
+    folds: pd.DataFrame,
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Walk-forward",
+    verdict: str = "",
+    command: str = "",
+) -> Path:
+    """Write the page of a walk-forward: verdict and fold table.
+
+    Args:
+      folds: see `folds_section`.
+      path: of the page, ends in .html.
+      title: of the page.
+      verdict: see `folds_section`.
+      command: shown as the command that makes the page again.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: another suffix, or folds that are not a DataFrame.
+      StateError: the page cannot be written.
+
+    Example:
+      >>> import pandas as pd
+      >>> folds = pd.DataFrame({"test_start": pd.to_datetime(["2020-01-01"]), "sharpe": [0.4]})
+      >>> report_folds(folds, "folds.html").name
+      'folds.html'
+    """
+    path = page_path(path)
+    shown = folds_section(folds, verdict)
+    text = render("sections.html", title=title, sections=[("Folds", shown)], command=command)
+    return write(path, text.encode())
+
+
+def parameters_of(table: pd.DataFrame) -> list[str]:
+    """Return the names of a sweep's parameters: `attrs["parameters"]`, or what precedes metrics."""
+    if "parameters" in table.attrs:
+        return [str(name) for name in table.attrs["parameters"]]
+    one = pd.Series([1.0, 1.0], pd.date_range("2020-01-01", periods=2))
+    known = {*metrics.summary(one), *SHARES, "alpha", "beta", "trades", "final_equity"}
+    names = []
+    for name in table.columns:
+        if name in known:
+            break
+        names.append(str(name))
+    return names
+
+
+def _heat_map(
+    table: pd.DataFrame, parameters: Sequence[str], metric: str
+) -> tuple[Markup | None, str]:
+    """Draw the metric over the two parameters with the most values; return it and its caption."""
+    counts = {name: table[name].nunique() for name in parameters}
+    # Of names and choices there is no axis.
+    numeric = [name for name in parameters if pd.api.types.is_numeric_dtype(table[name])]
+    axes = [name for name in sorted(numeric, key=lambda x: -counts[x])[:2] if counts[name] > 1]
+    if not axes or table[metric].isna().all():
+        return None, ""
+    left_out = [name for name in parameters if name not in axes and counts[name] > 1]
+    mean = f", mean over {', '.join(map(_words, left_out))}" if left_out else ""
+    draw, said = _curve(table, axes[0], metric), f"{_words(metric)} by {axes[0]}{mean}"
+    if len(axes) == 2:
+        draw = _map(table, axes[0], axes[1], metric)
+        said = f"{_words(metric)} by {' and '.join(axes)}{mean}; the ring is the best combination"
+    best = table.iloc[int(np.nanargmax(table[metric].to_numpy(float)))]
+    at = ", ".join(f"{name} = {_cell(name, best[name])}" for name in parameters)
+    return in_both_widths(draw, "heat", f"{said}. Best {best[metric]:.3g} at {at}."), said
+
+
+def _curve(table: pd.DataFrame, name: str, metric: str):
+    mean = table.groupby(name)[metric].mean()
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.plot(mean.index.to_numpy(), mean.to_numpy(), color=AGENT, marker="o", markersize=3)
+        axes.set_xlabel(name)
+        axes.set_ylabel(_words(metric))
+
+    return draw
+
+
+def _map(table: pd.DataFrame, x: str, y: str, metric: str):
+    grid = table.pivot_table(index=y, columns=x, values=metric)
+    best = table.iloc[int(np.nanargmax(table[metric].to_numpy(float)))]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.grid(False)
+        # A grid has a value in each cell; of a random sample each point is its own.
+        if grid.notna().mean().mean() > 0.5:
+            edges = [_edges(values.to_numpy(float)) for values in (grid.columns, grid.index)]
+            shown: Any = axes.pcolormesh(*edges, grid.to_numpy(), cmap="viridis", edgecolor="face")
+        else:
+            shown = axes.scatter(table[x], table[y], c=table[metric], cmap="viridis", s=14)
+        axes.plot(best[x], best[y], "o", markersize=11, fillstyle="none", color="#ff4d4d")
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        bar = figure.colorbar(shown, ax=axes, label=_words(metric))
+        bar.ax.yaxis.label.set_color(INK)
+
+    return draw
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Return the edges between rising values, halfway, and as far beyond the first and the last."""
+    middle = (values[1:] + values[:-1]) / 2.0
+    first, last = values[0] - (middle[0] - values[0]), values[-1] + (values[-1] - middle[-1])
+    return np.concatenate([[first], middle, [last]])
+
+
+def _rows(table: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    records = table.to_dict("records")
+    return [
+        (name, [_cell(str(column), value) for column, value in record.items()])
+        for name, record in zip(names, records, strict=True)
+    ]
+
+
+def _cell(name: str, value: Any) -> str:
+    """Write a value by its type, and a metric by its name."""
+    if isinstance(value, pd.Timestamp):
+        return str(value)[:16].removesuffix(" 00:00")
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "n/a"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    if isinstance(value, float | np.floating):
+        return percent(float(value)) if name in SHARES else f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {item}" for key, item in value.items())
+    # The beginning of a checksum is enough to recognise it.
+    return str(value)[:12] if name.endswith("sha256") else str(value)
+
+
+def _words(name: Any) -> str:
+    return str(name).replace("_", " ")
