@@ -22,6 +22,8 @@ COMMANDS = {
     "supervise": ("train", "restart a command that dies; training resumes at its checkpoint"),
     "prove": ("prove", "train on markets with a known optimum, and print the fraction reached"),
     "backtest": ("backtest", "backtest a trained run or a rule, and print its metrics"),
+    "trials": ("runs", "list what was trained and evaluated in a project folder"),
+    "runs": ("runs", "list, compare or remove the runs of a project folder"),
     "export": ("export", "write a run's agent to a small file, with 4, 8 or 16 bits per weight"),
     "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
     "journal": ("paper", "check a paper session's journal"),

@@ -1,0 +1,104 @@
+"""`nca-trader trials` and `runs`: what was tried in a project folder, and its runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from nca_trader.errors import ConfigError
+
+FOLDER = "runs"
+
+
+def add_trials_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = (
+        "Every agent that was trained and every evaluation on bars after training is a line. The "
+        "more agents were tried on a market, the better the best of them looks by luck alone."
+    )
+    parser.add_argument(
+        "folder", nargs="?", default=FOLDER, metavar="FOLDER", help="of the runs (default runs)"
+    )
+
+
+def run_trials(args: argparse.Namespace) -> dict[str, Any]:
+    """Print the trial log and its counts per market; return both."""
+    from nca_trader.cloud import CloudPath, place
+    from nca_trader.config.records import plain
+    from nca_trader.runs.trials import entries
+
+    root = place(args.folder, "folder")
+    if not isinstance(root, CloudPath) and not root.is_dir():
+        raise ConfigError(f"{root}: there is no such folder; give the folder of the runs.")
+    log = entries(root)
+    markets: dict[str, dict[str, int]] = {}
+    for entry in log:
+        number = 1 if entry.trials is None else entry.trials
+        what = "agents" if entry.kind == "train" else "evaluations"
+        for symbol in entry.symbols or [entry.data[:12]]:
+            of = markets.setdefault(symbol, {"agents": 0, "evaluations": 0})
+            of[what] += number
+        symbols = ", ".join(entry.symbols or [])
+        which = f"{number} agents" if entry.kind == "train" else f"agent {entry.seed}"
+        span = f"{(entry.first or '')[:10]} to {(entry.last or '')[:10]}"
+        print(f"{entry.time or '':<26}{entry.kind:<6}{entry.run:<24}{which:<12}{span}  {symbols}")
+    for symbol, of in markets.items():
+        print(f"{symbol}: {of['agents']} agents trained, {of['evaluations']} evaluations")
+    if not log:
+        print(f"{root}: no trial was recorded")
+    return {"trials": [plain(entry) for entry in log], "markets": markets}
+
+
+def add_runs_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = "Removing a run leaves its lines in the trial log: what was tried was tried."
+    parser.add_argument(
+        "action",
+        choices=("list", "compare", "rm"),
+        help="list: the runs of a folder; compare: settings that differ, and what training "
+        "reached; rm: delete run folders",
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="list: a folder (default runs); else run folders"
+    )
+    parser.add_argument("--yes", action="store_true", help="rm: do not ask")
+
+
+def run_runs(args: argparse.Namespace) -> dict[str, Any]:
+    """List, compare or delete runs; return what is printed."""
+    from nca_trader.runs.listing import compare_runs, remove_run, runs_in
+
+    if args.action == "list":
+        if len(args.paths) > 1:
+            raise ConfigError(f"list takes one folder; got {len(args.paths)}.")
+        table = runs_in(*(args.paths or [FOLDER]))
+        _print(table.drop(columns="fault"))
+        for name, fault in table["fault"].items():
+            if fault:
+                print(f"{name}: {fault}", file=sys.stderr)
+        return {"runs": table.reset_index().to_dict("records")}
+    if args.action == "compare":
+        table = compare_runs(args.paths)
+        _print(table)
+        return {"differences": table.to_dict("index")}
+    if not args.paths:
+        raise ConfigError("rm needs the folder of a run.")
+    removed = []
+    for path in args.paths:
+        if args.yes or _confirmed(path):
+            remove_run(path)
+            removed.append(path)
+            print(f"{path}: removed; its trials stay in the log")
+    return {"removed": removed}
+
+
+def _print(table: Any) -> None:
+    print("nothing there" if table.empty else table.to_string(na_rep=""))
+
+
+def _confirmed(path: str) -> bool:
+    """Ask on the terminal; without one, refuse."""
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{path}: give --yes to delete without a terminal to ask on.")
+    return input(f"delete {path} with all its checkpoints? [y/N] ").strip().lower() in ("y", "yes")
