@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.leakcheck import leakcheck
     from nca_trader.evaluate.prove import prove
     from nca_trader.evaluate.report.page import report
-    from nca_trader.evaluate.result import Result
+    from nca_trader.evaluate.report.tables import report_folds, report_sweep
+    from nca_trader.evaluate.result import Comparison, Result, compare
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
     from nca_trader.paper.session import paper_trade
@@ -51,6 +52,7 @@ __all__ = [
     "BarError",
     "Bars",
     "CheckFailed",
+    "Comparison",
     "ConfigError",
     "Costs",
     "EnvConfig",
@@ -70,6 +72,7 @@ __all__ = [
     "backtest",
     "check_env",
     "check_policy",
+    "compare",
     "flat_at_close",
     "leakcheck",
     "load_agent",
@@ -83,6 +86,8 @@ __all__ = [
     "prove",
     "read_bars",
     "report",
+    "report_folds",
+    "report_sweep",
     "resample",
     "rules",
     "sample_bars",
@@ -100,6 +105,7 @@ _HOME = {
     "BarError": "errors",
     "Bars": "types",
     "CheckFailed": "errors",
+    "Comparison": "evaluate.result",
     "ConfigError": "errors",
     "Costs": "types",
     "EnvConfig": "config",
@@ -119,6 +125,7 @@ _HOME = {
     "check_policy": "agents.check",
     "align": "data.bars",
     "backtest": "evaluate.backtest",
+    "compare": "evaluate.result",
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck",
     "load_agent": "agents",
@@ -132,6 +139,8 @@ _HOME = {
     "prove": "evaluate.prove",
     "read_bars": "data.bars",
     "report": "evaluate.report.page",
+    "report_folds": "evaluate.report.tables",
+    "report_sweep": "evaluate.report.tables",
     "resample": "data.bars",
     "rules": "agents.rules",
     "sample_bars": "data.samples",

@@ -123,26 +123,18 @@ def looks_sentence(result: Any) -> str:
 
 
 def show(result: Any) -> dict[str, Any]:
-    """Print the metrics of a `Result`; return them."""
-    from nca_trader.evaluate.verdict import in_sample_sentence
+    """Print the summary of a `Result` and where equity went; return the metrics."""
+    from nca_trader.evaluate.report.summary import caveats, summary_lines
 
-    first, last = result.equity.index[0].date(), result.equity.index[-1].date()
-    print(f"{result.name}, {first} to {last}, fills at {result.fill}, {result.order}")
-    if result.in_sample:
-        # Printed above the metrics: a reader sees the warning first.
-        print(f"  {in_sample_sentence(result.in_sample, len(result.equity))}")
-    for caution in result.cautions:
-        print(f"  {caution}")
-    for name, value in result.metrics.items():
-        # NaN differs from itself: a strategy without a fill has no Sharpe ratio.
-        print(f"  {name:<18} {value:,.4f}" if value == value else f"  {name:<18} n/a")
+    title, *metrics, _, _ = summary_lines(result)
+    # Caveats come first and in full: a reader sees the warning before the metrics.
+    print("\n  ".join([title, *caveats(result), *metrics]))
     print("  where equity went, as a fraction of the capital:")
     for item, amount in result.costs["amount"].items():
         # Costs that the setting does not have are all 0.
         if amount or item == "total":
             print(f"    {item:<16} {amount:+,.4f}")
-    if result.note:
-        print(f"  note: {result.note}")
+    first, last = result.equity.index[0].date(), result.equity.index[-1].date()
     found = {"name": result.name, "start": str(first), "stop": str(last)} | result.metrics
     # For --json, where a reader has to see too that a result is in sample.
     found |= {"in_sample": result.in_sample, "fills": result.num_fills}

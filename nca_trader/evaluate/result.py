@@ -63,7 +63,7 @@ class Result:
       >>> bars = nca.sample_bars("sp500")[-250:].select("SP500")
       >>> result = nca.backtest(bars, nca.rules.sma_cross(5, 20), nca.Costs(commission=1e-3))
       >>> len(result.trades), round(result.metrics["beta"], 2)
-      (15, 0.17)
+      (7, 0.29)
       >>> len(str(result).splitlines())
       20
     """
@@ -373,7 +373,7 @@ def compare(results: Sequence[Result]) -> Comparison:
       >>> bars = nca.sample_bars("sp500")[-500:]
       >>> strategies = nca.rules.sma_cross(), nca.rules.momentum()
       >>> nca.compare([nca.backtest(bars, each) for each in strategies]).table.index.tolist()
-      ['SMA cross 50/200', 'momentum 50']
+      ['SMA cross 10/30', 'momentum 50']
     """
     if isinstance(results, Result):
         results = [results]

@@ -22,9 +22,9 @@ AFTER = NUM_BARS - TRAINING_ROWS
 
 
 def words(path):
-    """The page's text without its style, tags and plots."""
+    """The page's text without its style, scripts, tags and plots."""
     text = path.read_text(encoding="utf-8")
-    text = re.sub(r"<style>.*?</style>|<svg.*?</svg>", " ", text, flags=re.DOTALL)
+    text = re.sub(r"<(style|svg|script).*?</\1>", " ", text, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 

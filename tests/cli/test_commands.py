@@ -106,7 +106,7 @@ def test_backtest_of_a_rule_pays_the_costs_that_are_given(command, mine, tmp_pat
     dear = command("backtest", *options, "--commission", "0.01", "--fill", "close")
     assert free.code == dear.code == 0 and free.json["in_sample"] is None
     assert free.json["total_return"] > dear.json["total_return"]
-    assert "fills at close, rebalance" in dear.out
+    assert "fills at the close, rebalance" in dear.out
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nca_trader.evaluate import metrics
+from nca_trader.evaluate.trades import TRADING_COSTS
 from nca_trader.evaluate.verdict import decimal, in_sample_sentence, percent
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SHOWN = (
     ("sortino", "Sortino ratio", decimal),
     ("calmar", "Calmar ratio", decimal),
     ("max_drawdown", "max drawdown", percent),
-    ("max_drawdown_duration", "its longest, in bars", lambda x: whole(x)),
+    ("max_drawdown_duration", "longest, in bars", lambda x: whole(x)),
     ("value_at_risk", "5% VaR per bar", lambda x: percent(x, 2)),
     ("skewness", "skewness", decimal),
     ("kurtosis", "kurtosis", decimal),
@@ -98,14 +99,12 @@ def summary_lines(result: Result) -> list[str]:
 
 
 def _trading(result: Result) -> float:
-    from nca_trader.evaluate.trades import TRADING_COSTS
-
     return float(result.flows.reindex(columns=list(TRADING_COSTS), fill_value=0.0).to_numpy().sum())
 
 
 def _holding(result: Result) -> float:
-    names = ["borrow_fee", "funding", "dividends", "ruin", "delisting"]
-    return float(result.flows.reindex(columns=names, fill_value=0.0).to_numpy().sum())
+    own = result.flows.drop(columns=[*TRADING_COSTS, "market", "interest"], errors="ignore")
+    return float(own.to_numpy().sum())
 
 
 def _cut(text: str, width: int = 110) -> str:

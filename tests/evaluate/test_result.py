@@ -1,0 +1,204 @@
+"""What a backtest returns: trades that add up, tables, the printed summary, plots and pages."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from ledger import random_bars, rich_bars
+
+import nca_trader as nca
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate import metrics
+
+HOLDING = ["dividends", "interest", "borrow_fee", "funding", "ruin"]
+DEAR = nca.Costs(
+    commission=1e-3,
+    slippage=5e-4,
+    half_spread=2e-4,
+    borrow_fee=0.05,
+    interest_lend=0.02,
+    interest_borrow=0.08,
+    funding=0.01,
+)
+
+
+def wander(rng, length, assets):
+    """Targets that flip, add, close and pause."""
+    values, p = [-0.4, 0.0, 0.2, 0.4, np.nan], [0.06, 0.06, 0.06, 0.06, 0.76]
+    return rng.choice(values, (length, assets), p=p)
+
+
+def stopped(num_assets=3):
+    """Follows the last return, leaves at a loss of 2% or a gain of 3%: often in the entry's bar."""
+    import jax.numpy as jnp
+
+    def act(last, bar):
+        return bar.close, jnp.where(bar.close > last, 0.3, -0.3)
+
+    strategy = nca.Strategy(lambda assets: jnp.full(assets, jnp.inf), act, name="follow")
+    return strategy.with_stop(0.02).with_take_profit(0.03)
+
+
+def adds_up(result):
+    held = float(result.flows[HOLDING].to_numpy().sum())
+    total = result.trades["pnl"].sum() + held
+    assert total == pytest.approx(result.equity.iloc[-1] - 1.0, abs=1e-10)
+    assert result.orders["cost"].sum() == pytest.approx(result.trades["cost"].sum(), abs=1e-12)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("order", ["on_change", "rebalance"])
+def test_trades_and_holding_charges_add_up_to_final_equity(fill, order):
+    rng = np.random.default_rng(3)
+    bars = rich_bars(rng, 400, 3)
+    limits = {"delist_after": 5, "delist_haircut": 0.3, "borrow": True}
+    result = nca.backtest(bars, wander(rng, 400, 3), DEAR, fill, order, **limits)
+    adds_up(result)
+    assert {"target", "delisted"} <= set(result.trades["reason"])
+    assert (result.trades["size"] < 0).any() and (result.trades["size"] > 0).any()
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+def test_trades_that_stops_end_inside_a_bar_add_up_too(fill):
+    bars = random_bars(np.random.default_rng(5), 300, 3, missing=0.05, spread=0.02)
+    result = nca.backtest(bars, stopped(), DEAR, fill)
+    adds_up(result)
+    reasons = result.trades["reason"].value_counts()
+    assert reasons["stop"] > 20 and reasons["take profit"] > 10
+    if fill == "next_open":  # entered and left in one bar
+        assert ((result.trades["bars"] == 0) & (result.trades["reason"] == "stop")).any()
+    inside = result.orders[result.orders["at"] == "inside"]
+    assert set(inside["reason"]) <= {"stop", "take profit"} and len(inside) > 30
+
+
+def test_a_margin_call_and_a_bankruptcy_end_trades_and_the_sum_still_holds():
+    rng = np.random.default_rng(8)
+    bars = random_bars(rng, 300, 1, spread=0.05)
+    called = nca.backtest(
+        bars, np.full(300, 3.0), nca.Costs(commission=1e-3, liquidation_fee=0.01),
+        order="on_change", borrow=True, maintenance_margin=0.2, capital=1e4, lot=1.0,
+    )  # fmt: skip
+    adds_up(called)
+    assert "liquidated" in set(called.trades["reason"])
+    broke = nca.backtest(bars, np.full(300, 9.0), nca.Costs(), order="on_change", borrow=True)
+    adds_up(broke)
+    assert "bankrupt" in set(broke.trades["reason"]) and broke.equity.iloc[-1] < 1e-6
+
+
+def test_positions_orders_and_exposure_are_those_of_units_held():
+    rng = np.random.default_rng(1)
+    bars = random_bars(rng, 200, 2)
+    result = nca.backtest(bars, wander(rng, 200, 2), nca.Costs(commission=1e-3), capital=1e4, lot=1)
+    held = result.positions
+    np.testing.assert_allclose(held, held.round(), atol=1e-6)  # whole lots
+    worth = held.to_numpy() * bars.close
+    np.testing.assert_allclose(
+        worth.sum(1) / 1e4, result.exposure["net"] * result.equity, atol=1e-9
+    )
+    # The units of the orders, added up, are the position.
+    signed = result.orders["size"] * np.where(result.orders["side"] == "buy", 1.0, -1.0)
+    last = signed.groupby(result.orders["symbol"]).sum()
+    np.testing.assert_allclose(last.reindex(held.columns).fillna(0.0), held.iloc[-1], atol=1e-6)
+    gross = result.exposure["long"] - result.exposure["short"]
+    np.testing.assert_allclose(result.exposure["gross"], gross)
+
+
+def test_a_strategy_without_an_order_has_no_trades_and_prints():
+    bars = random_bars(np.random.default_rng(0), 50, 1)
+    flat = nca.backtest(bars, nca.rules.always_flat(), nca.Costs(interest_lend=0.05))
+    assert flat.trades.empty and flat.orders.empty and flat.metrics["trades"] == 0
+    assert np.isnan(flat.metrics["sharpe"]) and flat.metrics["interest"] > 0
+    text = str(flat)
+    assert len(text.splitlines()) == 20 and "NO FILLS" in text and "nan" not in text
+    adds_up(flat)
+
+
+def test_the_sharpe_ratio_is_of_returns_above_the_interest_on_cash():
+    bars = random_bars(np.random.default_rng(2), 300, 1, spread=0.01)
+    half = np.full(300, 0.5)
+    plain = nca.backtest(bars, half)
+    paid = nca.backtest(bars, half, nca.Costs(interest_lend=0.10))
+    assert paid.metrics["total_return"] > plain.metrics["total_return"] + 0.03
+    assert paid.metrics["sharpe"] == pytest.approx(plain.metrics["sharpe"], rel=0.02)
+    raw = metrics.sharpe(metrics.simple_returns(plain.equity), bars.bars_per_year)
+    assert plain.metrics["sharpe"] == raw
+    assert paid.metrics["interest"] == pytest.approx(paid.costs.loc["interest", "amount"])
+
+
+def test_the_summary_has_twenty_lines_and_the_benchmark_beside_it():
+    bars = nca.sample_bars("sp500").select("SP500")[-700:]
+    result = nca.backtest(bars, nca.rules.sma_cross(10, 30), nca.Costs(commission=5e-4))
+    lines = str(result).splitlines()
+    assert len(lines) == 20 and max(map(len, lines)) <= 120
+    growth = bars.close[-1, 0] / bars.close[0, 0] - 1.0
+    assert re.search(rf"total return +\S+ +{growth:.1%}", str(result))
+    assert f"trades {len(result.trades)}," in str(result)
+    html = result._repr_html_()
+    assert "<table>" in html and "<svg" in html and "buy and hold" in html
+
+
+def test_plots_shade_and_name_what_is_in_sample():
+    import dataclasses
+
+    bars = random_bars(np.random.default_rng(4), 120, 1)
+    result = nca.backtest(bars, nca.rules.momentum(5))
+
+    def named(figure):
+        texts = figure.axes[0].get_legend().get_texts()
+        return [text.get_text() for text in texts]
+
+    assert named(result.plot()) == ["momentum 5", "buy and hold"]
+    seen = dataclasses.replace(result, in_sample=50).plot()
+    assert named(seen)[-1] == "in sample"
+    for axes in seen.axes:  # equity, drawdown, exposure
+        assert any(patch.get_alpha() == 0.12 for patch in axes.patches)
+
+
+def test_results_side_by_side():
+    bars = random_bars(np.random.default_rng(4), 120, 1)
+    first, second = (nca.backtest(bars, nca.rules.momentum(n)) for n in (5, 9))
+    both = nca.compare([first, second])
+    assert both.table.index.tolist() == ["momentum 5", "momentum 9"]
+    assert both.table.loc["momentum 9", "sharpe"] == second.metrics["sharpe"]
+    assert "momentum 5" in str(both) and len(both.plot().axes) == 2
+    assert "momentum 9" in both._repr_html_()
+    with pytest.raises(ConfigError, match="more than once"):
+        nca.compare([first, first])
+    with pytest.raises(ConfigError, match="at least one"):
+        nca.compare([])
+    with pytest.raises(ConfigError, match="results"):
+        nca.compare([first, "x"])
+
+
+def test_a_page_and_a_table_are_written_only_to_suffixes_that_are_theirs(tmp_path):
+    bars = random_bars(np.random.default_rng(4), 120, 1)
+    result = nca.backtest(bars, nca.rules.momentum(5), nca.Costs(commission=1e-3))
+    for write in (result.report, result.save):
+        with pytest.raises(ConfigError, match=r"\.html"):
+            write(tmp_path / "x.pdf")
+    page = result.report(tmp_path / "x.html", command="nca-trader backtest --strategy momentum")
+    text = page.read_text(encoding="utf-8")
+    assert "price-chart" in text and "Content-Security-Policy" in text
+    assert result.save(tmp_path / "x.csv").exists()
+
+
+def test_metrics_keep_their_names_and_come_with_those_of_trades_and_the_benchmark():
+    bars = random_bars(np.random.default_rng(4), 250, 1)
+    found = nca.backtest(bars, nca.rules.momentum(5)).metrics
+    assert {
+        "bars", "total_return", "cagr", "annual_volatility", "sharpe", "sortino", "max_drawdown",
+        "calmar", "hit_rate", "skewness", "kurtosis", "exposure", "turnover", "omega", "tail_ratio",
+        "value_at_risk", "expected_shortfall", "max_drawdown_duration", "ulcer_index", "alpha",
+        "alpha_error", "beta", "beta_error", "information_ratio", "information_ratio_error",
+        "win_rate", "profit_factor", "expectancy", "sqn", "average_trade", "trade_duration",
+        "capacity", "interest", "trades",
+    } <= set(found)  # fmt: skip
+    assert all(isinstance(value, float) for value in found.values())
+    assert not any(np.isinf(value) for value in found.values())
+
+
+def test_a_result_keeps_what_it_computed():
+    bars = random_bars(np.random.default_rng(4), 120, 1)
+    result = nca.backtest(bars, nca.rules.momentum(5))
+    assert result.trades is result.trades and isinstance(result.trades, pd.DataFrame)
