@@ -279,11 +279,14 @@ class Supervisor:
             self._say(
                 f"supervise: ended by {ended}; restart {row} of {self._restarts} in {wait:g} s"
             )
-            end = time.monotonic() + wait
-            while time.monotonic() < end:
-                if self._asked:
-                    raise CheckFailed("stopped between two starts; the same command resumes.")
-                time.sleep(POLL)
+            self._wait(wait)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self._asked:
+                raise CheckFailed("stopped between two starts; the same command resumes.")
+            time.sleep(POLL)
 
     def _start_and_wait(self) -> int:
         """Start all processes and wait for all; return the exit code that says why."""
