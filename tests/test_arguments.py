@@ -93,16 +93,16 @@ class Model:
         return np.zeros(1), state
 
 
-def my_rule(bars):
+def two_arguments(bars, window):
     return np.zeros(len(bars))
 
 
 @pytest.mark.parametrize(
     ("targets", "says"),
     [
-        (my_rule, "targets is a function (my_rule); pass what it returns: call it first; give"),
-        (nca.rules.sma_cross, "targets is a function (sma_cross)"),
-        (Model(), "; pass the weights that it chooses, bar by bar; give weights"),
+        (two_arguments, "targets is a function (two_arguments); a function of bars takes one"),
+        (nca.rules.sma_cross, "targets is a function (sma_cross); a function of bars takes one"),
+        (Model(), "; give nca_trader.envs.sb3.targets_of(model, env), the weights that it chooses"),
         ("runs/mine", "targets is the text 'runs/mine'; give weights"),
         (nca.make_policy("nano", SPEC), "targets is a Policy; give weights"),
         (None, "targets is a NoneType; give weights"),
@@ -127,7 +127,7 @@ def test_swapped_arguments_are_named(bars, env):
     refusal(lambda: nca.make_learner(env, agent, policy), "policy and config look swapped")
     refusal(lambda: nca.train("nano", env, "runs/x"), "env and agent look swapped")
     refusal(lambda: nca.train(env, "runs/x", "nano"), "runs/x: cannot be read")
-    refusal(lambda: nca.leakcheck(bars, my_rule), "bars and subject look swapped")
+    refusal(lambda: nca.leakcheck(bars, two_arguments), "bars and subject look swapped")
     refusal(lambda: nca.write_bars("x.csv", bars), "bars and path look swapped")
     refusal(lambda: nca.resample("1d", bars), "bars and every look swapped")
     refusal(lambda: nca.check_policy(env), "policy is a TradingEnv")
@@ -163,7 +163,7 @@ def test_an_argument_of_another_kind_is_named_by_every_entry_point(bars, env, tm
         refusal(lambda name=name, value=value: nca.read_bars("x", **{name: value}), f"{name} is")
     refusal(lambda: nca.resample(bars, 5), "every is the number 5")
     refusal(lambda: bars.select(["SP500"]), "no symbol ['SP500']; there are SP500")
-    refusal(lambda: nca.leakcheck(my_rule, bars, cases="a"), "cases is the text 'a'")
+    refusal(lambda: nca.leakcheck(two_arguments, bars, cases="a"), "cases is the text 'a'")
     refusal(lambda: nca.make_mesh("x"), "data is the text 'x'")
     refusal(lambda: nca.backtest(bars, weights, commission=1e-3), "costs=nca.Costs(commission=...)")
     unknown = nca.EnvConfig(features=("return1",))

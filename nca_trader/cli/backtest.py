@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from nca_trader.cli.checks import STRATEGIES
-from nca_trader.cli.options import READING, add_options, load_bars, typed
+from nca_trader.cli.options import READING, add_options, load_bars, params_of, typed
 
 NOTE = (
     "A run is backtested on the bars after those that trained or selected it, unless --start says "
@@ -22,9 +22,15 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", dest="run_dir", help="run folder or exported file; each look counts")
-    what.add_argument("--strategy", help=f"a rule: {', '.join(STRATEGIES)}")
+    what.add_argument(
+        "--strategy",
+        metavar="NAME|FILE.py:NAME",
+        help="your own strategy or function of bars in a file, which is run, or a rule: "
+        + ", ".join(STRATEGIES),
+    )
     add_options(
         parser,
+        "param",
         "data",
         *READING,
         seed={"help": "with --run: the agent of that number, from 0"},
@@ -52,13 +58,13 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
 
 def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     """Run the backtest; return the metrics."""
-    from nca_trader.agents import rules
     from nca_trader.config import EnvConfig
     from nca_trader.data.synthetic import seed_of, task_of
     from nca_trader.envs import load_env
     from nca_trader.envs.account.state import rules_of
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.report.page import report
+    from nca_trader.evaluate.subjects import subject_of
     from nca_trader.runs.exported import read_run
 
     out = None if args.out is None else pathlib.Path(args.out)
@@ -81,7 +87,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     fill, order = (limits.pop(name, None) for name in ("fill", "order"))
     result = backtest(
         source,
-        run or getattr(rules, args.strategy)(),
+        run or subject_of(args.strategy, params_of(args)),
         costs,
         args.fill or fill,
         args.order or order,
@@ -91,7 +97,18 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     )
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
-        names = ("run_dir", "strategy", "seed", "steps", "data", *READING, "start", "stop", "env")
+        names = (
+            "run_dir",
+            "strategy",
+            "param",
+            "seed",
+            "steps",
+            "data",
+            *READING,
+            "start",
+            "stop",
+            "env",
+        )
         names += ("commission", "slippage", "fill", "order", "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})
         # A task, the draw of a synthetic market, has its bars inside.

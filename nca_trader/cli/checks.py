@@ -12,11 +12,25 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.cli.options import READING, agent_of, overrides
+from nca_trader.cli.options import READING, agent_of, overrides, params_of
 from nca_trader.errors import BarError, ConfigError, RunError, argument
 
 # The rules of `nca_trader.agents.rules`, named here because its import takes jax.
-STRATEGIES = ("buy_and_hold", "always_flat", "sma_cross", "momentum")
+STRATEGIES = (
+    "always_flat",
+    "breakout",
+    "buy_and_hold",
+    "cross_sectional_momentum",
+    "equal_weight",
+    "forecaster",
+    "mean_reversion",
+    "momentum",
+    "random",
+    "sma_cross",
+    "time_series_momentum",
+    "tuned_sma",
+    "volatility_hold",
+)
 DATES = ("start", "stop", "until")
 # Endings of what `--out` writes.
 ENDINGS = {"backtest": (".html", ".parquet", ".csv"), "prove": (".html", ".png", ".svg")}
@@ -61,8 +75,12 @@ def check(args: argparse.Namespace) -> None:
 
         if (peers := processes.options(args)) is not None:
             processes.check(peers)
+    if "param" in given:
+        if "run_dir" in given:
+            raise ConfigError("--param: is of a strategy; a run has its own, so leave it out.")
+        params_of(args)
     if "strategy" in given:
-        check_strategy(given["strategy"], of_a_file=args.command == "leakcheck")
+        check_strategy(given["strategy"], features=args.command == "leakcheck")
     for name in AT_LEAST_ONE:
         if name in given and given[name] < 1:
             raise ConfigError(
@@ -152,17 +170,18 @@ def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
         )
 
 
-def check_strategy(name: str, of_a_file: bool = False) -> None:
-    """Refuse an unknown rule; with `of_a_file`, accept the user's own files and features too."""
+def check_strategy(name: str, features: bool = False) -> None:
+    """Refuse an unknown rule, or a file that is not there; with `features`, accept features too."""
     from nca_trader.config.ranges import nearest
 
     file = name if name.endswith(".py") else name.rpartition(":")[0]
-    if of_a_file and file.endswith(".py"):
+    if file.endswith(".py"):
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file}: no such file; check the path.")
-    elif name not in STRATEGIES and not (of_a_file and name.startswith("feature:")):
-        more = "; feature:NAME names a feature, FILE.py:NAME your own" if of_a_file else ""
+    elif name not in STRATEGIES and not (features and name.startswith("feature:")):
+        more = "feature:NAME names a feature, " if features else ""
         raise ConfigError(
-            f"{name if of_a_file else argument('strategy', name)}: no such rule; "
-            f"{nearest(name, STRATEGIES)}There are {', '.join(STRATEGIES)}{more}."
+            f"{name if features else argument('strategy', name)}: no such rule; "
+            f"{nearest(name, STRATEGIES)}There are {', '.join(STRATEGIES)}; {more}FILE.py:NAME "
+            "your own."
         )

@@ -11,12 +11,12 @@ from typing import Any
 
 from nca_trader.cli import fail_check
 from nca_trader.cli.checks import STRATEGIES
-from nca_trader.cli.options import READING, add_options, reading_options
+from nca_trader.cli.options import READING, add_options, params_of, reading_options
 
 NOTE = (
     "STRATEGY is a rule (" + ", ".join(STRATEGIES) + "), feature:NAME, or FILE.py:NAME, your own "
     "code, which is run: a function of nca.Bars that returns one row per bar, a Strategy, a "
-    "Feature, or a function without arguments that returns a Strategy or a Feature. Exit code 0: "
+    "Feature, or a function of --param alone that returns a Strategy or a Feature. Exit code 0: "
     "no look-ahead was found; 1: it looks ahead; 2: it can't be checked."
 )
 QUIET = 2.0  # seconds before progress is shown
@@ -41,7 +41,7 @@ def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="largest change that is rounding, e.g. 1e-9 (default 0: bit for bit)",
     )
-    add_options(parser, *READING, seed={"default": 0, "help": "of the cases (default 0)"})
+    add_options(parser, "param", *READING, seed={"default": 0, "help": "of the cases (default 0)"})
 
 
 def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
@@ -52,23 +52,12 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: there is no such strategy, or it can't be checked.
       BarError: see `read_bars`.
     """
-    from nca_trader.agents import rules
     from nca_trader.data.bars import read_bars
-    from nca_trader.data.features import feature_set
     from nca_trader.evaluate.leakcheck import leakcheck
-    from nca_trader.evaluate.subjects import subject_in
+    from nca_trader.evaluate.subjects import subject_of
 
     name = args.strategy
-    file, _, member = name.rpartition(":")
-    if name.startswith("feature:"):
-        subject: Any = name.removeprefix("feature:")
-        feature_set((subject,))  # refuses an unknown one
-    elif file.endswith(".py"):
-        subject = subject_in(file, member)
-    elif name.endswith(".py"):  # refused there, with the names that the file has
-        subject = subject_in(name, "")
-    else:  # a rule's name, which was checked before jax was imported
-        subject = getattr(rules, name)()
+    subject = subject_of(name, params_of(args))
     # After the subject, whose faults are found without reading a large file.
     bars = read_bars(args.data, **reading_options(args))
     with shown() as report:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import math
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.errors import argument, options_named
+from nca_trader.errors import ConfigError, argument, options_named
 
 # The options of `read_bars`, the same for every command that reads a bar file.
 READING = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every")
@@ -26,6 +27,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "default": [],
         "metavar": "TABLE.KEY=VALUE",
         "help": "change a field of the agent, or env.KEY of the environment; repeatable",
+    },
+    "param": {
+        "action": "append",
+        "metavar": "NAME=VALUE",
+        "help": "a parameter of --strategy, e.g. fast=10; repeatable",
     },
     "symbol": {"help": "of a file that holds several"},
     "timezone": {"help": "of times without an offset, e.g. America/New_York"},
@@ -63,6 +69,26 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the reading options that were given, as `read_bars` takes them."""
     given = {name: getattr(args, name) for name in READING}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def params_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of `--param` by name: numbers, true and false, or texts.
+
+    Raises:
+      ConfigError: one that is not NAME=VALUE, or a name that is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in args.param or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--param {text}: write NAME=VALUE, e.g. fast=10.")
+        if name in found:
+            raise ConfigError(f"--param {text}: {name} is given twice; give it once.")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def typed(command: str, *words: str, **options: Any) -> str:

@@ -1,80 +1,134 @@
-"""Loads what `leakcheck FILE.py:NAME` names from the user's own file, which is run."""
+"""Loads what `--strategy` names: a rule, or a member of the user's own file, which is run."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
-import os
 import pathlib
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
+from nca_trader.agents import rules
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.ranges import nearest
-from nca_trader.data.features import Feature
+from nca_trader.data.features import Feature, feature_set
 from nca_trader.errors import ConfigError, user_line
 
+RULES = {
+    name: rule
+    for name, rule in inspect.getmembers(rules, inspect.isfunction)
+    if rule.__module__ == rules.__name__ and not name.startswith("_")
+}
 
-def subject_in(path: str | os.PathLike[str], name: str) -> Any:
-    """Return a function of bars, a `Strategy` or a `Feature` from a Python file.
+
+def subject_of(name: str, params: Mapping[str, Any] | None = None) -> Any:
+    """Return the strategy, function of bars or feature that a command names.
 
     Args:
-      path: the file; it is imported, so its code runs.
-      name: of a function of bars, of a Strategy or Feature, or of a function without arguments
-        that returns a Strategy or a Feature.
+      name: a rule, "feature:NAME", or "FILE.py:NAME"; the file is imported, so its code runs.
+      params: of a rule, of a function that returns a strategy, or of a function of bars.
+
+    Returns:
+      A `Strategy`, a `Feature`, the name of a feature, or a function that takes bars alone.
 
     Raises:
-      ConfigError: the file cannot be imported, or has no such subject.
+      ConfigError: there is no such rule, file or name; a parameter that it does not have; a member
+        that is not a strategy.
     """
-    module = _imported(pathlib.Path(path))
+    if name.startswith("feature:"):
+        feature_set((name.removeprefix("feature:"),))  # refuses an unknown one
+        return name.removeprefix("feature:")
+    return built(member_of(name), name, params or {})
+
+
+def member_of(name: str) -> Any:
+    """Return the rule, or the member of the user's file, that `name` stands for, as it is.
+
+    Raises:
+      ConfigError: there is no such rule, file or member.
+    """
+    file, _, member = name.rpartition(":")
+    if name.endswith(".py"):
+        file, member = name, ""
+    if not file.endswith(".py"):
+        if name not in RULES:
+            raise ConfigError(
+                f"{name}: no such rule; {nearest(name, RULES)}There are {', '.join(RULES)}; "
+                "FILE.py:NAME names your own."
+            )
+        return RULES[name]
+    module = _imported(pathlib.Path(file))
+    if member in vars(module):
+        return getattr(module, member)
     subjects = [
         key
         for key, value in vars(module).items()
         if isinstance(value, Strategy | Feature)
-        or (
-            inspect.isfunction(value)
-            # Functions that the file imports are not its own.
-            and value.__module__ == module.__name__
-            and arguments_needed(value) < 2
-        )
+        # Functions that the file imports are not its own.
+        or (inspect.isfunction(value) and value.__module__ == module.__name__)
     ]
-    if name not in vars(module):
-        what = (
-            f"no {name!r} there; {nearest(name, subjects)}" if name else "which of its functions? "
-        )
-        there = (
-            f"There are {', '.join(subjects)}." if subjects else "It defines no function of bars."
-        )
-        raise ConfigError(f"{path}: {what}{there} Write {path}:NAME.")
-    subject, where = getattr(module, name), f"{path}:{name}"
-    if isinstance(subject, Strategy | Feature):
-        return subject
+    what = f"no {member!r} there; {nearest(member, subjects)}" if member else "which of its names? "
+    there = f"There are {', '.join(subjects)}." if subjects else "It defines no function."
+    raise ConfigError(f"{file}: {what}{there} Write {file}:NAME.")
+
+
+def built(member: Any, where: str, params: Mapping[str, Any]) -> Any:
+    """Return what backtests take of a member: a strategy, a feature, or a function of bars.
+
+    A function whose parameters all have values is called, and returns a strategy or a feature; one
+    that lacks a single argument takes bars.
+
+    Args:
+      member: of `member_of`.
+      where: its name, for messages.
+      params: values of parameters, by name.
+
+    Raises:
+      ConfigError: see `subject_of`.
+    """
+    if isinstance(member, Strategy | Feature):
+        if params:
+            raise ConfigError(
+                f"{where}: is a {type(member).__name__} and takes no parameters; name the function "
+                "that returns it."
+            )
+        return member
     # A class can be called too, but returns an object of its own.
-    if not callable(subject) or isinstance(subject, type):
+    if not callable(member) or isinstance(member, type):
         raise ConfigError(
-            f"{where}: a {type(subject).__name__} is not a strategy; name a function of bars, a "
+            f"{where}: a {type(member).__name__} is not a strategy; name a function of bars, a "
             "Strategy or a Feature."
         )
-    needed = arguments_needed(subject)
+    taken = [name for name in inspect.signature(member).parameters if name != "bars"]
+    for name in params:
+        if name not in taken:
+            known = f"There are {', '.join(taken)}." if taken else "It has none."
+            raise ConfigError(f"{where}: no parameter {name!r}; {nearest(name, taken)}{known}")
+    function = functools.partial(member, **params)
+    needed = arguments_needed(function)
     if needed == 1:
-        return subject
+        return functools.update_wrapper(function, member)
     if needed:
         raise ConfigError(
-            f"{where}: takes {needed} arguments; a function of bars takes one, so give the others "
-            "defaults."
+            f"{where}: lacks {needed} arguments; a function of bars takes one, so give the others "
+            "as parameters, or defaults."
         )
     try:
-        built = subject()
+        strategy = function()
+    except ConfigError:
+        raise  # a rule says itself what is wrong
     except Exception as error:
         what = f"{type(error).__name__} at {user_line(error)}: {' '.join(str(error).split())}"
         raise ConfigError(f"{where}: it can't be built ({what}); repair that.") from None
-    if not isinstance(built, Strategy | Feature):
+    if not isinstance(strategy, Strategy | Feature):
         raise ConfigError(
-            f"{where}: takes no bars and returns a {type(built).__name__}; let it take bars, or "
+            f"{where}: takes no bars and returns a {type(strategy).__name__}; let it take bars, or "
             "return a Strategy or a Feature."
         )
-    return built
+    return strategy
 
 
 def _imported(path: pathlib.Path) -> types.ModuleType:
@@ -82,7 +136,7 @@ def _imported(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; check the path.")
     # A name of its own, so that the file cannot take the place of an installed module.
-    spec = importlib.util.spec_from_file_location(f"leakcheck_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"strategy_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: is not a Python file; name one that ends in .py.")
     module = importlib.util.module_from_spec(spec)

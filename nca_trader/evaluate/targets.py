@@ -84,16 +84,18 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
     """
     with float64_on_cpu(), strategy_faults(bars, strategy):
         bar = jax.tree.map(jnp.asarray, bars.as_bar())
-        return np.asarray(_scan_decisions(bar, strategy), np.float64)
+        return np.asarray(_scan_decisions(bar, strategy)[1], np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _scan_decisions(bar: Bar, strategy: Strategy) -> Array:
+def _scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Array]:
     def step(state, bar_t):
         state, order = strategy.decide(state, bar_t, None)
         return state, order.target * order.size
 
-    return jax.lax.scan(step, strategy.init(bar.close.shape[1]), bar)[1]
+    # With the state, without which the compiler drops what only the state needs, e.g. a check of
+    # the user's that raises.
+    return jax.lax.scan(step, strategy.init(bar.close.shape[1]), bar)
 
 
 @contextlib.contextmanager

@@ -126,16 +126,16 @@ def one_line(said, says):
 @pytest.mark.parametrize(
     ("strategy", "says"),
     [
-        ("sma_cros", "sma_cros: no such rule; did you mean 'sma_cross'? There are buy_and_hold,"),
+        ("sma_cros", "sma_cros: no such rule; did you mean 'sma_cross'? There are always_flat,"),
         ("feature:rsj", "unknown feature 'rsj'; did you mean 'rsi'?"),
         ("nowhere.py:f", "nowhere.py: no such file; check the path."),
         ("code.py:honset", "code.py: no 'honset' there; did you mean 'honest'? There are held,"),
-        ("code.py", "code.py: which of its functions? There are held, closes, honest, centred,"),
+        ("code.py", "code.py: which of its names? There are held, closes, honest, centred,"),
         ("code.py:LEVEL", "code.py:LEVEL: a float is not a strategy; name a function of bars"),
         ("code.py:Strategy", "code.py:Strategy: a type is not a strategy"),
         ("code.py:number", "code.py:number: takes no bars and returns a int; let it take bars"),
-        ("code.py:two", "code.py:two: takes 2 arguments; a function of bars takes one"),
-        ("code.py:broken_rule", "code.py:broken_rule: it can't be built (ConfigError at "),
+        ("code.py:two", "code.py:two: lacks 2 arguments; a function of bars takes one"),
+        ("code.py:broken_rule", "momentum: lookback=-1 is below its least value"),
         ("code.py:fails", f"AttributeError at code.py line {FAILS} (`return bars.closes`): 'Bars'"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_strategy_that_cannot_be_had_is_one_line(check, strategy, says):
             "import sys\nsys.exit(3)\n",
             "importing it raises SystemExit at bad.py line 2 (`sys.exit(3)`): 3",
         ),
-        ("x = 1\n", "bad.py: no 'f' there; It defines no function of bars."),
+        ("x = 1\n", "bad.py: no 'f' there; It defines no function."),
     ],
 )
 def test_a_file_that_cannot_be_imported_says_where(check, mine, code, says):

@@ -6,6 +6,7 @@ Which settings make backtesting.py an oracle, and why, is in docs/concepts/parit
 import importlib.util
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -164,3 +165,59 @@ def test_whole_lots_with_commission_equal_the_units_of_backtesting_py(fill):
     rows = (result.turnover == 0) | (fill == "next_open")
     np.testing.assert_allclose(result.equity[rows] * 10_000, expected[rows], rtol=1e-9)
     assert (result.turnover > 0).sum() > 90
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize(("stop", "target"), [(0.01, None), (None, 0.01), (0.02, 0.015)])
+def test_stops_and_targets_equal_those_of_backtesting_py(markets, fill, stop, target):
+    bars = markets["random"]
+    sides = drawn_targets(np.random.default_rng(7), "positions", len(bars))
+    sides[0] = 0.0
+    changed = np.flatnonzero(np.diff(sides, prepend=0.0))
+    closes = bars.close[:, 0]
+
+    def level(fraction, sign, side, close):
+        return None if fraction is None else close * (1 + sign * side * fraction)
+
+    class Given(Strategy):
+        def init(self):
+            pass
+
+        def next(self):
+            t = len(self.data) - 1
+            if t not in changed:
+                return
+            side = sides[t]
+            if not side:
+                self.position.close()
+                return
+            levels = {
+                "sl": level(stop, -1, side, closes[t]),
+                "tp": level(target, 1, side, closes[t]),
+            }
+            (self.buy if side > 0 else self.sell)(size=NEARLY_ONE, **levels)
+
+    test = Backtest(
+        frame_of(bars), Given, cash=BACKTESTING_CASH, exclusive_orders=True,
+        trade_on_close=fill == "close", finalize_trades=False,
+    )  # fmt: skip
+    statistics = test.run()
+    expected = statistics["_equity_curve"]["Equity"].to_numpy() / BACKTESTING_CASH
+
+    def act(row, bar):
+        table = jnp.asarray(sides[:, None])  # here, where arrays are float64
+        side = table[row]
+        prices = {}
+        if stop is not None:
+            prices["stop_price"] = bar.close * (1 - side * stop)
+        if target is not None:
+            prices["limit_price"] = bar.close * (1 + side * target)
+        new = side != table[jnp.maximum(row - 1, 0)]
+        # Levels are those of the close that ordered; later closes do not move them.
+        prices = {name: jnp.where(new, price, jnp.nan) for name, price in prices.items()}
+        return row + 1, nca.Order(side, **prices)
+
+    replay = nca.Strategy(lambda num_assets: 0, act)
+    result = nca.backtest(bars, replay, fill=fill)
+    assert len(statistics["_trades"]) > 30
+    np.testing.assert_allclose(result.equity, expected, rtol=1e-8)

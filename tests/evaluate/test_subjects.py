@@ -1,0 +1,176 @@
+"""Strategies by name: rules, and members of a user's own file, from Python and the command."""
+
+import functools
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from ledger import random_bars
+
+import nca_trader as nca
+from nca_trader import ConfigError, backtest, rules
+from nca_trader.cli.checks import STRATEGIES
+from nca_trader.cli.options import params_of
+from nca_trader.evaluate.subjects import RULES, member_of, subject_of
+
+BARS = random_bars(np.random.default_rng(0), 120, 1)
+FILE = """
+import jax.numpy as jnp
+import nca_trader as nca
+from numpy import mean
+
+def cross(bars, fast=3, slow=8):
+    import pandas as pd
+    close = pd.DataFrame(bars.close)
+    quick, steady = close.rolling(fast).mean(), close.rolling(slow).mean()
+    return (quick > steady).astype(float).to_numpy()
+
+def half(weight=0.5):
+    return nca.Strategy(lambda n: (), lambda s, bar: (s, weight + 0 * bar.close), "half")
+
+ready = half(0.25)
+number = 3
+def needs(bars, other):
+    return bars.close
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_command_knows_every_rule_before_jax_is_imported():
+    assert tuple(RULES) == STRATEGIES
+
+
+def test_a_function_of_bars_from_a_file_is_the_rule_it_copies(file):
+    found = subject_of(f"{file}:cross", {"slow": 9})
+    result = backtest(BARS, found)
+    assert result.name == "cross" and result.order == "rebalance"
+    same = backtest(BARS, rules.sma_cross(3, 9), order="rebalance")
+    np.testing.assert_array_equal(result.targets, same.targets)
+    assert result.num_fills > 5
+
+
+def test_a_rule_of_a_file_takes_parameters(file):
+    assert backtest(BARS, subject_of(f"{file}:half", {"weight": 0.75})).targets.iloc[0, 0] == 0.75
+    assert subject_of(f"{file}:ready").name == "half"
+    assert subject_of("sma_cross", {"fast": 4}).name == "SMA cross 4/30"
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("my.py:halv", {}, "did you mean 'half'"),
+        ("my.py:half", {"wait": 1}, "no parameter 'wait'"),
+        ("my.py:number", {}, "a int is not a strategy"),
+        ("my.py:needs", {}, "lacks 2 arguments"),
+        ("my.py:ready", {"weight": 1}, "takes no parameters"),
+        ("sma_cros", {}, "did you mean 'sma_cross'"),
+        ("sma_cross", {"fast": 30, "slow": 10}, "is not below slow"),
+        ("sma_cross", {"fast": 2.5}, "fast"),
+    ],
+)
+def test_a_wrong_name_or_parameter_is_one_line(file, name, params, said, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigError, match=said) as error:
+        subject_of(name, params)
+    assert "\n" not in str(error.value)
+
+
+def test_the_function_itself_is_what_a_sweep_takes(file):
+    assert inspect.isfunction(member_of(f"{file}:half")) and member_of("momentum") is rules.momentum
+
+
+def test_parameters_are_numbers_or_texts():
+    class args:
+        param = ("fast=10", "stop=0.05", "on=true", "kind=ema")
+
+    assert params_of(args) == {"fast": 10, "stop": 0.05, "on": True, "kind": "ema"}
+    for wrong in ("fast", "=3", "a b=3"):
+        args.param = (wrong,)
+        with pytest.raises(ConfigError, match="NAME=VALUE"):
+            params_of(args)
+
+
+def past(bars):
+    """Long after a rise; the first row has no bar before it."""
+    change = np.diff(bars.close, axis=0, prepend=np.nan)
+    return np.where(change > 0.0, 1.0, 0.0)
+
+
+LEAKS = {
+    "the next bar": lambda bars: np.roll(np.sign(np.diff(bars.close, axis=0, append=0)), 0, axis=0),
+    "the whole history's mean": lambda bars: 1.0 * (bars.close > bars.close.mean()),
+    "the length": lambda bars: np.linspace(0.0, 1.0, len(bars)),
+    "a centred window": lambda bars: (
+        1.0 * (pd.DataFrame(bars.close).rolling(5, center=True).mean().to_numpy() > bars.close)
+    ),
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda name: name.replace(" ", "-"))
+def test_a_function_that_looks_ahead_is_refused_with_the_bar(leak):
+    with pytest.raises(ConfigError, match=r"looks ahead: its target at bar \d+ \(20"):
+        backtest(BARS, LEAKS[leak])
+    assert backtest(BARS, LEAKS[leak], check=False).num_fills > 0
+
+
+def test_an_honest_function_passes_and_is_called_on_three_shorter_histories():
+    lengths = []
+
+    def counted(bars):
+        lengths.append(len(bars))
+        return past(bars)
+
+    stop = str(BARS.index[90].date())
+    assert backtest(BARS, counted, stop=stop).num_fills > 5
+    # It never sees the bars after the span.
+    assert lengths == [90, 30, 60, 89]
+
+
+def test_a_function_may_refuse_a_history_that_is_too_short():
+    def patient(bars):
+        if len(bars) < 50:
+            raise ValueError("too short")
+        return np.where(np.arange(len(bars))[:, None] < 50, 0.0, past(bars))
+
+    assert backtest(BARS, patient).num_fills > 5
+
+    def needs_all(bars):
+        if len(bars) < len(BARS):
+            raise ValueError("give me everything")
+        return past(bars)
+
+    with pytest.raises(ConfigError, match="give me everything"):
+        backtest(BARS, needs_all)
+
+
+def test_what_else_a_backtest_is_given_is_refused_with_what_it_takes():
+    class Model:
+        def predict(self, obs):
+            return 0
+
+    for wrong, hint in (
+        (Model(), "envs.sb3"),
+        (rules.sma_cross, "called first"),
+        (3, "give weights"),
+    ):
+        with pytest.raises(ConfigError, match=hint):
+            backtest(BARS, wrong)
+
+
+def test_partial_functions_and_frames_are_targets():
+    scaled = functools.partial(lambda bars, weight: weight * past(bars), weight=0.5)
+    frame = pd.DataFrame(0.5 * past(BARS), BARS.index, list(BARS.symbols))
+    np.testing.assert_array_equal(backtest(BARS, scaled).equity, backtest(BARS, frame).equity)
+
+
+def test_a_strategy_may_answer_with_whole_numbers():
+    steady = nca.Strategy(lambda n: (), lambda s, bar: (s, jnp.ones(1, jnp.int32)))
+    assert backtest(BARS, steady).num_fills == 1
