@@ -1,0 +1,220 @@
+"""Pages with a price chart, pages of sweeps and folds: scripts, policy, numbers, escaping."""
+
+import base64
+import dataclasses
+import hashlib
+import html
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from ledger import random_bars
+from markupsafe import Markup
+
+import nca_trader as nca
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate.report import account_plots, chart, plots, tables
+from nca_trader.evaluate.report.page import monthly_returns
+from nca_trader.evaluate.report.render import LIBRARY
+
+HOSTILE = "</script><script>alert(1)</script><b>&\"'"
+
+
+@pytest.fixture(scope="module")
+def result():
+    bars = random_bars(np.random.default_rng(6), 300, 2, spread=0.01)
+    bars = dataclasses.replace(bars, symbols=(HOSTILE, "B"))
+    costs = nca.Costs(commission=1e-3)
+    return nca.backtest(bars, nca.rules.momentum(5), costs, name=f"rule {HOSTILE}")
+
+
+@pytest.fixture(scope="module")
+def text(result, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "x.html"
+    command = f"nca-trader backtest --data '{HOSTILE}'"
+    return result.report(path, command=command).read_text(encoding="utf-8")
+
+
+def scripts(text):
+    return re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+
+
+def test_only_the_scripts_of_this_package_may_run(text):
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
+    policy = html.unescape(policy)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy.split("style-src")[0] and "http" not in policy
+    found = scripts(text)
+    assert len(found) == 2 and found[0] == LIBRARY.read_text(encoding="utf-8").strip()
+    for script in found:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert text.count("<script") == 3  # and the data, which is not run
+
+
+def test_names_from_outside_stay_text_in_the_data_of_the_chart_too(text, result):
+    (data,) = re.findall(r'<script type="application/json" id="price-data">(.*?)</script>', text)
+    assert json.loads(data)["assets"][0]["name"] == HOSTILE
+    assert "<" not in data and "alert(1)</script>" not in data
+    assert HOSTILE not in text.replace(html.escape(HOSTILE), "")
+
+
+def test_the_page_asks_for_nothing_and_links_only_to_the_maker_of_the_chart(text):
+    outside = text
+    for script in scripts(text):
+        outside = outside.replace(script, "")
+    assert set(re.findall(r"https?://[^\s\"<]+", outside)) == {"https://www.tradingview.com/"}
+    assert not re.search(r"<(img|link|iframe|object|embed|base)\b", outside)
+    assert "Lightweight Charts™, Copyright © 2026 TradingView, Inc." in text
+    folder = LIBRARY.parent
+    assert "TradingView" in (folder / "NOTICE").read_text(encoding="utf-8")
+    assert "Apache License" in (folder / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_page_has_its_sections(text):
+    for title in ("Through time", "Trades", "More statistics", "Data and trading rules"):
+        assert f"<h2>{title}</h2>" in text
+    for words in ("Rolling Sharpe ratio", "Return of each month", "Exposure", "profit factor"):
+        assert words in text
+    assert not re.search(r">\s*nan\s*<", text, re.IGNORECASE)
+
+
+def test_the_chart_has_the_bars_and_the_trades_of_the_result(result):
+    data = chart.price_chart(result)
+    bars, one = result.traded_bars, data["assets"][1]
+    assert data["per_candle"] == 1 and one["name"] == "B" and not data["intraday"]
+    np.testing.assert_allclose(one["close"], bars.close[:, 1], rtol=1e-6)
+    assert one["time"][3] == bars.time[3].astype("datetime64[s]").astype(int)
+    own = result.trades[result.trades["symbol"] == "B"]
+    assert len(one["trades"]) == len(own) > 10
+    entry, exit_, side, bought, _, gain, reason = one["trades"][2]
+    row = own.iloc[2]
+    assert bars.index[entry] == row["entry"] and bars.index[exit_] == row["exit"]
+    assert (side, reason) == (np.sign(row["size"]), row["reason"])
+    assert bought == pytest.approx(row["entry_price"], rel=1e-6)
+    assert gain == pytest.approx(100 * row["return"], abs=1e-3)
+    json.dumps(data, allow_nan=False)
+
+
+def test_a_long_history_is_joined_into_candles(result, monkeypatch):
+    monkeypatch.setattr(chart, "CANDLES", 150)
+    monkeypatch.setattr(chart, "MARKED", 3)
+    seen = dataclasses.replace(result, in_sample=41)
+    data = chart.price_chart(seen)
+    bars, one = result.traded_bars, data["assets"][0]
+    assert data["per_candle"] == 4 and len(one["time"]) == 75 and data["seen"] == 11
+    assert one["open"][1] == pytest.approx(bars.open[4, 0], rel=1e-6)
+    assert one["high"][1] == pytest.approx(bars.high[4:8, 0].max(), rel=1e-6)
+    assert one["low"][1] == pytest.approx(bars.low[4:8, 0].min(), rel=1e-6)
+    assert one["close"][-1] == pytest.approx(bars.close[-1, 0], rel=1e-6)
+    assert len(one["trades"]) == 3 and data["trades_left_out"] > 10
+    assert all(trade[0] < 75 for trade in one["trades"])
+
+
+def test_months_and_years_compound_to_the_whole():
+    time = pd.date_range("2019-11-05", "2021-02-20", tz="UTC", freq="D")
+    equity = pd.Series(np.cumprod(1 + np.random.default_rng(0).normal(0, 0.01, len(time))), time)
+    years = monthly_returns(equity)
+    assert [year.year for year in years] == [2019, 2020, 2021]
+    months = [x for year in years for x in year.months if x == x]
+    assert len(months) == 2 + 12 + 2
+    assert np.prod(np.add(months, 1)) == pytest.approx(equity.iloc[-1])
+    assert np.prod([1 + year.total for year in years]) == pytest.approx(equity.iloc[-1])
+
+
+def test_a_rolling_ratio_is_that_of_each_window():
+    r = np.random.default_rng(1).normal(1e-3, 0.01, 80)
+    r[30:60] = 0.0
+    ratio = account_plots.rolling_sharpe(r, 20, 252.0)
+    for t in range(80):
+        window = r[t - 19 : t + 1]
+        if t < 19 or window.std() == 0:
+            assert np.isnan(ratio[t])
+        else:
+            assert ratio[t] == pytest.approx(window.mean() / window.std(ddof=1) * np.sqrt(252))
+
+
+def test_a_long_line_keeps_its_extremes():
+    values = pd.Series(np.random.default_rng(2).normal(0, 1, 50_000))
+    values.iloc[31_234], values.iloc[777] = 99.0, -99.0
+    kept = plots.thinned(values)
+    assert len(kept) <= plots.POINTS and kept.index.is_monotonic_increasing
+    assert (kept.max(), kept.min()) == (99.0, -99.0)
+    assert kept.index[0] == 0 and kept.index[-1] == 49_999
+
+
+def test_plots_over_time_name_what_is_in_sample(result):
+    seen = result.equity.index[99]
+    drawn = plots.equity_plot([plots.Line("a", result.equity, "agent")], "IN SAMPLE", seen)
+    assert drawn.count(">in sample<") == 2 and f"Bars up to {seen.date()} are in sample" in drawn
+    assert "in sample" not in plots.equity_plot([plots.Line("a", result.equity, "agent")])
+    assert "in sample" in account_plots.exposure_plot(result.exposure, seen)
+    assert "in sample" in account_plots.rolling_sharpe_plot({"a": result}, 252.0, seen)
+
+
+@pytest.fixture
+def table():
+    fast, slow = (x.ravel() for x in np.meshgrid([5, 10, 15], [20, 40]))
+    values = {"fast": fast, "slow": slow, "sharpe": [0.1, 0.4, 0.2, np.nan, 0.9, 0.3]}
+    found = pd.DataFrame(values | {"total_return": 0.123, "trades": 7})
+    found.attrs["verdict"] = f"Luck is not ruled out {HOSTILE}."
+    return found
+
+
+def test_the_page_of_a_sweep_has_its_verdict_its_map_and_its_best_rows(table, tmp_path):
+    page = nca.report_sweep(table, tmp_path / "s.html", command="nca-trader sweep --grid 'a b'")
+    text = page.read_text(encoding="utf-8")
+    assert html.escape(HOSTILE) in text.replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
+    assert "<script" not in text and "script-src &#39;none&#39;" in text
+    assert "Best 0.9 at fast = 10, slow = 40" in text and "sharpe by fast and slow" in text
+    first = re.search(r"<tbody>.*?</tr>", text, re.DOTALL)[0]
+    assert [c for c in re.findall(r"<td>(.*?)</td>", first)] == ["10", "40", "0.9", "12.3%", "7"]
+    assert tables.parameters_of(table) == ["fast", "slow"]
+
+
+def test_the_page_of_a_walk_forward_has_a_row_per_fold(tmp_path):
+    time = pd.to_datetime(["2020-01-01", "2021-01-01"], utc=True)
+    values = {"test_start": time, "chosen": [{"fast": 5}, {"fast": HOSTILE}]}
+    folds = pd.DataFrame(values | {"sharpe": [0.5, np.nan], "test_sha256": "ab" * 32})
+    text = nca.report_folds(folds, tmp_path / "f.html", verdict="Not distinguishable.").read_text()
+    cells = re.findall(r"<td>(.*?)</td>", text)
+    assert cells[:4] == ["2020-01-01", "fast = 5", "0.5", "abababababab"] and cells[6] == "n/a"
+    assert "Not distinguishable." in text and "<script" not in text
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t, p: nca.report_sweep(t, p / "s.pdf"), r"\.html"),
+        (lambda t, p: nca.report_sweep(t[["sharpe"]], p / "s.html"), "has parameters"),
+        (lambda t, p: nca.report_sweep(t, p / "s.html", metric="nope"), "'nope'"),
+        (lambda t, p: nca.report_sweep([1], p / "s.html"), "DataFrame"),
+        (lambda t, p: nca.report_folds("x", p / "s.html"), "DataFrame"),
+    ],
+)
+def test_what_is_not_a_sweep_or_a_page_is_refused(table, tmp_path, call, words):
+    with pytest.raises(ConfigError, match=words):
+        call(table, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_of_one_parameter_of_names_or_without_a_ratio_still_makes_a_page(
+    table, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
+    one = table[table["slow"] == 20].assign(slow=20)
+    assert "Sharpe by fast" in nca.report_sweep(one, tmp_path / "1.html").read_text()
+    named = table.assign(fast="a", slow="b")
+    assert "<svg" not in nca.report_sweep(named, tmp_path / "2.html").read_text()
+    never = table.assign(sharpe=np.nan)
+    assert "<svg" not in nca.report_sweep(never, tmp_path / "3.html").read_text()
+
+
+def test_the_page_of_a_result_takes_a_sweep_and_folds(result, table, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
+    folds = pd.DataFrame({"sharpe": [0.5]})
+    page = nca.report(result.bars, result, tmp_path / "x.html", sweep=table, folds=folds)
+    text = page.read_text(encoding="utf-8")
+    assert "<h2>Sweep</h2>" in text and "<h2>Walk-forward</h2>" in text
