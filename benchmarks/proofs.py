@@ -18,7 +18,7 @@ import secrets
 import numpy as np
 
 from nca_trader.agents import load_agent
-from nca_trader.evaluate.prove import BARS, prepare, prove_market
+from nca_trader.evaluate.prove import BARS, prepare, prove_markets
 from nca_trader.machine import cores
 from nca_trader.runs.manifest import commit, now
 
@@ -52,7 +52,7 @@ def run(file, markets, count, agent="nano"):
             continue
         trial = prepare(market, load_agent(agent))
         for seed in left:
-            (proof,) = prove_market(trial, [seed], controls=False, say=print)
+            (proof,) = prove_markets([trial], [seed], controls=False, say=print)
             with file.open("a") as out:
                 out.write(json.dumps(proof.row() | about | {"date": now()}) + "\n")
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.report.tables import report_folds, report_sweep
     from nca_trader.evaluate.result import Comparison, Result, compare
+    from nca_trader.evaluate.tune import tune
+    from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
     from nca_trader.paper.session import paper_trade
@@ -68,6 +70,7 @@ __all__ = [
     "StateError",
     "Strategy",
     "TradingEnv",
+    "WalkForward",
     "align",
     "backtest",
     "check_env",
@@ -95,6 +98,8 @@ __all__ = [
     "synthetic",
     "train",
     "trials",
+    "tune",
+    "walk_forward",
     "write_bars",
 ]
 
@@ -121,6 +126,7 @@ _HOME = {
     "StateError": "errors",
     "Strategy": "agents.strategy",
     "TradingEnv": "envs.trading",
+    "WalkForward": "evaluate.walkforward.walk",
     "check_env": "envs.check",
     "check_policy": "agents.check",
     "align": "data.bars",
@@ -148,6 +154,8 @@ _HOME = {
     "synthetic": "data.synthetic",
     "train": "learner.train",
     "trials": "runs.trials",
+    "tune": "evaluate.tune",
+    "walk_forward": "evaluate.walkforward.walk",
     "write_bars": "data.bars",
 }
 

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "learner": LEARNER,
     "evaluate": EVALUATE,
     "evaluate.prove": EVALUATE | {"learner"},
+    "evaluate.tune": EVALUATE | {"learner"},
     "evaluate.walkforward": EVALUATE | {"learner"},
     "paper": AGENTS | {"runs", "evaluate.metrics"},
     "scale": EVALUATE | {"learner"},

@@ -7,6 +7,7 @@ looks for files. The library checks later whatever depends on the bars or on a d
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import pathlib
 from collections.abc import Callable
@@ -33,8 +34,12 @@ STRATEGIES = (
 )
 DATES = ("start", "stop", "until")
 # Endings of what `--out` writes.
-ENDINGS = {"backtest": (".html", ".parquet", ".csv"), "prove": (".html", ".png", ".svg")}
-AT_LEAST_ONE = ("steps", "devices", "cases", "envs", "group", "micro_batches")
+ENDINGS = {
+    "backtest": (".html", ".parquet", ".csv"),
+    "walkforward": (".html", ".parquet", ".csv"),
+    "prove": (".html", ".png", ".svg"),
+}
+AT_LEAST_ONE = ("steps", "devices", "cases", "envs", "group", "micro_batches", "seeds")
 # Option: the condition of its values, and what to give instead. `every` of `watch` is a number; of
 # a bar file it is a text, which the library checks.
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -101,10 +106,49 @@ def check(args: argparse.Namespace) -> None:
             from nca_trader.config.ranges import moment  # imports pandas, which takes a while
 
             moment(given[name], name)
+    _check_jobs(args.command, given)
     _check_reading(args.command, given)
     _check_files(args.command, given)
     if "out" in given and args.command in ENDINGS:
         _check_output(args.command, given["out"], ENDINGS[args.command])
+
+
+def _check_jobs(command: str, given: dict[str, Any]) -> None:
+    """Refuse unknown workers, spans and grids, and options without an effect."""
+    if "workers" in given:
+        from nca_trader.parallel.jobs import parse_workers
+
+        parse_workers(given["workers"])
+    if command not in ("walkforward", "tune"):
+        return
+    from nca_trader.config import spans
+
+    spans.check_metric(given["metric"])
+    if command == "tune":
+        for name in ("trials", "batch"):
+            if given[name] < 1:
+                raise ConfigError(f"{argument(name, given[name])}: give at least 1.")
+        spans.check_optuna()
+        spans.check_space(agent_of(argparse.Namespace(**given)), spans.parse_space(given["space"]))
+        return
+    sizes: dict[str, Any] = {
+        field.name: given.get(field.name) for field in dataclasses.fields(spans.Spans)
+    }
+    spans.check_spans(spans.Spans(**sizes))
+    grid = spans.parse_grid(given["grid"])
+    if "agent" in given:
+        if grid:
+            raise ConfigError(f"{argument('grid')}: an agent has no grid; try `nca-trader tune`.")
+        if "env" not in given:
+            raise ConfigError(f"{argument('env')} is missing; an agent needs an environment.")
+        if given["scheme"] == "combinatorial":
+            raise ConfigError(
+                f"{argument('scheme', 'combinatorial')}: an agent trains on one span; take rolling."
+            )
+        return
+    for name in ("warm_start", "steps"):
+        if given.get(name):
+            raise ConfigError(f"{argument(name)}: is of an agent; give it with --agent.")
 
 
 def _check_reading(command: str, given: dict[str, Any]) -> None:
@@ -164,7 +208,7 @@ def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
             f"{argument('out', out)}: write to a name that ends in {' or '.join(endings)}."
         )
     # `prove` makes the folder.
-    if command == "backtest" and not path.parent.is_dir():
+    if command != "prove" and not path.parent.is_dir():
         raise ConfigError(
             f"{argument('out', out)}: there is no folder {path.parent}; make it first."
         )

@@ -24,6 +24,8 @@ COMMANDS = {
     "backtest": ("backtest", "backtest a trained run or a rule, and print its metrics"),
     "trials": ("runs", "list what was trained and evaluated in a project folder"),
     "runs": ("runs", "list, compare or remove the runs of a project folder"),
+    "walkforward": ("walkforward", "refit fold by fold, and report what was earned out of sample"),
+    "tune": ("tune", "search hyper-parameters of an agent; every trial is counted"),
     "export": ("export", "write a run's agent to a small file, with 4, 8 or 16 bits per weight"),
     "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
     "journal": ("paper", "check a paper session's journal"),
@@ -36,7 +38,7 @@ COMMANDS = {
     "bench": ("bench", "measure steps per second of the environment, the policy and the learner"),
 }
 # Commands that train, and what makes training smaller.
-LEARNING = ("demo", "train", "prove", "profile", "bench")
+LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile", "bench")
 LESS = (
     "lower learner.num_segments, learner.segment_length, learner.envs_per_segment, "
     "policy.channels or env.market_bars, or give fewer bars"

@@ -32,6 +32,9 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alone", action="store_true", help="train no controls (agents without history, ...)"
     )
+    parser.add_argument(
+        "--workers", metavar="W", help="processes of this machine, or tcp://HOST:PORT of a cluster"
+    )
     parser.add_argument("--out", help="write the curves (.png, .svg) or a page of all (.html)")
 
 
@@ -60,6 +63,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         steps=args.steps,
         seeds=seeds,
         controls=not args.alone,
+        workers=args.workers,
         say=functools.partial(print, flush=True),
     )
     if args.out:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ from nca_trader.evaluate.optimum import Reached, evaluation_bars, reached_by
 from nca_trader.learner.exact import check_finite
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
+from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 
 # What an agent observes of every market. All of it comes from bars up to the decision; the market's
 # own state is not part of it. The levels are measured from an average of 4,096 bars: measured from
@@ -299,6 +301,7 @@ def prove(
     steps: int | None = None,
     seeds: Sequence[int] | None = None,
     controls: bool = True,
+    workers: int | str | None = None,
     say: Say = lambda line: None,
 ) -> list[Proof]:
     """Train an agent on markets whose optimum is known, and measure the fraction it reaches.
@@ -310,6 +313,8 @@ def prove(
       steps: environment steps of each run; None is the agent's own.
       seeds: one run each, of every market; None draws three.
       controls: whether to train, once per market, agents that lack history or neighbours.
+      workers: that train, see `nca_trader.parallel.jobs`. The fractions do not depend on them, the
+        seconds do.
       say: called with a line for each run.
 
     Returns:
@@ -326,30 +331,63 @@ def prove(
     """
     names = list(BARS) if markets is None else list(markets)
     loaded = load_agent(agent)
+    parse_workers(workers)
     # All are prepared first: a mistake in the last name must not cost the runs before it.
-    trials = [prepare(name, loaded, steps) for name in names]
+    prepared = [prepare(name, loaded, steps) for name in names]
     # Drawn and not fixed, so that the claim is about seeds that nobody chose.
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds
-    return [proof for trial in trials for proof in prove_market(trial, seeds, controls, say)]
+    return prove_markets(prepared, seeds, controls, workers, say)
 
 
-def prove_market(
-    trial: Trial, seeds: Sequence[int], controls: bool, say: Say = lambda line: None
+def prove_markets(
+    prepared: Sequence[Trial],
+    seeds: Sequence[int],
+    controls: bool,
+    workers: int | str | None = None,
+    say: Say = lambda line: None,
 ) -> list[Proof]:
-    """Train and evaluate every seed on one market; train the controls with the first."""
+    """Train and evaluate every seed on every market; train the controls with the first."""
     # Controls show what a market needs and not how seeds differ, so one run of each is enough.
-    bar = BARS.get(trial.market, DEFAULT_BAR)
-    wanted = trial.controls if controls else {}
-    curves = {
-        name: train_and_judge(trial.config, agent, seeds[0]) for name, agent in wanted.items()
-    }
-    proofs = []
-    for seed in seeds:
-        curve = train_and_judge(trial.config, trial.agent, seed)
-        proof = Proof(market=trial.market, seed=seed, bar=bar, curve=curve, controls=curves)
-        proofs.append(proof)
-        say(str(proof))
+    runs = [
+        [(name, trial.controls[name], seeds[0]) for name in (trial.controls if controls else ())]
+        + [("", trial.agent, seed) for seed in seeds]
+        for trial in prepared
+    ]
+    jobs = [
+        Job(f"{trial.market}, {name or f'seed {seed}'}", (trial.config, agent, seed))
+        for trial, own in zip(prepared, runs, strict=True)
+        for name, agent, seed in own
+    ]
+    found: dict[int, list[Point]] = {}
+    proofs: list[Proof] = []
+
+    def ready() -> Iterator[Proof]:
+        """Yield the proofs in order, up to the first that is not there yet."""
+        numbers = itertools.count()
+        for trial, own in zip(prepared, runs, strict=True):
+            bar, curves = BARS.get(trial.market, DEFAULT_BAR), {}
+            for name, _, seed in own:
+                curve = found.get(next(numbers))
+                if curve is None:
+                    return
+                if name:
+                    curves[name] = curve
+                    continue
+                market = trial.market
+                yield Proof(market=market, seed=seed, bar=bar, curve=curve, controls=curves)
+
+    def gather(number: int, curve: list[Point]) -> None:
+        found[number] = curve
+        for proof in list(ready())[len(proofs) :]:
+            proofs.append(proof)
+            say(str(proof))
+
+    run_jobs(_train_and_judge, jobs, workers=workers, done=gather)
     return proofs
+
+
+def _train_and_judge(shared: None, config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
+    return train_and_judge(config, agent, seed)
 
 
 def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:

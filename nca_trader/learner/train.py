@@ -29,7 +29,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from nca_trader.agents import load_agent
-from nca_trader.agents.policy import make_policy
+from nca_trader.agents.policy import Params, make_policy
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import AgentConfig, CheckpointConfig, LearnerConfig
 from nca_trader.config.ranges import expect
@@ -38,6 +38,7 @@ from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.learner import Learner, make_learner, own_part, shard_updates
+from nca_trader.learner.optimizer import AverageState
 from nca_trader.learner.population import Fitness, exploited, fitness_of, number_or_null
 from nca_trader.learner.programs import Compilations
 from nca_trader.learner.update import LearnerState
@@ -60,6 +61,7 @@ def train(
     report: Report = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
     fitness: Fitness | None = None,
+    params: Params | None = None,
 ) -> Run:
     """Train `agent` in `env` into a run folder; an existing run is resumed.
 
@@ -76,6 +78,8 @@ def train(
       stop: called after each update; True in any process saves a checkpoint and returns.
       fitness: `(state) -> [M]` fitness of a population's agents, more is better, e.g. on a
         selection span. None is the mean training reward since the last exploit.
+      params: that a new run of one agent begins with (a warm start), e.g. `run.params()` of
+        another; None draws them. A run that is resumed keeps its own.
 
     Returns:
       The run; `steps_done(run)` is its number of environment steps.
@@ -104,6 +108,11 @@ def train(
     expect("seed", seed, Integral, "a whole number")
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
+    if params is not None and agent.num_seeds > 1:
+        raise ConfigError(
+            f"params: begins one agent, and this one has num_seeds = {agent.num_seeds}; train each "
+            "seed alone."
+        )
     path = place(run_dir, "run_dir")
     policy = make_policy(agent, env.spec)
     # Schedules keep the length that the run began with: with more steps a curriculum that has
@@ -122,7 +131,7 @@ def train(
         Compilations(step.__name__ for step in learner.programs.values()) as compiled,
     ):
         config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
-        state, done = _resume(learner, checkpoints, seed, run)
+        state, done = _resume(learner, checkpoints, seed, run, params)
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
         # Each turn is one update. All processes take the same turns, since `step` is a collective.
@@ -141,7 +150,7 @@ def train(
                 row["shard"] = shard
             # Before the row is written, so an update that is rolled back leaves none.
             if fault := health.fault(row):
-                state, done = _resume(learner, checkpoints, seed, run)
+                state, done = _resume(learner, checkpoints, seed, run, params)
                 state = health.roll_back(fault, state, done)
                 continue
             if agent.population.every and done % agent.population.every == 0:
@@ -299,20 +308,43 @@ def steps_done(run: Run) -> int:
 
 
 def _resume(
-    learner: Learner, checkpoints: Checkpoints, seed: int, run: Run
+    learner: Learner, checkpoints: Checkpoints, seed: int, run: Run, params: Params | None
 ) -> tuple[LearnerState, int]:
-    """Return the newest saved state, or a new one, and its number of updates.
+    """Return the newest saved state, or a new one (with `params`), and its number of updates.
 
     Rows of later updates are dropped: they will be written again.
     """
     # Also when resuming: a saved state gets the structure and shardings of a new one.
     state = learner.init(jax.random.key(seed))
     found = checkpoints.newest()
-    state = state if found is None else unflatten(state, found[1])
+    if found is not None:
+        state = unflatten(state, found[1])
+    elif params is not None:
+        state = _begun_with(state, params)
     done = int(np.asarray(state.update).flat[0])
     # Only process 0 writes, and the others wait until the file is cut.
     hosts.on_first(lambda: run.lines.cut(done))
     return state, done
+
+
+def _begun_with(state: LearnerState, params: Params) -> LearnerState:
+    """Return a new state with these parameters, from which an average of them begins too."""
+
+    def put(like: Any) -> Any:
+        # Copies: a step donates its state, which would delete the caller's arrays.
+        return jax.tree.map(
+            lambda leaf, value: jax.device_put(np.array(value, leaf.dtype), leaf.sharding),
+            like,
+            params,
+        )
+
+    def average(part: Any) -> Any:
+        return AverageState(put(part.params)) if isinstance(part, AverageState) else part
+
+    opt_state = jax.tree.map(
+        average, state.opt_state, is_leaf=lambda part: isinstance(part, AverageState)
+    )
+    return state._replace(params=put(state.params), opt_state=opt_state)
 
 
 def dropped_line(row: dict[str, Any]) -> str:

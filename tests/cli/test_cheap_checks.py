@@ -35,6 +35,8 @@ for words in json.loads(sys.argv[1]):
 TRAIN = "train --env index_daily --agent nano --run new "
 PLAN = "plan --agent nano --topology v5e-8 "
 PROFILE = "profile --env ou_mid --agent nano "
+WALK = "walkforward --strategy momentum --train 100 --test 10 "
+TUNE = "tune --env index_daily --agent nano --folder new "
 REPLAY = "paper --run run --feed replay:bars.csv --journal j.db "
 # What is typed (`run` is an empty run folder, bars.csv an empty file), and what is said.
 CASES = (
@@ -56,6 +58,26 @@ CASES = (
     ("prove --agent nanno", "did you mean 'nano'?"),
     ("prove ou_mid --steps 0", "--steps 0 is not"),
     ("prove ou_mid --out x.pdf", "--out x.pdf: write to a name that ends in .html or .png"),
+    ("prove ou_mid --workers many", "--workers many: give a number of processes"),
+    ("walkforward --strategy momentum --train 100", "--test is missing; give its number of bars"),
+    (WALK + "--purge 100", "--purge 100 and --embargo 0 leave nothing of a train span of 100"),
+    (WALK + "--train 0", "--train 0: give a whole number of at least 1"),
+    (WALK + "--scheme roling", "--scheme roling: no such scheme; did you mean 'rolling'?"),
+    (WALK + "--metric sharp", "did you mean 'sharpe'?"),
+    (WALK + "--workers 0", "--workers 0: give a number of processes"),
+    (WALK + "--workers tcp://host", "or tcp://HOST:PORT of a dask scheduler"),
+    (WALK + "--grid lookback", "--grid lookback: write NAME=VALUES"),
+    (WALK + "--grid lookback=5:5", "lookback has no values"),
+    (WALK + "--grid lookback=a,b", "'a' is not a number"),
+    (WALK + "--grid a=1:10000 --grid b=1:1001", "9,999,000 combinations"),
+    (WALK + "--warm-start", "--warm-start: is of an agent"),
+    (WALK + "--out x.xlsx", "--out x.xlsx: write to a name that ends in"),
+    (WALK.replace("momentum", "my.py:rule"), "my.py: no such file; check the path."),
+    ("walkforward --agent nano --train 100 --test 10", "--env is missing; an agent needs"),
+    (TUNE + "--space learner.discont=0.9:0.99", "discont is not a known key"),
+    (TUNE + "--space learner.discount=0.9:2", "discount"),
+    (TUNE + "--space learner.discount=0.99:0.9", "the ends must be LOW < HIGH"),
+    (TUNE + "--space learner.discount=0.9:0.99 --trials 0", "--trials 0: give at least 1"),
     ("backtest --run nowhere", "nowhere: not a run folder"),
     ("backtest --run run --steps 0", "--steps 0 is not"),
     ("backtest --strategy momentun", "did you mean 'momentum'?"),

@@ -1,0 +1,139 @@
+"""`nca-trader walkforward`: refits fold by fold, and reports what was earned out of sample."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+from nca_trader.cli.checks import STRATEGIES
+from nca_trader.cli.options import READING, add_options, load_bars, overrides, params_of, typed
+
+NOTE = (
+    "Each fold is fitted on its train span alone, and decides in the test span after it; one "
+    "account fills all decisions. With --folder a walk-forward that was stopped resumes, and is "
+    "counted in trials.jsonl next to that folder."
+)
+
+
+def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = NOTE
+    what = parser.add_mutually_exclusive_group(required=True)
+    names = ", ".join(STRATEGIES)
+    what.add_argument("--strategy", help=f"a rule: {names}; or FILE.py:NAME, your own")
+    what.add_argument("--agent", help="an agent to train in each fold: preset name or TOML file")
+    add_options(parser, "data", *READING)
+    add_options(
+        parser,
+        env={"help": "with --agent: the environment; with --strategy: its costs and limits"},
+        set={"help": "with --agent: change a field of it, or env.KEY; repeatable"},
+        seed={"default": 0, "help": "of all random numbers (default 0)"},
+    )
+    parser.add_argument(
+        "--param", action="append", metavar="NAME=VALUE", help="of the strategy; repeatable"
+    )
+    parser.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="NAME=VALUES",
+        help="values that each fold chooses from: 5:35:5 (35 is left out) or 5,10,20; repeatable",
+    )
+    for name, metavar, kind, default, text in (
+        ("train", "BARS", int, None, "of each train span; of the first one where it expands"),
+        ("test", "BARS", int, None, "of each test span"),
+        ("purge", "BARS", int, 0, "left out at the end of the train span (default 0)"),
+        ("embargo", "BARS", int, 0, "left out in addition (default 0)"),
+        ("scheme", "NAME", str, "rolling", "rolling, expanding or combinatorial (default rolling)"),
+        ("num-folds", "N", int, 10, "combinatorial: equal parts of the bars (default 10)"),
+        ("num-test", "N", int, 2, "combinatorial: parts that each split tests on (default 2)"),
+        ("metric", "NAME", str, "sharpe", "that the train span chooses by (default sharpe)"),
+        ("seeds", "N", int, 3, "agents that each fold trains (default 3)"),
+        ("steps", "N", int, None, "environment steps of each agent in each fold"),
+        ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
+        ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),
+        ("commission", "F", float, None, "fraction of notional"),
+        ("slippage", "F", float, None, "fraction of price"),
+    ):
+        parser.add_argument(f"--{name}", metavar=metavar, type=kind, default=default, help=text)
+    parser.add_argument(
+        "--warm-start", action="store_true", help="agents begin with those of the fold before"
+    )
+    parser.add_argument("--fill", choices=("next_open", "close"))
+    parser.add_argument("--order", choices=("on_change", "rebalance"))
+    parser.add_argument(
+        "--out", metavar="FILE", help="a page (.html), or the result by bar (.parquet, .csv)"
+    )
+
+
+def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
+    """Walk forward; return the folds, the metrics and the verdict."""
+    from nca_trader.agents import load_agent
+    from nca_trader.config import EnvConfig
+    from nca_trader.config.spans import parse_grid
+    from nca_trader.data.synthetic import task_of
+    from nca_trader.envs import load_env
+    from nca_trader.envs.account.state import rules_of
+    from nca_trader.evaluate.report.page import report
+    from nca_trader.evaluate.subjects import member_of
+    from nca_trader.evaluate.walkforward.walk import walk_forward
+    from nca_trader.watch.progress import stage
+
+    env = EnvConfig(max_gross=None)
+    if args.env is not None:
+        env = load_env(args.env, overrides(args, "env."))
+    source: Any = load_bars(args) if args.data or not env.market else task_of(env, args.seed)
+    given = {name: getattr(args, name) for name in ("commission", "slippage")}
+    costs = dataclasses.replace(env.costs, **{k: v for k, v in given.items() if v is not None})
+    more: dict[str, Any] = {"fill": args.fill, "order": args.order}
+    if args.agent:
+        subject: Any = load_agent(args.agent, overrides(args, ""))
+        more |= {"env": env, "seeds": args.seeds, "steps": args.steps, "seed": args.seed}
+        more |= {"warm_start": args.warm_start, "name": pathlib.Path(args.agent).stem}
+    else:
+        subject = member_of(args.strategy)
+        if params := params_of(args):  # those that the grid does not give
+            subject = functools.update_wrapper(functools.partial(subject, **params), subject)
+        limits = rules_of(env)._asdict() if args.env else {}
+        more = limits | {name: value for name, value in more.items() if value is not None}
+    names = ("train", "test", "purge", "embargo", "scheme", "num_folds", "num_test", "metric")
+    more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
+    with stage(f"walk forward over {len(getattr(source, 'bars', source)):,} bars"):
+        walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
+    print(walk)
+    folds = walk.folds.drop(columns=["train_sha256", "test_sha256"])
+    for column in folds.select_dtypes("datetimetz"):
+        folds[column] = folds[column].dt.strftime("%Y-%m-%d")
+    print(folds.to_string(float_format="{:.3f}".format))
+    if args.out is not None and args.out.endswith(".html"):
+        own = (
+            "strategy",
+            "param",
+            "agent",
+            "env",
+            "set",
+            "grid",
+            "seeds",
+            "seed",
+            "steps",
+            "warm_start",
+        )
+        own += (*names, "data", *READING, "commission", "slippage", "fill", "order", "folder")
+        command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})
+        bars = getattr(source, "bars", source)
+        report(bars, walk.result, args.out, command=command, folds=folds)
+    elif args.out is not None:
+        walk.result.save(args.out)
+    if args.out is not None:
+        print(f"The {'page' if args.out.endswith('.html') else 'result by bar'}: {args.out}")
+    rows = walk.folds.reset_index().to_dict("records")
+    return {
+        "folds": rows,
+        "metrics": walk.metrics,
+        "verdict": walk.verdict,
+        "baselines": {name: result.metrics for name, result in walk.baselines.items()},
+        "interval": walk.interval._asdict() | {"difference": walk.difference},
+    }

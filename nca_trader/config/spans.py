@@ -1,0 +1,248 @@
+"""Settings of a walk-forward and of a search that are checked before anything slow is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from nca_trader.config.agent import AgentConfig
+from nca_trader.config.ranges import expect, nearest
+from nca_trader.config.toml import read_preset
+from nca_trader.errors import ConfigError, argument
+
+SCHEMES = ("rolling", "expanding", "combinatorial")
+# By which a train span may choose: a larger value is better.
+METRICS = ("sharpe", "sortino", "calmar", "cagr", "total_return", "hit_rate", "max_drawdown")
+LARGEST_GRID = 100_000  # combinations that one fold may score
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spans:
+    """How bars are cut into folds; the sizes are numbers of bars.
+
+    Attributes:
+      train: of each train span; of the first one where it expands. Combinatorial folds have none.
+      test: of each test span. Combinatorial folds have none.
+      purge: bars left out of the train span next to a test span, e.g. the horizon of a label, whose
+        outcome lies in the test span.
+      embargo: further bars that are left out, so that serial correlation has died down. A
+        walk-forward leaves `purge + embargo` bars between the train span and its test span; for
+        combinatorial folds they are those of Lopez de Prado 2018, section 7.4: `purge` on both
+        sides of a test span, `embargo` after it.
+      scheme: "rolling": each train span has `train` bars. "expanding": each begins at the first
+        bar. "combinatorial": purged cross-validation, which also trains on bars after the test.
+      num_folds: of combinatorial folds, the equal parts that the bars are cut into.
+      num_test: of combinatorial folds, the parts that each split tests on.
+    """
+
+    train: int | None = None
+    test: int | None = None
+    purge: int = 0
+    embargo: int = 0
+    scheme: str = "rolling"
+    num_folds: int = 10
+    num_test: int = 2
+
+
+def check_spans(spans: Spans) -> None:
+    """Validate sizes by themselves, before the number of bars is known.
+
+    Raises:
+      ConfigError: a size that is not a whole number or out of range, an unknown scheme, a purge and
+        embargo that leave nothing of the train span; sizes that the scheme does not take.
+    """
+    _refuse_unknown("scheme", spans.scheme, SCHEMES)
+    for name, least in (("purge", 0), ("embargo", 0), ("num_folds", 2), ("num_test", 1)):
+        _refuse_size(name, getattr(spans, name), least)
+    if spans.scheme == "combinatorial":
+        for name in ("train", "test"):
+            if getattr(spans, name) is not None:
+                raise ConfigError(
+                    f"{argument(name)}: combinatorial folds are equal parts of the bars; leave it "
+                    f"out, and give {argument('num_folds')}."
+                )
+        # One part is left to train on.
+        if spans.num_test >= spans.num_folds:
+            raise ConfigError(
+                f"{argument('num_test', spans.num_test)} of {argument('num_folds')} "
+                f"{spans.num_folds} leaves no part to train on; test on fewer."
+            )
+        return
+    for name in ("train", "test"):
+        if getattr(spans, name) is None:
+            raise ConfigError(f"{argument(name)} is missing; give its number of bars.")
+        _refuse_size(name, getattr(spans, name), 1)
+    gap = spans.purge + spans.embargo
+    if spans.train is not None and gap >= spans.train:
+        raise ConfigError(
+            f"{argument('purge')} {spans.purge} and {argument('embargo')} {spans.embargo} leave "
+            f"nothing of a train span of {spans.train} bars; give fewer, or a longer span."
+        )
+
+
+def check_metric(metric: str) -> None:
+    """Refuse a metric by which nothing can be chosen."""
+    _refuse_unknown("metric", metric, METRICS)
+
+
+def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"{argument(name, value)}: no such {name}; {nearest(value, known)}There are "
+            f"{', '.join(known)}."
+        )
+
+
+def _refuse_size(name: str, value: Any, least: int) -> None:
+    expect(name, value, Integral, "a whole number of bars")
+    if isinstance(value, bool) or value < least:
+        raise ConfigError(f"{argument(name, value)}: give a whole number of at least {least}.")
+
+
+def _number(text: str, whole: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{whole}: {text!r} is not a number; correct it.") from None
+
+
+def _named(text: str, name: str, example: str) -> tuple[str, str]:
+    key, sign, values = text.partition("=")
+    if not key.isidentifier() and not all(part.isidentifier() for part in key.split(".")):
+        sign = ""
+    if not sign or not values:
+        raise ConfigError(f"{argument(name, text)}: write NAME=VALUES, e.g. {example}.")
+    return key, values
+
+
+def parse_grid(texts: Sequence[str], name: str = "grid") -> dict[str, tuple[Any, ...]]:
+    """Parse the values of parameters: "fast=5:35:5", without 35, or "fast=5,10,20".
+
+    Raises:
+      ConfigError: another form, a name that is given twice, or more than `LARGEST_GRID`
+        combinations.
+
+    Example:
+      >>> parse_grid(["fast=5:20:5", "slow=50,100"])
+      {'fast': (5, 10, 15), 'slow': (50, 100)}
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, values = _named(text, name, "fast=5:35:5 or fast=5,10,20")
+        said = argument(name, text)
+        if key in found:
+            raise ConfigError(f"{said}: {key} is given twice; give it once.")
+        parts = values.split(":")
+        if len(parts) == 1:
+            found[key] = tuple(_number(part, said) for part in values.split(","))
+            continue
+        ends = [_number(part, said) for part in parts]
+        if len(ends) > 3 or not all(isinstance(end, int) for end in ends) or ends[-1] == 0:
+            raise ConfigError(
+                f"{said}: START:STOP or START:STOP:STEP takes whole numbers; list others, e.g. "
+                f"{key}=0.1,0.2."
+            )
+        found[key] = tuple(range(*[int(end) for end in ends]))
+    check_grid(found, name)
+    return found
+
+
+def check_grid(grid: Mapping[str, Sequence[Any]], name: str = "grid") -> None:
+    """Refuse a parameter without a value, and more combinations than `LARGEST_GRID`."""
+    count = 1
+    for key, values in grid.items():
+        if not values:
+            raise ConfigError(f"{argument(name)}: {key} has no values; give at least one.")
+        count *= len(values)
+    if count > LARGEST_GRID:
+        raise ConfigError(
+            f"{argument(name)}: {count:,} combinations, and a fold scores {LARGEST_GRID:,} at "
+            "most; give fewer values."
+        )
+
+
+class Range(NamedTuple):
+    """Values of one hyper-parameter of a search.
+
+    Attributes:
+      choices: to choose from; () for a range of numbers.
+      low: the lower end of the range.
+      high: the upper end; whole numbers where both ends are.
+      log: whether the logarithm is uniform.
+    """
+
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+
+def parse_space(texts: Sequence[str]) -> dict[str, Range]:
+    """Parse a space of hyper-parameters: "TABLE.KEY=LOW:HIGH", "...:log", or "TABLE.KEY=A,B,C".
+
+    Raises:
+      ConfigError: another form.
+
+    Example:
+      >>> parse_space(["learner.discount=0.9:0.99"])["learner.discount"].high
+      0.99
+    """
+    found: dict[str, Range] = {}
+    example = "optimizer.learning_rate=1e-5:1e-2:log or policy.channels=8,16,32"
+    for text in texts:
+        key, values = _named(text, "space", example)
+        said = argument("space", text)
+        if key in found:
+            raise ConfigError(f"{said}: {key} is given twice; give it once.")
+        ends = values.split(":")
+        if len(ends) == 1:
+            found[key] = Range(choices=tuple(_choice(part) for part in values.split(",")))
+            continue
+        if len(ends) > 3 or (len(ends) == 3 and ends[2] != "log"):
+            raise ConfigError(f"{said}: write LOW:HIGH or LOW:HIGH:log, e.g. {example}.")
+        low, high = _number(ends[0], said), _number(ends[1], said)
+        log = len(ends) == 3
+        if not low < high or (log and low <= 0):
+            least = "0 < LOW < HIGH" if log else "LOW < HIGH"
+            raise ConfigError(f"{said}: the ends must be {least}; correct them.")
+        found[key] = Range(low=low, high=high, log=log)
+    return found
+
+
+def _choice(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text, text)
+
+
+def check_optuna() -> None:
+    """Refuse where Optuna is not installed; it is imported later, as it is slow.
+
+    Raises:
+      ConfigError: with what to install.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("a search needs the extra `tune`; install 'nca_trader[tune]'.")
+
+
+def check_space(agent: AgentConfig, space: Mapping[str, Range]) -> None:
+    """Refuse a key that the agent does not have, and an end that it does not accept."""
+    for key, values in space.items():
+        for value in values.choices or (values.low, values.high):
+            read_preset(AgentConfig, agent, "agents", [override(key, value)])
+
+
+def override(key: str, value: Any) -> str:
+    """Return the text that changes a key of an agent to a value."""
+    return f"{key}={json.dumps(value) if isinstance(value, str | bool) else value}"

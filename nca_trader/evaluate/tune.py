@@ -1,0 +1,302 @@
+"""`tune`: searches hyper-parameters of an agent with Optuna, and counts every trial.
+
+Each trial trains agents on the first part of the bars and scores them on the last. The bars after
+those that are given stay unseen: they are for one evaluation of the best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.agents import load_agent
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.ranges import expect
+from nca_trader.config.records import difference, plain, sealed, unsealed
+from nca_trader.config.spans import Range, check_metric, check_optuna, check_space, override
+from nca_trader.config.toml import to_toml
+from nca_trader.envs import load_env
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError, RunError, StateError, argument
+from nca_trader.evaluate import statistics
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.learner.train import train
+from nca_trader.machine import scratch, write_atomically
+from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
+from nca_trader.runs import trials
+from nca_trader.runs.manifest import now
+from nca_trader.runs.trials import data_record, entry_of
+from nca_trader.types import Bars
+
+JOURNAL, SETTINGS, BEST = "study.log", "tune.json", "best.toml"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The result of a search.
+
+    Attributes:
+      trials: one row per trial: its hyper-parameters, its score (NaN where it failed), the scores
+        of its seeds.
+      best: the agent of the best trial.
+      score: of the best trial, on the selection span.
+      count: trials in the trial log on these symbols, with those of this search; what deflated
+        statistics take as the number of trials.
+      by_luck: the Sharpe ratio per year that the best of `count` agents without skill is expected
+        to show on as many bars; NaN for another metric.
+      path: of the best agent's TOML file.
+    """
+
+    trials: pd.DataFrame
+    best: AgentConfig
+    score: float
+    count: int
+    by_luck: float
+    path: pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Setup:
+    bars: Bars
+    env: EnvConfig
+    agent: AgentConfig
+    edge: int
+    steps: int | None
+    seed: int
+    metric: str
+
+
+def tune(
+    bars: Bars,
+    agent: AgentConfig | str | os.PathLike[str],
+    space: Mapping[str, Range],
+    folder: str | os.PathLike[str],
+    *,
+    env: EnvConfig | str | os.PathLike[str],
+    trials: int = 20,
+    seeds: int = 1,
+    steps: int | None = None,
+    selection: float = 0.2,
+    metric: str = "sharpe",
+    seed: int = 0,
+    batch: int = 4,
+    workers: int | str | None = None,
+    done: Callable[[int, float], None] = lambda number, score: None,
+) -> Tuned:
+    """Search hyper-parameters of an agent; a folder that holds a search resumes it.
+
+    Args:
+      bars: all that the search may see.
+      agent: what is searched around, a config, a preset's name or a path.
+      space: a `Range` by key of the agent, see `nca_trader.config.spans.parse_space`.
+      folder: holds the study (Optuna's journal), its settings, and the best agent.
+      env: the environment, a config, a preset's name or a path.
+      trials: of the search in all, with those that a resumed one has done.
+      seeds: agents per trial; its score is their mean.
+      steps: environment steps of each agent; None is the agent's own.
+      selection: share of the bars, at the end, that score.
+      metric: of `Result.metrics`, more is better.
+      seed: of the search and of the agents.
+      batch: trials that are proposed together and train at once. The search depends on it, and
+        not on the number of workers.
+      workers: see `nca_trader.parallel.jobs`.
+      done: called with each trial's number and score.
+
+    Returns:
+      The trials and the best agent.
+
+    Raises:
+      ConfigError: an argument that is not valid, or Optuna is missing.
+      RunError: `folder` holds another search, or something else.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> from nca_trader.config.spans import Range
+      >>> space = {"optimizer.learning_rate": Range(low=1e-5, high=1e-2, log=True)}
+      >>> bars = nca.sample_bars("sp500").between(None, "2013")
+      >>> found = nca.tune(bars, "nano", space, "runs/a", env="index_daily")  # doctest: +SKIP
+      >>> found.best.optimizer.learning_rate  # doctest: +SKIP
+      0.0008
+    """
+    check_optuna()
+    expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", agent=agent)
+    check_metric(metric)
+    parse_workers(workers)
+    for name, value in (("trials", trials), ("seeds", seeds), ("batch", batch)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{argument(name, value)}: give a whole number of at least 1.")
+    if not 0.0 < selection < 1.0:
+        raise ConfigError(f"{argument('selection', selection)}: give a share between 0 and 1.")
+    if not space:
+        raise ConfigError(f"{argument('space')}: no hyper-parameter to search; give one.")
+    config = env if isinstance(env, EnvConfig) else load_env(env)
+    loaded = dataclasses.replace(load_agent(agent), num_seeds=1)
+    check_space(loaded, space)
+    setup = _Setup(
+        bars=bars,
+        env=config,
+        agent=loaded,
+        edge=len(bars) - round(len(bars) * selection),
+        steps=steps,
+        seed=seed,
+        metric=metric,
+    )
+    path = pathlib.Path(folder)
+    known = {
+        "bars": bars.digest(),
+        "env": plain(config),
+        "agent": plain(loaded),
+        "space": {name: values._asdict() for name, values in space.items()},
+        "steps": steps,
+        "seeds": seeds,
+        "seed": seed,
+        "selection": selection,
+        "metric": metric,
+        "batch": batch,
+    }
+    _open(path, json.loads(json.dumps(known)))
+    study = _study(path)
+    _search(study, setup, space, path, trials, seeds, batch, workers, done)
+    return _result(study, setup, path)
+
+
+def _open(folder: pathlib.Path, known: dict[str, Any]) -> None:
+    """Make the folder of a search, or check that it holds the same one."""
+    file = folder / SETTINGS
+    if not file.exists():
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            raise RunError(f"{folder}: holds files of something else; choose another folder.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"{folder}: cannot be made ({error.strerror}); choose another folder."
+            ) from None
+        write_atomically(file, sealed(known))
+        return
+    there, _ = unsealed(file.read_bytes(), str(file))
+    changed = difference(there, known)
+    if changed is not None:
+        name, was, asked = changed
+        raise RunError(
+            f"{folder}: a search of something else: {name} was {was!r} there and is {asked!r} now; "
+            f"choose another {argument('folder')}, or ask for the same."
+        )
+
+
+def _study(folder: pathlib.Path) -> Any:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    study = optuna.create_study(
+        storage=storage, study_name="tune", direction="maximize", load_if_exists=True
+    )
+    # Trials that a kill interrupted: their values are proposed again, by the same seed.
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return study
+
+
+def _finished(study: Any) -> list[Any]:
+    """Return the trials that were trained and scored, whether or not they have a score."""
+    return [trial for trial in study.get_trials() if "scores" in trial.user_attrs]
+
+
+def _search(
+    study: Any,
+    setup: _Setup,
+    space: Mapping[str, Range],
+    folder: pathlib.Path,
+    total: int,
+    seeds: int,
+    batch: int,
+    workers: int | str | None,
+    done: Callable[[int, float], None],
+) -> None:
+    import optuna
+
+    root = folder.resolve()
+    data = data_record(setup.bars)
+    while (begun := len(_finished(study))) < total:
+        # Seeded by what is done, so that a resumed search proposes what an unbroken one would.
+        study.sampler = optuna.samplers.TPESampler(seed=setup.seed + begun)
+        asked = [study.ask() for _ in range(min(batch, total - begun))]
+        proposed = [_proposed(trial, space) for trial in asked]
+        pairs = [(k, i) for k in range(len(asked)) for i in range(seeds)]
+        jobs = [
+            Job(f"trial {asked[k].number}, seed {i}", (proposed[k], setup.seed + i))
+            for k, i in pairs
+        ]
+        # Counted before they train, so that no trial is forgotten.
+        for trial in asked:
+            name = f"{root.name}-{trial.number}"
+            trials.record(root.parent, entry_of("train", name, data, trials=seeds, time=now()))
+        found = run_jobs(_score, jobs, setup, workers=workers)
+        for k, trial in enumerate(asked):
+            each = found[k * seeds : (k + 1) * seeds]
+            score = float(np.mean(each))
+            trial.set_user_attr("scores", [None if math.isnan(s) else s for s in each])
+            if math.isnan(score):  # an agent that never trades has no Sharpe ratio
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, score)
+            done(trial.number, score)
+
+
+def _proposed(trial: Any, space: Mapping[str, Range]) -> list[str]:
+    """Draw the values of a trial; return them as overrides of the agent."""
+    found = []
+    for key, values in space.items():
+        if values.choices:
+            value = trial.suggest_categorical(key, list(values.choices))
+        elif isinstance(values.low, int) and isinstance(values.high, int):
+            value = trial.suggest_int(key, values.low, values.high, log=values.log)
+        else:
+            value = trial.suggest_float(key, values.low, values.high, log=values.log)
+        found.append(override(key, value))
+    return found
+
+
+def _score(setup: _Setup, overrides: list[str], seed: int) -> float:
+    """Train one agent of a trial, and score it on the selection span: one job."""
+    agent = load_agent(setup.agent, overrides)
+    with scratch() as folder:
+        env = TradingEnv(setup.bars[: setup.edge], setup.env)
+        run = train(env, agent, folder / "run", steps=setup.steps, seed=seed)
+        start = str(setup.bars.index[setup.edge])
+        return backtest(setup.bars, run, start=start, look=False).metrics[setup.metric]
+
+
+def _result(study: Any, setup: _Setup, folder: pathlib.Path) -> Tuned:
+    rows = [
+        {"trial": t.number, **t.params, "score": math.nan if t.value is None else t.value}
+        | {"seeds": t.user_attrs["scores"]}
+        for t in _finished(study)
+    ]
+    table = pd.DataFrame(rows).set_index("trial")
+    best, score = setup.agent, math.nan
+    if table["score"].notna().any():
+        number = int(table.index[int(np.nanargmax(table["score"]))])
+        chosen = next(t for t in study.get_trials() if t.number == number)
+        overrides = [override(key, value) for key, value in chosen.params.items()]
+        best, score = load_agent(setup.agent, overrides), float(chosen.value)
+    write_atomically(folder / BEST, to_toml(best))
+    count = trials.count(folder.resolve().parent, "train", data_record(setup.bars))
+    luck, num = math.nan, len(setup.bars) - setup.edge
+    if setup.metric == "sharpe":
+        per_bar = statistics.expected_max_sharpe(max(count, 1), 1.0 / max(num - 1, 1))
+        luck = per_bar * math.sqrt(setup.bars.bars_per_year)
+    return Tuned(
+        trials=table, best=best, score=score, count=count, by_luck=luck, path=folder / BEST
+    )

@@ -1,0 +1,1 @@
+"""Walk-forward evaluation: refit on a train span, act on the test span after it, fold by fold."""

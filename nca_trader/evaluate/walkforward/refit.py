@@ -1,0 +1,355 @@
+"""What is fitted in one fold, and how it then acts: a rule's parameters, a model, or an agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nca_trader.agents.quantise import leaves_of, params_of
+from nca_trader.agents.strategy import Strategy, arguments_needed
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.targets import as_targets, in_force, needs_account, strategy_targets
+from nca_trader.evaluate.walkforward.folds import Fold, Span
+from nca_trader.learner.train import train
+from nca_trader.machine import cores, scratch
+from nca_trader.parallel.mesh import use_cores
+from nca_trader.types import PRICES, Bars, Costs
+
+Grid = Mapping[str, Sequence[Any]]
+FACTORS = (30.0, 1 / 30.0)  # on prices that a fold must not see, where it is checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What all jobs of a walk-forward share.
+
+    Attributes:
+      bars: all of them; a fold gets its own spans.
+      folds: see `make_folds`.
+      subject: a `Strategy`, a rule, or a function of bars; an `AgentConfig`.
+      grid: values of each parameter that is refitted; {} where nothing is.
+      metric: of `Result.metrics`, by which a combination or a seed is chosen; more is better.
+      costs: of trading, in the fit as in the test.
+      limits: `fill`, `order` and the other arguments of `nca.backtest`.
+      env: of an agent.
+      steps: environment steps of an agent in each fold; None is the agent's own.
+      selection: share of an agent's train span, at its end, on which its seeds are compared.
+      gap: bars left out between an agent's training bars and that share.
+    """
+
+    bars: Bars
+    folds: Sequence[Fold]
+    subject: Any
+    grid: Grid
+    metric: str
+    costs: Costs
+    limits: Mapping[str, Any]
+    env: EnvConfig | None = None
+    steps: int | None = None
+    selection: float = 0.2
+    gap: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What one fold found and decided.
+
+    Attributes:
+      targets: `[n, A]` float64 weights for the n rows of the test spans; NaN for no order.
+      chosen: the parameters that the train span chose, or the selected seed.
+      score: of the choice, on the train span; NaN where nothing was chosen.
+      tried: how many combinations or seeds it was chosen from.
+      train_sha256, test_sha256: of the bars, see `Bars.digest`.
+      seconds: that the fold took in its worker.
+      leaves: of agents, the parameters of each seed, by name.
+    """
+
+    targets: np.ndarray
+    chosen: dict[str, Any]
+    score: float
+    tried: int
+    train_sha256: str
+    test_sha256: str
+    seconds: float
+    leaves: tuple[dict[str, np.ndarray], ...] = ()
+
+
+def digest_of(bars: Bars, spans: Sequence[Span]) -> str:
+    """Return the SHA-256 of the bars of some spans; of one span it is `Bars.digest`."""
+    return " ".join(bars[first:last].digest() for first, last in spans)
+
+
+def is_agent(subject: Any) -> bool:
+    """Whether a subject is an agent: its config, the name of a preset, or the path of a file."""
+    return isinstance(subject, AgentConfig | str | os.PathLike)
+
+
+def combinations(grid: Grid) -> list[dict[str, Any]]:
+    """Return every combination of a grid's values; one, of no parameters, for an empty grid.
+
+    Example:
+      >>> combinations({"fast": (5, 10), "slow": (50,)})
+      [{'fast': 5, 'slow': 50}, {'fast': 10, 'slow': 50}]
+    """
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+@functools.lru_cache(maxsize=4096)
+def _built(subject: Callable[..., Any], items: tuple[tuple[str, Any], ...]) -> Any:
+    """Call a rule, or bind the parameters of a function of bars.
+
+    One object for equal parameters: jax finds what it compiled for it in an earlier fold.
+    """
+    if needs_bars(subject):
+        return functools.partial(subject, **dict(items)) if items else subject
+    built = subject(**dict(items))
+    if not isinstance(built, Strategy):
+        raise ConfigError(
+            f"{getattr(subject, '__name__', subject)}: returns a {type(built).__name__}; a rule "
+            "takes parameters and returns a Strategy, and a function of bars takes bars first."
+        )
+    return built
+
+
+def needs_bars(subject: Any) -> bool:
+    """Whether a callable has an argument that must be given: a function of bars has one."""
+    return arguments_needed(subject) > 0
+
+
+def candidate(subject: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return the strategy, or the function of bars, of these parameters."""
+    if isinstance(subject, Strategy):
+        return subject
+    return _built(subject, tuple(parameters.items()))
+
+
+def scores(setup: Setup, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Return the metric of every combination on `bars`, `[n]`; NaN where it is undefined."""
+    found = []
+    for parameters in tried:
+        try:
+            subject = candidate(setup.subject, parameters)
+        except ConfigError:
+            # A grid may hold pairs that the rule refuses, e.g. fast not below slow.
+            if len(tried) == 1:
+                raise
+            found.append(np.nan)
+            continue
+        targets = targets_of(subject, bars)
+        result = backtest(bars, targets, setup.costs, look=False, **setup.limits)
+        found.append(result.metrics[setup.metric])
+    return np.array(found, np.float64)
+
+
+def targets_of(subject: Any, bars: Bars) -> np.ndarray:
+    """Return the targets `[N, A]` of a strategy or of a function of bars; NaN for no order."""
+    if not isinstance(subject, Strategy):
+        return as_targets(subject(bars), bars)
+    if needs_account(bars, subject):
+        raise ConfigError(
+            f"strategy {subject.name!r}: sees its portfolio or orders exits, which a walk-forward "
+            "does not carry from fold to fold yet; give one whose targets depend on bars alone."
+        )
+    return strategy_targets(bars, subject)
+
+
+def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str, Any], float, int]:
+    """Fit the subject on the bars of `spans` alone.
+
+    Returns:
+      The strategy or function of bars that acts, the parameters that were chosen, their score, and
+      how many were tried.
+    """
+    tried = combinations(setup.grid)
+    pieces = [bars[first:last] for first, last in spans]
+    if setup.grid:
+        sizes = np.array([len(piece) for piece in pieces], np.float64)
+        # The mean over spans by their length; a walk-forward has one.
+        found = np.stack([scores(setup, piece, tried) for piece in pieces])
+        mean = (found * (sizes / sizes.sum())[:, None]).sum(0)
+        if np.isnan(mean).all():
+            first, last = spans[0][0], spans[-1][1] - 1
+            raise BarError(
+                f"{setup.metric} of every combination is undefined on {bars.index[first]} to "
+                f"{bars.index[last]}: none traded; give a longer train span or other values."
+            )
+        best = int(np.nanargmax(mean))
+        return candidate(setup.subject, tried[best]), tried[best], float(mean[best]), len(tried)
+    if isinstance(setup.subject, Strategy) or not needs_bars(setup.subject):
+        return candidate(setup.subject, {}), {}, float("nan"), 1
+    if len(pieces) > 1:
+        raise ConfigError(
+            "combinatorial folds train on several spans, and a function that fits takes one; give "
+            "a rule with a grid, or take rolling folds."
+        )
+    fitted = setup.subject(pieces[0])
+    # What it returns says what it is: a model that was fitted, or weights that need no fit.
+    if isinstance(fitted, Strategy) or callable(fitted):
+        return fitted, {}, float("nan"), 1
+    return setup.subject, {}, float("nan"), 1
+
+
+def act(subject: Any, bars: Bars, fold: Fold) -> np.ndarray:
+    """Return the targets of the rows of the fold's test spans, `[n, A]`.
+
+    The history begins where the fold does. The order in force before a test span is repeated at
+    its first row, where the fold takes over.
+    """
+    begin = min(first for first, _ in (*fold.train, *fold.test))
+    last = max(last for _, last in fold.test)
+    targets = targets_of(subject, bars[begin:last])
+    return np.concatenate(
+        [in_force(targets, first - begin)[first - begin : end - begin] for first, end in fold.test]
+    )
+
+
+def fit_fold(setup: Setup, number: int) -> Fitted:
+    """Fit one fold, and let it act on its test spans: the job of everything but agents."""
+    began, fold = time.perf_counter(), setup.folds[number]
+    subject, chosen, score, tried = fit(setup, setup.bars, fold.train)
+    return Fitted(
+        targets=act(subject, setup.bars, fold),
+        chosen=chosen,
+        score=score,
+        tried=tried,
+        train_sha256=digest_of(setup.bars, fold.train),
+        test_sha256=digest_of(setup.bars, fold.test),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
+    """Fit and run one fold again on altered bars; return what leaked, or "".
+
+    1. Every bar that is not of the train span is replaced. The fit must come to the same choice and
+       decisions. It also finds a function that remembers what it was given in another fold.
+    2. The bars of the last test span's second half are replaced. Earlier decisions must stay.
+    """
+    fold, bars = setup.folds[number], setup.bars
+    own = np.zeros(len(bars), bool)
+    for first, last in fold.train:
+        own[first:last] = True
+    begin, end = fold.test[-1]
+    middle = (begin + end) // 2
+    kept = len(fitted.targets) - (end - middle)
+    subject: Any = None
+    for factor in FACTORS:
+        subject, chosen, score, _ = fit(setup, altered(bars, ~own, factor), fold.train)
+        same = chosen == fitted.chosen and np.array_equal(score, fitted.score, equal_nan=True)
+        if not same or not np.array_equal(act(subject, bars, fold), fitted.targets, equal_nan=True):
+            return (
+                "its fit depends on bars outside of the train span, or on what it saw in other "
+                "folds"
+            )
+        if setup.grid:
+            break  # fits of a grid are this package's own, and take longer
+    for factor in FACTORS:
+        later = altered(bars, np.arange(len(bars)) >= middle, factor)
+        again = act(subject, later, fold)
+        if not np.array_equal(again[:kept], fitted.targets[:kept], equal_nan=True):
+            return "its decisions depend on later bars"
+    return ""
+
+
+def altered(bars: Bars, rows: np.ndarray, factor: float) -> Bars:
+    """Return bars whose prices and volumes in some rows, `[N]` bool, are others, still valid.
+
+    Args:
+      bars: the true ones.
+      rows: those to alter.
+      factor: on their prices, next to noise; far from 1, so that a mean over many bars moves.
+    """
+    rng = np.random.default_rng(0)
+    noise = np.exp(rng.normal(0.0, 0.03, (len(bars), bars.num_assets)))
+    # One factor for all prices of a bar, so that its high stays the highest.
+    scale = np.where(rows[:, None], factor * noise, 1.0)
+    arrays = {name: getattr(bars, name) * scale for name in PRICES}
+    volume = np.where(rows[:, None], bars.volume * factor, bars.volume)
+    return dataclasses.replace(bars, **arrays, volume=volume)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One seed of an agent in one fold.
+
+    Attributes:
+      targets: `[n, A]`, as in `Fitted`.
+      score: the metric on the selection share of the train span; NaN for an agent alone.
+      leaves: its parameters, by name.
+      seconds: of training, and of the whole job.
+    """
+
+    targets: np.ndarray
+    score: float
+    leaves: dict[str, np.ndarray]
+    seconds: tuple[float, float]
+
+
+def train_seed(
+    setup: Setup, number: int, seed: int, selected: bool, begin: dict[str, np.ndarray] | None
+) -> Trained:
+    """Train one seed of an agent in one fold, and let it act: the job of agents.
+
+    Args:
+      setup: of the walk-forward.
+      number: of the fold.
+      seed: of all random numbers.
+      selected: whether seeds are compared, which takes a share of the train span.
+      begin: parameters of the fold before (a warm start); None draws them.
+    """
+    began, fold, agent, env = time.perf_counter(), setup.folds[number], setup.subject, setup.env
+    assert env is not None  # `walk_forward` gives every agent an environment
+    if (devices := int(np.prod(agent.mesh.axes))) > 1:
+        use_cores(min(devices, cores()))
+    (first, last), (start, stop) = fold.train[0], fold.test[0]
+    edge = last - round((last - first) * setup.selection) if selected else last
+    params = None if begin is None else params_of(begin)
+    bars = setup.bars
+    with scratch() as folder:
+        # Into a folder of its own, which goes: metrics and checkpoints of a job are not kept.
+        run = train(
+            TradingEnv(bars[first:edge], env),
+            agent,
+            folder / "run",
+            steps=setup.steps,
+            seed=seed,
+            params=params,
+        )
+        trained = time.perf_counter() - began
+        score = float("nan")
+        common = {"costs": setup.costs, "look": False, **setup.limits}
+        if selected:
+            chosen_from = str(bars.index[min(edge + setup.gap, last - 1)])
+            result = backtest(bars[first:last], run, start=chosen_from, **common)
+            score = result.metrics[setup.metric]
+        # Bars before its train span are unknown to it, as they would be at the next start.
+        result = backtest(bars[first:stop], run, start=str(bars.index[start]), **common)
+        leaves = leaves_of(run.params())
+    seconds = (trained, time.perf_counter() - began)
+    return Trained(targets=result.targets.to_numpy(), score=score, leaves=leaves, seconds=seconds)
+
+
+def selected_of(setup: Setup, number: int, seeds: Sequence[Trained]) -> Fitted:
+    """Return the fold's result from its seeds: the one of the highest score acts."""
+    fold, found = setup.folds[number], np.array([seed.score for seed in seeds])
+    best = 0 if np.isnan(found).all() else int(np.nanargmax(found))
+    return Fitted(
+        targets=seeds[best].targets,
+        chosen={"seed": best},
+        score=float(found[best]),
+        tried=len(seeds),
+        train_sha256=digest_of(setup.bars, fold.train),
+        test_sha256=digest_of(setup.bars, fold.test),
+        seconds=sum(seed.seconds[1] for seed in seeds),
+        leaves=tuple(seed.leaves for seed in seeds),
+    )

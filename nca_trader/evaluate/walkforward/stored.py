@@ -1,0 +1,142 @@
+"""The folder of a walk-forward: its settings, and one file per fold, each written whole.
+
+walkforward.json    what is walked: bars, folds, subject, grid, costs; sealed with its SHA-256
+fold-000.npz        what fold 0 found and decided, see `Fitted`
+
+A call with the same settings takes the folds that are there and computes the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import io
+import json
+import pathlib
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nca_trader.config import AgentConfig
+from nca_trader.config.records import RESTORE, difference, plain, read_json, sealed, unsealed
+from nca_trader.errors import RunError, StateError, argument
+from nca_trader.evaluate.walkforward.refit import Fitted, Setup
+from nca_trader.machine import write_atomically
+
+FILE = "walkforward.json"
+
+
+def identity(subject: Any) -> Any:
+    """Describe a subject, so that a folder is not resumed with another one."""
+    if isinstance(subject, AgentConfig):
+        return plain(subject)
+    code: Any = getattr(subject, "act", subject)
+    name = getattr(subject, "name", None) or getattr(subject, "__qualname__", repr(subject))
+    try:
+        # The text of the function: a rule that was edited is another rule.
+        text = hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
+    except (OSError, TypeError):
+        text = ""  # typed into a terminal
+    return {"name": name, "sha256": text}
+
+
+def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the numbers of a walk-forward, in the types of JSON."""
+    known = {
+        "bars": setup.bars.digest(),
+        "symbols": list(setup.bars.symbols),
+        "folds": [plain(fold) for fold in setup.folds],
+        "subject": identity(setup.subject),
+        "grid": {name: [str(value) for value in values] for name, values in setup.grid.items()},
+        "metric": setup.metric,
+        "costs": plain(setup.costs),
+        "limits": dict(setup.limits),
+        "env": setup.env and plain(setup.env),
+        "steps": setup.steps,
+        "selection": setup.selection,
+        **more,
+    }
+    # As the file will give them back: tuples as lists.
+    return json.loads(json.dumps(known, default=str))
+
+
+def open_folder(folder: pathlib.Path, known: dict[str, Any]) -> None:
+    """Make the folder of a walk-forward, or check that it holds the same one.
+
+    Raises:
+      RunError: it holds another walk-forward, or other files.
+      StateError: it cannot be written, or its record was changed.
+    """
+    file = folder / FILE
+    if file.exists():
+        there, _ = unsealed(file.read_bytes(), str(file))
+        changed = difference(there, known)
+        if changed is not None:
+            name, was, asked = changed
+            raise RunError(
+                f"{folder}: a walk-forward of something else: {name} was {was!r} there and is "
+                f"{asked!r} now; choose another {argument('folder')}, or ask for the same."
+            )
+        return
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise RunError(f"{folder}: holds files of something else; choose another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"{folder}: cannot be made ({error.strerror}); choose another folder."
+        ) from None
+    write_atomically(file, sealed(known))
+
+
+def file_of(folder: pathlib.Path, number: int) -> pathlib.Path:
+    """Return the path of a fold's file."""
+    return folder / f"fold-{number:03}.npz"
+
+
+def write_fold(folder: pathlib.Path, number: int, fitted: Fitted) -> None:
+    """Write one fold, whole or not at all.
+
+    Raises:
+      StateError: it cannot be written.
+    """
+    facts = {
+        field.name: getattr(fitted, field.name)
+        for field in dataclasses.fields(fitted)
+        if field.name not in ("targets", "leaves")
+    }
+    arrays: dict[str, Any] = {"targets": fitted.targets, "facts": np.array(json.dumps(facts))}
+    for seed, leaves in enumerate(fitted.leaves):
+        arrays |= {f"seed {seed} {name}": leaf for name, leaf in leaves.items()}
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomically(file_of(folder, number), buffer.getvalue())
+
+
+def read_fold(folder: pathlib.Path, number: int) -> Fitted | None:
+    """Read one fold; None where it is not there yet.
+
+    Raises:
+      StateError: its file is damaged.
+    """
+    file = file_of(folder, number)
+    if not file.exists():
+        return None
+    try:
+        # A zip file has a checksum of each array.
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+        targets, text = found.pop("targets"), str(found.pop("facts"))
+        leaves: list[dict[str, np.ndarray]] = []
+        for key, leaf in found.items():
+            _, seed, name = key.split(" ", 2)
+            while len(leaves) <= int(seed):
+                leaves.append({})
+            leaves[int(seed)][name] = leaf
+        return Fitted(targets=targets, leaves=tuple(leaves), **read_json(text, str(file)))
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError, OSError) as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise StateError(f"{file}: not a fold ({what}); {RESTORE}, or delete it.") from None

@@ -1,0 +1,513 @@
+"""`walk_forward`: refits fold by fold, and stitches what was decided out of sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.agents import load_agent, rules
+from nca_trader.agents.strategy import Strategy
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import expect
+from nca_trader.config.spans import Spans, check_grid, check_metric, check_spans
+from nca_trader.data.synthetic import Task
+from nca_trader.envs import load_env
+from nca_trader.envs.account.state import rules_of
+from nca_trader.errors import CheckFailed, ConfigError, argument
+from nca_trader.evaluate import metrics, statistics
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.statistics import Interval
+from nca_trader.evaluate.verdict import count, decimal, percent
+from nca_trader.evaluate.walkforward import stored
+from nca_trader.evaluate.walkforward.folds import Fold, make_folds
+from nca_trader.evaluate.walkforward.refit import (
+    Fitted,
+    Grid,
+    Setup,
+    Trained,
+    check_fold,
+    fit_fold,
+    is_agent,
+    needs_bars,
+    selected_of,
+    train_seed,
+)
+from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
+from nca_trader.runs import trials
+from nca_trader.runs.manifest import now
+from nca_trader.runs.trials import data_record, entry_of
+from nca_trader.types import Bars, Costs
+
+CONSTANT = "best constant weight"
+STEPS = 10  # between no position and the largest, of the weights that the baseline is chosen from
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WalkForward:
+    """The result of a walk-forward.
+
+    Attributes:
+      result: one account over the stitched test spans; of several paths the one of
+        median Sharpe ratio.
+      folds: one row per fold: its spans, the SHA-256 of its bars, what was chosen on the train
+        span, and the stitched account's metrics in its test span.
+      baselines: results of the baselines on the same bars, costs and fills, by name.
+      paths: results of all paths; a walk-forward has one, combinatorial folds several.
+      difference: mean return per year of `result` less that of the best constant weight.
+      interval: its 95% interval.
+      verdict: what the test spans do and do not show, in one sentence.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500").select("SP500")[-1000:]
+      >>> grid = {"fast": (5, 10), "slow": (30,)}
+      >>> walk = nca.walk_forward(bars, nca.rules.sma_cross, grid=grid, train=500, test=250)
+      >>> len(walk.folds), len(walk.result.equity)
+      (2, 500)
+    """
+
+    result: Result
+    folds: pd.DataFrame
+    baselines: dict[str, Result]
+    paths: tuple[Result, ...]
+    difference: float
+    interval: Interval
+    verdict: str
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of `result`."""
+        return self.result.metrics
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row for the walk-forward and for each baseline, one column per metric."""
+        rows = {self.result.name: self.metrics}
+        return pd.DataFrame(rows | {name: r.metrics for name, r in self.baselines.items()}).T
+
+    def __repr__(self) -> str:
+        shown = self.table[["total_return", "sharpe", "max_drawdown", "turnover"]]
+        return f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}"
+
+
+def walk_forward(
+    bars: Bars | Task,
+    subject: Any,
+    costs: Costs | None = None,
+    fill: str | None = None,
+    order: str | None = None,
+    *,
+    train: int | None = None,
+    test: int | None = None,
+    purge: int = 0,
+    embargo: int = 0,
+    scheme: str = "rolling",
+    num_folds: int = 10,
+    num_test: int = 2,
+    grid: Grid | None = None,
+    metric: str = "sharpe",
+    env: EnvConfig | str | os.PathLike[str] | None = None,
+    seeds: int = 3,
+    steps: int | None = None,
+    seed: int = 0,
+    warm_start: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int | str | None = None,
+    check: bool = True,
+    name: str | None = None,
+    done: Callable[[int, Fitted], None] = lambda number, fitted: None,
+    **limits: Any,
+) -> WalkForward:
+    """Fit on a train span, act on the test span after it, and repeat fold by fold.
+
+    Each fold decides on its own; one account then fills all decisions one after the other. So a
+    position is carried from fold to fold, and a change of strategy pays the costs of the trades
+    that it causes. An agent decides in each fold on an account of its own, which is flat at the
+    fold's first bar, as if it were deployed that day.
+
+    Args:
+      bars: N bars of A assets; or a synthetic task.
+      subject: what is fitted. A rule (a function of parameters that returns a `Strategy`) with a
+        `grid`: each fold takes the best combination. A function of bars that returns a `Strategy`
+        or a function of bars: a model fitted on the train span. An agent (a config, a preset's
+        name or a path): each fold trains it. A `Strategy`, or a function of bars that returns
+        weights, has nothing to refit.
+      costs: of trading, in the fit as in the test; None takes none, for an agent those of `env`.
+      fill: "next_open" or "close", see `nca.backtest`.
+      order: "on_change" or "rebalance"; None is "on_change".
+      train: bars of the train span.
+      test: bars of the test span; those of all folds follow each other without a gap.
+      purge: bars left out at the end of the train span, e.g. the horizon of a label.
+      embargo: further bars left out; see `Spans`.
+      scheme: "rolling", "expanding" (each train span begins at the first bar) or "combinatorial"
+        (purged cross-validation through skfolio, which gives several paths; extra
+        `combinatorial`). It trains on bars after its test as well, so it estimates how results
+        spread, and is not a simulation of the past.
+      num_folds: of combinatorial folds, the number of equal parts.
+      num_test: of combinatorial folds, the parts that each split tests on.
+      grid: values of each parameter, e.g. `{"fast": (5, 10), "slow": (50, 100)}`.
+      metric: of `Result.metrics`, by which the train span chooses; more is better.
+      env: of an agent, a config, a preset's name or a path.
+      seeds: agents that each fold trains. Of several, the one acts that does best on the last 20%
+        of the train span, which it is then not trained on.
+      steps: environment steps of each seed in each fold; None is the agent's own.
+      seed: of all random numbers; seed i of a fold trains with `seed + i`.
+      warm_start: each fold's agents begin with the parameters of the fold before.
+      folder: keeps each fold in a file, so that the same call resumes after a kill. The
+        walk-forward is counted in the trial log next to it.
+      workers: None, a number of processes, or a cluster; see `nca_trader.parallel.jobs`.
+      check: whether the first fold is fitted again on altered bars, and refused where it depends
+        on bars that it must not see. Agents are not trained again: they get their span alone.
+      name: for reports.
+      done: called with each fold's number and result as it is ready.
+      limits: as `nca.backtest` takes them, e.g. `max_gross=1.0`.
+
+    Returns:
+      The stitched result, its folds and baselines, and a verdict.
+
+    Raises:
+      ConfigError: an argument of another type or out of range; spans that do not fit together.
+      BarError: bars for fewer than two folds, or too few to train.
+      CheckFailed: a fold leaks.
+      RunError: `folder` holds something else. StateError: a file there is damaged.
+      StoreError: the cluster of `workers` cannot be reached.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500").select("SP500")[-1000:]
+      >>> walk = nca.walk_forward(bars, nca.rules.buy_and_hold(), train=500, test=250)
+      >>> bool(walk.result.equity.iloc[-1] == walk.baselines["buy and hold"].equity.iloc[-1])
+      True
+    """
+    expect("bars", bars, Bars | Task, "Bars, e.g. of nca.read_bars", subject=subject)
+    expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
+    spans = Spans(
+        train=train, test=test, purge=purge, embargo=embargo, scheme=scheme, num_folds=num_folds,
+        num_test=num_test,
+    )  # fmt: skip
+    check_spans(spans)
+    parse_workers(workers)
+    check_metric(metric)
+    task, bars = bars, bars.bars if isinstance(bars, Task) else bars
+    agent = is_agent(subject)
+    config = _env_of(env, task, agent)
+    if costs is not None and config is not None:
+        config = dataclasses.replace(config, costs=costs)
+    grid = {key: tuple(values) for key, values in (grid or {}).items()}
+    _refuse_subject(subject, grid, scheme, seeds, warm_start)
+    given = {"fill": fill, "order": order} | limits
+    setup = Setup(
+        bars=bars,
+        folds=tuple(make_folds(bars, spans)),
+        subject=load_agent(subject) if agent else subject,
+        grid=grid,
+        metric=metric,
+        costs=costs or (config.costs if config else Costs()),
+        limits={key: value for key, value in given.items() if value is not None},
+        env=config,
+        steps=steps,
+        gap=purge,
+    )
+    if agent:
+        setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
+    walk = _Walk(setup, spans, seeds, seed, warm_start, folder, workers, check, done)
+    return walk.stitched(walk.fitted(), name or _name_of(subject))
+
+
+def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
+    if not agent:
+        if env is not None:
+            raise ConfigError(f"{argument('env')}: is of an agent; leave it out for a strategy.")
+        return None
+    if env is None and isinstance(source, Task):
+        return source.config
+    if env is None:
+        raise ConfigError(f"{argument('env')} is missing; an agent needs an environment.")
+    return env if isinstance(env, EnvConfig) else load_env(env)
+
+
+def _refuse_subject(subject: Any, grid: Grid, scheme: str, seeds: int, warm_start: bool) -> None:
+    """Refuse a subject that is none of those that can be walked, and settings without effect."""
+    agent = is_agent(subject)
+    if not (agent or isinstance(subject, Strategy) or callable(subject)):
+        raise ConfigError(
+            f"{argument('subject')} is a {type(subject).__name__}; give a Strategy, a rule with a "
+            "grid, a function of bars, or an agent."
+        )
+    if agent or isinstance(subject, Strategy):
+        if grid:
+            what = "an agent" if agent else "a Strategy"
+            raise ConfigError(
+                f"{argument('grid')}: {what} has no parameters to refit; give the rule itself, "
+                "e.g. nca.rules.sma_cross."
+            )
+    elif grid and needs_bars(subject):
+        pass  # a function of bars with parameters
+    check_grid(grid)
+    if agent and scheme == "combinatorial":
+        raise ConfigError(
+            f"{argument('scheme', scheme)}: an agent trains on one span of bars; take rolling or "
+            "expanding."
+        )
+    if seeds < 1 or isinstance(seeds, bool):
+        raise ConfigError(f"{argument('seeds', seeds)}: give a whole number of at least 1.")
+    if warm_start and not agent:
+        raise ConfigError(f"{argument('warm_start')}: is of an agent; leave it out.")
+
+
+def _name_of(subject: Any) -> str:
+    if isinstance(subject, Strategy):
+        return subject.name
+    if isinstance(subject, str | os.PathLike):
+        return pathlib.Path(subject).stem
+    return getattr(subject, "__name__", type(subject).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """The arguments of one call, and its two halves."""
+
+    setup: Setup
+    spans: Spans
+    seeds: int
+    seed: int
+    warm_start: bool
+    folder: str | os.PathLike[str] | None
+    workers: int | str | None
+    check: bool
+    done: Callable[[int, Fitted], None]
+
+    @functools.cached_property
+    def _path(self) -> pathlib.Path | None:
+        return None if self.folder is None else pathlib.Path(self.folder)
+
+    @property
+    def _agent(self) -> bool:
+        return is_agent(self.setup.subject)
+
+    def fitted(self) -> list[Fitted]:
+        """Return every fold; those in the folder are not computed again."""
+        known: dict[int, Fitted] = {}
+        if self._path is not None:
+            more: dict[str, Any] = {}
+            if self._agent:
+                more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
+            stored.open_folder(self._path, stored.settings(self.setup, more))
+            self._count_trial()
+            for fold in self.setup.folds:
+                if (found := stored.read_fold(self._path, fold.number)) is not None:
+                    known[fold.number] = found
+        todo = [fold for fold in self.setup.folds if fold.number not in known]
+
+        def keep(number: int, fold: Fitted) -> None:
+            if self._path is not None:
+                stored.write_fold(self._path, number, fold)
+            known[number] = fold
+            self.done(number, fold)
+
+        if self._agent:
+            self._train(todo, known, keep)
+        else:
+            jobs = [Job(fold.name, (fold.number,)) for fold in todo]
+            run_jobs(
+                fit_fold,
+                jobs,
+                self.setup,
+                workers=self.workers,
+                done=lambda i, found: keep(todo[i].number, found),
+            )
+            # After all folds, so that it also finds a fit that remembers other folds.
+            if self.check and todo:
+                number = todo[0].number
+                if leak := check_fold(self.setup, number, known[number]):
+                    raise CheckFailed(
+                        f"{todo[0].name} leaks: {leak}. Fit with the bars that are given alone, "
+                        f"and decide with bars up to each row; {argument('check')} skips this."
+                    )
+        return [known[fold.number] for fold in self.setup.folds]
+
+    def _train(
+        self, todo: list[Fold], known: Mapping[int, Fitted], keep: Callable[[int, Fitted], None]
+    ) -> None:
+        """Train every seed of every fold; folds that begin with the one before come in turn."""
+        rounds = [[fold] for fold in todo] if self.warm_start else [todo]
+        for folds in filter(None, rounds):
+            pairs = [(fold, i) for fold in folds for i in range(self.seeds)]
+            jobs = []
+            for fold, i in pairs:
+                before = known.get(fold.number - 1) if self.warm_start else None
+                begin = None if before is None else before.leaves[i]
+                what = (fold.number, self.seed + i, self.seeds > 1, begin)
+                jobs.append(Job(f"{fold.name}, seed {i}", what))
+            found: dict[int, dict[int, Trained]] = {}
+
+            def gather(
+                job: int,
+                trained: Trained,
+                pairs: list[tuple[Fold, int]] = pairs,
+                found: dict[int, dict[int, Trained]] = found,
+            ) -> None:
+                fold, i = pairs[job]
+                of_fold = found.setdefault(fold.number, {})
+                of_fold[i] = trained
+                # A fold is kept as soon as its last seed is there.
+                if len(of_fold) == self.seeds:
+                    each = [of_fold[i] for i in range(self.seeds)]
+                    keep(fold.number, selected_of(self.setup, fold.number, each))
+
+            run_jobs(train_seed, jobs, self.setup, workers=self.workers, done=gather)
+
+    def _count_trial(self) -> None:
+        """Count the walk-forward once in the trial log next to its folder."""
+        assert self._path is not None
+        folder = self._path.resolve()
+        if any(entry.run == folder.name for entry in trials.entries(folder.parent)):
+            return
+        data, time = data_record(self.setup.bars), now()
+        trials.record(folder.parent, entry_of("train", folder.name, data, trials=1, time=time))
+        trials.record(folder.parent, entry_of("test", folder.name, data, time=time))
+
+    def stitched(self, fitted: list[Fitted], name: str) -> WalkForward:
+        """Fill the decisions of all folds with one account, next to the baselines."""
+        setup, folds = self.setup, self.setup.folds
+        first = min(span[0] for fold in folds for span in fold.test)
+        last = max(span[1] for fold in folds for span in fold.test)
+        stop = str(setup.bars.index[last]) if last < len(setup.bars) else None
+        common: dict[str, Any] = {"start": str(setup.bars.index[first]), "stop": stop}
+        common |= (rules_of(setup.env)._asdict() if setup.env else {}) | dict(setup.limits)
+        own: dict[str, Any] = {"order": getattr(setup.subject, "order", "on_change")} | common
+        accounts = [
+            backtest(setup.bars, targets, setup.costs, name=name, **own)
+            for targets in _by_path(setup, fitted)
+        ]
+        sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
+        # The lower of the two in the middle where their number is even.
+        result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
+        baselines = {
+            rule.name: backtest(setup.bars, rule, setup.costs, **common)
+            for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
+        }
+        rebalanced: dict[str, Any] = common | {"order": "rebalance"}
+        constant = _best_constant(setup.bars, result.targets)
+        baselines[CONSTANT] = backtest(
+            setup.bars, constant, setup.costs, name=CONSTANT, **rebalanced
+        )
+        difference, interval = _difference(result, baselines[CONSTANT], setup.bars.bars_per_year)
+        verdict = self._verdict(result, baselines[CONSTANT], difference, interval)
+        table = _table(setup, fitted, result)
+        table.attrs["verdict"] = verdict  # which a page shows above the folds
+        return WalkForward(
+            result=result,
+            folds=table,
+            baselines=baselines,
+            paths=tuple(accounts),
+            difference=difference,
+            interval=interval,
+            verdict=verdict,
+        )
+
+    def _verdict(
+        self, result: Result, baseline: Result, difference: float, interval: Interval
+    ) -> str:
+        """State what the test spans show, against a baseline that was fixed before."""
+        found = "is not distinguishable from"
+        if interval.low > 0.0 or interval.high < 0.0:
+            found = "earned more than" if interval.low > 0.0 else "earned less than"
+        limits = "with too little movement for an interval"
+        if not math.isnan(interval.low):
+            limits = f"95% interval {percent(interval.low)} to {percent(interval.high)}"
+        ours, theirs = result.metrics, baseline.metrics
+        index, scheme = result.equity.index, self.spans.scheme
+        where = f"Out of sample over {count(len(self.setup.folds), 'fold')}"
+        if scheme == "combinatorial":
+            where = f"On the median of {count(len(self._paths), 'path')} of purged cross-validation"
+        tried = "Nobody counted what was tried before: give a folder to count it."
+        if self._path is not None:
+            log = self._path.resolve().parent
+            number = trials.count(log, "train", data_record(self.setup.bars))
+            tried = f"The trial log of {log.name} has {count(number, 'trial')} on these symbols."
+        return (
+            f"{where}, {index[0]:%Y-%m-%d} to {index[-1]:%Y-%m-%d}, {result.name} {found} the "
+            f"{CONSTANT}: total return {percent(ours['total_return'])} against "
+            f"{percent(theirs['total_return'])}, Sharpe ratio {decimal(ours['sharpe'])} against "
+            f"{decimal(theirs['sharpe'])}; the difference in mean return is {percent(difference)} "
+            f"per year, {limits}. {tried}"
+        )
+
+    @property
+    def _paths(self) -> set[int]:
+        return {path for fold in self.setup.folds for path in fold.paths}
+
+
+def _by_path(setup: Setup, fitted: list[Fitted]) -> list[np.ndarray]:
+    """Return for each path the targets `[N, A]` of all rows, NaN outside of its test spans."""
+    shape = (len(setup.bars), setup.bars.num_assets)
+    found: dict[int, np.ndarray] = {}
+    for fold, one in zip(setup.folds, fitted, strict=True):
+        row = 0
+        for (first, last), path in zip(fold.test, fold.paths, strict=True):
+            targets = found.setdefault(path, np.full(shape, np.nan))
+            targets[first:last] = one.targets[row : row + last - first]
+            row += last - first
+    return [found[path] for path in sorted(found)]
+
+
+def _best_constant(bars: Bars, ordered: pd.DataFrame) -> np.ndarray:
+    """Return the targets `[N, A]` of the baseline: one weight, equal in all assets, rebalanced.
+
+    It is the one of highest log growth over all bars, before costs, known in hindsight: what a
+    strategy has to beat to be worth its timing. It is between 0 and the most that was `ordered`,
+    or 1, and may be short where the strategy ever was.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        returns = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0).mean(1)
+    asked = np.nan_to_num(ordered.to_numpy())
+    most = max(1.0, float(np.abs(asked).sum(1).max()))
+    weights = np.linspace(-most if (asked < 0.0).any() else 0.0, most, 2 * STEPS + 1)
+    # Below a loss of all equity, growth counts as the worst there is.
+    growth = [np.log(np.maximum(1.0 + w * returns, 1e-12)).sum() for w in weights]
+    best = weights[int(np.argmax(growth))]
+    return np.full((len(bars), bars.num_assets), best / bars.num_assets)
+
+
+def _difference(result: Result, baseline: Result, bars_per_year: float) -> tuple[float, Interval]:
+    ours, theirs = (metrics.simple_returns(r.equity) for r in (result, baseline))
+    interval = statistics.mean_difference_interval(ours, theirs, bars_per_year)
+    return float(np.mean(ours - theirs) * bars_per_year), interval
+
+
+def _table(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame:
+    """Return one row per fold."""
+    index, rows = setup.bars.index, []
+    returns = pd.Series(metrics.simple_returns(result.equity), result.equity.index)
+    for fold, one in zip(setup.folds, fitted, strict=True):
+        inside = np.concatenate([np.arange(first, last) for first, last in fold.test])
+        own = returns.reindex(index[inside]).to_numpy()
+        rows.append(
+            {
+                "train_start": index[fold.train[0][0]],
+                "train_stop": index[fold.train[-1][1] - 1],
+                "train_bars": sum(last - first for first, last in fold.train),
+                "test_start": index[fold.test[0][0]],
+                "test_stop": index[fold.test[-1][1] - 1],
+                "test_bars": len(inside),
+                **one.chosen,
+                "tried": one.tried,
+                "train_score": one.score,
+                "total_return": metrics.total_return(own),
+                "sharpe": metrics.sharpe(own, setup.bars.bars_per_year),
+                "train_sha256": one.train_sha256,
+                "test_sha256": one.test_sha256,
+                "seconds": one.seconds,
+            }
+        )
+    return pd.DataFrame(rows, index=pd.RangeIndex(len(rows), name="fold"))

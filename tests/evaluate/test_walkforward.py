@@ -1,0 +1,308 @@
+"""Walk-forward: spans, one account over stitched decisions, leaks, resuming, and the verdict."""
+
+import numpy as np
+import pytest
+from ledger import random_bars
+
+import nca_trader as nca
+from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
+from nca_trader.evaluate.walkforward import refit
+from nca_trader.evaluate.walkforward.folds import Spans, make_folds
+from nca_trader.types import Bars
+
+
+def bars_of(returns):
+    """Daily bars of one asset with these simple returns from close to close; open = last close."""
+    close = 100.0 * np.cumprod(1.0 + np.asarray(returns))[:, None]
+    before = np.concatenate([[[100.0]], close[:-1]])
+    return Bars(
+        time=np.datetime64("2000-01-01") + np.arange(len(close)) * np.timedelta64(1, "D"),
+        symbols=("X",),
+        open=before,
+        high=np.maximum(before, close),
+        low=np.minimum(before, close),
+        close=close,
+        volume=np.ones_like(close),
+        present=np.ones(close.shape, bool),
+    )
+
+
+@pytest.fixture(scope="module")
+def persistent():
+    """Returns of 1 % whose sign is that of the bar before with probability .7, mean 0."""
+    rng = np.random.default_rng(5)
+    returns = 0.01 * np.cumprod(np.where(rng.random(900) < 0.7, 1.0, -1.0))
+    return bars_of(returns - returns.mean())
+
+
+def follow(bars, side=1):
+    """Holds `side` times the sign of the last return; the grid finds the side."""
+    close = bars.close[:, 0]
+    return side * np.sign(np.diff(close, prepend=close[0]))
+
+
+SIDES = {"side": (-1, 1)}
+SPANS = {"train": 200, "test": 100}
+
+
+def walked(bars, subject=follow, **more):
+    return nca.walk_forward(bars, subject, **(SPANS | {"grid": SIDES} | more))
+
+
+@pytest.mark.parametrize(
+    ("spans", "train", "test"),
+    [
+        (Spans(train=40, test=20), [(10, 50), (30, 70), (50, 90)], [(50, 70), (70, 90), (90, 110)]),
+        (
+            Spans(train=40, test=20, purge=3, embargo=2),
+            [(10, 45), (30, 65), (50, 85)],
+            [(50, 70), (70, 90), (90, 110)],
+        ),
+        (
+            Spans(train=40, test=20, purge=3, scheme="expanding"),
+            [(10, 47), (10, 67), (10, 87)],
+            [(50, 70), (70, 90), (90, 110)],
+        ),
+    ],
+)
+def test_spans_are_those_of_a_hand_count(spans, train, test):
+    folds = make_folds(bars_of(np.zeros(110)), spans)
+    assert [fold.train for fold in folds] == [(span,) for span in train]
+    assert [fold.test for fold in folds] == [(span,) for span in test]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train": 850}, "900 bars are room for 0 folds"),
+        ({"train": 750}, "900 bars are room for 1 folds of train 750 and test 100"),
+        ({"train": None}, "train is missing; give its number of bars"),
+        ({"test": 0}, "test=0: give a whole number of at least 1"),
+        ({"test": 1.5}, "give a whole number of bars"),
+        ({"purge": 200}, "purge 200 and embargo 0 leave nothing of a train span of 200"),
+        ({"purge": 150, "embargo": 60}, "leave nothing of a train span"),
+        ({"purge": -1}, "purge=-1: give a whole number of at least 0"),
+        ({"scheme": "roling"}, "no such scheme; did you mean 'rolling'"),
+        ({"scheme": "combinatorial"}, "train: combinatorial folds are equal parts"),
+        ({"workers": "many"}, "give a number of processes"),
+        ({"grid": {"side": ()}}, "side has no values"),
+        ({"grid": {"side": range(400), "x": range(400)}}, "160,000 combinations"),
+        ({"subject": nca.rules.buy_and_hold()}, "a Strategy has no parameters to refit"),
+        ({"subject": 7, "grid": None}, "subject is a int; give a Strategy, a rule"),
+        ({"subject": "nano", "grid": None}, "env is missing; an agent needs"),
+        ({"env": "index_daily"}, "env: is of an agent"),
+        ({"warm_start": True}, "warm_start: is of an agent"),
+        ({"metric": "sharp"}, "metric=\"sharp\": no such metric; did you mean 'sharpe'"),
+        ({"subject": "nano", "env": "index_daily", "grid": None, "seeds": 0}, "seeds=0: give"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_one_line(persistent, given, said):
+    with pytest.raises((ConfigError, BarError)) as caught:
+        walked(persistent, **given)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_planted_signal_is_found_and_beats_every_constant_weight(persistent):
+    done = walked(persistent, purge=2)
+    assert list(done.folds["side"]) == [1] * 7 and "earned more than" in done.verdict
+    assert done.interval.low > 0 and done.metrics["sharpe"] > 3
+    assert set(done.baselines) == {
+        "buy and hold", "SMA cross 50/200", "always flat", "best constant weight",
+    }  # fmt: skip
+    # Every result is of the same bars, costs and fills.
+    for result in done.baselines.values():
+        assert result.equity.index.equals(done.result.equity.index)
+        assert result.charged == done.result.charged and result.rules.fill == done.result.rules.fill
+    assert len(done.result.equity) == 700 and "earned more" in repr(done)
+    row = done.folds.loc[1]
+    assert (row["train_bars"], row["test_bars"], row["tried"]) == (198, 100, 2)
+    assert row["train_sha256"] == persistent[100 + 100 - 100 : 298].digest()
+    assert row["test_sha256"] == persistent[300:400].digest()
+
+
+def test_one_account_fills_what_the_folds_decided(persistent):
+    """A ledger by hand: targets that flip at the edges of folds pay costs there, and only there."""
+    calls = []
+
+    def fit(train):
+        calls.append(len(calls))
+        weight = 0.5 if len(calls) % 2 else -0.25  # fold by fold
+        return lambda bars: np.full(len(bars), weight)
+
+    costs = nca.Costs(commission=1e-3)
+    done = walked(persistent, fit, grid=None, costs=costs, fill="close", check=False, max_gross=1.0)
+    close = persistent.close[:, 0]
+    equity, units, cash, found = 1.0, 0.0, 1.0, []
+    for row in range(200, 900):
+        fold = (row - 200) // 100
+        equity = cash + units * close[row]
+        target = 0.5 if fold % 2 == 0 else -0.25
+        if (row - 200) % 100 == 0:  # on change: it trades at the first bar of each fold alone
+            # Costs are paid from equity, and the weight is of equity before them.
+            traded = target * equity - units * close[row]
+            units += traded / close[row]
+            cash -= traded + 1e-3 * abs(traded)
+            equity = cash + units * close[row]
+        found.append(equity)
+    np.testing.assert_allclose(done.result.equity, found, rtol=1e-9)
+    assert int((done.result.turnover > 0).sum()) == 7
+
+
+def test_a_position_of_equal_target_is_carried_without_a_trade(persistent):
+    costs = nca.Costs(commission=1e-3)
+    done = walked(persistent, nca.rules.buy_and_hold(), grid=None, costs=costs)
+    np.testing.assert_array_equal(done.result.equity, done.baselines["buy and hold"].equity)
+    assert done.result.num_fills == 1
+
+
+def remembers():
+    seen = []
+
+    def fit(train):
+        seen.append(train.close.mean())
+        level = np.mean(seen)
+        return lambda bars: np.where(bars.close[:, 0] > level, 1.0, 0.0)
+
+    return fit
+
+
+def peeks(bars):
+    return np.where(bars.close[:, 0] > bars.close.mean(), 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        (
+            remembers(),
+            "fold 0 leaks: its fit depends on bars outside of the train span, or on what",
+        ),
+        (peeks, "leaks: its decisions depend on later bars"),
+    ],
+)
+def test_a_leak_of_the_subject_is_caught(persistent, subject, said):
+    with pytest.raises(CheckFailed, match=said):
+        walked(persistent, subject, grid=None)
+
+
+@pytest.mark.parametrize("more", [1, 40])
+def test_a_leak_planted_between_the_folds_is_caught(persistent, monkeypatch, more):
+    """A fit that gets `more` bars than its train span, the first of them the test span's."""
+    real = refit.fit
+
+    def leaking(setup, bars, spans):
+        return real(setup, bars, [(first, last + more) for first, last in spans])
+
+    def level(train):
+        mean = train.close[-60:].mean()
+        return lambda bars: np.where(bars.close[:, 0] > mean, 1.0, 0.0)
+
+    walked(persistent, level, grid=None)
+    monkeypatch.setattr(refit, "fit", leaking)
+    with pytest.raises(CheckFailed, match="fold 0 leaks: its fit depends on bars outside"):
+        walked(persistent, level, grid=None)
+
+
+def test_a_walk_that_was_stopped_resumes_fold_by_fold(persistent, tmp_path):
+    whole = walked(persistent)
+    folder, computed = tmp_path / "runs" / "walk", []
+
+    def stop(number, fitted):
+        computed.append(number)
+        if len(computed) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        walked(persistent, folder=folder, done=stop)
+    assert computed == [0, 1, 2]
+    again = walked(persistent, folder=folder, done=lambda number, fitted: computed.append(number))
+    assert computed == [0, 1, 2, 3, 4, 5, 6]
+    np.testing.assert_array_equal(again.result.equity, whole.result.equity)
+    assert again.folds.drop(columns="seconds").equals(whole.folds.drop(columns="seconds"))
+    # The walk is one trial and one evaluation, however often it was begun.
+    assert list(nca.trials(tmp_path / "runs")["kind"]) == ["train", "test"]
+    assert "has 1 trial on" in again.verdict
+    for changed in (
+        {"grid": {"side": (-1, 1, 2)}},
+        {"purge": 1},
+        {"costs": nca.Costs(commission=1e-3)},
+    ):
+        with pytest.raises(RunError, match="a walk-forward of something else"):
+            walked(persistent, folder=folder, **changed)
+    file = folder / "fold-002.npz"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(StateError, match=r"fold-002\.npz: not a fold"):
+        walked(persistent, folder=folder)
+
+
+def test_processes_give_the_bits_of_one(persistent):
+    spans = {"train": 400, "test": 250, "check": False}
+    alone, two = (walked(persistent, workers=n, **spans) for n in (None, 2))
+    np.testing.assert_array_equal(alone.result.equity, two.result.equity)
+    assert alone.verdict == two.verdict
+
+
+def shuffled(returns, seed):
+    rng = np.random.default_rng(seed)
+    return bars_of(rng.permutation(returns - returns.mean()))
+
+
+def cross(bars, fast=5):
+    """Long while a mean of `fast` closes is above one of 30: the grid finds what is not there."""
+    import pandas as pd
+
+    close = pd.Series(bars.close[:, 0])
+    quick, slow = close.rolling(fast).mean(), close.rolling(30).mean()
+    return np.where(slow.isna(), 0.0, (quick > slow).astype(float))
+
+
+def verdicts(returns, seeds):
+    spans = {"grid": {"fast": (3, 5, 10, 20)}, "train": 500, "test": 250, "check": False}
+    return [nca.walk_forward(shuffled(returns, seed), cross, **spans) for seed in seeds]
+
+
+@pytest.fixture(scope="module")
+def index_returns():
+    close = nca.sample_bars("sp500").close[-2500:, 0]
+    return np.diff(close) / close[:-1]
+
+
+def test_noise_is_not_distinguishable(index_returns):
+    assert all("not distinguishable" in w.verdict for w in verdicts(index_returns, (0,)))
+
+
+@pytest.mark.slow
+def test_noise_is_not_distinguishable_on_nine_of_ten_series(index_returns):
+    """A selection of the hundred of benchmarks/results/walkforward.json."""
+    found = sum("not distinguishable" in w.verdict for w in verdicts(index_returns, range(20)))
+    assert found >= 18
+
+
+def test_the_best_constant_weight_is_the_best(persistent):
+    rng = np.random.default_rng(1)
+    bars = bars_of(rng.normal(0.002, 0.02, 900))
+    done = walked(bars)
+    weight = done.baselines["best constant weight"].targets.iloc[0, 0]
+    returns = np.diff(bars.close[:, 0]) / bars.close[:-1, 0]
+    growth = {w: np.log1p(w * returns).sum() for w in np.linspace(-1, 1, 21)}
+    assert weight == pytest.approx(max(growth, key=growth.get))
+    # A strategy that is never short is compared with weights that are not.
+    falling = bars_of(rng.normal(-0.01, 0.01, 900))
+    long_only = walked(falling, nca.rules.buy_and_hold(), grid=None)
+    assert long_only.baselines["best constant weight"].targets.iloc[0, 0] == 0.0
+
+
+def test_several_assets_and_missing_bars():
+    bars = random_bars(np.random.default_rng(2), 400, 2)
+
+    def held(bars, weight=0.1):
+        return np.full(bars.close.shape, weight)
+
+    done = nca.walk_forward(bars, held, grid={"weight": (0.1, 0.4)}, train=150, test=100)
+    assert done.result.targets.shape == (200, 2) and set(done.folds["weight"]) <= {0.1, 0.4}
+
+
+def test_a_rule_refuses_combinations_of_a_grid_without_ending_the_walk(persistent):
+    grid = {"fast": (5, 40), "slow": (20,)}
+    done = walked(persistent, nca.rules.sma_cross, grid=grid)
+    assert set(done.folds["fast"]) == {5}

@@ -1,0 +1,98 @@
+"""Walk-forward with agents: seeds, selection, warm starts, and the same bits from processes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ledger import random_bars
+from tiny import AGENT, ENV
+
+import nca_trader as nca
+from nca_trader.agents.quantise import leaves_of
+from nca_trader.errors import ConfigError
+from nca_trader.evaluate.walkforward import refit
+
+SPANS = {"train": 160, "test": 40, "purge": 5}
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return random_bars(np.random.default_rng(4), 240, 1)
+
+
+def walked(bars, **more):
+    return nca.walk_forward(bars, AGENT, env=ENV, **(SPANS | {"seeds": 2} | more))
+
+
+@pytest.fixture(scope="module")
+def alone(bars, tmp_path_factory):
+    folder, kept = tmp_path_factory.mktemp("walk") / "runs" / "w", []
+    done = walked(bars, folder=folder, done=lambda number, fitted: kept.append(fitted))
+    return done, kept, folder
+
+
+def test_each_fold_is_what_training_and_a_backtest_by_hand_give(bars, alone, tmp_path):
+    """Fold 1: rows 40 to 195, of which the last fifth selects; it acts on rows 200 to 239."""
+    done, kept, _ = alone
+    edge = 195 - 31
+    scores, targets = [], []
+    for seed in (0, 1):
+        env = nca.TradingEnv(bars[40:edge], ENV)
+        run = nca.train(env, AGENT, tmp_path / str(seed), seed=seed)
+        common = {"costs": ENV.costs, "look": False}
+        chosen = nca.backtest(bars[40:195], run, start=str(bars.index[edge + 5]), **common)
+        acted = nca.backtest(bars[40:240], run, start=str(bars.index[200]), **common)
+        scores.append(chosen.metrics["sharpe"])
+        targets.append(acted.targets.to_numpy())
+        for name, leaf in leaves_of(run.params()).items():
+            np.testing.assert_array_equal(kept[1].leaves[seed][name], leaf)
+    best = int(np.nanargmax(scores))
+    assert done.folds["seed"][1] == best and kept[1].score == scores[best]
+    np.testing.assert_array_equal(kept[1].targets, targets[best])
+    np.testing.assert_array_equal(done.result.targets.to_numpy()[40:], targets[best])
+
+
+def test_two_processes_give_the_same_bits(bars, alone):
+    two = walked(bars, workers=2)
+    np.testing.assert_array_equal(two.result.equity, alone[0].result.equity)
+    np.testing.assert_array_equal(two.folds["seed"], alone[0].folds["seed"])
+
+
+def test_folds_that_are_there_are_not_trained_again(bars, alone, monkeypatch):
+    monkeypatch.setattr(refit, "train", None)
+    again = walked(bars, folder=alone[2])
+    np.testing.assert_array_equal(again.result.equity, alone[0].result.equity)
+
+
+def test_a_warm_start_begins_with_the_fold_before(bars, monkeypatch):
+    begun = []
+    real = refit.train
+
+    def spied(*args, params=None, **more):
+        begun.append(params)
+        run = real(*args, params=params, **more)
+        begun.append(run.params())
+        return run
+
+    monkeypatch.setattr(refit, "train", spied)
+    walked(bars, warm_start=True)
+    # Two entries for each seed: what it began with, and what it came to.
+    first, trained, second, after = *begun[:2], *begun[4:6]
+    assert first is None
+    for name, leaf in leaves_of(trained).items():
+        np.testing.assert_array_equal(leaves_of(second)[name], leaf)
+    assert any((leaves_of(after)[n] != leaf).any() for n, leaf in leaves_of(second).items())
+
+
+def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
+    env = nca.TradingEnv(bars[:124], ENV)
+    still = dataclasses.replace(
+        AGENT, optimizer=dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
+    )
+    first = nca.train(env, AGENT, tmp_path / "a", seed=3).params()
+    second = nca.train(env, still, tmp_path / "b", seed=4, params=first).params()
+    for name, leaf in leaves_of(first).items():
+        np.testing.assert_allclose(leaves_of(second)[name], leaf, rtol=1e-6, atol=1e-12)
+    with pytest.raises(ConfigError, match="params: begins one agent, and this one has num_seeds"):
+        several = dataclasses.replace(AGENT, num_seeds=2)
+        nca.train(env, several, tmp_path / "c", params=first)
