@@ -12,7 +12,6 @@
 import argparse
 import dataclasses
 
-import gymnasium
 import numpy as np
 import torch
 from stable_baselines3 import PPO
@@ -20,6 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 import nca_trader as nca
 from nca_trader.envs.gym.environment import ID  # registers the name; "nca_trader/Trading-v0"
+from nca_trader.envs.sb3 import targets_of
 
 SPLIT = "2013-01-01"
 
@@ -44,24 +44,19 @@ def train(bars: nca.Bars, config: nca.EnvConfig, steps: int, seed: int, num_envs
 
 def out_of_sample(agent: PPO, bars: nca.Bars, config: nca.EnvConfig) -> dict[str, float]:
     """Final equity, from 1, of the agent's likeliest actions over all bars from the split on."""
-    config = dataclasses.replace(config, episode_bars=None, random_start=False)
-    env = gymnasium.make(ID, bars=bars, config=config, window=5)
     # The features warm up on the bars before; trading begins at the split.
-    observation, info = env.reset(seed=0, options={"start": SPLIT})
-    first, held, ended = info["row"], [], False
-    while not ended:
-        action, _ = agent.predict(observation, deterministic=True)
-        observation, _, terminated, truncated, info = env.step(int(action))
-        held.append(float(info["weights"][0]))
-        ended = terminated or truncated
-    targets = np.full(len(bars), np.nan)
-    targets[first] = 1.0
-    hold = nca.backtest(bars, targets, config.costs, config.fill, config.order)
+    chosen = targets_of(agent, bars, config, window=5, start=SPLIT)
+    held = np.full(len(bars), np.nan)
+    held[bars.row(SPLIT)] = 1.0
+    agent_result, hold = (
+        nca.backtest(bars, targets, config.costs, config.fill, config.order, start=SPLIT)
+        for targets in (chosen, held)
+    )
     return {
-        "agent": info["equity"],
+        "agent": float(agent_result.equity.iloc[-1]),
         "buy and hold": float(hold.equity.iloc[-1]),
         "always flat": 1.0,
-        "share of bars long": float(np.mean(np.array(held) > 0.01)),
+        "share of bars long": float((agent_result.weights > 0.01).to_numpy().mean()),
     }
 
 

@@ -5,21 +5,68 @@
 
 It needs Stable-Baselines3, which this package does not install: `pip install stable-baselines3`.
 `make_vec_env` of that library works as well, but steps environments one after the other.
+`targets_of` returns what a trained model orders, for `nca_trader.backtest`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingImports]
     VecEnv,
 )
 
+from nca_trader.config import EnvConfig
+from nca_trader.envs.gym.environment import GymEnv, split_observation
 from nca_trader.envs.gym.vector import GymVectorEnv
+from nca_trader.envs.trading import to_target
 from nca_trader.errors import ConfigError
+from nca_trader.types import Bars
+
+
+def targets_of(
+    model: Any, bars: Bars, config: EnvConfig, window: int = 1, start: str | int | None = None
+) -> np.ndarray:
+    """Return the weights that a model orders over bars, deciding as it would live.
+
+    The model acts in one episode of the Gymnasium environment, from a flat account. Give the result
+    to `nca_trader.backtest` with the costs, fill and order of `config`.
+
+    Args:
+      model: anything with Stable-Baselines3's `predict(observation, deterministic=True)`.
+      bars: N bars of the A assets that it was trained on.
+      config: of the environment that it was trained in.
+      window: T, bars of features in an observation.
+      start: row or date of the first decision; None is the first bar with warm features.
+
+    Returns:
+      `[N, A]` float64 weights, NaN where the model did not decide.
+
+    Raises:
+      ConfigError, BarError: as `GymEnv` and its `reset`.
+    """
+    # One episode to the end of the bars, from no position.
+    whole = dataclasses.replace(config, episode_bars=None, random_start=False)
+    env = GymEnv(bars, whole, window)
+    spec = env.trading.spec
+    seen, info = env.reset(seed=0, options={"start": spec.warmup if start is None else start})
+    targets, ended = np.full((len(bars), spec.num_assets), np.nan), False
+    while not ended:
+        action, _ = model.predict(seen, deterministic=True)
+        row = info["row"]
+        # Gymnasium's discrete space takes a number, the model returns an array.
+        action = int(action) if env.action_space.shape == () else action
+        account = split_observation(seen, spec, window)["account"]
+        ordered = account[spec.num_assets : 2 * spec.num_assets]
+        targets[row] = to_target(spec, np.atleast_1d(action), jnp.asarray(ordered))
+        seen, _, terminated, truncated, info = env.step(action)
+        ended = terminated or truncated
+    return targets
 
 
 class SB3VecEnv(VecEnv):

@@ -117,6 +117,14 @@ def test_the_spaces_are_those_of_the_spec(num_assets, actions, short):
     )
 
 
+def test_info_weights_leave_out_what_the_reward_remembers():
+    env = make(config=dataclasses.replace(CONFIG, reward="differential_sharpe"), flatten=False)
+    env.reset(seed=5)
+    for action in sampled(env, 6):
+        seen, *_, info = env.step(action)
+        np.testing.assert_array_equal(info["weights"], seen["account"][: len(info["weights"])])
+
+
 @pytest.mark.parametrize("feature_dropout", [0.0, 0.3])
 def test_an_episode_is_the_trading_envs_own(env, feature_dropout):
     config = dataclasses.replace(CONFIG, feature_dropout=feature_dropout)

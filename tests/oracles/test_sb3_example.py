@@ -1,5 +1,6 @@
 """The example that trains Stable-Baselines3's PPO, run for a moment: `make test-oracles`."""
 
+import dataclasses
 import importlib.util
 import pathlib
 
@@ -12,7 +13,9 @@ import numpy as np
 from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import nca_trader as nca
+from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.gym.environment import GymEnv
+from nca_trader.envs.sb3 import targets_of
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "notebooks" / "sb3_ppo.py"
 
@@ -40,3 +43,43 @@ def test_the_example_trains_and_reports_what_it_earned_beside_buy_and_hold(examp
     assert 0.3 < figures["agent"] < 3.0 and np.isfinite(list(figures.values())).all()
     assert 0.0 <= figures["share of bars long"] <= 1.0
     assert "out of sample, 2013-01-01 to 2018-12-31" in capsys.readouterr().out
+
+
+class Fixed:
+    """A model that answers with a drawn action, and counts."""
+
+    def __init__(self, space):
+        self.space = space
+        space.seed(3)
+
+    def predict(self, observation, deterministic=False):
+        assert deterministic and np.isfinite(observation).all()
+        return self.space.sample(), None
+
+
+@pytest.mark.parametrize("preset", ["index_daily", "multi_asset"])
+def test_targets_of_a_model_earn_in_a_backtest_what_it_earned_in_the_environment(preset):
+    config = dataclasses.replace(nca.load_env(preset), episode_bars=None, random_start=False)
+    symbols = ("SP500",) if preset == "index_daily" else ("SP500", "NASDAQ")
+    bars = nca.sample_bars("sp500").select(*symbols)[:400]
+    env = GymEnv(bars, config, window=3)
+    targets = targets_of(Fixed(env.action_space), bars, config, window=3)
+    model, ended = Fixed(env.action_space), False
+    _, info = env.reset(seed=0, options={"start": env.trading.spec.warmup})
+    first = info["row"]
+    assert np.isnan(targets[:first]).all() and np.isfinite(targets[first:-1]).all()
+    weights = {}
+    while not ended:
+        action, _ = model.predict(np.zeros(1), deterministic=True)
+        _, _, terminated, truncated, info = env.step(action if action.shape else int(action))
+        weights[info["row"]] = info["weights"]
+        ended = terminated or truncated
+    # From the first decision on: cash earns interest before it, which the environment does not see.
+    start = str(bars.index[first].date())
+    result = nca.backtest(bars, targets, config.costs, start=start, **rules_of(config)._asdict())
+    assert result.equity.iloc[-1] == pytest.approx(info["equity"], rel=1e-4)
+    # What the environment says that it holds is what the backtest holds.
+    rows = np.array(list(weights))
+    np.testing.assert_allclose(
+        result.weights.to_numpy()[rows - first], np.array(list(weights.values())), atol=1e-4
+    )

@@ -315,15 +315,16 @@ class GymEnv(gymnasium.Env):
             flat = np.concatenate((window, seen))
         else:
             flat = seen.copy()  # the words are read-only, and callers may write into observations
-        num = self.trading.spec.num_assets
-        weights = flat[-2 * num - 1 : -num - 1].copy()
+        spec = self.trading.spec
+        # The account ends the observation, and begins with the weights held.
+        weights = flat[-account_size(spec) :][: spec.num_assets].copy()
         info = {
             "equity": equity, "time": self.trading.bars.time[row], "row": row, "weights": weights
         }  # fmt: skip
         self._over = bool(terminated or truncated)
         if self.render_mode is not None:
             self._history.append((row, equity, weights))
-        seen = flat if self.flatten else split_observation(flat, self.trading.spec, self.window)
+        seen = flat if self.flatten else split_observation(flat, spec, self.window)
         return seen, reward, bool(terminated), bool(truncated), info
 
 
