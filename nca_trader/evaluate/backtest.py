@@ -125,7 +125,7 @@ def backtest(
         order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
     # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
     rules = _with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
-    logits, in_sample, looks = None, None, None
+    logits, in_sample, looks, unchecked = None, None, None, False
     if run:
         trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
         in_sample = max(min(seen, last) - first, 0)
@@ -148,6 +148,7 @@ def backtest(
                 # Bars after the span stay away: it may return anything of those it is given.
                 known = bars[:last]
                 targets = function_targets(known, targets, check)
+                unchecked = not check
             targets = in_force(as_targets(targets, known, most), first)
             trace = simulate_targets(bars, targets, costs, rules, first, last)
     index, symbols = bars.index[first:last], list(bars.symbols)
@@ -172,6 +173,7 @@ def backtest(
         bars=bars,
         trace=trace,
         run=run,
+        unchecked=unchecked,
     )
     # A command prints them with the metrics. Targets that order nothing expect no fill.
     if not in_a_command() and np.nan_to_num(trace.target).any():

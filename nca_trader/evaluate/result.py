@@ -55,6 +55,7 @@ class Result:
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.
       run: that acted; None where the targets are not of a run.
+      unchecked: whether a function of bars was not run again on truncated histories.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
 
@@ -87,6 +88,7 @@ class Result:
     bars: Bars | None = None
     trace: Trace | None = None
     run: Run | None = None
+    unchecked: bool = False
 
     def __repr__(self) -> str:
         from nca_trader.evaluate.report.summary import summary_lines
@@ -105,8 +107,13 @@ class Result:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Warnings to show with the metrics: nothing was filled, or orders were cut."""
+        """Warnings to show with the metrics, e.g. that nothing was filled."""
         said = []
+        if self.unchecked:
+            said.append(
+                "UNCHECKED: the function was not run again on truncated histories, so its targets "
+                "may depend on later bars."
+            )
         if not self.num_fills:
             said.append("NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
         # A cut order is not an error, but a user who meant leverage reads other results.

@@ -198,6 +198,22 @@ def test_metrics_keep_their_names_and_come_with_those_of_trades_and_the_benchmar
     assert not any(np.isinf(value) for value in found.values())
 
 
+def test_a_function_that_was_not_checked_is_marked_on_the_page(tmp_path):
+    bars = random_bars(np.random.default_rng(4), 120, 1)
+
+    def tomorrow(bars):
+        return np.sign(np.append(np.diff(bars.close[:, 0]), 0.0))
+
+    marked = nca.backtest(bars, tomorrow, check=False)
+    assert "UNCHECKED" in str(marked)
+    assert "UNCHECKED" in marked.report(tmp_path / "x.html").read_text(encoding="utf-8")
+
+    def yesterday(bars):
+        return np.sign(np.append(0.0, np.diff(bars.close[:, 0])))
+
+    assert "UNCHECKED" not in str(nca.backtest(bars, yesterday))
+
+
 def test_a_result_keeps_what_it_computed():
     bars = random_bars(np.random.default_rng(4), 120, 1)
     result = nca.backtest(bars, nca.rules.momentum(5))

@@ -225,3 +225,21 @@ def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_intervals_of_returns_summed_over_bars_are_those_of_the_bars(monkeypatch):
+    rng = np.random.default_rng(0)
+    market = rng.normal(4e-4, 0.01, (2001, 1))
+    held = np.repeat(rng.choice([0.0, 1.0], 201), 10)[:2001, None]
+    agent = made_up_result("agent", held, market)
+    baselines = {"buy and hold": made_up_result("buy and hold", np.ones((2001, 1)), market)}
+    exact = weigh(agent, baselines, 252.0)
+    monkeypatch.setattr("nca_trader.evaluate.verdict.RESAMPLED", 500)
+    summed = weigh(agent, baselines, 252.0)
+    there, here = (x.differences["buy and hold"] for x in (exact, summed))
+    assert here.mean_return == there.mean_return and summed.moments == exact.moments
+    for name in ("mean_return_interval", "sharpe_interval"):
+        one, other = getattr(there, name), getattr(here, name)
+        width = one.high - one.low
+        np.testing.assert_allclose(other[:2], one[:2], atol=0.15 * width)
+        assert other != one
