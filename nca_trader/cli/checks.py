@@ -107,6 +107,10 @@ def check(args: argparse.Namespace) -> None:
 
             moment(given[name], name)
     _check_jobs(args.command, given)
+    if args.command == "trials":
+        _check_project(given["folder"])
+    if args.command == "runs":
+        _check_runs(given)
     _check_reading(args.command, given)
     _check_files(args.command, given)
     if "out" in given and args.command in ENDINGS:
@@ -197,6 +201,34 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
             raise RunError(f"{path}: no such folder; give the {argument('run_dir')} of a run.")
     elif command == "export" or not path.is_file():  # the others read an exported file too
         run_file(path)
+
+
+def _check_runs(given: dict[str, Any]) -> None:
+    """Check the folders of `runs`, whose number depends on what is done with them."""
+    from nca_trader.cloud import CloudPath, place
+    from nca_trader.machine import run_file
+
+    action, paths = given["action"], given["paths"]
+    if action == "list":
+        if len(paths) > 1:
+            raise ConfigError(f"list takes one folder; got {len(paths)}.")
+        _check_project(*(paths or ["runs"]))
+        return
+    if action == "compare" and len(paths) < 2:
+        raise ConfigError("compare needs at least two runs; give their folders.")
+    if not paths:
+        raise ConfigError("rm needs the folder of a run.")
+    for path in map(place, paths):
+        if not isinstance(path, CloudPath):
+            run_file(path)
+
+
+def _check_project(folder: str) -> None:
+    from nca_trader.cloud import CloudPath, place
+
+    path = place(folder)
+    if not isinstance(path, CloudPath) and not path.is_dir():
+        raise ConfigError(f"{path}: there is no such folder; give the folder of the runs.")
 
 
 def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:

@@ -24,13 +24,11 @@ def add_trials_options(parser: argparse.ArgumentParser) -> None:
 
 def run_trials(args: argparse.Namespace) -> dict[str, Any]:
     """Print the trial log and its counts per market; return both."""
-    from nca_trader.cloud import CloudPath, place
+    from nca_trader.cloud import place
     from nca_trader.config.records import plain
     from nca_trader.runs.trials import entries
 
     root = place(args.folder, "folder")
-    if not isinstance(root, CloudPath) and not root.is_dir():
-        raise ConfigError(f"{root}: there is no such folder; give the folder of the runs.")
     log = entries(root)
     markets: dict[str, dict[str, int]] = {}
     for entry in log:
@@ -70,8 +68,6 @@ def run_runs(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.runs.listing import compare_runs, remove_run, runs_in
 
     if args.action == "list":
-        if len(args.paths) > 1:
-            raise ConfigError(f"list takes one folder; got {len(args.paths)}.")
         table = runs_in(*(args.paths or [FOLDER]))
         _print(table.drop(columns="fault"))
         for name, fault in table["fault"].items():
@@ -82,8 +78,6 @@ def run_runs(args: argparse.Namespace) -> dict[str, Any]:
         table = compare_runs(args.paths)
         _print(table)
         return {"differences": table.to_dict("index")}
-    if not args.paths:
-        raise ConfigError("rm needs the folder of a run.")
     removed = []
     for path in args.paths:
         if args.yes or _confirmed(path):

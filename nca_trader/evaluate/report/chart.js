@@ -9,8 +9,7 @@
   const chart = library.createChart(box, {
     autoSize: true,
     layout: { attributionLogo: true, background: { color: "transparent" }, fontSize: 12 },
-    timeScale: { timeVisible: data.intraday, secondsVisible: false, minBarSpacing: 0.02,
-                 lockVisibleTimeRangeOnResize: true },
+    timeScale: { timeVisible: data.intraday, secondsVisible: false, minBarSpacing: 0.02 },
     crosshair: { mode: 0 },
     // The page scrolls with the wheel; the chart zooms with the wheel only while Ctrl is held.
     handleScale: { mouseWheel: false },
@@ -108,8 +107,15 @@
     tell(event.time === undefined || !at.has(event.time) ? null : at.get(event.time));
   });
 
+  // Until a reader moves it, the chart shows everything at whatever width the page gives it.
+  let whole = true;
+  const fit = () => { if (whole) chart.timeScale().fitContent(); };
+  new ResizeObserver(() => requestAnimationFrame(fit)).observe(box);
+  box.addEventListener("pointerdown", () => { whole = false; });
+
   function zoom(share) {
-    if (share === 1) return chart.timeScale().fitContent();
+    whole = share === 1;
+    if (whole) return fit();
     const last = asset.time.length - 1;
     chart.timeScale().setVisibleLogicalRange({ from: last - share * asset.time.length, to: last + 1 });
   }
@@ -117,6 +123,7 @@
   function scale(factor) {
     const range = chart.timeScale().getVisibleLogicalRange();
     if (!range) return;
+    whole = false;
     const middle = (range.from + range.to) / 2, half = factor * (range.to - range.from) / 2;
     chart.timeScale().setVisibleLogicalRange({ from: middle - half, to: middle + half });
   }
@@ -141,6 +148,5 @@
   window.addEventListener("beforeprint", paint);
   window.addEventListener("afterprint", paint);
   show(0);
-  // The chart takes its width from the page when it is first drawn.
-  requestAnimationFrame(() => requestAnimationFrame(() => zoom(1)));
+  fit();
 })();
