@@ -8,7 +8,7 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import ConfigError, rules
-from nca_trader.evaluate.targets import strategy_targets
+from nca_trader.evaluate.targets import needs_account, strategy_targets
 
 RULES = (
     rules.buy_and_hold(),
@@ -101,3 +101,154 @@ def test_targets_are_weights_whatever_is_missing(strategy):
 def test_parameters_that_make_no_rule_are_refused(rule, arguments):
     with pytest.raises(ConfigError, match=rule):
         getattr(rules, rule)(*arguments)
+
+
+def loop(bars, decide):
+    """`decide(history of one asset's own bars)` at each of its bars, held over missing ones."""
+    columns = []
+    for i in range(bars.num_assets):
+        rows = np.flatnonzero(bars.present[:, i])
+        history = pd.DataFrame(
+            {name: getattr(bars, name)[rows, i] for name in ("high", "low", "close")}
+        )
+        weights = pd.Series(decide(history), rows).reindex(range(len(bars)))
+        columns.append(weights.ffill().fillna(0.0))
+    return np.stack(columns, axis=1)
+
+
+def test_time_series_momentum_is_the_sign_of_the_past_return():
+    bars = late_bars(1)
+    expected = loop(bars, lambda h: np.sign(h.close - h.close.shift(20)).fillna(0.0)) / 3
+    found = strategy_targets(bars, rules.time_series_momentum(20))
+    np.testing.assert_allclose(found, expected, atol=1e-15)
+    assert (found > 0).any() and (found < 0).any()
+
+
+def test_cross_sectional_momentum_holds_the_best_third():
+    rng = np.random.default_rng(3)
+    bars = random_bars(rng, 150, 6)
+    returns = pd.DataFrame(bars.close).pct_change(20).to_numpy()
+    expected = np.zeros(returns.shape)
+    for t in range(20, 150):
+        expected[t, np.argsort(-returns[t])[:2]] = 0.5
+    np.testing.assert_array_equal(
+        strategy_targets(bars, rules.cross_sectional_momentum(20)), expected
+    )
+    with pytest.raises(ConfigError, match="several"):
+        strategy_targets(bars.select("S0"), rules.cross_sectional_momentum(20))
+
+
+def reversion(history, lookback, entry, leave):
+    close, side, sides = history.close, 0.0, []
+    middle, width = close.rolling(lookback).mean(), close.rolling(lookback).std()
+    for price, mean, deviation in zip(close, middle, width, strict=True):
+        away = (price - mean) / deviation
+        if (side > 0 and away >= -leave) or (side < 0 and away <= leave):
+            side = 0.0
+        if away < -entry:
+            side = 1.0
+        elif away > entry:
+            side = -1.0
+        sides.append(side)
+    return sides
+
+
+@pytest.mark.parametrize(("entry", "leave"), [(1.0, 0.0), (1.5, 0.5)])
+def test_mean_reversion_equals_a_loop(entry, leave):
+    bars = late_bars(2, length=200)
+    expected = loop(bars, lambda h: reversion(h, 10, entry, leave)) / 3
+    found = strategy_targets(bars, rules.mean_reversion(10, entry, leave))
+    np.testing.assert_allclose(found, expected, atol=1e-15)
+    assert (found > 0).any() and (found < 0).any() and (found == 0).any()
+
+
+def test_breakout_equals_a_loop_and_carries_its_stop():
+    def channel(history):
+        ceiling, ground = (
+            history.high.rolling(15).max().shift(),
+            history.low.rolling(5).min().shift(),
+        )
+        up, down = history.close > ceiling, history.close < ground
+        return pd.Series(np.where(up, 1.0, np.where(down, 0.0, np.nan))).ffill().fillna(0.0)
+
+    bars = late_bars(3, length=250)
+    plain = strategy_targets(bars, rules.breakout(15, 5, stop=None))
+    np.testing.assert_allclose(plain, loop(bars, lambda h: channel(h).to_numpy()) / 3, atol=1e-15)
+    assert (plain > 0).any()
+    assert needs_account(bars, rules.breakout(15, 5, stop=0.1))
+
+
+def test_equal_weight_is_shared_by_what_is_listed():
+    targets = strategy_targets(late_bars(missing=0.0), rules.equal_weight())
+    np.testing.assert_allclose(targets[:20], [[0.5, 0.5, 0.0]] * 20)
+    np.testing.assert_allclose(targets[20:], 1 / 3)
+
+
+def test_volatility_hold_scales_by_the_weighted_volatility_per_year():
+    bars = random_bars(np.random.default_rng(4), 300, 1)
+    returns = pd.Series(bars.close[:, 0]).pct_change()
+    # Adjusted weights: both means then carry the same factor, which cancels in the quotient.
+    square = (returns**2).dropna().ewm(span=20).mean()
+    days = pd.Series(bars.time).diff().dt.total_seconds() / (365.2425 * 86_400)
+    years = days.dropna().ewm(span=20).mean()
+    size = np.minimum(1.0, 0.1 / np.sqrt(square / years)).to_numpy()
+    expected = np.concatenate([np.zeros(20), size[19:]])
+    found = strategy_targets(bars, rules.volatility_hold(0.1, span=20.0))[:, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert 0.05 < found[20:].min() < found[20:].max()
+
+
+def test_the_tuned_cross_follows_the_pair_that_earned_most_so_far():
+    bars, pairs, every, cost = (
+        random_bars(np.random.default_rng(6), 400, 1),
+        ((2, 6), (5, 20)),
+        50,
+        1e-3,
+    )
+    close = bars.close[:, 0]
+    held = np.stack([strategy_targets(bars, rules.sma_cross(*pair))[:, 0] for pair in pairs])
+    moves = np.diff(close) / close[:-1]
+    paid = cost * np.abs(np.diff(held, axis=1))
+    scores = np.cumsum(np.log1p(held[:, :-1] * moves - paid), axis=1)
+    expected, chosen, choices = np.zeros(400), None, []
+    for t in range(400):
+        if (t + 1) % every == 0:
+            chosen = int(np.argmax(scores[:, t - 1]))
+            choices.append(chosen)
+        expected[t] = 0.0 if chosen is None else held[chosen, t]
+    found = strategy_targets(bars, rules.tuned_sma(pairs, every, cost))[:, 0]
+    np.testing.assert_array_equal(found, expected)
+    assert len(set(choices)) == 2
+
+
+def test_random_tosses_one_coin_per_asset_and_holds_it():
+    bars = random_bars(np.random.default_rng(7), 2000, 2)
+    found = strategy_targets(bars, rules.random(seed=5, hold=10))
+    blocks = found.reshape(200, 10, 2)
+    assert (blocks == blocks[:, :1]).all()
+    assert 0.4 < (blocks[:, 0] > 0).mean() < 0.6
+    assert not np.array_equal(found, strategy_targets(bars, rules.random(seed=6, hold=10)))
+
+
+def test_the_forecaster_solves_its_weighted_regression():
+    """Against a direct solution of the same weighted least squares at every bar."""
+    rng = np.random.default_rng(8)
+    bars, lags, span = random_bars(rng, 250, 1), 2, 100
+    close = bars.close[:, 0]
+    r = 100.0 * np.diff(close) / close[:-1]
+    forget, size = 1.0 - 2.0 / (span + 1.0), lags + 1
+    expected = np.zeros(250)
+    for t in range(250):
+        if t < 10 * size:
+            continue
+        rows = np.arange(lags, t)
+        inputs = np.stack([np.ones(len(rows)), *(r[rows - k - 1] for k in range(lags))], axis=1)
+        weight = forget ** np.arange(len(rows) - 1, -1, -1)
+        # The prior of unit variance is forgotten as the oldest observation is.
+        gram = (inputs * weight[:, None]).T @ inputs + forget ** len(rows) * np.eye(size)
+        solved = np.linalg.solve(gram, (inputs * weight[:, None]).T @ r[rows])
+        forecast = solved @ np.concatenate([[1.0], r[t - 1 - np.arange(lags)]]) / 100.0
+        expected[t] = np.sign(forecast) * (abs(forecast) > 1e-4)
+    found = strategy_targets(bars, rules.forecaster(lags, 1e-4, span))[:, 0]
+    np.testing.assert_array_equal(found, expected)
+    assert (found > 0).any() and (found < 0).any() and (found[30:] == 0).any()
