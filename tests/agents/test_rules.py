@@ -108,10 +108,9 @@ def loop(bars, decide):
     columns = []
     for i in range(bars.num_assets):
         rows = np.flatnonzero(bars.present[:, i])
-        history = pd.DataFrame(
-            {name: getattr(bars, name)[rows, i] for name in ("high", "low", "close")}
-        )
-        weights = pd.Series(decide(history), rows).reindex(range(len(bars)))
+        names = ("high", "low", "close")
+        history = pd.DataFrame({name: getattr(bars, name)[rows, i] for name in names})
+        weights = pd.Series(np.asarray(decide(history)), rows).reindex(range(len(bars)))
         columns.append(weights.ffill().fillna(0.0))
     return np.stack(columns, axis=1)
 
