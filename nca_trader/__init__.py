@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.report.tables import report_folds, report_sweep
     from nca_trader.evaluate.result import Comparison, Result, compare
+    from nca_trader.evaluate.sweep import sweep
     from nca_trader.evaluate.tune import tune
     from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
     from nca_trader.learner.learner import make_learner
@@ -95,6 +96,7 @@ __all__ = [
     "rules",
     "sample_bars",
     "session_ends",
+    "sweep",
     "synthetic",
     "train",
     "trials",
@@ -151,6 +153,7 @@ _HOME = {
     "rules": "agents.rules",
     "sample_bars": "data.samples",
     "session_ends": "data.calendar",
+    "sweep": "evaluate.sweep",
     "synthetic": "data.synthetic",
     "train": "learner.train",
     "trials": "runs.trials",

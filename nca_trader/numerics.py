@@ -9,7 +9,7 @@ of `high`. Adding to a pair costs six more additions and loses about 1e-14 inste
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import jaxpr_as_fun
 
 from nca_trader.types import Tensor
 
@@ -139,3 +141,59 @@ def hash_uniform(*words: Array | int) -> Array:
         h = h ^ (h >> 16)
     # 24 bits are what a float32 holds exactly; rounding 32 of them could give 1.0.
     return (h >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+
+
+# What XLA's CPU backend can put into one kernel: no library calls (matrix products, sorting), and
+# no calls of Python.
+IN_ONE_KERNEL = frozenset(
+    """
+    abs add and argmax argmin atan2 bitcast_convert_type broadcast_in_dim cbrt ceil clamp
+    concatenate cond convert_element_type copy copy_p cos cummax cummin cumprod cumsum
+    custom_jvp_call div dynamic_slice dynamic_update_slice eq erf erf_inv erfc exp exp2 expand_dims
+    expm1 floor gather ge gt integer_pow iota is_finite jit le log log1p logistic lt max min mul ne
+    neg nextafter not or pad pjit pow random_bits random_fold_in random_seed random_unwrap
+    random_wrap reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_sum
+    rem reshape rev round rsqrt scan scatter scatter-add select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin slice split sqrt square squeeze
+    stop_gradient sub tan tanh threefry2x32 transpose while xor
+    """.split()
+)
+
+
+def as_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let XLA's CPU backend compile `function`, e.g. a scan of small steps, into one machine loop.
+
+    Otherwise each step of a scan is some fifty kernels that a scheduler starts one by one; for a
+    few hundred numbers that takes longer than their arithmetic, and longer to compile as well
+    (docs/lab-notes/sweep.md). A hint and no promise: a backend that does not know it ignores it. A
+    function with an operation outside `IN_ONE_KERNEL` is compiled as usual. It is for small
+    arrays, because one kernel uses one core.
+    """
+
+    def marked(*arguments: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        if not _operations(closed.jaxpr) <= IN_ONE_KERNEL:
+            return function(*arguments)
+
+        def plain(*leaves: Any) -> Any:
+            # The calls inside are inlined as usual.
+            with set_xla_metadata(xla_cpu_small_call="false", inlineable="true"):
+                return jaxpr_as_fun(closed)(*leaves)
+
+        # What XLA marks small loops with by itself; a call that is inlined would lose the mark.
+        with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
+            leaves = jax.jit(plain)(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shape), leaves)
+
+    return marked
+
+
+def _operations(jaxpr: Any) -> set[str]:
+    """Return the names of all operations in a traced function, with those of its parts."""
+    found = {equation.primitive.name for equation in jaxpr.eqns}
+    for equation in jaxpr.eqns:
+        for part in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(part, "jaxpr", part)
+            if hasattr(inner, "eqns"):
+                found |= _operations(inner)
+    return found

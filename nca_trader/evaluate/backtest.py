@@ -124,7 +124,7 @@ def backtest(
         refuse_no_targets(targets)
         order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
     # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
-    rules = _with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
+    rules = with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
     logits, in_sample, looks, unchecked = None, None, None, False
     if run:
         trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
@@ -182,7 +182,7 @@ def backtest(
     return result
 
 
-def _with_limits(
+def with_limits(
     base: Rules, fill: str | None, order: str | None, costs: Costs, limits: dict[str, Any]
 ) -> Rules:
     """Return the rules `base` with the given fields replaced, validated."""

@@ -7,7 +7,7 @@ Leaving out the bad ones makes luck look like skill.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,27 +135,45 @@ def superior_ability(
       >>> superior_ability(noise + 0.003, np.zeros(500)).consistent < 0.01
       True
     """
-    r, against = _matrix(returns), np.asarray(benchmark, np.float64)
-    num_rows = len(r)
-    if against.shape != (num_rows,) or num_rows < 4:
-        raise ConfigError(
-            f"benchmark has shape {against.shape} and the returns {r.shape}; give returns of the "
-            "same rows, at least four."
-        )
+    return superior_to_each(returns, [benchmark], block, repetitions, seed)[0]
+
+
+def superior_to_each(
+    returns: ArrayLike,
+    benchmarks: Sequence[ArrayLike],
+    block: float | None = None,
+    repetitions: int = 1000,
+    seed: int = 0,
+) -> list[Superiority]:
+    """Run `superior_ability` against several benchmarks `[T]`, with one set of resamples."""
+    r = _matrix(returns)
+    num_rows, against = len(r), [np.asarray(b, np.float64) for b in benchmarks]
+    for b in against:
+        if b.shape != (num_rows,) or num_rows < 4:
+            raise ConfigError(
+                f"benchmark has shape {b.shape} and the returns {r.shape}; give returns of the "
+                "same rows, at least four."
+            )
     block = max(1.0, num_rows ** (1 / 3)) if block is None else float(block)
     counts = _resamples(num_rows, block, repetitions, seed)
-    best, highest = -math.inf, np.full((repetitions, 3), -np.inf)
+    bound = math.sqrt(2.0 * math.log(math.log(num_rows)))
+    best = np.full(len(against), -np.inf)
+    highest = np.full((len(against), 3, repetitions), -np.inf)
     for first in range(0, r.shape[1], COLUMNS):
-        excess = r[:, first : first + COLUMNS] - against[:, None]
-        mean = excess.mean(0)
-        best = max(best, float(mean.max()))
-        bound = np.sqrt(_variance_of_mean(excess, block) * 2.0 * math.log(math.log(num_rows)))
-        # What is far below the benchmark cannot be the best, and does not count towards it.
-        centres = (np.maximum(mean, 0.0), np.where(mean >= -bound, mean, 0.0), mean)
-        resampled = counts @ excess / num_rows
-        for k, centre in enumerate(centres):
-            np.maximum(highest[:, k], (resampled - centre).max(1), out=highest[:, k])
-    return Superiority(*(float(p) for p in (highest > best).mean(0)))
+        some = r[:, first : first + COLUMNS]
+        resampled = counts @ some / num_rows
+        for k, b in enumerate(against):
+            mean = some.mean(0) - b.mean()
+            best[k] = max(best[k], float(mean.max()))
+            least = -bound * np.sqrt(_variance_of_mean(some - b[:, None], block))
+            # What is far below the benchmark cannot be the best, and does not count towards it.
+            centres = (np.maximum(mean, 0.0), np.where(mean >= least, mean, 0.0), mean)
+            of_benchmark = counts @ b / num_rows
+            for j, centre in enumerate(centres):
+                excess = (resampled - centre).max(1) - of_benchmark
+                np.maximum(highest[k, j], excess, out=highest[k, j])
+    p = (highest > best[:, None, None]).mean(-1)
+    return [Superiority(*map(float, row)) for row in p]
 
 
 def _resamples(num_rows: int, block: float, repetitions: int, seed: int) -> np.ndarray:

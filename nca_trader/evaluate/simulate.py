@@ -36,7 +36,7 @@ from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
 from nca_trader.evaluate.targets import strategy_faults
-from nca_trader.numerics import float64_on_cpu
+from nca_trader.numerics import as_one_kernel, float64_on_cpu
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars, Costs, Tensor
 
@@ -74,7 +74,7 @@ class Trace(NamedTuple):
         return ordered if self.left is None else ordered + abs(self.left.traded).sum(-1)
 
 
-def _legs(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
+def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
     """Return the parts of bars first .. last - 1; the account opens at the first close."""
     legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, costs, rules))
     if legs.years is not None:
@@ -128,7 +128,8 @@ def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Tra
         return _step(account, legs_t, lambda account: (account, target, ()), costs, rules)
 
     account = open_account(jnp.zeros(targets.shape[1], targets.dtype))
-    return jax.lax.scan(step, account, (legs, targets))[1][0]
+    scan = as_one_kernel(lambda *xs: jax.lax.scan(step, account, xs)[1][0])
+    return scan(legs, targets)
 
 
 def simulate_targets(
@@ -136,7 +137,7 @@ def simulate_targets(
 ) -> Trace:
     """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
     with float64_on_cpu():
-        legs = _legs(bars, costs, rules, first, last)
+        legs = legs_between(bars, costs, rules, first, last)
         return jax.tree.map(np.asarray, _scan_targets(legs, targets[first:last], costs, rules))
 
 
@@ -199,7 +200,8 @@ def _scan_strategy(
         # The order in force before the first bar is repeated there, and nowhere else.
         return (after, never), row
 
-    return jax.lax.scan(step, ((account, book, state), last), (legs, bars))[1]
+    start = ((account, book, state), last)
+    return as_one_kernel(lambda *xs: jax.lax.scan(step, start, xs)[1])(legs, bars)
 
 
 def simulate_strategy(
@@ -211,7 +213,7 @@ def simulate_strategy(
       ConfigError: the strategy raises, or branches on a traced value; see `strategy_targets`.
     """
     with float64_on_cpu():
-        legs = _legs(bars, costs, rules, first, last)
+        legs = legs_between(bars, costs, rules, first, last)
         bar = bars.as_bar()
         before, during = (
             jax.tree.map(lambda x, rows=rows: jnp.asarray(x[rows]), bar)
@@ -293,7 +295,7 @@ def simulate_agent(
     # Before its features and receptive field are full the agent holds what it has.
     ready = np.arange(first, last) >= policy.first_decision
     with float64_on_cpu():
-        legs = _legs(bars, costs, rules, first, last)
+        legs = legs_between(bars, costs, rules, first, last)
         found = _scan_agent(params, legs, cells, ready, policy, costs, rules)
         return jax.tree.map(np.asarray, found)
 

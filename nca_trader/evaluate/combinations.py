@@ -1,0 +1,199 @@
+"""Combinations of a rule's parameters: a whole grid, or a sample of a space."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sized
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from nca_trader.agents.strategy import arguments_needed
+from nca_trader.config.ranges import described, nearest
+from nca_trader.errors import ConfigError
+
+MOST = 1_000_000  # combinations: more are a search for luck, and hours of work
+SAMPLES = ("sobol", "halton", "latin", "random")
+Combination = dict[str, Any]
+
+
+def takes_bars(rule: Callable[..., Any], grid: Mapping[str, Any]) -> bool:
+    """Return whether `rule` is a function of bars, and not a rule that returns a `Strategy`."""
+    needed = [
+        name
+        for name, p in inspect.signature(rule).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return arguments_needed(rule) == 1 and needed[0] not in grid
+
+
+def combinations_of(
+    rule: Callable[..., Any],
+    grid: Mapping[str, Iterable[Any]],
+    sample: int | None = None,
+    method: str = "sobol",
+    seed: int = 0,
+) -> list[Combination]:
+    """Return the combinations of a grid, or `sample` of them.
+
+    Args:
+      rule: whose parameters the grid names.
+      grid: values by name. With `sample` an entry may be a tuple `(low, high)` as well, a range
+        that is drawn from: of whole numbers where both ends are, else of numbers.
+      sample: how many to draw; None takes the whole grid.
+      method: of drawing: "sobol" or "halton" (low discrepancy), "latin" (hypercube) or "random".
+      seed: of the draw.
+
+    Raises:
+      ConfigError: no combination, or more than `MOST`; a parameter that the rule does not have; a
+        rule that is not a function; an unknown method.
+
+    Example:
+      >>> from nca_trader.agents.rules import sma_cross
+      >>> combinations_of(sma_cross, {"fast": [5, 10], "slow": [20]})
+      [{'fast': 5, 'slow': 20}, {'fast': 10, 'slow': 20}]
+      >>> len(combinations_of(sma_cross, {"fast": (2, 50), "slow": (60, 200)}, sample=64))
+      64
+    """
+    if not callable(rule):
+        raise ConfigError(
+            f"rule is {described(rule)}; give a function of its parameters, e.g. "
+            "nca.rules.sma_cross, without calling it."
+        )
+    if not isinstance(grid, Mapping):
+        raise ConfigError(
+            f"grid is {described(grid)}; give values by parameter, e.g. {{'fast': range(5, 35)}}."
+        )
+    name = getattr(rule, "__name__", "the rule")
+    known = inspect.signature(rule).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    for parameter in grid:
+        if parameter not in known and not every:
+            has = f"It has {', '.join(known)}." if known else "It has none."
+            hint = nearest(parameter, known)
+            raise ConfigError(f"{name} has no parameter {parameter!r}; {hint}{has}")
+    if sample is not None and (not isinstance(sample, Integral) or not 1 <= sample <= MOST):
+        raise ConfigError(f"sample = {sample!r}; give a number of combinations from 1 to {MOST:,}.")
+    if sample is None and grid:
+        for parameter, values in grid.items():
+            _refuse_no_values(parameter, values)
+        # Counted before any list is made: a grid may have more combinations than memory.
+        grid = {p: v if isinstance(v, Sized) else list(v) for p, v in grid.items()}
+        lengths = {p: len(v) for p, v in grid.items()}
+        size = math.prod(lengths.values())
+        if size == 0:
+            empty = next(p for p, length in lengths.items() if not length)
+            raise ConfigError(
+                f"grid: {empty!r} has no values, so there is no combination; give some."
+            )
+        if size > MOST:
+            raise ConfigError(
+                f"grid: {size:,} combinations ({' x '.join(f'{n:,}' for n in lengths.values())}), "
+                f"more than {MOST:,}; take fewer values, or sample=1000 of them."
+            )
+        lists = [[_plain(x) for x in values] for values in grid.values()]
+        return [dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*lists)]
+    if not grid:
+        raise ConfigError("grid is empty; give values by parameter, e.g. {'fast': range(5, 35)}.")
+    return _sampled(grid, int(sample or 0), method, seed)
+
+
+def _sampled(
+    grid: Mapping[str, Iterable[Any]], sample: int, method: str, seed: int
+) -> list[Combination]:
+    if method not in SAMPLES:
+        raise ConfigError(f"method {method!r}: there are {', '.join(SAMPLES)}.")
+    # Imported here because it costs half a second.
+    from scipy.stats import qmc
+
+    engines = {"sobol": qmc.Sobol, "halton": qmc.Halton, "latin": qmc.LatinHypercube}
+    if method == "random":
+        points = np.random.default_rng(seed).random((sample, len(grid)))
+    elif method == "sobol":
+        # Balanced only in powers of two; the first of such a set are taken.
+        exponent = max(0, (sample - 1).bit_length())
+        points = qmc.Sobol(len(grid), rng=seed).random_base2(exponent)[:sample]
+    else:
+        points = engines[method](len(grid), rng=seed).random(sample)
+    columns = [_drawn(p, v, points[:, k]) for k, (p, v) in enumerate(grid.items())]
+    found = [dict(zip(grid, row, strict=True)) for row in zip(*columns, strict=True)]
+    # Whole numbers are drawn more than once; a repeated trial would be no trial.
+    return list({tuple(map(repr, one.values())): one for one in found}.values())
+
+
+def _drawn(parameter: str, values: Any, points: np.ndarray) -> list[Any]:
+    """Return a value of the entry for each point in [0, 1)."""
+    _refuse_no_values(parameter, values)
+    # A pair is a range, as a sample of two values would be no sample.
+    if isinstance(values, tuple) and len(values) == 2 and all(_is_number(x) for x in values):
+        low, high = values
+        if not low < high:
+            raise ConfigError(f"grid: {parameter!r} ranges from {low} to {high}; give low < high.")
+        if all(isinstance(x, Integral) for x in values):
+            return [int(x) for x in np.floor(low + points * (high + 1 - low))]
+        return [float(x) for x in low + points * (high - low)]
+    listed = [_plain(x) for x in values]
+    if not listed:
+        raise ConfigError(f"grid: {parameter!r} has no values, so there is no combination.")
+    return [listed[int(k)] for k in np.floor(points * len(listed))]
+
+
+def _refuse_no_values(parameter: str, values: Any) -> None:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ConfigError(
+            f"grid: {parameter!r} is {described(values)}; give its values, e.g. range(5, 35) or "
+            "[0.5, 1.0]."
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return a Python number for one of numpy."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def traced_parameters(combinations: list[Combination]) -> list[str]:
+    """Return the parameters whose values are all numbers; others (None, texts) stay as they are."""
+    return [p for p in combinations[0] if all(_is_number(one[p]) for one in combinations)]
+
+
+def valid(
+    rule: Callable[..., Any], combinations: list[Combination]
+) -> tuple[list[Combination], int, str]:
+    """Build the rule for every combination, and leave out those that it refuses, e.g. fast >= slow.
+
+    Returns:
+      The others, the number left out, and the first refusal.
+
+    Raises:
+      ConfigError: a value that is no whole number is refused wherever it occurs, so that the fault
+        is the value's; or every combination is refused.
+    """
+    kept, refused, first = [], [], ""
+    for one in combinations:
+        try:
+            rule(**one)
+        except ConfigError as error:
+            refused.append(one)
+            first = first or str(error)
+            continue
+        kept.append(one)
+    if not kept:
+        raise ConfigError(f"grid: the rule refuses every combination; the first: {first}")
+    for one in refused:
+        for parameter, value in one.items():
+            broken = isinstance(value, float) and not value.is_integer()
+            if broken and all(other[parameter] != value for other in kept):
+                try:
+                    rule(**one)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"grid: {parameter} = {value:g} is refused: {error}"
+                    ) from None
+    return kept, len(refused), first

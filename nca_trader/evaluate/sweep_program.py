@@ -1,0 +1,238 @@
+"""The program of a sweep: one scan over bars, batched over combinations of parameters.
+
+What does not depend on a parameter is computed once per bar: prices, returns, and the state of
+`agents.rolling`. Signals are decided in float64, as in a backtest, so that no crossing flips; the
+account may be of float32 pairs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.agents import rolling
+from nca_trader.agents.strategy import Strategy
+from nca_trader.envs.account import exits
+from nca_trader.envs.account.state import Account, Fill, Legs, Rules, log_return, open_account
+from nca_trader.envs.account.step import mark, place, to_close, to_open
+from nca_trader.evaluate.multiple import block_length
+from nca_trader.evaluate.simulate import legs_between
+from nca_trader.evaluate.tally import Tally, add_fill, add_gain, add_return, open_tally
+from nca_trader.numerics import as_one_kernel
+from nca_trader.types import Bar, Bars, Costs
+
+WIDEST = 1024  # combinations of one program: their state stays in a core's cache
+
+
+class Blocks(NamedTuple):
+    """Bars `[blocks, length, ...]` as the program scans them; the last block is filled up.
+
+    real: `[blocks, length]` bool, False for bars that fill up. They are not present, so that
+    nothing trades or moves in them.
+    """
+
+    bar: Bar
+    legs: Legs
+    real: np.ndarray
+
+
+class Outcome(NamedTuple):
+    """What a program returns for each combination `[M]`.
+
+    log_equity: at the last close, float64. tally: sums over bars. blocks: `[blocks, M]` float32,
+    simple returns summed over the bars of each block.
+    """
+
+    log_equity: Any
+    tally: Any
+    blocks: Any
+
+
+def in_blocks(bars: Bars, costs: Costs, rules: Rules, dtype: Any, most: int) -> Blocks:
+    """Cut bars into at most `most` blocks of equally many; returns are cast to `dtype`."""
+    length = block_length(len(bars), most)
+    short = -len(bars) % length
+
+    def cut(x: Any, fill: Any = None) -> np.ndarray:
+        x = np.asarray(x)
+        if short:
+            last = x[-1:] if fill is None else np.full_like(x[-1:], fill)
+            x = np.concatenate([x, np.repeat(last, short, axis=0)])
+        return x.reshape(-1, length, *x.shape[1:])
+
+    bar = bars.as_bar()
+    fields = {name: cut(x) for name, x in bar._asdict().items() if x is not None}
+    fields["present"] = cut(bar.present, False)
+    legs = legs_between(bars, costs, rules, 0, len(bars))
+    narrow = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == np.float64 else x, legs)
+    # A price of 1 and returns of 0 in the bars that fill up; none of them is used.
+    padded = {
+        name: cut(x, 1 if name in ("open", "close") else 0)
+        for name, x in narrow._asdict().items()
+        if x is not None
+    }
+    return Blocks(Bar(**fields), Legs(**padded), cut(np.ones(len(bars), bool), False))
+
+
+class Given(NamedTuple):
+    """What a program is compiled for.
+
+    rule: returns the strategy of a combination. traced: names of the parameters that are values of
+    the program. fixed: names and values of the others. sees_account: the strategy sees its
+    portfolio, or orders exits. costs, rules: of the account. dtype: of the account, "float32" or
+    "float64". longest: the largest whole number among the values, see `rolling.longest`.
+    """
+
+    rule: Callable[..., Strategy]
+    traced: tuple[str, ...]
+    fixed: tuple[tuple[str, Any], ...]
+    sees_account: bool
+    costs: Costs
+    rules: Rules
+    dtype: str
+    longest: int
+
+
+_COMPILED: dict[Any, Any] = {}  # programs by what they were compiled for, the oldest first
+KEPT = 16
+
+
+def compiled(given: Given, values: dict[str, Array], blocks: Blocks) -> Any:
+    """Return the compiled program for arguments of these shapes and devices."""
+    leaves = jax.tree.leaves((values, blocks))
+    key = (given, *((x.shape, x.dtype.name, tuple(x.devices())) for x in leaves))
+    if key not in _COMPILED:
+        _COMPILED[key] = program(given).lower(values, blocks).compile()
+        if len(_COMPILED) > KEPT:
+            _COMPILED.pop(next(iter(_COMPILED)))
+    return _COMPILED[key]
+
+
+def program(given: Given) -> Any:
+    """Return the jitted program `(values by name [M], blocks) -> Outcome`."""
+    rule, traced, fixed, sees_account, costs, rules, dtype, longest = given
+
+    def one(values: dict[str, Array], blocks: Blocks) -> Outcome:
+        with rolling.periods_up_to(longest):
+            strategy = rule(**{name: values[name] for name in traced}, **dict(fixed))
+            num_assets = blocks.bar.close.shape[-1]
+            account = open_account(jnp.zeros(num_assets, dtype))
+            book = exits.open_book(num_assets, blocks.bar.close.dtype) if sees_account else ()
+            state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
+            step = functools.partial(_step, strategy=strategy, costs=costs, rules=rules)
+
+            def scan(carry: Any, block: Blocks) -> Any:
+                return jax.lax.scan(step, carry, block)[0]
+
+            inner = as_one_kernel(scan)
+
+            def outer(carry: Any, block: Blocks) -> tuple[Any, Array]:
+                before = carry[-1].total
+                carry = inner(carry, block)
+                return carry, (carry[-1].total - before).astype(jnp.float32)
+
+            carry = (account, book, state, open_tally(num_assets, dtype))
+            (account, _, _, tally), sums = jax.lax.scan(outer, carry, blocks)
+            high = account.log_equity.astype(jnp.float64)
+            return Outcome(high + account.log_equity_low, tally, sums)
+
+    return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=Outcome(0, 0, 1)))
+
+
+def _step(
+    carry: tuple[Account, Any, Any, Tally],
+    block: Blocks,
+    strategy: Strategy,
+    costs: Costs,
+    rules: Rules,
+) -> tuple[tuple[Account, Any, Any, Tally], None]:
+    """Run one bar of one combination."""
+    before, book, state, tally = carry
+    bar, legs, real = block
+    left: exits.Exit | None = None
+    if book:
+        account, book, fills, whole, left = exits.on_bar(before, book, bar, legs, costs, rules)
+        state, order = strategy.decide(state, bar, exits.portfolio(account, book))
+        account, book, closed, target = exits.place_order(
+            account, book, order, bar, legs, costs, rules
+        )
+    else:
+        now, fills = to_open(before, legs, costs, rules)
+        now, fill = mark(now, legs.body, rules)
+        account, whole = to_close(now, [*fills, fill], legs, costs, rules)
+        state, order = strategy.decide(state, bar, None)
+        target = (order.target * order.size).astype(before.weight.dtype)
+        account, closed = place(account, target, legs.at_close, costs, rules)
+    held_before = (tally.side != 0.0).any()
+    tally = _add_trades(tally, before.held, bar, legs, fills, whole, left, closed, rules)
+    held_after = real & (tally.side != 0.0).any()
+    interest = None
+    if legs.years is not None and (costs.interest_lend or costs.interest_borrow):
+        interest = whole.flows.interest / tally.equity.astype(before.weight.dtype)
+    ordered = jnp.where(jnp.isnan(target), 0.0, jnp.abs(target)).max()
+    tally = tally._replace(
+        held=tally.held + held_after,
+        largest=jnp.maximum(tally.largest, ordered.astype(jnp.float64)),
+    )
+    log_equity = account.log_equity.astype(jnp.float64) + account.log_equity_low
+    active = real & held_before | held_after
+    tally = add_return(tally, log_return(before, account), log_equity, interest, active)
+    return (account, book, state, tally), None
+
+
+def _add_trades(
+    tally: Tally,
+    held: Array,
+    bar: Bar,
+    legs: Legs,
+    fills: list[Fill],
+    whole: Fill,
+    left: exits.Exit | None,
+    closed: Fill,
+    rules: Rules,
+) -> Tally:
+    """Count the gains and fills of one bar, moment by moment.
+
+    Args:
+      tally: before the bar.
+      held: `[A]` weights at the close before.
+      bar: its prices.
+      legs: its returns.
+      fills: effects up to the open.
+      whole: effects of the whole bar.
+      left: what exits closed inside it.
+      closed: effects of the order at its close.
+      rules: of the account.
+    """
+    calls = rules.maintenance_margin is not None
+    gain = held * legs.gap
+    tally, position = add_gain(tally, gain), held + gain
+    growth = 1.0 + gain.sum()
+    if legs.dividend is not None:
+        growth = growth + (held * legs.dividend).sum()
+    opened = sum((fill.traded for fill in fills[1:]), fills[0].traded)
+    cost = sum((fill.cost for fill in fills[1:]), fills[0].cost)
+    if rules.fill == "next_open" or calls:
+        tally, position, growth = add_fill(tally, position, growth, opened, cost)
+    body, traded = legs.body, opened
+    if left is not None:
+        away = left.reason != exits.NONE
+        body = jnp.where(away, left.price / bar.open - 1.0, body).astype(held.dtype)
+    gain = position * body
+    tally, position = add_gain(tally, gain), position + gain
+    growth = growth + gain.sum()
+    if left is not None:
+        # A margin call at the close has a cost of its own, which is not told apart here.
+        inside = whole.cost - cost
+        tally, position, growth = add_fill(tally, position, growth, left.traded, inside)
+        cost, traded = cost + inside, traded + left.traded
+    if rules.fill == "close" or calls:
+        traded, cost = whole.traded - traded + closed.traded, whole.cost - cost + closed.cost
+        tally, *_ = add_fill(tally, position, growth, traded, cost)
+    return tally

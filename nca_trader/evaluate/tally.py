@@ -1,0 +1,213 @@
+"""Metrics of many accounts, accumulated while they run: no array of bars and accounts exists.
+
+A `Tally` is updated once per bar inside a scan, and batched with `jax.vmap`. The formulas are those
+of `metrics.summary` and `trades.trade_metrics`, from sums in float64.
+
+XLA's CPU backend computes a quotient once for all its readers, but repeats sums and products for
+each. So what several fields read ends in a division here, by 1 or by infinity.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.evaluate.metrics import NO_VOLATILITY, NO_WEIGHT
+
+# A weight that a closed position leaves by rounding.
+DUST = {"float32": 1e-6, "float64": NO_WEIGHT}
+# A return that rounding leaves of two that cancel, overnight and intraday.
+NO_RETURN = {"float32": 1e-9, "float64": 1e-15}
+
+
+class Tally(NamedTuple):
+    """Sums over the bars of one account; `[]` float64 unless said otherwise.
+
+    equity: at the close, a fraction of the start's. total, squares, cubes, fourths: of returns in
+    excess of interest, to their powers. downside: squares of the negative ones. earned: sum of
+    interest received, as fractions of equity. peak, drawdown: of the logarithm of equity.
+    turnover: absolute traded notional, fractions of equity. won, moved, held: int32, bars with a
+    gain, with a return, and with a position. side: `[A]` -1, 0 or 1, the position. pnl: `[A]` of
+    the open trade, as a fraction of the capital. gains, losses: of the trades that ended. trades,
+    winners: int32, trades begun and those that ended with a gain. largest: absolute weight ordered.
+    """
+
+    equity: Any
+    total: Any
+    squares: Any
+    cubes: Any
+    fourths: Any
+    downside: Any
+    earned: Any
+    plain_squares: Any
+    plain_total: Any
+    peak: Any
+    drawdown: Any
+    turnover: Any
+    won: Any
+    moved: Any
+    held: Any
+    side: Any
+    pnl: Any
+    gains: Any
+    losses: Any
+    trades: Any
+    winners: Any
+    largest: Any
+
+
+def open_tally(num_assets: int, dtype: Any) -> Tally:
+    """Return the tally before the first bar; positions are in `dtype`, the account's."""
+    zero, none = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
+    every = jnp.zeros(num_assets, dtype)
+    started = {"equity": zero + 1.0, "side": every, "pnl": every}
+    counts = dict.fromkeys(("won", "moved", "held", "trades", "winners"), none)
+    return Tally(**{name: zero for name in Tally._fields} | started | counts)
+
+
+def add_return(
+    tally: Tally, log_return: Array, log_equity: Array, interest: Any, active: Any
+) -> Tally:
+    """Count the return of a bar.
+
+    Args:
+      tally: before the bar.
+      log_return: `[]` of the bar, in the account's dtype.
+      log_equity: `[]` at its close, float64.
+      interest: `[]` received on cash as a fraction of equity before the bar; None for none.
+      active: `[]` bool, a position was held in the bar. Without one, what a closed position left by
+        rounding still moves the account, by nothing that counts.
+    """
+    simple = jnp.expm1(log_return).astype(jnp.float64)
+    excess, more = simple, {}
+    if interest is not None:
+        earned = jnp.maximum(interest, 0.0).astype(jnp.float64)
+        excess = simple - earned
+        more = {
+            "earned": tally.earned + tally.equity * earned,
+            "plain_total": tally.plain_total + simple,
+            "plain_squares": tally.plain_squares + simple * simple,
+        }
+    square, loss = excess * excess, jnp.minimum(excess, 0.0)
+    peak = jnp.maximum(tally.peak, log_equity)
+    none = NO_RETURN[log_return.dtype.name]
+    return tally._replace(
+        equity=tally.equity + tally.equity * simple,
+        total=tally.total + excess,
+        squares=tally.squares + square,
+        cubes=tally.cubes + square * excess,
+        fourths=tally.fourths + square * square,
+        downside=tally.downside + loss * loss,
+        peak=peak,
+        drawdown=jnp.minimum(tally.drawdown, log_equity - peak),
+        won=tally.won + (active & (excess > none)),
+        moved=tally.moved + (active & (jnp.abs(excess) > none)),
+        **more,
+    )
+
+
+def add_fill(
+    tally: Tally, position: Array, growth: Array, traded: Array, cost: Array
+) -> tuple[Tally, Array, Array]:
+    """Count what was traded at one moment of a bar.
+
+    A trade is a round trip of one asset, from flat to flat or to the other side, as in `trades`.
+    The cost of a bar is divided among its assets in proportion to what they traded.
+
+    Args:
+      tally: with `pnl` up to this moment.
+      position: `[A]` held before, as fractions of equity at the close before the bar.
+      growth: `[]` equity before, likewise.
+      traded: `[A]` signed, as fractions of equity before the fill.
+      cost: `[]` of trading, likewise.
+
+    Returns:
+      The tally, and the position and the growth after.
+    """
+    relative, traded, cost = traded, traded * growth, cost * growth
+    dtype, dust = position.dtype, DUST[position.dtype.name]
+    after, size = position + traded, jnp.abs(traded)
+    share = size / jnp.maximum(size.sum(), 1e-30) if size.shape[0] > 1 else 1.0
+    paid = tally.equity.astype(dtype) * cost * share
+    flat = jnp.abs(after) < dust
+    # 1, -1, or 0 where flat, exactly.
+    side = after / jnp.where(flat, jnp.inf, jnp.abs(after))
+    changed = side != tally.side
+    flips, closes = tally.side * side < 0.0, changed & (tally.side != 0.0)
+    # Of a fill that changes sides, the part that closes belongs to the trade before.
+    part = jnp.where(flips, position / jnp.where(flips, -traded, jnp.inf), 1.0)
+    ended = (tally.pnl - paid * part) / jnp.where(closes, 1.0, jnp.inf)
+    pnl = jnp.where(side != 0.0, tally.pnl - paid - ended, 0.0)
+    tally = tally._replace(
+        side=side,
+        pnl=pnl,
+        gains=tally.gains + jnp.maximum(ended, 0.0).sum().astype(jnp.float64),
+        losses=tally.losses - jnp.minimum(ended, 0.0).sum().astype(jnp.float64),
+        trades=tally.trades + (changed & (side != 0.0)).sum(dtype=jnp.int32),
+        winners=tally.winners + (ended > 0.0).sum(dtype=jnp.int32),
+        turnover=tally.turnover + jnp.abs(relative).sum().astype(jnp.float64),
+    )
+    return tally, jnp.where(flat, 0.0, after), growth - cost
+
+
+def add_gain(tally: Tally, gain: Array) -> Tally:
+    """Count the market's gain `[A]`, as fractions of equity at the close before."""
+    return tally._replace(pnl=tally.pnl + tally.equity.astype(gain.dtype) * gain)
+
+
+def summaries(
+    tally: Any, log_equity: np.ndarray, num_bars: int, bars_per_year: float
+) -> dict[str, np.ndarray]:
+    """Compute the metrics of M accounts from their tallies `[M]`, with the NaN rules of `metrics`.
+
+    Args:
+      tally: a `Tally` after the last bar, of numpy `[M]` or `[M, A]`.
+      log_equity: `[M]` at the last close.
+      num_bars: T.
+      bars_per_year: P.
+    """
+    t, n, p = tally, float(num_bars), bars_per_year
+    with np.errstate(all="ignore"):
+        growth = np.exp(log_equity)
+        # Without a fill the ratios would be those of interest alone.
+        filled = t.turnover > 0.0
+        mean = np.where(filled, t.total / n, 0.0)
+        central = np.where(filled, t.squares / n - mean**2, 0.0)
+        deviation = np.sqrt(np.maximum(central, 0.0) * n / (n - 1.0))
+        moves = filled & (deviation >= NO_VOLATILITY)
+        downside = np.sqrt(t.downside / n * p)
+        third = t.cubes / n - 3.0 * mean * t.squares / n + 2.0 * mean**3
+        fourth = t.fourths / n - 4 * mean * t.cubes / n + 6 * mean**2 * t.squares / n - 3 * mean**4
+        plain = t.earned != 0.0
+        of_all = np.where(plain, t.plain_total, t.total) / n
+        scatter = np.where(plain, t.plain_squares, t.squares) / n - of_all**2
+        cagr = growth ** (p / n) - 1.0
+        deepest = np.expm1(t.drawdown)
+        ended = t.trades - (t.side != 0.0).sum(-1)
+        none = np.full(growth.shape, np.nan)
+
+        def defined(condition: np.ndarray, value: np.ndarray) -> np.ndarray:
+            return np.where(condition, value, none)
+
+        return {
+            "equity": growth,
+            "total_return": growth - 1.0,
+            "cagr": cagr,
+            "annual_volatility": np.sqrt(np.maximum(scatter, 0.0) * n / (n - 1.0) * p),
+            "sharpe": defined(moves, mean / deviation * np.sqrt(p)),
+            "sortino": defined(filled & (downside >= NO_VOLATILITY), mean * p / downside),
+            "max_drawdown": deepest,
+            "calmar": defined(filled & (deepest < 0.0), cagr / -deepest),
+            "hit_rate": defined(filled & (t.moved > 0), t.won / t.moved),
+            "skewness": defined(moves, third / central**1.5),
+            "kurtosis": defined(moves, fourth / central**2),
+            "exposure": t.held / n,
+            "turnover": t.turnover * p / n,
+            "trades": t.trades.astype(np.float64),
+            "win_rate": defined(ended > 0, t.winners / ended),
+            "profit_factor": defined(t.losses > 0.0, t.gains / t.losses),
+            "expectancy": defined(ended > 0, (t.gains - t.losses) / ended),
+        }

@@ -1,0 +1,294 @@
+"""A sweep equals a loop of backtests, survives an interruption, and does not call luck a skill."""
+
+import logging
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nca_trader as nca
+from nca_trader.agents import rolling
+from nca_trader.evaluate import sweep as module
+from nca_trader.evaluate.combinations import combinations_of
+
+COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
+SMA = {"fast": [3, 8, 20], "slow": [25, 60]}
+
+
+def made(num_bars=700, assets=1, seed=0, missing=0.0, drift=0.0):
+    """Random bars with overnight gaps, highs and lows."""
+    rng = np.random.default_rng(seed)
+    close = 100 * np.exp((drift + 0.01 * rng.standard_normal((num_bars, assets))).cumsum(0))
+    before = np.vstack([close[:1], close[:-1]])
+    open_ = before * np.exp(0.004 * rng.standard_normal(close.shape))
+    high = np.maximum(open_, close) * np.exp(np.abs(0.005 * rng.standard_normal(close.shape)))
+    low = np.minimum(open_, close) * np.exp(-np.abs(0.005 * rng.standard_normal(close.shape)))
+    present = rng.random(close.shape) >= missing
+    present[0] = True
+    time = np.datetime64("2010-01-01") + np.arange(num_bars) * np.timedelta64(1, "D")
+    return nca.Bars(
+        time=time, symbols=tuple("ABC"[:assets]), open=open_, high=high, low=low, close=close,
+        volume=np.ones_like(close), present=present,
+    )  # fmt: skip
+
+
+def looped(bars, rule, table, **options):
+    """Yield the row of each combination, and its backtest."""
+    for _, row in table.iterrows():
+        values = {p: row[p] for p in table.attrs["parameters"]}
+        whole = {p: int(v) if float(v).is_integer() else v for p, v in values.items()}
+        yield row, nca.backtest(bars, rule(**whole), COSTS, **options)
+
+
+def stopped(fast=5, loss=0.05):
+    """A user's rule with a feature of its own and a stop."""
+    quick, slow = rolling.ew_mean(fast), rolling.past(10)
+
+    def init(num_assets):
+        return quick.init(num_assets), slow.init(num_assets)
+
+    def act(state, bar):
+        a, mean = quick.update(state[0], bar.close, bar.present)
+        b, before = slow.update(state[1], bar.close, bar.present)
+        # Long, flat and short, so that trades change sides.
+        return (a, b), jnp.sign(mean - before) * jnp.where(jnp.isnan(before), 0.0, 0.8)
+
+    return nca.Strategy(init, act, "mine").with_stop(loss)
+
+
+def wary(limit=0.1):
+    """A rule that sees its account: it halves its position below a drawdown."""
+
+    def act(state, bar, portfolio):
+        deep = portfolio.equity < (1.0 - limit) * portfolio.peak
+        share = jnp.where(deep, 0.25, 0.5) / bar.close.shape[0]
+        return state, jnp.full_like(bar.close, 1.0) * share
+
+    return nca.Strategy(lambda num_assets: (), act, "wary", "rebalance")
+
+
+CASES = {
+    "sma": (nca.rules.sma_cross, SMA, 1, {}),
+    "close": (nca.rules.sma_cross, SMA, 1, {"fill": "close"}),
+    "assets": (nca.rules.momentum, {"lookback": [5, 30]}, 3, {"max_gross": 0.9}),
+    "stop": (stopped, {"fast": [3, 9], "loss": [0.02, 0.05]}, 1, {}),
+    "stop close": (stopped, {"fast": [3, 9], "loss": [0.02]}, 3, {"fill": "close"}),
+    "account": (wary, {"limit": [0.01, 0.2]}, 3, {}),
+    "rebalance": (nca.rules.sma_cross, SMA, 1, {"order": "rebalance"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_a_sweep_equals_a_loop_of_backtests(name, precision):
+    rule, grid, assets, options = CASES[name]
+    bars = made(assets=assets, missing=0.1 if name == "assets" else 0.0)
+    table = nca.sweep(bars, rule, grid, COSTS, precision=precision, trials=None, **options)
+    tight = {"f32": 1e-6, "f64": 1e-9}[precision]
+    for row, result in looped(bars, rule, table, **options):
+        assert row["equity"] == pytest.approx(result.equity.iloc[-1], rel=tight)
+        m = result.metrics
+        # Ratios of a mean close to 0 lose digits of it.
+        for key in ("annual_volatility", "max_drawdown", "turnover", "exposure", "kurtosis"):
+            assert row[key] == pytest.approx(m[key], rel=20 * tight), key
+        for key in ("total_return", "cagr", "sharpe", "sortino", "skewness", "calmar"):
+            assert row[key] == pytest.approx(m[key], rel=20 * tight, abs=50 * tight), key
+
+
+def test_trades_equal_a_ledger_of_numpy():
+    """Round trips of one asset at fractions of equity, recomputed bar by bar in plain Python."""
+    bars = made(500, seed=3)
+    table = nca.sweep(bars, stopped, CASES["stop"][1], COSTS, precision="f64", trials=None)
+    for row, result in looped(bars, stopped, table):
+        # What is held at the close, and the change of equity while it was: a trade's profit is
+        # the change of equity from before its entry to after its exit, where one asset is all.
+        side = np.sign(np.where(np.abs(result.weights.to_numpy()[:, 0]) > 1e-9,
+                                result.weights.to_numpy()[:, 0], 0))  # fmt: skip
+        assert row["exposure"] == pytest.approx((side != 0).mean())
+        assert row["trades"] >= ((side != 0) & (np.r_[0, side[:-1]] != side)).sum()
+        ended = row["expectancy"] * (row["trades"] - (side[-1] != 0))
+        if side[-1] == 0:
+            assert ended == pytest.approx(result.equity.iloc[-1] - 1.0, rel=1e-9)
+
+
+def test_profit_factor_equals_trades_that_are_known():
+    prices = np.array([100, 100, 110, 110, 110, 99, 99, 99, 99, 108.9, 108.9, 108.9])[:, None]
+    time = np.datetime64("2020-01-01") + np.arange(len(prices)) * np.timedelta64(1, "D")
+    bars = nca.Bars(
+        time=time, symbols=("A",), open=prices, high=prices, low=prices, close=prices,
+        volume=np.ones_like(prices), present=np.ones(prices.shape, bool),
+    )  # fmt: skip
+    weights = np.array([1, 1, 0, -1, -1, 0, 1, 1, 1, 1, 1, 1.0])
+
+    def rule(size=1.0):
+        def act(row, bar):
+            return row + 1, size * jnp.asarray(weights)[row] * jnp.ones_like(bar.close)
+
+        return nca.Strategy(lambda num_assets: jnp.zeros((), jnp.int32), act)
+
+    table = nca.sweep(bars, rule, {"size": [1.0, 0.5]}, fill="close", trials=None, precision="f64")
+    # Long 100 to 110 on 1, short 110 to 99 on 1.1, and long from 99 on 1.21, open to the end.
+    first = table.iloc[0]
+    assert (first["trades"], first["win_rate"]) == (3, 1.0)
+    assert first["expectancy"] == pytest.approx((0.1 + 0.11) / 2)
+    assert np.isnan(first["profit_factor"])  # without a loss
+    losing = nca.sweep(bars, rule, {"size": [-1.0, 1.0]}, fill="close", trials=None)
+    assert losing["profit_factor"][0] == 0.0 and losing["win_rate"][0] == 0.0
+
+
+def test_numbers_do_not_depend_on_the_width_of_programs(monkeypatch):
+    bars = made(300)
+    whole = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
+    monkeypatch.setattr(module, "WIDEST", 4)
+    parts = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
+    np.testing.assert_array_equal(whole.to_numpy(), parts.to_numpy())
+
+
+def test_an_interrupted_sweep_resumes(tmp_path, monkeypatch):
+    bars = made(300)
+    monkeypatch.setattr(module, "WIDEST", 8)
+    grid = {"fast": range(2, 12), "slow": range(20, 40, 5)}
+    whole = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None)
+    written = []
+
+    def broken(self, number, outcome):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(number)
+        return keep(self, number, outcome)
+
+    keep = module._Store.write
+    monkeypatch.setattr(module._Store, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
+    assert len(list(tmp_path.glob("part-*.npz"))) == 2
+    again = []
+    monkeypatch.setattr(
+        module._Store, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
+    )
+    table = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
+    np.testing.assert_array_equal(whole.to_numpy(), table.to_numpy())
+    assert not set(again) & set(written) and len(again) + 2 == 5
+    with pytest.raises(nca.ConfigError, match="another sweep is there"):
+        nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, resume=tmp_path)
+
+
+def test_parameters_that_are_no_numbers_are_compiled_in():
+    table = nca.sweep(
+        made(300), nca.rules.breakout, {"lookback": [10, 20], "stop": [None, 0.05]}, trials=None
+    )
+    assert table["stop"].tolist() == [None, 0.05, None, 0.05]
+    assert table["equity"].nunique() == 4
+
+
+def numpy_rule(bars, lookback=10):
+    """A function of bars that jax cannot trace."""
+    close = bars.close[:, 0]
+    before = np.r_[np.full(int(lookback), np.inf), close[: -int(lookback)]]
+    return np.where(close > before, 1.0, 0.0)
+
+
+def test_a_function_of_bars_is_looped_and_says_so(caplog):
+    bars = made(300)
+    table = nca.sweep(bars, numpy_rule, {"lookback": [5, 9]}, COSTS, order="on_change", trials=None)
+    assert "runs once per combination" in caplog.text
+    same = nca.sweep(bars, nca.rules.momentum, {"lookback": [5, 9]}, COSTS, trials=None)
+    np.testing.assert_allclose(table["equity"], same["equity"], rtol=1e-6)
+    assert table.attrs["verdict"]
+
+
+def test_a_rule_that_branches_on_a_parameter_is_looped(caplog):
+    def rule(lookback=5):
+        return nca.rules.momentum(lookback + 1 if lookback > 5 else lookback)
+
+    table = nca.sweep(made(200), rule, {"lookback": [5, 9]}, COSTS, trials=None)
+    assert "one by one" in caplog.text and len(table) == 2
+
+
+def test_refused_combinations_are_left_out(caplog):
+    caplog.set_level(logging.WARNING)
+    grid = {"fast": [10, 30], "slow": [20, 40]}
+    table = nca.sweep(made(200), nca.rules.sma_cross, grid, COSTS, trials=None)
+    assert len(table) == 3 and "1 combinations are left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({}, "grid is empty"),
+        ({"fast": []}, "'fast' has no values"),
+        ({"fast": range(1, 4000), "slow": range(1, 4000)}, "15,992,001 combinations"),
+        ({"fats": [1]}, "has no parameter 'fats'; did you mean 'fast'?"),
+        ({"fast": [2.5], "slow": [20]}, "fast=2.5 is not a whole number"),
+        ({"fast": [2.5, 3], "slow": [20, 30]}, "fast = 2.5"),
+        ({"fast": 5}, "give its values"),
+        ({"fast": [50], "slow": [20]}, "refuses every combination"),
+    ],
+)
+def test_a_wrong_grid_is_refused_in_one_line(grid, said):
+    with pytest.raises(nca.ConfigError) as raised:
+        nca.sweep(made(50), nca.rules.sma_cross, grid, COSTS, trials=None)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_percent_is_refused():
+    def rule(size=100.0):
+        return nca.Strategy(lambda n: (), lambda s, bar: (s, size * jnp.ones_like(bar.close)))
+
+    with pytest.raises(nca.BarError, match="orders a weight of 50"):
+        nca.sweep(made(50), rule, {"size": [0.5, 50.0]}, COSTS, trials=None)
+
+
+@pytest.mark.parametrize("method", ["sobol", "halton", "latin", "random"])
+def test_samples_cover_a_space(method):
+    space = {"fast": (2, 40), "slow": (50, 200), "stop": (0.01, 0.2), "side": ["long", "both"]}
+
+    def rule(fast, slow, stop, side):
+        """Never called."""
+
+    found = combinations_of(rule, space, sample=200, method=method, seed=1)
+    fast = np.array([one["fast"] for one in found])
+    stop = np.array([one["stop"] for one in found])
+    assert 190 <= len(found) <= 200 and fast.dtype == np.int64
+    assert fast.min() >= 2 and fast.max() <= 40 and 0.01 <= stop.min() < stop.max() <= 0.2
+    # The thirds of each range have their share.
+    assert np.histogram(stop, 3, (0.01, 0.2))[0].min() > 45
+    assert {one["side"] for one in found} == {"long", "both"}
+
+
+def test_every_combination_counts_once_in_the_trial_log(tmp_path):
+    bars = made(300)
+    for grid, expected in ((SMA, 6), (SMA, 6), ({"fast": [4], "slow": [30, 40]}, 8)):
+        table = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=tmp_path)
+        assert table.attrs["search"]["trials"] == expected
+    assert len(nca.trials(tmp_path)) == 2
+
+
+WIDE = {"lookback": range(1, 41)}
+
+
+def test_shuffled_bars_are_not_called_skill():
+    wrong = 0
+    for seed in range(12):
+        table = nca.sweep(made(900, seed=seed), nca.rules.momentum, WIDE, trials=None)
+        wrong += "luck in the search" not in table.attrs["verdict"]
+    # At 5%, three or more of twelve have a probability of 2%.
+    assert wrong <= 2
+
+
+def test_a_planted_edge_is_found():
+    rng = np.random.default_rng(0)
+    # Returns follow the sign of the last ten bars' return.
+    close, r = [100.0] * 11, 0.0
+    for _ in range(2500):
+        r = 0.0015 * np.sign(close[-1] - close[-11]) + 0.01 * rng.standard_normal()
+        close.append(close[-1] * np.exp(r))
+    prices = np.array(close)[:, None]
+    time = np.datetime64("2000-01-01") + np.arange(len(prices)) * np.timedelta64(1, "D")
+    bars = nca.Bars(
+        time=time, symbols=("A",), open=prices, high=prices, low=prices, close=prices,
+        volume=np.ones_like(prices), present=np.ones(prices.shape, bool),
+    )  # fmt: skip
+    table = nca.sweep(bars, nca.rules.time_series_momentum, WIDE, fill="close", trials=None)
+    assert "better than cash and than buy and hold" in table.attrs["verdict"]
+    assert 6 <= table.attrs["search"]["combination"]["lookback"] <= 16
