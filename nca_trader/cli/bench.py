@@ -11,12 +11,14 @@ from typing import Any
 
 # Each option belongs to one benchmark: giving it to another is a mistake, not a no-op.
 OPTIONS = (("agent", "policy", "small"), ("envs", "env", 4096))
-FIGURES = ("temp_mb", "p50_us", "p99_us", "matmul_share")
+FIGURES = ("difference", "slower", "over_floor", "temp_mb", "p50_us", "p99_us", "matmul_share")
 
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("what", nargs="?", default="all", choices=("env", "policy", "ppo", "all"))
+    parser.add_argument(
+        "what", nargs="?", default="all", choices=("env", "policy", "ppo", "sweep", "all")
+    )
     parser.add_argument("--agent", help="agent of `policy` (default small)")
     parser.add_argument(
         "--peers",
@@ -50,7 +52,7 @@ def run_bench(args: argparse.Namespace) -> None:
     # A program found in the cache would falsify compile_s.
     jax.config.update("jax_enable_compilation_cache", False)
     use_cores(cores())
-    for name in ("env", "policy", "ppo") if args.what == "all" else (args.what,):
+    for name in ("env", "policy", "ppo", "sweep") if args.what == "all" else (args.what,):
         for row in benchmark(name).rows(args):
             if args.json:
                 print_json({"bench": name} | row)

@@ -38,8 +38,9 @@ ENDINGS = {
     "backtest": (".html", ".parquet", ".csv"),
     "walkforward": (".html", ".parquet", ".csv"),
     "prove": (".html", ".png", ".svg"),
+    "sweep": (".html", ".parquet", ".csv"),
 }
-AT_LEAST_ONE = ("steps", "devices", "cases", "envs", "group", "micro_batches", "seeds")
+AT_LEAST_ONE = ("sample", "steps", "devices", "cases", "envs", "group", "micro_batches", "seeds")
 # Option: the condition of its values, and what to give instead. `every` of `watch` is a number; of
 # a bar file it is a text, which the library checks.
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -95,6 +96,10 @@ def check(args: argparse.Namespace) -> None:
         if name in given and not holds(given[name]):
             raise ConfigError(f"{argument(name, given[name])}: give {accepted}.")
     Costs(**{name: given[name] for name in ("commission", "slippage") if name in given})
+    if args.command == "sweep":
+        from nca_trader.cli.sweep import grid_of
+
+        grid_of(given["grid"], "sample" in given)
     if args.command == "backtest" and "strategy" in given:
         for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
             if name in given:

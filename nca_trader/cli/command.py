@@ -22,6 +22,7 @@ COMMANDS = {
     "supervise": ("train", "restart a command that dies; training resumes at its checkpoint"),
     "prove": ("prove", "train on markets with a known optimum, and print the fraction reached"),
     "backtest": ("backtest", "backtest a trained run or a rule, and print its metrics"),
+    "sweep": ("sweep", "run a rule with every combination of a grid, and say if the best is luck"),
     "trials": ("runs", "list what was trained and evaluated in a project folder"),
     "runs": ("runs", "list, compare or remove the runs of a project folder"),
     "walkforward": ("walkforward", "refit fold by fold, and report what was earned out of sample"),
@@ -35,7 +36,7 @@ COMMANDS = {
     "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
-    "bench": ("bench", "measure steps per second of the environment, the policy and the learner"),
+    "bench": ("bench", "measure the environment, the policy, the learner and sweeps"),
 }
 # Commands that train, and what makes training smaller.
 LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile", "bench")

@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import hashlib
+import importlib.machinery
 import inspect
 import json
 import logging
@@ -456,4 +457,5 @@ def _one(setting: Setting, one: Combination) -> tuple[dict[str, float], np.ndarr
 
 def _importable(rule: Callable[..., Any]) -> bool:
     """Return whether another process can find the rule by its name."""
-    return "<" not in rule.__qualname__ and rule.__module__ != "builtins"
+    found = importlib.machinery.PathFinder.find_spec(rule.__module__.partition(".")[0])
+    return "<" not in rule.__qualname__ and (found is not None or rule.__module__ == "__main__")

@@ -1,0 +1,153 @@
+"""`nca-trader sweep`: runs a rule with every combination of its parameters over bars."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+from typing import Any
+
+from nca_trader.cli.checks import STRATEGIES
+from nca_trader.cli.options import READING, add_options, load_bars, typed
+from nca_trader.errors import ConfigError
+
+NOTE = (
+    "START:STOP:STEP leaves STOP out, as Python's range does. Every combination counts in "
+    "the project folder's trial log, and the deflated Sharpe ratio counts all trials there."
+)
+SHOWN = ("sharpe", "total_return", "max_drawdown", "trades")
+BEST = 10  # rows that are printed
+
+
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = NOTE
+    parser.add_argument(
+        "--strategy",
+        required=True,
+        metavar="NAME|FILE.py:NAME",
+        help="a function of parameters that returns a strategy, or of bars and parameters, in a "
+        "file, which is run; or a rule: " + ", ".join(STRATEGIES),
+    )
+    parser.add_argument(
+        "--grid",
+        action="append",
+        required=True,
+        metavar="NAME=VALUES",
+        help="values of a parameter: START:STOP:STEP, or A,B,C; with --sample also LOW:HIGH; "
+        "repeatable",
+    )
+    add_options(parser, "data", *READING, seed={"help": "of --sample, from 0"})
+    parser.add_argument("--sample", type=int, metavar="N", help="draw N combinations")
+    parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))
+    parser.add_argument("--precision", choices=("f32", "f64"), default="f32")
+    parser.add_argument("--commission", type=float, help="fraction of notional (default 0)")
+    parser.add_argument("--slippage", type=float, help="fraction of price (default 0)")
+    parser.add_argument("--fill", choices=("next_open", "close"))
+    parser.add_argument("--order", choices=("on_change", "rebalance"))
+    parser.add_argument("--resume", metavar="DIR", help="keep finished parts there, and go on")
+    parser.add_argument(
+        "--trials", metavar="DIR", default="runs", help="folder of the trial log (default runs)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write a page (.html) or the table (.csv, .parquet)"
+    )
+
+
+def grid_of(texts: list[str], sampled: bool = False) -> dict[str, Any]:
+    """Return the values of `--grid` by parameter.
+
+    Raises:
+      ConfigError: one that cannot be read.
+
+    Example:
+      >>> grid_of(["k=5:20:5", "stop=0.05,null"])
+      {'k': range(5, 20, 5), 'stop': [0.05, None]}
+    """
+    grid: dict[str, Any] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        wrong = ConfigError(
+            f"--grid {text}: write NAME=START:STOP:STEP or NAME=A,B,C, e.g. fast=5:35:1."
+        )
+        if not equals or not name.isidentifier() or not values:
+            raise wrong
+        if name in grid:
+            raise ConfigError(f"--grid {text}: {name} is given twice; give it once.")
+        if ":" not in values:
+            grid[name] = [_value(part) for part in values.split(",")]
+            continue
+        ends = [_value(part) for part in values.split(":")]
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in ends)
+        if not numbers or len(ends) not in (2, 3) or (len(ends) == 2 and not sampled):
+            raise wrong
+        if len(ends) == 2:
+            grid[name] = tuple(ends)
+            continue
+        start, stop, step = ends
+        if not step > 0 or not stop > start:
+            raise ConfigError(f"--grid {text}: give START < STOP and a STEP above 0.")
+        if all(isinstance(x, int) for x in ends):
+            grid[name] = range(start, stop, step)
+        else:
+            # A little less, so that 0.1:0.3:0.1 has no third value by rounding.
+            count = math.ceil((stop - start) / step - 1e-9)
+            if count > 1_000_000:
+                raise ConfigError(f"--grid {text}: {count:,} values; give a larger STEP.")
+            grid[name] = [round(start + k * step, 12) for k in range(count)]
+    return grid
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
+    """Run the sweep; return its rows and the verdict."""
+    from nca_trader.config.env import Costs
+    from nca_trader.evaluate.combinations import combinations_of
+    from nca_trader.evaluate.report.tables import report_sweep
+    from nca_trader.evaluate.subjects import member_of
+    from nca_trader.evaluate.sweep import sweep
+
+    grid, method, seed = grid_of(args.grid, args.sample is not None), args.method, args.seed or 0
+    rule = member_of(args.strategy)
+    # Refused before the bars are read.
+    combinations_of(rule, grid, args.sample, method or "sobol", seed)
+    costs = Costs(commission=args.commission or 0.0, slippage=args.slippage or 0.0)
+    table = sweep(
+        load_bars(args),
+        rule,
+        grid,
+        costs,
+        args.fill,
+        args.order,
+        precision=args.precision,
+        sample=args.sample,
+        method=method or "sobol",
+        seed=seed,
+        resume=args.resume,
+        trials=args.trials,
+    )
+    best = table.sort_values("sharpe", ascending=False)[:BEST]
+    print(f"The best {len(best)} of {len(table):,} combinations by Sharpe ratio:")
+    print(best[[*table.attrs["parameters"], *SHOWN]].to_string(index=False, float_format="%.4g"))
+    print(table.attrs["verdict"])
+    if args.out is not None:
+        out = pathlib.Path(args.out)
+        if out.suffix == ".html":
+            names = ("strategy", "grid", "data", *READING, "sample", "method", "seed")
+            names += ("precision", "commission", "slippage", "fill", "order", "trials", "out")
+            command = typed("sweep", **{name: getattr(args, name) for name in names})
+            report_sweep(table, out, title=f"Sweep of {args.strategy}", command=command)
+        elif out.suffix == ".parquet":
+            table.to_parquet(out, index=False)
+        else:
+            table.to_csv(out, index=False)
+        print(f"The {'page' if out.suffix == '.html' else 'table'}: {out}")
+    rows = table.to_dict("records")
+    return {"rows": rows, "verdict": table.attrs["verdict"], "search": table.attrs["search"]}

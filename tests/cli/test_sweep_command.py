@@ -1,0 +1,64 @@
+"""`nca-trader sweep` shows what `nca.sweep` finds, and refuses a wrong grid at once."""
+
+import json
+
+import pandas as pd
+import pytest
+
+import nca_trader as nca
+from nca_trader.cli import main
+
+SMA = ["sweep", "--strategy", "sma_cross", "--symbol", "SP500", "--commission", "5e-4"]
+GRID = ["--grid", "fast=5:15:5", "--grid", "slow=20,50"]
+
+
+def test_the_command_is_the_function(tmp_path, capsys):
+    out, folder = tmp_path / "table.csv", str(tmp_path / "runs")
+    words = [*SMA, *GRID, "--out", str(out), "--trials", folder, "--json"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(shown.splitlines()[-1])
+    bars = nca.sample_bars("sp500").select("SP500")
+    table = nca.sweep(
+        bars,
+        nca.rules.sma_cross,
+        {"fast": [5, 10], "slow": [20, 50]},
+        nca.Costs(commission=5e-4),
+        trials=None,
+    )
+    assert [row["equity"] for row in found["rows"]] == table["equity"].tolist()
+    assert found["verdict"] == table.attrs["verdict"] and found["verdict"] in shown
+    assert found["search"]["trials"] == nca.trials(folder)["trials"].sum() == 4
+    pd.testing.assert_frame_equal(pd.read_csv(out), table, check_dtype=False)
+
+
+def test_a_rule_of_a_file_and_a_page(tmp_path, capsys):
+    file, page = tmp_path / "mine.py", tmp_path / "sweep.html"
+    file.write_text(
+        "import nca_trader as nca\n"
+        "def rule(lookback=5, loss=0.1):\n"
+        "    return nca.rules.momentum(lookback).with_stop(loss)\n"
+    )
+    words = ["sweep", "--strategy", f"{file}:rule", "--symbol", "SP500", "--out", str(page)]
+    words += ["--grid", "lookback=5:50", "--grid", "loss=0.02:0.2", "--sample", "8"]
+    assert main([*words, "--trials", str(tmp_path / "runs")]) == 0
+    assert "The best 8 of 8 combinations" in capsys.readouterr().out
+    assert "lookback" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--grid", "fast"], "write NAME=START:STOP:STEP"),
+        (["--grid", "fast=5:35"], "write NAME=START:STOP:STEP"),
+        (["--grid", "fast=5:5:1"], "give START < STOP"),
+        (["--grid", "fast=1:9:1", "--grid", "fast=3"], "given twice"),
+        (["--grid", "fats=1:9:1"], "did you mean 'fast'"),
+        (["--grid", "fast=1:5000:1", "--grid", "slow=1:5000:1"], "24,990,001 combinations"),
+        ([*GRID, "--sample", "0"], "at least 1"),
+    ],
+)
+def test_a_wrong_grid_is_one_line_and_exit_code_2(words, said, capsys):
+    assert main([*SMA, *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
