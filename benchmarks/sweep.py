@@ -27,7 +27,7 @@ from .peers.clock import walk
 from .timing import compared, measured_by
 
 NUM_BARS, COLD_BARS = 100_000, 5_000
-CALLS = 5  # of which the median counts
+CALLS = 5  # the median of them counts
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 GRID = {"fast": range(5, 35), "slow": range(40, 190, 5)}
 OWN = {"span": range(5, 35), "loss": [0.02 + 0.005 * k for k in range(30)]}

@@ -27,7 +27,7 @@ def counted(
 ) -> int:
     """Count the combinations in the trial log; return the trials on this market so far.
 
-    The same combinations on the same bars are no new trials, and are counted once.
+    The same combinations on the same bars are not new trials, and are counted once.
 
     Args:
       folder: the project folder; None counts nothing and returns the number of combinations.

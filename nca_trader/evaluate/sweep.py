@@ -91,7 +91,7 @@ def sweep(
         a function of bars and parameters that returns targets. Numbers arrive as traced jax
         numbers; a combination that the rule refuses (fast >= slow) is left out.
       grid: values by parameter, e.g. `{"fast": range(5, 35), "slow": range(40, 190, 5)}`.
-      costs: None is no costs.
+      costs: None charges nothing.
       fill: "next_open" (default) or "close", as in `backtest`.
       order: "on_change" or "rebalance"; None is the rule's own.
       precision: of the accounts: "f32" is within 1e-6 of the equity of `backtest`, "f64" 1e-9.
@@ -114,7 +114,7 @@ def sweep(
     Raises:
       ConfigError: no combination or too many, a parameter that the rule does not have, a value
         that it refuses, a strategy that raises, `resume` of another sweep.
-      BarError: too few bars, or targets that are no weights.
+      BarError: too few bars, or targets that are not weights.
 
     Example:
       >>> import nca_trader as nca
@@ -226,7 +226,7 @@ def _as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) -> 
     first = setting.rule(**combinations[0])
     traced = traced_parameters(combinations)
     parts: list[tuple[list[int], dict[str, Any]]] = []
-    # Parameters that are no numbers, e.g. None for no stop, are compiled in.
+    # Parameters that are not numbers, e.g. None for no stop, are compiled in.
     by_fixed: dict[str, list[int]] = {}
     for k, one in enumerate(combinations):
         fixed = {p: v for p, v in one.items() if p not in traced}

@@ -228,7 +228,7 @@ def _add_trades(
     tally, position = add_gain(tally, gain), position + gain
     growth = growth + gain.sum()
     if left is not None:
-        # A margin call at the close has a cost of its own, which is not told apart here.
+        # A margin call at the close has a cost of its own, which is not separated here.
         inside = whole.cost - cost
         tally, position, growth = add_fill(tally, position, growth, left.traded, inside)
         cost, traded = cost + inside, traded + left.traded
