@@ -1,5 +1,6 @@
 """Walk-forward: spans, one account over stitched decisions, leaks, resuming, and the verdict."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ledger import random_bars
@@ -8,6 +9,7 @@ import nca_trader as nca
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit
 from nca_trader.evaluate.walkforward.folds import Spans, make_folds
+from nca_trader.evaluate.walkforward.stitching import switching
 from nca_trader.types import Bars
 
 
@@ -130,7 +132,9 @@ def test_one_account_fills_what_the_folds_decided(persistent):
         return lambda bars: np.full(len(bars), weight)
 
     costs = nca.Costs(commission=1e-3)
-    done = walked(persistent, fit, grid=None, costs=costs, fill="close", check=False, max_gross=1.0)
+    done = walked(
+        persistent, fit, grid=None, costs=costs, fill="close", order="on_change", check=False
+    )
     close = persistent.close[:, 0]
     equity, units, cash, found = 1.0, 0.0, 1.0, []
     for row in range(200, 900):
@@ -153,6 +157,37 @@ def test_a_position_of_equal_target_is_carried_without_a_trade(persistent):
     done = walked(persistent, nca.rules.buy_and_hold(), grid=None, costs=costs)
     np.testing.assert_array_equal(done.result.equity, done.baselines["buy and hold"].equity)
     assert done.result.num_fills == 1
+
+
+def stopped(weight=0.5):
+    """A constant weight, which a stop closes until the weight changes."""
+
+    def act(state, bar):
+        return state, jnp.full_like(bar.close, weight)
+
+    return nca.Strategy(lambda num_assets: (), act, "held").with_stop(0.015)
+
+
+def test_a_strategy_with_a_stop_keeps_its_account_from_fold_to_fold(persistent):
+    """Every fold chooses the same weight, so that one strategy over all test spans is the same."""
+    costs = nca.Costs(commission=1e-3)
+    grid = {"weight": (0.5, 0.6)}
+    done = walked(persistent, stopped, grid=grid, costs=costs, metric="max_drawdown")
+    assert set(done.folds["weight"]) == {0.5}
+    start = str(persistent.index[200])
+    alone = nca.backtest(persistent, stopped(0.5), costs, start=start)
+    np.testing.assert_allclose(done.result.equity, alone.equity, rtol=1e-12)
+    assert (done.result.weights.to_numpy() == 0.0).sum() > 100  # the stop closed it
+
+
+def test_a_strategy_with_a_stop_switches_at_the_edge_of_a_fold(persistent):
+    weights = iter([0.25, 0.75] * 4)
+    parts = [(200 + 100 * i, stopped(next(weights))) for i in range(7)]
+    result = nca.backtest(persistent, switching(parts), start=str(persistent.index[200]))
+    ordered = result.targets.to_numpy()[:, 0]
+    np.testing.assert_array_equal(ordered[::100], [0.25, 0.75] * 3 + [0.25])
+    # A target that changes opens again what a stop has closed.
+    assert all(result.weights.to_numpy()[100 * i + 1, 0] > 0 for i in range(7))
 
 
 def remembers():
@@ -273,7 +308,7 @@ def test_noise_is_not_distinguishable(index_returns):
 
 @pytest.mark.slow
 def test_noise_is_not_distinguishable_on_nine_of_ten_series(index_returns):
-    """A selection of the hundred of benchmarks/results/walkforward.json."""
+    """A selection of the hundred of benchmarks/results/walkforward-noise.json."""
     found = sum("not distinguishable" in w.verdict for w in verdicts(index_returns, range(20)))
     assert found >= 18
 

@@ -69,6 +69,9 @@ class Fitted:
       chosen: the parameters that the train span chose, or the selected seed.
       score: of the choice, on the train span; NaN where nothing was chosen.
       tried: how many combinations or seeds it was chosen from.
+      order: "on_change" or "rebalance".
+      with_account: whether a strategy decides that needs the stitched account itself; `targets` are
+        then NaN.
       train_sha256, test_sha256: of the bars, see `Bars.digest`.
       seconds: that the fold took in its worker.
       leaves: of agents, the parameters of each seed, by name.
@@ -78,6 +81,8 @@ class Fitted:
     chosen: dict[str, Any]
     score: float
     tried: int
+    order: str
+    with_account: bool
     train_sha256: str
     test_sha256: str
     seconds: float
@@ -145,22 +150,21 @@ def scores(setup: Setup, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndar
                 raise
             found.append(np.nan)
             continue
-        targets = targets_of(subject, bars)
-        result = backtest(bars, targets, setup.costs, look=False, **setup.limits)
+        settings: dict[str, Any] = {"order": order_of(setup, subject)} | dict(setup.limits)
+        result = backtest(bars, subject, setup.costs, look=False, check=False, **settings)
         found.append(result.metrics[setup.metric])
     return np.array(found, np.float64)
 
 
-def targets_of(subject: Any, bars: Bars) -> np.ndarray:
-    """Return the targets `[N, A]` of a strategy or of a function of bars; NaN for no order."""
-    if not isinstance(subject, Strategy):
-        return as_targets(subject(bars), bars)
-    if needs_account(bars, subject):
-        raise ConfigError(
-            f"strategy {subject.name!r}: sees its portfolio or orders exits, which a walk-forward "
-            "does not carry from fold to fold yet; give one whose targets depend on bars alone."
-        )
-    return strategy_targets(bars, subject)
+def order_of(setup: Setup, subject: Any) -> str:
+    """Return when a subject's targets trade: as asked for, or by the rule of `nca.backtest`."""
+    own = subject.order if isinstance(subject, Strategy) else "rebalance"
+    return setup.limits.get("order", own)
+
+
+def with_account(subject: Any, bars: Bars) -> bool:
+    """Whether a subject is a strategy that sees its portfolio or orders exits."""
+    return isinstance(subject, Strategy) and needs_account(bars, subject)
 
 
 def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str, Any], float, int]:
@@ -186,6 +190,7 @@ def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str,
         best = int(np.nanargmax(mean))
         return candidate(setup.subject, tried[best]), tried[best], float(mean[best]), len(tried)
     if isinstance(setup.subject, Strategy) or not needs_bars(setup.subject):
+        # Nothing is fitted: a strategy without a grid.
         return candidate(setup.subject, {}), {}, float("nan"), 1
     if len(pieces) > 1:
         raise ConfigError(
@@ -207,7 +212,11 @@ def act(subject: Any, bars: Bars, fold: Fold) -> np.ndarray:
     """
     begin = min(first for first, _ in (*fold.train, *fold.test))
     last = max(last for _, last in fold.test)
-    targets = targets_of(subject, bars[begin:last])
+    own = bars[begin:last]
+    if isinstance(subject, Strategy):
+        targets = strategy_targets(own, subject)
+    else:
+        targets = as_targets(subject(own), own)
     return np.concatenate(
         [in_force(targets, first - begin)[first - begin : end - begin] for first, end in fold.test]
     )
@@ -217,11 +226,23 @@ def fit_fold(setup: Setup, number: int) -> Fitted:
     """Fit one fold, and let it act on its test spans: the job of everything but agents."""
     began, fold = time.perf_counter(), setup.folds[number]
     subject, chosen, score, tried = fit(setup, setup.bars, fold.train)
+    if needs := with_account(subject, setup.bars):
+        if not setup.grid and needs_bars(setup.subject):
+            raise ConfigError(
+                f"strategy {subject.name!r}: sees its portfolio or orders exits, and a function "
+                "fitted it, so that a file cannot hold it; give a rule with a grid."
+            )
+        rows = sum(last - first for first, last in fold.test)
+        targets = np.full((rows, setup.bars.num_assets), np.nan)
+    else:
+        targets = act(subject, setup.bars, fold)
     return Fitted(
-        targets=act(subject, setup.bars, fold),
+        targets=targets,
         chosen=chosen,
         score=score,
         tried=tried,
+        order=order_of(setup, subject),
+        with_account=needs,
         train_sha256=digest_of(setup.bars, fold.train),
         test_sha256=digest_of(setup.bars, fold.test),
         seconds=time.perf_counter() - began,
@@ -246,14 +267,17 @@ def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
     for factor in FACTORS:
         subject, chosen, score, _ = fit(setup, altered(bars, ~own, factor), fold.train)
         same = chosen == fitted.chosen and np.array_equal(score, fitted.score, equal_nan=True)
-        if not same or not np.array_equal(act(subject, bars, fold), fitted.targets, equal_nan=True):
+        if same and not fitted.with_account:
+            same = np.array_equal(act(subject, bars, fold), fitted.targets, equal_nan=True)
+        if not same:
             return (
                 "its fit depends on bars outside of the train span, or on what it saw in other "
                 "folds"
             )
         if setup.grid:
             break  # fits of a grid are this package's own, and take longer
-    for factor in FACTORS:
+    # A `Strategy` gets one bar after the other, so only a function can look ahead.
+    for factor in () if isinstance(subject, Strategy) else FACTORS:
         later = altered(bars, np.arange(len(bars)) >= middle, factor)
         again = act(subject, later, fold)
         if not np.array_equal(again[:kept], fitted.targets[:kept], equal_nan=True):
@@ -348,6 +372,8 @@ def selected_of(setup: Setup, number: int, seeds: Sequence[Trained]) -> Fitted:
         chosen={"seed": best},
         score=float(found[best]),
         tried=len(seeds),
+        order=setup.limits.get("order", setup.env.order if setup.env else "on_change"),
+        with_account=False,
         train_sha256=digest_of(setup.bars, fold.train),
         test_sha256=digest_of(setup.bars, fold.test),
         seconds=sum(seed.seconds[1] for seed in seeds),

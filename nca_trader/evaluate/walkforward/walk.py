@@ -41,6 +41,11 @@ from nca_trader.evaluate.walkforward.refit import (
     selected_of,
     train_seed,
 )
+from nca_trader.evaluate.walkforward.stitching import (
+    best_constant,
+    switching_by_path,
+    targets_by_path,
+)
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import now
@@ -48,7 +53,6 @@ from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
 CONSTANT = "best constant weight"
-STEPS = 10  # between no position and the largest, of the weights that the baseline is chosen from
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,8 @@ def walk_forward(
         weights, has nothing to refit.
       costs: of trading, in the fit as in the test; None takes none, for an agent those of `env`.
       fill: "next_open" or "close", see `nca.backtest`.
-      order: "on_change" or "rebalance"; None is "on_change".
+      order: "on_change" or "rebalance"; None is the strategy's or the agent's own, and "rebalance"
+        for functions of bars.
       train: bars of the train span.
       test: bars of the test span; those of all folds follow each other without a gap.
       purge: bars left out at the end of the train span, e.g. the horizon of a label.
@@ -384,11 +389,11 @@ class _Walk:
         stop = str(setup.bars.index[last]) if last < len(setup.bars) else None
         common: dict[str, Any] = {"start": str(setup.bars.index[first]), "stop": stop}
         common |= (rules_of(setup.env)._asdict() if setup.env else {}) | dict(setup.limits)
-        own: dict[str, Any] = {"order": getattr(setup.subject, "order", "on_change")} | common
-        accounts = [
-            backtest(setup.bars, targets, setup.costs, name=name, **own)
-            for targets in _by_path(setup, fitted)
-        ]
+        own: dict[str, Any] = common | {"order": fitted[0].order}
+        found = targets_by_path(setup, fitted)
+        if fitted[0].with_account:
+            found = switching_by_path(setup, fitted)
+        accounts = [backtest(setup.bars, one, setup.costs, name=name, **own) for one in found]
         sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
         # The lower of the two in the middle where their number is even.
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
@@ -397,7 +402,7 @@ class _Walk:
             for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
         }
         rebalanced: dict[str, Any] = common | {"order": "rebalance"}
-        constant = _best_constant(setup.bars, result.targets)
+        constant = best_constant(setup.bars, result.targets)
         baselines[CONSTANT] = backtest(
             setup.bars, constant, setup.costs, name=CONSTANT, **rebalanced
         )
@@ -446,37 +451,6 @@ class _Walk:
     @property
     def _paths(self) -> set[int]:
         return {path for fold in self.setup.folds for path in fold.paths}
-
-
-def _by_path(setup: Setup, fitted: list[Fitted]) -> list[np.ndarray]:
-    """Return for each path the targets `[N, A]` of all rows, NaN outside of its test spans."""
-    shape = (len(setup.bars), setup.bars.num_assets)
-    found: dict[int, np.ndarray] = {}
-    for fold, one in zip(setup.folds, fitted, strict=True):
-        row = 0
-        for (first, last), path in zip(fold.test, fold.paths, strict=True):
-            targets = found.setdefault(path, np.full(shape, np.nan))
-            targets[first:last] = one.targets[row : row + last - first]
-            row += last - first
-    return [found[path] for path in sorted(found)]
-
-
-def _best_constant(bars: Bars, ordered: pd.DataFrame) -> np.ndarray:
-    """Return the targets `[N, A]` of the baseline: one weight, equal in all assets, rebalanced.
-
-    It is the one of highest log growth over all bars, before costs, known in hindsight: what a
-    strategy has to beat to be worth its timing. It is between 0 and the most that was `ordered`,
-    or 1, and may be short where the strategy ever was.
-    """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        returns = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0).mean(1)
-    asked = np.nan_to_num(ordered.to_numpy())
-    most = max(1.0, float(np.abs(asked).sum(1).max()))
-    weights = np.linspace(-most if (asked < 0.0).any() else 0.0, most, 2 * STEPS + 1)
-    # Below a loss of all equity, growth counts as the worst there is.
-    growth = [np.log(np.maximum(1.0 + w * returns, 1e-12)).sum() for w in weights]
-    best = weights[int(np.argmax(growth))]
-    return np.full((len(bars), bars.num_assets), best / bars.num_assets)
 
 
 def _difference(result: Result, baseline: Result, bars_per_year: float) -> tuple[float, Interval]:
