@@ -172,8 +172,8 @@ def valid(
       The others, the number left out, and the first refusal.
 
     Raises:
-      ConfigError: a value that is not a whole number is refused wherever it occurs, so that the fault
-        is the value's; or every combination is refused.
+      ConfigError: a value that is not a whole number is refused wherever it occurs, so that the
+        fault is the value's; or every combination is refused.
     """
     kept, refused, first = [], [], ""
     for one in combinations:
