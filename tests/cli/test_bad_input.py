@@ -206,7 +206,7 @@ def test_options_of_backtest_that_mean_nothing(command, mine, options, says):
 
 def test_a_rule_that_does_not_exist_names_the_nearest(command, mine):
     said = command("backtest", "--strategy=momentun", f"--data={mine.data}")
-    says = "--strategy momentun: no such rule; did you mean 'momentum'? There are buy_and_hold,"
+    says = "--strategy momentun: no such rule; did you mean 'momentum'? There are always_flat,"
     assert_refused(said, mine, mine.written(), says)
 
 
