@@ -36,7 +36,7 @@ from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
 from nca_trader.evaluate.targets import strategy_faults
-from nca_trader.numerics import as_one_kernel, float64_on_cpu
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars, Costs, Tensor
 
@@ -128,8 +128,7 @@ def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Tra
         return _step(account, legs_t, lambda account: (account, target, ()), costs, rules)
 
     account = open_account(jnp.zeros(targets.shape[1], targets.dtype))
-    scan = as_one_kernel(lambda *xs: jax.lax.scan(step, account, xs)[1][0])
-    return scan(legs, targets)
+    return jax.lax.scan(step, account, (legs, targets))[1][0]
 
 
 def simulate_targets(
@@ -201,7 +200,7 @@ def _scan_strategy(
         return (after, never), row
 
     start = ((account, book, state), last)
-    return as_one_kernel(lambda *xs: jax.lax.scan(step, start, xs)[1])(legs, bars)
+    return jax.lax.scan(step, start, (legs, bars))[1]
 
 
 def simulate_strategy(

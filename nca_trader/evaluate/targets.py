@@ -19,7 +19,7 @@ from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import open_book, portfolio
 from nca_trader.envs.account.state import Rules, open_account
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
-from nca_trader.numerics import as_one_kernel, float64_on_cpu
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar, Bars
 
 LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
@@ -96,7 +96,7 @@ def _scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Array]:
     # With the state, without which the compiler drops what only the state needs, e.g. a check of
     # the user's that raises.
     state = strategy.init(bar.close.shape[1])
-    return as_one_kernel(lambda bars: jax.lax.scan(step, state, bars))(bar)
+    return jax.lax.scan(step, state, bar)
 
 
 @contextlib.contextmanager
