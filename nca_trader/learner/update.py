@@ -148,7 +148,9 @@ def update(
     """
     layout, config = parts.layout, parts.config
     setup, optimizer = parts.of(state.hyper)
-    sized = dataclasses.replace(setup.config, micro_batches=micro_batches)
+    sized = setup.config
+    if micro_batches != sized.micro_batches:  # memory asked for another number
+        sized = dataclasses.replace(sized, micro_batches=micro_batches)
     setup = setup._replace(config=sized)
     # Folded, not split and carried: a resumed run draws the same numbers from key and update.
     key = jax.random.fold_in(state.key, state.update)
