@@ -120,7 +120,8 @@ def sweep(
       >>> import nca_trader as nca
       >>> bars = nca.sample_bars("sp500").select("SP500")[-500:]
       >>> grid = {"fast": [5, 10], "slow": [20, 50]}
-      >>> table = nca.sweep(bars, nca.rules.sma_cross, grid, nca.Costs(commission=5e-4), trials=None)
+      >>> costs = nca.Costs(commission=5e-4)
+      >>> table = nca.sweep(bars, nca.rules.sma_cross, grid, costs, trials=None)
       >>> table[["fast", "slow"]].to_numpy().tolist()
       [[5, 20], [5, 50], [10, 20], [10, 50]]
       >>> table.attrs["verdict"].startswith("The best of 4 combinations by Sharpe ratio is")
