@@ -241,7 +241,7 @@ def test_workers_end_with_a_caller_that_ends(how, tmp_path, root):
     )
     wait(lambda: len(list(folder.iterdir())) == 2)
     caller.send_signal(how)
-    caller.wait(30)
+    caller.wait(120)
     pids = [int(file.name) for file in folder.iterdir()]
     wait(
         lambda: (
