@@ -22,6 +22,20 @@ from nca_trader.errors import RunError, StateError
 SCRATCH = "nca-trader."
 
 
+def make_directory(path: Place, mode: int = 0o777) -> None:
+    """Make a folder and those above it, where they are not there.
+
+    Raises:
+      StateError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be made ({error.strerror}); choose another folder."
+        ) from None
+
+
 def write_atomically(path: Place, content: str | bytes) -> None:
     """Write `content`, a text as UTF-8, so that no reader and no crash sees half of it.
 

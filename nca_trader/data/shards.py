@@ -25,7 +25,7 @@ import pyarrow.parquet
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.records import plain, record, sealed, shown, unsealed
 from nca_trader.errors import BarError, ConfigError, StateError
-from nca_trader.machine import write_atomically
+from nca_trader.machine import make_directory, write_atomically
 from nca_trader.types import Bars
 
 FORMAT = 2
@@ -244,12 +244,7 @@ def write_shards(
     # A manifest says that a folder is complete, so writing never starts under one.
     if (folder / MANIFEST).exists():
         raise StateError(f"{folder / MANIFEST}: is there already; choose another folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateError(
-            f"{folder}: cannot be made ({error.strerror}); choose another folder."
-        ) from None
+    make_directory(folder)
     shards: list[Shard] = []
     for series in [bars] if isinstance(bars, Bars) else bars:
         for first in range(0, len(series), rows):

@@ -134,7 +134,10 @@ def backtest(
         if look and first + in_sample < last:
             looks = count_look(run, bars[first + in_sample : last])
     else:
-        name = name or getattr(targets, "name", None) or getattr(targets, "__name__", None)
+        if isinstance(targets, Strategy):
+            name = name or targets.name
+        elif callable(targets):
+            name = name or getattr(targets, "__name__", None)
         # A limit above the largest weight says that so much leverage is meant.
         most = max(LARGEST, rules.max_gross or 0.0)
         if isinstance(targets, Strategy) and needs_account(bars, targets):

@@ -113,7 +113,7 @@ def _row(
         weight=account.held,
         target=target,
         at_open=opened,
-        # A margin call at the close is all that a bar trades besides.
+        # The rest of what a bar trades is a margin call at its close.
         at_close=bar.traded - inside + closed.traded,
         cost=bar.cost + closed.cost,
         flows=jax.tree.map(jnp.add, bar.flows, closed.flows),

@@ -20,18 +20,19 @@ import pandas as pd
 from nca_trader.agents import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import expect
-from nca_trader.config.records import difference, plain, sealed, unsealed
+from nca_trader.config.records import plain
 from nca_trader.config.spans import Range, check_metric, check_optuna, check_space, override
 from nca_trader.config.toml import to_toml
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError, RunError, StateError, argument
+from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import statistics
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.train import train
 from nca_trader.machine import scratch, write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.runs import trials
+from nca_trader.runs.folder import open_folder
 from nca_trader.runs.manifest import now
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars
@@ -162,34 +163,10 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
-    _open(path, json.loads(json.dumps(known)))
+    open_folder(path, SETTINGS, json.loads(json.dumps(known)), "search")
     study = _study(path)
     _search(study, setup, space, path, trials, seeds, batch, workers, done)
     return _result(study, setup, path)
-
-
-def _open(folder: pathlib.Path, known: dict[str, Any]) -> None:
-    """Make the folder of a search, or check that it holds the same one."""
-    file = folder / SETTINGS
-    if not file.exists():
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            raise RunError(f"{folder}: holds files of something else; choose another folder.")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StateError(
-                f"{folder}: cannot be made ({error.strerror}); choose another folder."
-            ) from None
-        write_atomically(file, sealed(known))
-        return
-    there, _ = unsealed(file.read_bytes(), str(file))
-    changed = difference(there, known)
-    if changed is not None:
-        name, was, asked = changed
-        raise RunError(
-            f"{folder}: a search of something else: {name} was {was!r} there and is {asked!r} now; "
-            f"choose another {argument('folder')}, or ask for the same."
-        )
 
 
 def _study(folder: pathlib.Path) -> Any:

@@ -22,12 +22,14 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
-from nca_trader.errors import RunError, StateError
-from nca_trader.machine import HeldError, take_lock, write_atomically
+from nca_trader.config.records import difference, sealed, unsealed
+from nca_trader.errors import RunError, StateError, argument
+from nca_trader.machine import HeldError, make_directory, take_lock, write_atomically
 from nca_trader.parallel import hosts
 
 RUN, LOCK, SHARED = "run.json", "train.lock", ".shared-"
@@ -56,10 +58,37 @@ def make_folder(path: Place, texts: Mapping[str, str]) -> None:
 
     if path.exists() and not (path.is_dir() and all(map(left, path.iterdir()))):
         raise RunError(f"{path}: holds files of something else; choose another folder.")
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise _not_made(path, error) from None
+    make_directory(path, 0o700)
+
+
+def open_folder(folder: pathlib.Path, name: str, known: Mapping[str, Any], what: str) -> None:
+    """Make the folder of work that can be resumed, or check that it holds the same work.
+
+    Args:
+      folder: of the work.
+      name: of the file that records its settings.
+      known: the settings, of JSON's types.
+      what: a word for the work, e.g. "walk-forward".
+
+    Raises:
+      RunError: it holds work of other settings, or other files.
+      StateError: it cannot be made, or its record was changed.
+    """
+    file = folder / name
+    if not file.exists():
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            raise RunError(f"{folder}: holds files of something else; choose another folder.")
+        make_directory(folder)
+        write_atomically(file, sealed(known))
+        return
+    there, _ = unsealed(file.read_bytes(), str(file))
+    changed = difference(there, known)
+    if changed is not None:
+        key, was, asked = changed
+        raise RunError(
+            f"{folder}: a {what} of something else: {key} was {was!r} there and is {asked!r} now; "
+            f"choose another {argument('folder')}, or ask for the same."
+        )
 
 
 @contextlib.contextmanager
@@ -124,10 +153,7 @@ def check_shared(path: Place, timeout: float = 10.0) -> None:
     token = path / f"{SHARED}{word}"
 
     def write() -> None:
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise _not_made(path, error) from None
+        make_directory(path, 0o700)
         write_atomically(token, word)
 
     hosts.on_first(write)
@@ -142,10 +168,6 @@ def check_shared(path: Place, timeout: float = 10.0) -> None:
             f"{path}: process {blind[0]} of {hosts.count()} does not see what process 0 writes "
             "there; give a folder on storage that all hosts share, by the same path."
         )
-
-
-def _not_made(path: Place, error: OSError) -> StateError:
-    return StateError(f"{path}: cannot be made ({error.strerror}); choose another folder.")
 
 
 PART = 1 << 20  # bytes after which the next line begins another part

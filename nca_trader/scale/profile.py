@@ -22,12 +22,12 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, CheckpointConfig
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.programs import Compilations, bytes_needed
 from nca_trader.learner.train import Markets
-from nca_trader.machine import scratch
+from nca_trader.machine import make_directory, scratch
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import open_run
 from nca_trader.scale.chips import rates_of
@@ -62,12 +62,7 @@ def profile(
     """
     if steps < 1:
         raise ConfigError(f"{argument('steps', steps)}: trace at least one update.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateError(
-            f"{folder}: cannot be made ({error.strerror}); choose another folder."
-        ) from None
+    make_directory(folder)
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     names = [step.__name__ for step in learner.programs.values()]
     state, market, done = learner.init(jax.random.key(seed)), learner.market, 0

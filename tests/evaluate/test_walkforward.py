@@ -6,27 +6,11 @@ import pytest
 from ledger import random_bars
 
 import nca_trader as nca
+from benchmarks.walkforward import bars_of
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit
 from nca_trader.evaluate.walkforward.folds import Spans, make_folds
 from nca_trader.evaluate.walkforward.stitching import switching
-from nca_trader.types import Bars
-
-
-def bars_of(returns):
-    """Daily bars of one asset with these simple returns from close to close; open = last close."""
-    close = 100.0 * np.cumprod(1.0 + np.asarray(returns))[:, None]
-    before = np.concatenate([[[100.0]], close[:-1]])
-    return Bars(
-        time=np.datetime64("2000-01-01") + np.arange(len(close)) * np.timedelta64(1, "D"),
-        symbols=("X",),
-        open=before,
-        high=np.maximum(before, close),
-        low=np.minimum(before, close),
-        close=close,
-        volume=np.ones_like(close),
-        present=np.ones(close.shape, bool),
-    )
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def alone(bars, tmp_path_factory):
 
 
 def test_each_fold_is_what_training_and_a_backtest_by_hand_give(bars, alone, tmp_path):
-    """Fold 1: rows 40 to 195, of which the last fifth selects; it acts on rows 200 to 239."""
+    """Fold 1 has rows 40 to 195, and its last fifth selects; it acts on rows 200 to 239."""
     done, kept, _ = alone
     edge = 195 - 31
     scores, targets = [], []

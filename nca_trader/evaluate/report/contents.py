@@ -107,7 +107,7 @@ class Report:
       command: that makes this page again.
       created: date and time as text.
       wall_times: stage -> seconds.
-      trials: from the trial log; None only for a strategy, whose tries nobody counts.
+      trials: from the trial log; None for a strategy, whose trials are not counted.
       seed: number of the agent that acts, also its column in `training`.
       seeds: every seed's scores.
       other_seeds: backtests of the seeds that do not act.
@@ -184,7 +184,7 @@ class Report:
 
     @property
     def idealised(self) -> bool:
-        """Whether orders fill at the close that the decision saw, which nobody can trade."""
+        """Whether orders fill at the close that the decision saw: no real order is that fast."""
         return self.agent.fill == "close"
 
     @property

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from nca_trader.config import AgentConfig
-from nca_trader.config.records import RESTORE, difference, plain, read_json, sealed, unsealed
-from nca_trader.errors import RunError, StateError, argument
+from nca_trader.config.records import RESTORE, plain, read_json
+from nca_trader.errors import StateError
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup
 from nca_trader.machine import write_atomically
 
@@ -61,35 +61,6 @@ def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
     }
     # As the file will give them back: tuples as lists.
     return json.loads(json.dumps(known, default=str))
-
-
-def open_folder(folder: pathlib.Path, known: dict[str, Any]) -> None:
-    """Make the folder of a walk-forward, or check that it holds the same one.
-
-    Raises:
-      RunError: it holds another walk-forward, or other files.
-      StateError: it cannot be written, or its record was changed.
-    """
-    file = folder / FILE
-    if file.exists():
-        there, _ = unsealed(file.read_bytes(), str(file))
-        changed = difference(there, known)
-        if changed is not None:
-            name, was, asked = changed
-            raise RunError(
-                f"{folder}: a walk-forward of something else: {name} was {was!r} there and is "
-                f"{asked!r} now; choose another {argument('folder')}, or ask for the same."
-            )
-        return
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise RunError(f"{folder}: holds files of something else; choose another folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateError(
-            f"{folder}: cannot be made ({error.strerror}); choose another folder."
-        ) from None
-    write_atomically(file, sealed(known))
 
 
 def file_of(folder: pathlib.Path, number: int) -> pathlib.Path:

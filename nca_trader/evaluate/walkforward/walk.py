@@ -48,6 +48,7 @@ from nca_trader.evaluate.walkforward.stitching import (
 )
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.runs import trials
+from nca_trader.runs.folder import open_folder
 from nca_trader.runs.manifest import now
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
@@ -306,7 +307,8 @@ class _Walk:
             more: dict[str, Any] = {}
             if self._agent:
                 more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
-            stored.open_folder(self._path, stored.settings(self.setup, more))
+            settings = stored.settings(self.setup, more)
+            open_folder(self._path, stored.FILE, settings, "walk-forward")
             self._count_trial()
             for fold in self.setup.folds:
                 if (found := stored.read_fold(self._path, fold.number)) is not None:
