@@ -174,3 +174,8 @@ def test_partial_functions_and_frames_are_targets():
 def test_a_strategy_may_answer_with_whole_numbers():
     steady = nca.Strategy(lambda n: (), lambda s, bar: (s, jnp.ones(1, jnp.int32)))
     assert backtest(BARS, steady).num_fills == 1
+
+
+def test_the_name_of_a_pandas_series_is_not_the_strategys():
+    weights = pd.Series(past(BARS)[:, 0], BARS.index, name=5)
+    assert backtest(BARS, weights).name == "targets"
