@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
 from typing import Any
 
 from nca_trader.cli.checks import STRATEGIES
-from nca_trader.cli.options import READING, add_options, load_bars, params_of, typed
+from nca_trader.cli.options import (
+    ACCOUNT,
+    READING,
+    account_of,
+    add_options,
+    load_bars,
+    params_of,
+    typed,
+)
 
 NOTE = (
     "A run is backtested on the bars after those that trained or selected it, unless --start says "
@@ -44,10 +51,7 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--start", help="trade from this date; with --run, after the bars it saw")
     parser.add_argument("--stop", help="trade before this date")
-    parser.add_argument("--commission", type=float, help="fraction of notional (default the run's)")
-    parser.add_argument("--slippage", type=float, help="fraction of price (default the run's)")
-    parser.add_argument("--fill", choices=("next_open", "close"))
-    parser.add_argument("--order", choices=("on_change", "rebalance"))
+    add_options(parser, *ACCOUNT)
     parser.add_argument(
         "--out",
         metavar="FILE",
@@ -61,7 +65,6 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.config import EnvConfig
     from nca_trader.data.synthetic import seed_of, task_of
     from nca_trader.envs import load_env
-    from nca_trader.envs.account.state import rules_of
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.subjects import subject_of
@@ -78,22 +81,15 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         source: Any = task_of(env, seed=seed_of(run.manifest.data.source) + 1)
     else:
         source = load_bars(args)
-    # Only the costs that were given replace those of the run or of --env. 0 is one, too.
-    given = {name: getattr(args, name) for name in ("commission", "slippage")}
-    costs = dataclasses.replace(env.costs, **{k: v for k, v in given.items() if v is not None})
     # A run brings its own limits: `check` refuses --env with --run.
-    limits = rules_of(env)._asdict() if args.env else {}
-    # `--fill` and `--order` override the environment's.
-    fill, order = (limits.pop(name, None) for name in ("fill", "order"))
+    costs, rules = account_of(args, env, bool(args.env))
     result = backtest(
         source,
         run or subject_of(args.strategy, params_of(args)),
         costs,
-        args.fill or fill,
-        args.order or order,
         start=args.start,
         stop=args.stop,
-        **limits,
+        **rules,
     )
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
@@ -109,7 +105,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             "stop",
             "env",
         )
-        names += ("commission", "slippage", "fill", "order", "out")
+        names += (*ACCOUNT, "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})
         # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)

@@ -100,11 +100,11 @@ def check(args: argparse.Namespace) -> None:
         from nca_trader.cli.sweep import grid_of
 
         grid_of(given["grid"], "sample" in given)
-    if args.command == "backtest" and "strategy" in given:
+    if args.command in ("backtest", "paper") and "strategy" in given:
         for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
             if name in given:
                 raise ConfigError(f"{argument(name)}: {what}; give it with --run.")
-    elif args.command == "backtest" and "env" in given:
+    elif args.command in ("backtest", "paper") and "env" in given:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     for name in DATES:
         if name in given:

@@ -15,6 +15,8 @@ from nca_trader.errors import ConfigError, argument, options_named
 
 # The options of `read_bars`, the same for every command that reads a bar file.
 READING = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every")
+# The options of an account, the same for every command that trades.
+ACCOUNT = ("commission", "slippage", "fill", "order")
 SHARED: dict[str, dict[str, Any]] = {
     "env": {"help": "an environment: preset name or TOML file"},
     "agent": {"help": "an agent: preset name or TOML file"},
@@ -32,6 +34,16 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "append",
         "metavar": "NAME=VALUE",
         "help": "a parameter of --strategy, e.g. fast=10; repeatable",
+    },
+    "commission": {"type": float, "metavar": "F", "help": "fraction of notional"},
+    "slippage": {"type": float, "metavar": "F", "help": "fraction of price"},
+    "fill": {
+        "choices": ("next_open", "close"),
+        "help": "the open after a decision, or the close that it saw, which is idealised",
+    },
+    "order": {
+        "choices": ("on_change", "rebalance"),
+        "help": "trade when a target changes, or at each target",
     },
     "symbol": {"help": "of a file that holds several"},
     "timezone": {"help": "of times without an offset, e.g. America/New_York"},
@@ -69,6 +81,23 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the reading options that were given, as `read_bars` takes them."""
     given = {name: getattr(args, name) for name in READING}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def account_of(args: argparse.Namespace, env: Any, limits: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the costs and the rules of an account: an environment's, with what was given.
+
+    Args:
+      args: with the options `ACCOUNT`.
+      env: the `EnvConfig` whose costs they are.
+      limits: whether its rules are meant too; otherwise only `--fill` and `--order` are returned.
+    """
+    from nca_trader.envs.account.state import rules_of
+
+    # Only what was given replaces the environment's. 0 is a cost, too.
+    given = {name: getattr(args, name) for name in ACCOUNT if getattr(args, name) is not None}
+    costs = {name: given.pop(name) for name in ("commission", "slippage") if name in given}
+    rules = rules_of(env)._asdict() if limits else {}
+    return dataclasses.replace(env.costs, **costs), rules | given
 
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,12 +6,35 @@ import argparse
 from typing import Any
 
 from nca_trader.cli import stop_on_signal
-from nca_trader.cli.options import READING, add_options, reading_options
+from nca_trader.cli.checks import STRATEGIES
+from nca_trader.cli.options import (
+    ACCOUNT,
+    READING,
+    account_of,
+    add_options,
+    params_of,
+    reading_options,
+)
 
 
 def add_paper_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_options(parser, "seed", *READING, run={"required": True})
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", dest="run_dir", metavar="DIR", help="run folder or exported file")
+    what.add_argument(
+        "--strategy",
+        metavar="NAME|FILE.py:NAME",
+        help="your own strategy or function of bars in a file, which is run, or a rule: "
+        + ", ".join(STRATEGIES),
+    )
+    add_options(
+        parser,
+        "param",
+        "seed",
+        *READING,
+        *ACCOUNT,
+        env={"help": "with --strategy: an environment's costs and limits"},
+    )
     parser.add_argument("--feed", required=True, metavar="FEED", help="replay:FILE, a bar file")
     parser.add_argument("--broker", default="simulated", help="simulated (default)")
     journal = "SQLite journal; continued if it exists"
@@ -24,13 +47,22 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
 
 def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     """Run the session to the end of its feed, or until it is asked to stop."""
+    from nca_trader.config import EnvConfig
+    from nca_trader.envs import load_env
+    from nca_trader.evaluate.subjects import subject_of
     from nca_trader.evaluate.verdict import in_sample_sentence
     from nca_trader.paper.session import paper_trade
+    from nca_trader.runs.exported import read_run
 
+    if args.run_dir:
+        env = read_run(args.run_dir, seed=args.seed).env_config
+    else:  # without --env nothing costs, and nothing limits its weights
+        env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
+    costs, rules = account_of(args, env, bool(args.env))
     # A bar is finished first, with its events in the journal.
     with stop_on_signal("bar") as stop:
         result = paper_trade(
-            args.run_dir,
+            args.run_dir or subject_of(args.strategy, params_of(args)),
             args.feed,
             args.journal,
             broker=args.broker,
@@ -39,6 +71,8 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             stop=stop,
             reading=reading_options(args),
             seed=args.seed,
+            costs=costs,
+            **rules,
         )
         # The journal has every event already, so nothing is lost by stopping between two bars.
         if stop():

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from nca_trader.cli.checks import STRATEGIES
-from nca_trader.cli.options import READING, add_options, load_bars, typed
+from nca_trader.cli.options import ACCOUNT, READING, account_of, add_options, load_bars, typed
 from nca_trader.errors import ConfigError
 
 NOTE = (
@@ -42,10 +42,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=int, metavar="N", help="draw N combinations")
     parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))
     parser.add_argument("--precision", choices=("f32", "f64"), default="f32")
-    parser.add_argument("--commission", type=float, help="fraction of notional (default 0)")
-    parser.add_argument("--slippage", type=float, help="fraction of price (default 0)")
-    parser.add_argument("--fill", choices=("next_open", "close"))
-    parser.add_argument("--order", choices=("on_change", "rebalance"))
+    add_options(parser, *ACCOUNT)
     parser.add_argument("--resume", metavar="DIR", help="keep finished parts there, and go on")
     parser.add_argument(
         "--trials", metavar="DIR", default="runs", help="folder of the trial log (default runs)"
@@ -108,7 +105,7 @@ def _value(text: str) -> Any:
 
 def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     """Run the sweep; return its rows and the verdict."""
-    from nca_trader.config.env import Costs
+    from nca_trader.config import EnvConfig
     from nca_trader.evaluate.combinations import combinations_of
     from nca_trader.evaluate.report.tables import report_sweep
     from nca_trader.evaluate.subjects import member_of
@@ -118,20 +115,19 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     rule = member_of(args.strategy)
     # Refused before the bars are read.
     combinations_of(rule, grid, args.sample, method or "sobol", seed)
-    costs = Costs(commission=args.commission or 0.0, slippage=args.slippage or 0.0)
+    costs, rules = account_of(args, EnvConfig(), False)
     table = sweep(
         load_bars(args),
         rule,
         grid,
         costs,
-        args.fill,
-        args.order,
         precision=args.precision,
         sample=args.sample,
         method=method or "sobol",
         seed=seed,
         resume=args.resume,
         trials=args.trials,
+        **rules,
     )
     best = table.sort_values("sharpe", ascending=False)[:BEST]
     print(f"The best {len(best)} of {len(table):,} combinations by Sharpe ratio:")
@@ -141,7 +137,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
         out = pathlib.Path(args.out)
         if out.suffix == ".html":
             names = ("strategy", "grid", "data", *READING, "sample", "method", "seed")
-            names += ("precision", "commission", "slippage", "fill", "order", "trials", "out")
+            names += ("precision", *ACCOUNT, "trials", "out")
             command = typed("sweep", **{name: getattr(args, name) for name in names})
             report_sweep(table, out, title=f"Sweep of {args.strategy}", command=command)
         elif out.suffix == ".parquet":

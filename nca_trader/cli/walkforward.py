@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import pathlib
 from typing import Any
 
 from nca_trader.cli.checks import STRATEGIES
-from nca_trader.cli.options import READING, add_options, load_bars, overrides, params_of, typed
+from nca_trader.cli.options import (
+    ACCOUNT,
+    READING,
+    account_of,
+    add_options,
+    load_bars,
+    overrides,
+    params_of,
+    typed,
+)
 
 NOTE = (
     "Each fold is fitted on its train span alone, and decides in the test span after it; one "
@@ -25,15 +33,15 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(STRATEGIES)
     what.add_argument("--strategy", help=f"a rule: {names}; or FILE.py:NAME, your own")
     what.add_argument("--agent", help="an agent to train in each fold: preset name or TOML file")
-    add_options(parser, "data", *READING)
     add_options(
         parser,
+        "data",
+        *READING,
+        "param",
+        *ACCOUNT,
         env={"help": "with --agent: the environment; with --strategy: its costs and limits"},
         set={"help": "with --agent: change a field of it, or env.KEY; repeatable"},
         seed={"default": 0, "help": "of all random numbers (default 0)"},
-    )
-    parser.add_argument(
-        "--param", action="append", metavar="NAME=VALUE", help="of the strategy; repeatable"
     )
     parser.add_argument(
         "--grid",
@@ -55,15 +63,11 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("steps", "N", int, None, "environment steps of each agent in each fold"),
         ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
         ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),
-        ("commission", "F", float, None, "fraction of notional"),
-        ("slippage", "F", float, None, "fraction of price"),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, default=default, help=text)
     parser.add_argument(
         "--warm-start", action="store_true", help="agents begin with those of the fold before"
     )
-    parser.add_argument("--fill", choices=("next_open", "close"))
-    parser.add_argument("--order", choices=("on_change", "rebalance"))
     parser.add_argument(
         "--out", metavar="FILE", help="a page (.html), or the result by bar (.parquet, .csv)"
     )
@@ -76,7 +80,6 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.config.spans import parse_grid
     from nca_trader.data.synthetic import task_of
     from nca_trader.envs import load_env
-    from nca_trader.envs.account.state import rules_of
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.subjects import member_of
     from nca_trader.evaluate.walkforward.walk import walk_forward
@@ -86,9 +89,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     if args.env is not None:
         env = load_env(args.env, overrides(args, "env."))
     source: Any = load_bars(args) if args.data or not env.market else task_of(env, args.seed)
-    given = {name: getattr(args, name) for name in ("commission", "slippage")}
-    costs = dataclasses.replace(env.costs, **{k: v for k, v in given.items() if v is not None})
-    more: dict[str, Any] = {"fill": args.fill, "order": args.order}
+    costs, more = account_of(args, env, bool(args.env and args.strategy))
     if args.agent:
         subject: Any = load_agent(args.agent, overrides(args, ""))
         more |= {"env": env, "seeds": args.seeds, "steps": args.steps, "seed": args.seed}
@@ -97,8 +98,6 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         subject = member_of(args.strategy)
         if params := params_of(args):  # those that the grid does not give
             subject = functools.update_wrapper(functools.partial(subject, **params), subject)
-        limits = rules_of(env)._asdict() if args.env else {}
-        more = limits | {name: value for name, value in more.items() if value is not None}
     names = ("train", "test", "purge", "embargo", "scheme", "num_folds", "num_test", "metric")
     more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
     with stage(f"walk forward over {len(getattr(source, 'bars', source)):,} bars"):
@@ -121,7 +120,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
             "steps",
             "warm_start",
         )
-        own += (*names, "data", *READING, "commission", "slippage", "fill", "order", "folder")
+        own += (*names, "data", *READING, *ACCOUNT, "folder")
         command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})
         bars = getattr(source, "bars", source)
         report(bars, walk.result, args.out, command=command, folds=folds)

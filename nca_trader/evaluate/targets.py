@@ -65,14 +65,25 @@ def needs_account(bars: Bars, strategy: Strategy) -> bool:
     Raises:
       ConfigError: its code raises, see `strategy_targets`.
     """
-    if strategy.sees_portfolio:
-        return True
+    return strategy.sees_portfolio or has_exits(bars, strategy)
+
+
+def has_exits(bars: Bars, strategy: Strategy) -> bool:
+    """Return whether a strategy's orders have levels at which a position is left inside a bar.
+
+    Raises:
+      ConfigError: its code raises, see `strategy_targets`.
+    """
+    num_assets = bars.num_assets
+
+    def ordered(bar: Bar) -> Any:
+        book = open_book(num_assets, jnp.float64)
+        flat = portfolio(open_account(jnp.zeros(num_assets)), book)
+        return strategy.decide(strategy.init(num_assets), bar, flat)[1]
+
     with float64_on_cpu(), strategy_faults(bars, strategy):
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bars.as_bar())
-        _, order = jax.eval_shape(
-            lambda bar: strategy.decide(strategy.init(bars.num_assets), bar, None), one
-        )
-        return order.has_exits
+        return jax.eval_shape(ordered, one).has_exits
 
 
 def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:

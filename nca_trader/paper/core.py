@@ -7,7 +7,6 @@ the live loop and when a session is rebuilt from its journal.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,10 +14,9 @@ import jax
 import numpy as np
 from jax import Array
 
-from nca_trader.agents.heads import best_target, distribution
-from nca_trader.agents.policy import Params, read_out
-from nca_trader.data.features import feature_set
+from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
+from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
@@ -28,23 +26,17 @@ from nca_trader.envs.account.state import (
     Quote,
     Rules,
     next_legs,
-    open_account,
-    rules_of,
 )
-from nca_trader.envs.account.step import capped
-from nca_trader.envs.rewards import begun, remembered
-from nca_trader.errors import ConfigError
-from nca_trader.numerics import cpu, float64_on_cpu
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import Order, client_id
-from nca_trader.runs.manifest import Run, versions
-from nca_trader.types import Bar, Costs, EnvSpec
+from nca_trader.types import Bar, Costs
 
 # Costs and rules are static: a session has one of each, and what they leave out is not compiled.
 on_bar = jax.jit(accounting.on_bar, static_argnums=(2, 3))
 trade = jax.jit(accounting.trade, static_argnums=(2, 3))
-_target = jax.jit(best_target, static_argnums=0)
-_remembered = jax.jit(remembered, static_argnums=0)
-_capped = jax.jit(capped, static_argnums=1)
+_on_bar_of_book = jax.jit(exits.on_bar, static_argnums=(4, 5))
+_entered = jax.jit(exits.entered)
+_capped = jax.jit(accounting.capped, static_argnums=1)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -55,124 +47,73 @@ def place(
     return accounting.place(account, target, quote, costs, rules._replace(fill="next_open"))
 
 
-class Agent(NamedTuple):
-    """What a session needs of a trained agent.
+def _open_book(num_assets: int) -> Book:
+    with float64_on_cpu():
+        return jax.tree.map(np.asarray, exits.open_book(num_assets, np.float64))
 
-    spec: of the environment that it was trained in.
-    features: a `FeatureSet`: `names`, `init(num_assets) -> state` and
-      `step(state, bar) -> state, [A, F] float32`.
-    begin: `() -> stream`, before the first bar. see: `(stream, features [A, F] float32, present
-      [A]) -> stream, cells`, one new bar. decide: `(cells, account) -> logits [A, n]`.
-    receptive_field: RF bars, after which a stream has forgotten one. first_decision: row of the
-      first bar that may be decided at.
-    costs, rules: of the account. identity: hashes and versions that make a session this one.
+
+class Decision(NamedTuple):
+    """What an agent decides at a close.
+
+    target: `[A]` weights; NaN for no order. logits: `[A, n]` and action: `[A]`, of a policy alone.
+    usable: whether the numbers were finite, so that they may be acted upon.
     """
 
-    spec: EnvSpec
-    features: Any
+    target: np.ndarray
+    logits: np.ndarray | None = None
+    action: np.ndarray | None = None
+    usable: bool = True
+
+    @property
+    def body(self) -> dict[str, np.ndarray]:
+        """The arrays by name, for the journal."""
+        return {k: v for k, v in self._asdict().items() if isinstance(v, np.ndarray)}
+
+
+class Agent(NamedTuple):
+    """What decides in a session; `subjects` makes it of a run, a strategy or a function of bars.
+
+    symbols: the `A` assets, in order.
+    begin: `() -> memory`, before the first bar.
+    open: `() -> account`, flat, when trading begins.
+    act: `(memory, bar, account, book, first) -> (memory, account, decision)`, one closed bar.
+      `account` is as of this close, None before trading; then there is no decision. `first` is
+      True at the first decision.
+    first_decision: row of the first bar that may be decided at.
+    sees_book: whether `act` needs a `Book`, the memory behind a `Portfolio`.
+    costs, rules: of the account. identity: what makes a session this one, e.g. hashes.
+    """
+
+    symbols: tuple[str, ...]
     begin: Callable[[], Any]
-    see: Callable[[Any, np.ndarray, np.ndarray], tuple[Any, Any]]
-    decide: Callable[[Any, Account], np.ndarray]
-    receptive_field: int
+    open: Callable[[], Account]
+    act: Callable[
+        [Any, Bar, Account | None, Book | None, bool], tuple[Any, Account | None, Decision | None]
+    ]
     first_decision: int
     costs: Costs
     rules: Rules
     identity: dict[str, Any]
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The `A` assets, in order."""
-        return self.spec.symbols
-
-
-def agent_of(run: Run) -> Agent:
-    """Return the agent of a run: its selected seed, its costs, its rules.
-
-    Raises:
-      ConfigError: it observes the state of a synthetic market, which no feed has.
-    """
-    if run.env_config.market and run.env_config.market_state:
-        raise ConfigError(
-            f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
-            "which no feed has; paper-trade one that was trained on bars alone."
-        )
-    policy, params = run.policy, run.params()
-    # Part of the session's identity: a journal does not resume with other parameters.
-    digest = params_digest(params)
-    params = jax.device_put(params, cpu())
-    stream = jax.jit(policy.stream)
-    act = jax.jit(lambda *args: read_out(policy, *args))
-
-    def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
-        with float64_on_cpu():
-            return stream(params, state, row, present)
-
-    def logits(cells: Any, account: Account) -> np.ndarray:
-        with float64_on_cpu():
-            return np.asarray(act(params, cells, account))
-
-    return Agent(
-        spec=run.spec,
-        features=feature_set(run.env_config.features),
-        begin=policy.begin,
-        see=see,
-        decide=logits,
-        receptive_field=policy.receptive_field,
-        first_decision=policy.first_decision,
-        costs=run.env_config.costs,
-        rules=rules_of(run.env_config),
-        identity={
-            "agent": run.name,
-            "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
-            "params": digest,
-            "versions": versions(),
-        },
-    )
-
-
-def params_digest(params: Params) -> str:
-    """Return the SHA-256 of every leaf's path, type, shape and bytes."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        array = np.asarray(leaf)
-        # Shape and type as well: the same bytes in another shape are another agent.
-        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    sees_book: bool = False
 
 
 class State(NamedTuple):
-    """What one bar passes to the next; its size does not grow.
+    """What one bar passes to the next.
 
     rows: bars seen. last: seconds of the last bar's open. close: `[A]` last closes, NaN before
-    the first. missing: `[A]` bars missing in a row. features: the feature set's own.
-    stream: the policy's own, a function of the last RF - 1 bars. unfit: bars for which the stream
-    still holds a feature that is not finite. account: None before trading starts.
-    working: the orders that wait, by symbol.
+    the first. missing: `[A]` bars missing in a row. memory: the agent's own. account: None before
+    trading starts. book: of the account, where the agent sees it. working: the orders that wait,
+    by symbol.
     """
 
     rows: int
     last: int | None
     close: np.ndarray
     missing: np.ndarray
-    features: Any
-    stream: Any
-    unfit: int
+    memory: Any
     account: Account | None
+    book: Book | None
     working: dict[str, Order]
-
-
-class Decision(NamedTuple):
-    """logits: `[A, n]`; action: `[A]`; target: `[A]` weights, NaN where the policy failed."""
-
-    logits: np.ndarray
-    action: np.ndarray
-    target: np.ndarray
-
-    @property
-    def usable(self) -> bool:
-        """Whether the policy's output was finite, so that it was acted upon."""
-        return bool(np.isfinite(self.target).all())
 
 
 class Outcome(NamedTuple):
@@ -209,10 +150,9 @@ class Core:
             last=None,
             close=np.full(num_assets, np.nan),
             missing=np.zeros(num_assets, int),
-            features=self.agent.features.init(num_assets),
-            stream=self.agent.begin(),
-            unfit=0,
+            memory=self.agent.begin(),
             account=None,
+            book=None,
             working={},
         )
 
@@ -241,54 +181,37 @@ class Core:
         Returns:
           The state after the bar, and what follows from it.
         """
-        present = np.asarray(bar.present)
-        features, row = self.agent.features.step(state.features, bar)
-        stream, cells = self.agent.see(state.stream, row, present)
-        finite = bool(np.isfinite(row).all())
-        seconds = int(bar.time[0])
+        agent, seconds = self.agent, int(bar.time[0])
+        account, book, first = state.account, state.book, state.account is None
+        if account is not None:
+            account, book = self._moved(account, book, bar, legs)
+        # The agent sees the bars before `start` in any case, and decides at none of them.
+        elif state.rows >= agent.first_decision and seconds >= self._start:
+            account = agent.open()
+            book = _open_book(len(bar.close)) if agent.sees_book else None
+        memory, account, decision = agent.act(state.memory, bar, account, book, first)
         after = state._replace(
             rows=state.rows + 1,
             last=seconds,
-            close=np.where(present, bar.close, state.close),
+            close=np.where(bar.present, bar.close, state.close),
             missing=self._missing(state, bar),
-            features=features,
-            stream=stream,
-            # A NaN stays in the stream until the receptive field has passed over it.
-            unfit=max(state.unfit - 1, 0) if finite else self.agent.receptive_field,
+            memory=memory,
+            account=account,
+            book=book,
         )
-        # The stream and the features were updated in any case: they need the bars before `start`.
-        if state.account is None:
-            if state.rows < self.agent.first_decision or seconds < self._start:
-                return after, Outcome()
-            # Flat, whatever weights the episodes of training began with.
-            with float64_on_cpu():
-                account = begun(self.agent.spec, open_account(np.zeros(len(present))))
-        else:
-            account = self._run_account(on_bar, state.account, legs)
-            if self.agent.spec.memory:  # what the reward remembers is a feature of this agent
-                with float64_on_cpu():
-                    memory = _remembered(self.agent.spec, account)
-                    account = jax.tree.map(np.asarray, memory)
-        decision = self._decide(after, cells, account)
+        if decision is None or account is None:
+            return after, Outcome()
         return self._place(after, account, decision, legs.at_close)
 
-    def _decide(self, state: State, cells: Any, account: Account) -> Decision:
-        """Return the most probable action of each asset; no order if a number is not finite."""
-        num_assets, spec = len(self.agent.symbols), self.agent.spec
-        held = Decision(
-            np.full((num_assets, distribution(spec).outputs(spec)), np.nan),
-            np.zeros(num_assets, int),
-            np.full(num_assets, np.nan),
-        )
-        if state.unfit:
-            return held
-        logits = np.asarray(self.agent.decide(cells, account))
-        # argmax takes a NaN for the largest number, and would trade on it.
-        if logits.shape != held.logits.shape or not np.isfinite(logits).all():
-            return held
-        with float64_on_cpu():
-            target = np.asarray(_target(spec, logits, account.ordered))
-        return Decision(logits, logits.argmax(-1), target)
+    def _moved(
+        self, account: Account, book: Book | None, bar: Bar, legs: Legs
+    ) -> tuple[Account, Book | None]:
+        """Return the account, and its book if it has one, at the close of `bar`."""
+        if book is None:
+            return self._run_account(on_bar, account, legs)[0], None
+        # Without levels in the book nothing leaves inside the bar.
+        account, book, *_ = self._run_account(_on_bar_of_book, account, book, bar, legs)
+        return account, book
 
     def _place(
         self, state: State, account: Account, decision: Decision, quote: Quote
@@ -297,7 +220,7 @@ class Core:
         rules = self.agent.rules
         # Ordered first and filled last, also where orders fill at this close: what is pending in
         # between is what the broker is sent.
-        placed = self._run_account(place, account, decision.target, quote)
+        placed, _ = self._run_account(place, account, decision.target, quote)
         whole = np.asarray(placed.pending) == WHOLE
         if rules.order == "on_change":
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
@@ -324,13 +247,17 @@ class Core:
             for symbol, order in state.working.items()
             if order.client_id not in kept
         )
+        book = state.book
         if rules.fill == "close":
-            placed = self._run_account(trade, placed, quote)
-        state = state._replace(account=placed, working=working)
+            placed, fill = self._run_account(trade, placed, quote)
+            if book is not None:
+                with float64_on_cpu():
+                    book = jax.tree.map(np.asarray, _entered(book, placed.held, fill, state.close))
+        state = state._replace(account=placed, book=book, working=working)
         return state, Outcome(decision, tuple(working.values()), sent, closed)
 
-    def _run_account(self, function: Callable, *args) -> Account:
+    def _run_account(self, function: Callable, *args) -> Any:
         """Call a compiled account function in float64 on the CPU; numpy arrays come back."""
         with float64_on_cpu():
-            account, _ = function(*args, self.agent.costs, self.agent.rules)
-            return jax.tree.map(np.asarray, account)
+            found = function(*args, self.agent.costs, self.agent.rules)
+            return jax.tree.map(np.asarray, found)

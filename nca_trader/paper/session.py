@@ -7,7 +7,9 @@ holds must repeat exactly and is not written twice; then the session goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +19,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
+from nca_trader.envs.account.state import Rules, rules_of
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
+from nca_trader.evaluate.backtest import with_limits
+from nca_trader.evaluate.targets import refuse_no_targets
+from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
-from nca_trader.paper.core import Agent, Core, Outcome, agent_of
+from nca_trader.paper.core import Agent, Core, Outcome
 from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed, rejection
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
-from nca_trader.types import PRICES, Bar
+from nca_trader.types import PRICES, Bar, Costs
 
 TOLERANCE = 1e-9  # relative, between the account and the broker
 DEFAULT_CAPITAL = 100_000.0  # money
@@ -70,11 +77,8 @@ class Session:
         # All that makes a session this one and no other: a journal belongs to one session.
         self._started = {
             "symbols": list(agent.symbols),
-            "targets": list(agent.spec.targets),
-            "receptive_field": agent.receptive_field,
             "first_decision": agent.first_decision,
             "costs": plain(agent.costs),
-            "actions": agent.spec.actions,
             "rules": agent.rules._asdict(),
             "capital": float(capital),
             "start": start,
@@ -190,7 +194,7 @@ class Session:
         if decision is None:
             return
         self._counts["decisions"] += 1
-        body = {name: _plain(value) for name, value in decision._asdict().items()}
+        body = {name: _plain(value) for name, value in decision.body.items()}
         self._record("decision", key, body, ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
@@ -296,7 +300,7 @@ def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
 
 
 def paper_trade(
-    run: str | os.PathLike[str] | CloudPath,
+    run: Any,
     feed: str,
     journal: str | os.PathLike[str],
     broker: str = "simulated",
@@ -305,34 +309,71 @@ def paper_trade(
     stop: Callable[[], bool] = lambda: False,
     reading: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    costs: Costs | None = None,
+    fill: str | None = None,
+    order: str | None = None,
+    **limits: Any,
 ) -> dict[str, Any]:
-    """Paper-trades the agent of a run folder; bad input is refused before anything is written.
+    """Paper-trade a run or a strategy; bad input is refused before anything is written.
 
     Args:
-      run: the run folder, or an exported file.
-      feed: `replay:FILE`.
+      run: a run folder, an exported file, a `Strategy` without stops and targets, or a function of
+        bars. The function is called on all bars so far at each decision.
+      feed: `replay:FILE`. A strategy trades every symbol of it.
       journal: SQLite file, made if it does not exist.
       broker: "simulated".
       start: date before which nothing is decided; None is as early as can be.
       capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
       reading: options of `read_bars` for the feed's file.
-      seed: number of the agent that trades; None is the selected one.
+      seed: number of the run's agent that trades; None is the selected one.
+      costs: of trading and holding; None are the run's, and nothing for a strategy.
+      fill: as in `nca_trader.backtest`.
+      order: as in `nca_trader.backtest`.
+      **limits: as in `nca_trader.backtest`.
 
     Returns:
       `Session.result()`, and three more keys. `in_sample`: the number of bars traded so far up to
       the last that trained or selected the agent. `seed`: of the agent. `agent`: the agent and the
       others of its run, in words.
+
+    Raises:
+      ConfigError: an argument that is not valid; a strategy that raises, has stops or looks ahead.
+      BarError: the feed's file cannot be read, or is too short.
+      HaltError: see `Session.trade`.
+      StateError: the journal is damaged, or says that something else happened.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import nca_trader as nca
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> nca.write_bars(nca.sample_bars("sp500")[:300], folder / "bars.csv")
+      >>> rule, feed = nca.rules.sma_cross(5, 20), f"replay:{folder}/bars.csv"
+      >>> nca.paper_trade(rule, feed, folder / "paper.db")["fills"] > 5
+      True
     """
-    for name, path in {"run": run, "journal": journal}.items():
-        expect(name, path, str | os.PathLike | CloudPath, "a path")
+    own = isinstance(run, Strategy) or inspect.isroutine(run) or isinstance(run, functools.partial)
+    if not own:
+        accepted = "a path, a Strategy or a function of bars"
+        expect("run", run, str | os.PathLike | CloudPath, accepted)
+    expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
     replayed(feed, broker)
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
-    opened_run = read_run(run, seed=seed)
-    agent = agent_of(opened_run)
-    source = parse_feed(feed, agent.symbols, reading)
+    opened_run = None if own else read_run(run, seed=seed)
+    base = Rules() if opened_run is None else rules_of(opened_run.env_config)
+    costs = costs or (Costs() if opened_run is None else opened_run.env_config.costs)
+    if opened_run is not None:
+        agent = run_agent(opened_run, costs, with_limits(base, fill, order, costs, limits))
+        source = parse_feed(feed, agent.symbols, reading)
+    else:
+        refuse_no_targets(run)
+        order = order or (run.order if isinstance(run, Strategy) else "rebalance")
+        rules = with_limits(base, fill, order, costs, limits)
+        source = parse_feed(feed, None, reading)
+        make = strategy_agent if isinstance(run, Strategy) else function_agent
+        agent = make(run, source.bars, costs, rules)
     if len(source) <= agent.first_decision:
         raise BarError(
             f"{source.source}: {len(source)} bars, and the agent's first decision needs "
@@ -349,6 +390,8 @@ def paper_trade(
     # By the feed's clock, so that two replays of one file write the same chain.
     with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
         result = Session(agent, books, opened, capital, first).trade(source, stop)
+    if opened_run is None:
+        return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
     begun = agent.first_decision if first is None else int(np.searchsorted(times, first))
     begun = max(begun, agent.first_decision)

@@ -21,6 +21,7 @@ from nca_trader.machine import cores
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
+from nca_trader.types import Costs
 
 METRICS = (
     "update steps loss policy_loss value_loss entropy approx_kl clip_fraction "
@@ -130,6 +131,34 @@ def test_paper_lives_what_the_backtest_says(command, mine, tmp_path):
     assert checked.code == 0 and checked.json["head"] == said.json["head"]
     again = command("paper", "--run", mine.path, *options, "--json")
     assert again.code == 0 and again.json == said.json
+
+
+ABOVE = """
+import numpy as np
+
+def above(bars, level=100.0):
+    return np.where(bars.close > level, 0.5, 0.0)
+"""
+
+
+def test_paper_trades_a_strategy_of_a_file(command, mine, tmp_path):
+    (tmp_path / "mine.py").write_text(ABOVE)
+    name, costs = f"{tmp_path}/mine.py:above", ["--commission", "0.0005"]
+    level = float(np.median(mine.bars.close))
+    options = ["--strategy", name, "--param", f"level={level}", *costs]
+    feed = ["--feed", f"replay:{mine.data}", "--journal", tmp_path / "paper.db"]
+    said = command("paper", *options, *feed, "--json")
+    result = backtest(
+        mine.bars, lambda bars: np.where(bars.close > level, 0.5, 0.0), Costs(commission=5e-4)
+    )
+    assert said.code == 0 and said.json["fills"] > 10
+    assert said.json["equity"] == pytest.approx(result.equity.iloc[-1], rel=1e-13)
+    # The code is part of the session: a journal does not resume with another file.
+    (tmp_path / "mine.py").write_text(ABOVE + "# changed\n")
+    said = command("paper", *options, *feed)
+    assert said.code == 2 and "journal of another session (source" in said.err
+    said = command("paper", "--strategy", name, "--seed", "1", *feed)
+    assert said.code == 2 and "a rule has no agents" in said.err
 
 
 def test_devices_and_set_change_the_experiment(command, mine):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from nca_trader.envs.account.state import Rules
+from nca_trader.paper.agents import policy_agent
 from nca_trader.paper.broker import SimulatedBroker
-from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.session import Session
@@ -95,7 +95,7 @@ def make_agent(
         )
         return stream, stream
 
-    return Agent(
+    return policy_agent(
         spec=EnvSpec(symbols=symbols, features=("return_1",), targets=targets, warmup=0),
         features=features or LastReturn(),
         begin=begin,

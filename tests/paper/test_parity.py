@@ -12,12 +12,14 @@ import pytest
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.data.features import FeatureSet
+from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.paper import agents
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.parity import compare
-from nca_trader.paper.session import agent_of, paper_trade
+from nca_trader.paper.session import paper_trade
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
 from nca_trader.types import Costs
@@ -144,10 +146,15 @@ class Late:
 
 
 @pytest.mark.parametrize("change", ["feature", "fill", "cost"])
-def test_a_change_in_paper_is_found(bars, run, files, stage, tmp_path, change, quick_disk):
-    agent = agent_of(run)
+def test_a_change_in_paper_is_found(
+    bars, run, files, stage, tmp_path, change, quick_disk, monkeypatch
+):
+    if change == "feature":
+        late = Late(agents.feature_set(run.env_config.features))
+        monkeypatch.setattr(agents, "feature_set", lambda names: late)
+    agent = agents.run_agent(run, run.env_config.costs, rules_of(run.env_config))
     agent = {
-        "feature": agent._replace(features=Late(agent.features)),
+        "feature": agent,
         "fill": agent._replace(rules=agent.rules._replace(fill="close")),
         "cost": agent._replace(costs=Costs(commission=5e-4, slippage=2.1e-4)),
     }[change]

@@ -328,13 +328,13 @@ def test_the_step_is_pure(stage):
     core, state = Core(stage.agent(), "0123456789abcdef"), None
     state = core.begin()
     for bar in list(ReplayFeed(stage.bars()))[:40]:
-        before = [np.array(leaf) for leaf in jax.tree.leaves((state.stream, state.account))]
+        before = [np.array(leaf) for leaf in jax.tree.leaves((state.memory, state.account))]
         first, outcome = core.step(state, bar, core.legs(state, bar))
         second, again = core.step(state, bar, core.legs(state, bar))
         assert repr(outcome) == repr(again)
         for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             np.testing.assert_array_equal(one, two)
-        after = jax.tree.leaves((state.stream, state.account))
+        after = jax.tree.leaves((state.memory, state.account))
         for one, two in zip(before, after, strict=True):
             np.testing.assert_array_equal(one, two)
         state = first
@@ -345,7 +345,7 @@ def test_memory_does_not_grow_with_the_bars(stage):
     state, sizes = core.begin(), []
     for bar in ReplayFeed(stage.bars()):
         state, _ = core.step(state, bar, core.legs(state, bar))
-        sizes.append(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state[2:7])))
+        sizes.append(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state[2:6])))
     assert len(set(sizes[stage.first_decision :])) == 1
 
 

@@ -218,7 +218,7 @@ def test_a_cluster_behind_tls_takes_only_callers_with_its_certificate(tmp_path, 
 
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
 from nca_trader.parallel.jobs import Job, run_jobs
 
 def slow(folder, i):
@@ -226,6 +226,8 @@ def slow(folder, i):
     time.sleep(600)
 
 if __name__ == "__main__":
+    # A shell that starts the tests in the background leaves this signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_jobs(slow, [Job("a", (0,)), Job("b", (1,))], sys.argv[1], workers=2)
 """
 

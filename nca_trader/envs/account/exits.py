@@ -143,7 +143,7 @@ def on_bar(
       bar, and what left inside it.
     """
     now, fills = to_open(account, legs, costs, rules)
-    book = _entered(book, now.held, fills[-1], bar.open)
+    book = entered(book, now.held, fills[-1], bar.open)
     level, reason = _reached(book, now, bar)
     left = reason != NONE
     # Relative to the open, as all returns of a bar's body are.
@@ -186,12 +186,19 @@ def place_order(
             book = book._replace(**{name: level})
     account, fill = place(account, weights, legs.at_close, costs, rules)
     if rules.fill == "close":
-        book = _entered(book, account.held, fill, bar.close)
+        book = entered(book, account.held, fill, bar.close)
     return account, book, fill, weights
 
 
-def _entered(book: Book, held: Array, fill: Fill, price: Tensor) -> Book:
-    """Record a fill at `price` `[A]` that leaves `held` `[A]`, as fractions of equity after it."""
+def entered(book: Book, held: Array, fill: Fill, price: Tensor) -> Book:
+    """Return the book after a fill.
+
+    Args:
+      book: before it.
+      held: `[A]` what the fill leaves, as fractions of equity after it.
+      fill: its effects.
+      price: `[A]` at which it was.
+    """
     # Of equity before the cost, as what was traded is.
     whole = (held * (1.0 - fill.cost)).astype(price.dtype)
     traded = fill.traded.astype(price.dtype)

@@ -1,0 +1,336 @@
+"""Agents of a session: a trained run, a strategy, or a function of bars."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nca_trader.agents.heads import best_target, distribution
+from nca_trader.agents.policy import Params, read_out
+from nca_trader.agents.strategy import Strategy
+from nca_trader.data.features import feature_set
+from nca_trader.envs.account import exits
+from nca_trader.envs.account.exits import Book
+from nca_trader.envs.account.state import Account, Rules, open_account
+from nca_trader.envs.rewards import begun, remembered
+from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate.targets import (
+    LARGEST,
+    as_targets,
+    function_targets,
+    has_exits,
+    in_force,
+    strategy_faults,
+)
+from nca_trader.numerics import cpu, float64_on_cpu
+from nca_trader.paper.core import Agent, Decision
+from nca_trader.runs.manifest import Run, versions
+from nca_trader.types import Bar, Bars, Costs, EnvSpec
+
+_target = jax.jit(best_target, static_argnums=0)
+_remembered = jax.jit(remembered, static_argnums=0)
+
+
+def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
+    """Return the agent of a run, its selected seed.
+
+    Raises:
+      ConfigError: it observes the state of a synthetic market, which no feed has.
+    """
+    if run.env_config.market and run.env_config.market_state:
+        raise ConfigError(
+            f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
+            "which no feed has; paper-trade one that was trained on bars alone."
+        )
+    policy, params = run.policy, run.params()
+    # Part of the session's identity: a journal does not resume with other parameters.
+    digest = params_digest(params)
+    params = jax.device_put(params, cpu())
+    stream = jax.jit(policy.stream)
+    act = jax.jit(lambda *args: read_out(policy, *args))
+
+    def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
+        with float64_on_cpu():
+            return stream(params, state, row, present)
+
+    def logits(cells: Any, account: Account) -> np.ndarray:
+        with float64_on_cpu():
+            return np.asarray(act(params, cells, account))
+
+    return policy_agent(
+        spec=run.spec,
+        features=feature_set(run.env_config.features),
+        begin=policy.begin,
+        see=see,
+        decide=logits,
+        receptive_field=policy.receptive_field,
+        first_decision=policy.first_decision,
+        costs=costs,
+        rules=rules,
+        identity={
+            "agent": run.name,
+            "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
+            "params": digest,
+            "versions": versions(),
+        },
+    )
+
+
+def params_digest(params: Params) -> str:
+    """Return the SHA-256 of every leaf's path, type, shape and bytes."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        array = np.asarray(leaf)
+        # Shape and type as well: the same bytes in another shape are another agent.
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Sight(NamedTuple):
+    """The memory of a policy's agent.
+
+    features: the feature set's own. stream: the policy's own, a function of the last RF - 1 bars.
+    unfit: bars for which the stream still holds a feature that is not finite.
+    """
+
+    features: Any
+    stream: Any
+    unfit: int
+
+
+def policy_agent(
+    spec: EnvSpec,
+    features: Any,
+    begin: Callable[[], Any],
+    see: Callable[[Any, np.ndarray, np.ndarray], tuple[Any, Any]],
+    decide: Callable[[Any, Account], np.ndarray],
+    receptive_field: int,
+    identity: dict[str, Any],
+    **rest: Any,
+) -> Agent:
+    """Return the agent of a policy, which takes its most probable action.
+
+    Args:
+      spec: of the environment that it was trained in.
+      features: a `FeatureSet`: `init(num_assets) -> state` and `step(state, bar) -> state, [A, F]
+        float32`.
+      begin: `() -> stream`, before the first bar.
+      see: `(stream, features [A, F] float32, present [A]) -> stream, cells`, one new bar.
+      decide: `(cells, account) -> logits [A, n]`.
+      receptive_field: RF bars, after which a stream has forgotten one.
+      identity: hashes and versions that make a session this one.
+      **rest: further fields of the `Agent`.
+    """
+    num_assets, outputs = len(spec.symbols), distribution(spec).outputs(spec)
+    nothing = np.full(num_assets, np.nan)
+    unusable = Decision(
+        nothing, np.full((num_assets, outputs), np.nan), np.zeros(num_assets, int), False
+    )
+
+    def opened() -> Account:
+        # Flat, whatever weights the episodes of training began with.
+        with float64_on_cpu():
+            return begun(spec, open_account(np.zeros(num_assets)))
+
+    def act(memory: Sight, bar: Bar, account: Account | None, book: Book | None, first: bool):
+        state, row = features.step(memory.features, bar)
+        stream, cells = see(memory.stream, row, np.asarray(bar.present))
+        # A NaN stays in the stream until the receptive field has passed over it.
+        unfit = max(memory.unfit - 1, 0) if np.isfinite(row).all() else receptive_field
+        memory = Sight(state, stream, unfit)
+        if account is None:
+            return memory, None, None
+        # What the reward remembers is a feature of this agent, and begins at its first decision.
+        if spec.memory and not first:
+            with float64_on_cpu():
+                account = jax.tree.map(np.asarray, _remembered(spec, account))
+        if unfit:
+            return memory, account, unusable
+        logits = np.asarray(decide(cells, account))
+        # argmax takes a NaN for the largest number, and would trade on it.
+        if logits.shape != (num_assets, outputs) or not np.isfinite(logits).all():
+            return memory, account, unusable
+        with float64_on_cpu():
+            target = np.asarray(_target(spec, logits, account.ordered))
+        usable = bool(np.isfinite(target).all())
+        return memory, account, Decision(target, logits, logits.argmax(-1), usable)
+
+    about = {"targets": list(spec.targets), "actions": spec.actions}
+    return Agent(
+        symbols=spec.symbols,
+        begin=lambda: Sight(features.init(num_assets), begin(), 0),
+        open=opened,
+        act=act,
+        identity={**about, "receptive_field": receptive_field, **identity},
+        **rest,
+    )
+
+
+class Plan(NamedTuple):
+    """The memory of a strategy: its own state, and `[A]` the last target that it gave."""
+
+    state: Any
+    last: np.ndarray
+
+
+def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -> Agent:
+    """Return the agent of a strategy, which may see its portfolio.
+
+    Args:
+      strategy: what decides.
+      bars: any bars of the symbols that it trades; for their types alone.
+      costs: of the account.
+      rules: of the account.
+
+    Raises:
+      ConfigError: its orders have exits, which no broker of this version can rest; its code raises.
+    """
+    if has_exits(bars, strategy):
+        raise ConfigError(
+            f"strategy {strategy.name!r}: its orders carry stops or targets, which no broker of "
+            "this version can rest; leave them out, or close the position in `act`."
+        )
+    num_assets, sees = bars.num_assets, strategy.sees_portfolio
+    call = jax.jit(strategy.decide)
+
+    def begin() -> Plan:
+        with float64_on_cpu(), strategy_faults(bars[:0], strategy):
+            return Plan(strategy.init(num_assets), np.full(num_assets, np.nan))
+
+    def act(memory: Plan, bar: Bar, account: Account | None, book: Book | None, first: bool):
+        with float64_on_cpu(), strategy_faults(bars[:0], strategy):
+            seen = None
+            if sees and account is not None and book is not None:
+                seen = exits.portfolio(account, book)
+            elif sees:  # before trading it sees an account that never traded
+                flat = open_account(np.zeros(num_assets))
+                seen = exits.portfolio(flat, exits.open_book(num_assets, np.float64))
+            state, order = call(memory.state, bar, seen)
+            target, size = np.asarray(order.target), np.asarray(order.size)
+        # As in a backtest: a target is repeated where the account is seen, a weight elsewhere.
+        if not sees:
+            target, size = target * size, 1.0
+        last = np.where(np.isnan(target), memory.last, target)
+        if account is None:
+            return Plan(state, last), None, None
+        # The order in force before the first bar is repeated there, and nowhere else.
+        weight = (last if first else target) * size
+        return Plan(state, last), account, _decision(weight)
+
+    return Agent(
+        symbols=bars.symbols,
+        begin=begin,
+        open=lambda: _flat(num_assets),
+        act=act,
+        first_decision=0,
+        costs=costs,
+        rules=rules,
+        identity=_identity(strategy.name, strategy.act),
+        sees_book=sees,
+    )
+
+
+class History(NamedTuple):
+    """The memory of a function of bars: all bars so far, and `[n, A]` what it last returned."""
+
+    bars: Bars | None
+    targets: np.ndarray
+
+
+def function_agent(
+    function: Callable[[Bars], Any], bars: Bars, costs: Costs, rules: Rules
+) -> Agent:
+    """Return the agent of a function of bars, which is called on the history at each decision.
+
+    Args:
+      function: `(bars) -> targets`, `[N]` or `[N, A]`.
+      bars: any bars of the symbols that it trades; for their names alone.
+      costs: of the account.
+      rules: of the account.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    largest = max(LARGEST, rules.max_gross or 0.0)
+
+    def act(memory: History, bar: Bar, account: Account | None, book: Book | None, first: bool):
+        known = _appended(memory.bars, bar, bars.symbols)
+        if account is None:
+            return History(known, memory.targets), None, None
+        try:
+            found = function_targets(known, function, check=False)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{str(error).rstrip('.')}. It was called on the {len(known)} bars up to "
+                f"{known.index[-1]}; give {argument('start')} where it needs more of them."
+            ) from None
+        # Until it has enough bars it may order nothing, which a backtest would refuse.
+        none = np.isnan(np.asarray(found, float)).all()
+        targets = np.full(known.close.shape, np.nan)
+        targets = targets if none else as_targets(found, known, largest)
+        before = memory.targets
+        same = np.isclose(before, targets[: len(before)], rtol=1e-9, atol=1e-12, equal_nan=True)
+        if not same.all():
+            row = int(np.argmin(same.all(1)))
+            raise ConfigError(
+                f"{name}: its target at {known.index[row]} changed when the bar of "
+                f"{known.index[-1]} came; decide each row with bars up to it."
+            )
+        weight = in_force(targets, len(targets) - 1)[-1] if first else targets[-1]
+        return History(known, targets), account, _decision(weight)
+
+    return Agent(
+        symbols=bars.symbols,
+        begin=lambda: History(None, np.zeros((0, bars.num_assets))),
+        open=lambda: _flat(bars.num_assets),
+        act=act,
+        first_decision=0,
+        costs=costs,
+        rules=rules,
+        identity=_identity(name, function),
+    )
+
+
+def _decision(weight: np.ndarray) -> Decision:
+    usable = not np.isinf(weight).any()
+    return Decision(weight if usable else np.full(len(weight), np.nan), usable=usable)
+
+
+def _flat(num_assets: int) -> Account:
+    with float64_on_cpu():
+        return jax.tree.map(np.asarray, open_account(np.zeros(num_assets)))
+
+
+def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
+    """Return the bars so far and one more."""
+    fields = {k: np.asarray(v)[None] for k, v in bar._asdict().items() if v is not None}
+    time = fields.pop("time")[:, 0].astype("datetime64[s]")
+    one = Bars(time=time, symbols=symbols, source="the feed", **fields)
+    if history is None:
+        return one
+    joined = {
+        name: np.concatenate([getattr(history, name), getattr(one, name)])
+        for name in ("time", *one.fields)
+    }
+    return dataclasses.replace(one, **joined)
+
+
+def _identity(name: str, function: Callable) -> dict[str, Any]:
+    """Return the name of a strategy, and the SHA-256 of the file that defines it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        source = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:  # a callable object
+        source = None
+    path = None if source is None else pathlib.Path(source)
+    # Code typed into a notebook has no file; a resumed session still repeats its decisions.
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else None
+    return {"strategy": name, "source": digest, "versions": versions()}
