@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import nca_trader as nca
+from nca_trader.agents.targets import LARGEST
 from nca_trader.envs.gym.vector import GymVectorEnv
 from nca_trader.errors import options_named
-from nca_trader.evaluate.targets import LARGEST
 from nca_trader.paper.session import paper_trade
 
 ENV = nca.load_env("index_daily")

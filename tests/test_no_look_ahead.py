@@ -23,6 +23,7 @@ from ledger import random_bars
 from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
 from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
+from nca_trader.agents.targets import strategy_targets
 from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.toml import preset_names
 from nca_trader.data.features import FEATURES
@@ -33,7 +34,6 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.simulate import encode
-from nca_trader.evaluate.targets import strategy_targets
 from nca_trader.types import Costs
 
 SHORT, LONG = 104, 120  # rows: past the longest warm-up of a feature, and few lengths to compile

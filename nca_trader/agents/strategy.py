@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax import Array
 
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import Order
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.types import SECONDS_PER_YEAR, Bar
 
 
@@ -148,6 +148,33 @@ class Strategy:
 
         return self._around(init, act, f"volatility {_text(annual)}")
 
+    def with_delay(self, bars: int) -> Strategy:
+        """Order at each close what was decided `bars` bars before, with its stops and targets.
+
+        Raises:
+          ConfigError: `bars` is not a whole number of at least 0.
+        """
+        refuse_delay(bars)
+        if bars == 0:
+            return self
+
+        def init(num_assets: int) -> Any:
+            # Rows of the fields of an order, oldest first; a size of 1 without a target is none.
+            row = jnp.full((len(Order._fields), num_assets), jnp.nan).at[1].set(1.0)
+            return self.init(num_assets), jnp.broadcast_to(row, (bars, *row.shape))
+
+        def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
+            inner, queue = state
+            inner, order = self.decide(inner, bar, portfolio)
+            shape = bar.close.shape
+            new = [jnp.broadcast_to(jnp.nan if x is None else x, shape) for x in order]
+            # What an order never has stays None, so that it needs no levels.
+            then = Order(*(None if x is None else queue[0, i] for i, x in enumerate(order)))
+            queue = jnp.concatenate([queue[1:], jnp.stack(new)[None].astype(queue.dtype)])
+            return (inner, queue), then
+
+        return self._around(init, act, f"delay {bars}")
+
     def _with(self, word: str, field: str, fraction: Any) -> Strategy:
         """Return this strategy with one level in each of its orders."""
         _refuse_fraction(f"with_{word.replace(' ', '_')}", fraction)
@@ -188,3 +215,13 @@ def _refuse_fraction(name: str, value: Any) -> None:
         raise ConfigError(
             f"{name}({value!r}): give a fraction above 0, e.g. 0.05 for five percent."
         )
+
+
+def refuse_delay(bars: Any) -> None:
+    """Refuse a delay that is not a whole number of at least 0.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    if isinstance(bars, bool) or not isinstance(bars, Integral) or bars < 0:
+        raise ConfigError(f"{argument('delay', bars)}: give a whole number of bars, 0 or more.")

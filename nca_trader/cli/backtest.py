@@ -51,6 +51,12 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--start", help="trade from this date; with --run, after the bars it saw")
     parser.add_argument("--stop", help="trade before this date")
+    parser.add_argument("--delay", type=int, metavar="BARS", help="every order is late by so many")
+    parser.add_argument(
+        "--stress",
+        action="store_true",
+        help="run it again at 2 and 3 times the costs, with late orders, and with more capital",
+    )
     add_options(parser, *ACCOUNT)
     parser.add_argument(
         "--out",
@@ -89,8 +95,10 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         costs,
         start=args.start,
         stop=args.stop,
+        delay=args.delay or 0,
         **rules,
     )
+    stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
         names = (
@@ -103,18 +111,26 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             *READING,
             "start",
             "stop",
+            "delay",
+            "stress",
             "env",
         )
         names += (*ACCOUNT, "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})
         # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)
-        report(bars, result, out, run=run, command=command)
+        report(bars, result, out, run=run, command=command, stress=stress)
     elif out is not None:
         result.save(out)
     shown = show(result)
     if run and run.described:
         print(f"  {run.described}")
+    if stress is not None:
+        print(stress)
+        tables = {"costs": stress.costs, "delays": stress.delays, "capacity": stress.capacity}
+        shown["stress"] = {
+            name: table.reset_index().to_dict("records") for name, table in tables.items()
+        } | {"break_even": stress.break_even}
     if result.looks is not None:
         print(f"  {looks_sentence(result)}")
     if out is not None:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.strategy import Strategy
-from nca_trader.config import capital_problems, limit_problems
-from nca_trader.config.ranges import expect, nearest, one_of, refuse
-from nca_trader.data.samples import earlier_looks
-from nca_trader.data.synthetic import Task
-from nca_trader.envs.account.state import Rules, rules_of
-from nca_trader.errors import BarError, ConfigError, argument, in_a_command
-from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.simulate import simulate_agent, simulate_strategy, simulate_targets
-from nca_trader.evaluate.targets import (
+from nca_trader.agents.strategy import Strategy, refuse_delay
+from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
     cut_of,
     function_targets,
     in_force,
+    late,
     needs_account,
     refuse_no_targets,
     strategy_targets,
 )
+from nca_trader.config.ranges import expect
+from nca_trader.data.samples import earlier_looks
+from nca_trader.data.synthetic import Task
+from nca_trader.envs.account.state import Rules, rules_of, with_limits
+from nca_trader.errors import BarError, argument, in_a_command
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.simulate import simulate_agent, simulate_strategy, simulate_targets
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, now, seen_rows
 from nca_trader.runs.trials import data_record
@@ -45,6 +46,7 @@ def backtest(
     start: str | None = None,
     stop: str | None = None,
     name: str | None = None,
+    delay: int = 0,
     look: bool = True,
     check: bool = True,
     **limits: Any,
@@ -67,6 +69,7 @@ def backtest(
         bar after those that trained or selected it, if there is one, and a log line says so.
       stop: trade before this date.
       name: for reports.
+      delay: bars by which every order is late. A run decides as if it were not.
       look: whether a run on bars that it has not seen counts as an evaluation on them, in the
         trial log next to its run folder. False is for bars that select among agents.
       check: whether a function of bars runs again on three truncated histories, and is refused
@@ -98,6 +101,7 @@ def backtest(
     accepted = "Bars, e.g. of nca.read_bars, or a synthetic Task"
     expect("bars", bars, Bars | Task, accepted, targets=targets)
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
+    refuse_delay(delay)
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     run = targets if isinstance(targets, Run) else None
     # By default an agent is evaluated on bars that neither trained nor selected it.
@@ -126,6 +130,7 @@ def backtest(
     # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
     rules = with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
     logits, in_sample, looks, unchecked = None, None, None, False
+    again, known = targets, bars  # what a rerun is given
     if run:
         trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
         in_sample = max(min(seen, last) - first, 0)
@@ -133,6 +138,10 @@ def backtest(
         # Only bars after those that the run saw are a test.
         if look and first + in_sample < last:
             looks = count_look(run, bars[first + in_sample : last])
+        if delay:
+            decided = np.full(bars.close.shape, np.nan)
+            decided[first:last] = trace.target
+            trace = simulate_targets(bars, late(decided, delay), costs, rules, first, last)
     else:
         if isinstance(targets, Strategy):
             name = name or targets.name
@@ -141,10 +150,10 @@ def backtest(
         # A limit above the largest weight says that so much leverage is meant.
         most = max(LARGEST, rules.max_gross or 0.0)
         if isinstance(targets, Strategy) and needs_account(bars, targets):
-            trace = simulate_strategy(bars, targets, costs, rules, first, last)
+            slow = targets.with_delay(delay) if delay else targets
+            trace = simulate_strategy(bars, slow, costs, rules, first, last)
             as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
         else:
-            known = bars
             if isinstance(targets, Strategy):
                 targets = strategy_targets(bars, targets)
             elif callable(targets):
@@ -152,8 +161,9 @@ def backtest(
                 known = bars[:last]
                 targets = function_targets(known, targets, check)
                 unchecked = not check
-            targets = in_force(as_targets(targets, known, most), first)
-            trace = simulate_targets(bars, targets, costs, rules, first, last)
+            again = as_targets(targets, known, most)
+            ordered = in_force(late(again, delay), first)
+            trace = simulate_targets(bars, ordered, costs, rules, first, last)
     index, symbols = bars.index[first:last], list(bars.symbols)
     result = Result(
         name=name or (run.name if run else "targets"),
@@ -177,36 +187,24 @@ def backtest(
         trace=trace,
         run=run,
         unchecked=unchecked,
+        again=functools.partial(
+            backtest,
+            task if run else known,
+            again,
+            order=rules.order,
+            start=start,
+            stop=stop if last < len(known) else None,
+            name=name,
+            look=False,
+            fill=rules.fill,
+            **limits,
+        ),
     )
     # A command prints them with the metrics. Targets that order nothing expect no fill.
-    if not in_a_command() and np.nan_to_num(trace.target).any():
+    if look and not in_a_command() and np.nan_to_num(trace.target).any():
         for caution in result.cautions:
             log.warning("%s: %s", result.name, caution)
     return result
-
-
-def with_limits(
-    base: Rules, fill: str | None, order: str | None, costs: Costs, limits: dict[str, Any]
-) -> Rules:
-    """Return the rules `base` with the given fields replaced, validated."""
-    for name in limits.keys() - set(Rules._fields):
-        if name in Costs.__dataclass_fields__:
-            raise ConfigError(f"{name} is one of the costs; give costs=nca.Costs({name}=...).")
-        raise ConfigError(
-            f"unknown limit {name!r}; {nearest(name, Rules._fields)}"
-            f"There are {', '.join(Rules._fields)}."
-        )
-    given = {"fill": fill, "order": order}
-    given = {name: value for name, value in given.items() if value is not None}
-    # Validated after the replacement: lots, for example, need a capital.
-    rules = base._replace(**given, **limits)
-    refuse(
-        one_of(rules, "fill", ("next_open", "close")),
-        one_of(rules, "order", ("on_change", "rebalance")),
-        limit_problems(rules),
-        capital_problems(rules, costs),
-    )
-    return rules
 
 
 def count_look(run: Run, bars: Bars) -> int:

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.targets import needs_account, strategy_targets
 from nca_trader.config.ranges import expect
 from nca_trader.data.features import Feature, feature_set
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.evaluate.perturb import Case, Cases, arrays_of, equal, holed
 from nca_trader.evaluate.simulate import simulate_strategy
-from nca_trader.evaluate.targets import needs_account, strategy_targets
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars, Costs
 

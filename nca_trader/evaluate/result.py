@@ -8,24 +8,26 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.targets import NO_CUT, Cut
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.simulate import Trace
-from nca_trader.evaluate.targets import NO_CUT, Cut
 from nca_trader.evaluate.trades import Fills
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars, Costs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from nca_trader.evaluate.stress import Stress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class Result:
       trace: what the account did in each bar; trades and orders are made of it.
       run: that acted; None where the targets are not of a run.
       unchecked: whether a function of bars was not run again on truncated histories.
+      again: `nca.backtest` with the arguments of this one, but for the costs; see `stress`.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
 
@@ -89,6 +92,7 @@ class Result:
     trace: Trace | None = None
     run: Run | None = None
     unchecked: bool = False
+    again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
         from nca_trader.evaluate.report.summary import summary_lines
@@ -247,6 +251,16 @@ class Result:
         from nca_trader.evaluate.report.figure import result_figure
 
         return result_figure([self])
+
+    def stress(self, **options: Any) -> Stress:
+        """Run this backtest again at higher costs, with late orders, and with more capital.
+
+        Args:
+          **options: see `nca_trader.evaluate.stress.stress`.
+        """
+        from nca_trader.evaluate.stress import stress
+
+        return stress(self, **options)
 
     def report(self, path: str | os.PathLike[str], *, command: str = "") -> pathlib.Path:
         """Write this result as one self-contained HTML page, see `nca.report`.

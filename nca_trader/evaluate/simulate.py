@@ -18,6 +18,7 @@ from jax import Array
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.targets import strategy_faults
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book, Exit
@@ -35,7 +36,6 @@ from nca_trader.envs.account.step import mark, place, to_close, to_open
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
-from nca_trader.evaluate.targets import strategy_faults
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars, Costs, Tensor

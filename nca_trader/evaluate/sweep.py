@@ -25,11 +25,12 @@ from tqdm import tqdm
 from nca_trader.agents.rolling import periods_up_to
 from nca_trader.agents.rules import buy_and_hold
 from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.targets import LARGEST, TRACED, needs_account, strategy_faults
 from nca_trader.config.ranges import described, expect
-from nca_trader.envs.account.state import Rules
+from nca_trader.envs.account.state import Rules, with_limits
 from nca_trader.errors import BarError, ConfigError, NcaTraderError, StateError
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.backtest import backtest, with_limits
+from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.combinations import (
     Combination,
     combinations_of,
@@ -41,7 +42,6 @@ from nca_trader.evaluate.multiple import block_returns
 from nca_trader.evaluate.search import counted, judge
 from nca_trader.evaluate.sweep_program import WIDEST, Given, Outcome, compiled, in_blocks
 from nca_trader.evaluate.tally import Tally, summaries
-from nca_trader.evaluate.targets import LARGEST, TRACED, needs_account, strategy_faults
 from nca_trader.machine import cores, write_atomically
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.parallel.jobs import Job, run_jobs

@@ -16,13 +16,7 @@ import numpy as np
 from nca_trader.agents.heads import best_target, distribution
 from nca_trader.agents.policy import Params, read_out
 from nca_trader.agents.strategy import Strategy
-from nca_trader.data.features import feature_set
-from nca_trader.envs.account import exits
-from nca_trader.envs.account.exits import Book
-from nca_trader.envs.account.state import Account, Rules, open_account
-from nca_trader.envs.rewards import begun, remembered
-from nca_trader.errors import ConfigError, argument
-from nca_trader.evaluate.targets import (
+from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
     function_targets,
@@ -30,6 +24,12 @@ from nca_trader.evaluate.targets import (
     in_force,
     strategy_faults,
 )
+from nca_trader.data.features import feature_set
+from nca_trader.envs.account import exits
+from nca_trader.envs.account.exits import Book
+from nca_trader.envs.account.state import Account, Rules, open_account
+from nca_trader.envs.rewards import begun, remembered
+from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.core import Agent, Decision
 from nca_trader.runs.manifest import Run, versions

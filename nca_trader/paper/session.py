@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
-from nca_trader.envs.account.state import Rules, rules_of
+from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
-from nca_trader.evaluate.backtest import with_limits
-from nca_trader.evaluate.targets import refuse_no_targets
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
 from nca_trader.paper.core import Agent, Core, Outcome

@@ -8,7 +8,7 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import ConfigError, rules
-from nca_trader.evaluate.targets import needs_account, strategy_targets
+from nca_trader.agents.targets import needs_account, strategy_targets
 
 RULES = (
     rules.buy_and_hold(),

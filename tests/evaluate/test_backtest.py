@@ -12,11 +12,11 @@ from ledger import random_bars, run_ledger
 from tiny import AGENT, ENV
 
 from nca_trader.agents import rules
+from nca_trader.agents.targets import strategy_targets
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.evaluate import simulate as module
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.targets import strategy_targets
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run, seen_rows

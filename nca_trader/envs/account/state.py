@@ -19,8 +19,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from nca_trader.config import EnvConfig
-from nca_trader.errors import BarError
+from nca_trader.config import EnvConfig, capital_problems, limit_problems
+from nca_trader.config.ranges import nearest, one_of, refuse
+from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
 
@@ -72,6 +73,30 @@ def rules_of(config: EnvConfig) -> Rules:
     # All other rules have their names in the config as well, so a new rule needs no line here.
     names = (name for name in Rules._fields if name != "floor")
     return Rules(floor=config.ruin_floor, **{name: getattr(config, name) for name in names})
+
+
+def with_limits(
+    base: Rules, fill: str | None, order: str | None, costs: Costs, limits: dict[str, Any]
+) -> Rules:
+    """Return the rules `base` with the given fields replaced, validated."""
+    for name in limits.keys() - set(Rules._fields):
+        if name in Costs.__dataclass_fields__:
+            raise ConfigError(f"{name} is one of the costs; give costs=nca.Costs({name}=...).")
+        raise ConfigError(
+            f"unknown limit {name!r}; {nearest(name, Rules._fields)}"
+            f"There are {', '.join(Rules._fields)}."
+        )
+    given = {"fill": fill, "order": order}
+    given = {name: value for name, value in given.items() if value is not None}
+    # Validated after the replacement: lots, for example, need a capital.
+    rules = base._replace(**given, **limits)
+    refuse(
+        one_of(rules, "fill", ("next_open", "close")),
+        one_of(rules, "order", ("on_change", "rebalance")),
+        limit_problems(rules),
+        capital_problems(rules, costs),
+    )
+    return rules
 
 
 FILLED, WHOLE, REST = 0, 1, 2  # values of `Account.pending`

@@ -16,6 +16,7 @@ from nca_trader.errors import ConfigError
 from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.backtest import backtest, looks_at
 from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.verdict import Evidence, weigh
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
@@ -119,6 +120,7 @@ class Report:
       device: that trained.
       sweep: the table of a sweep that chose the parameters.
       folds: the fold table of a walk-forward.
+      stress: the backtest under worse conditions.
     """
 
     title: str
@@ -147,6 +149,7 @@ class Report:
     device: str = ""
     sweep: pd.DataFrame | None = None
     folds: pd.DataFrame | None = None
+    stress: Stress | None = None
 
     def __post_init__(self):
         if self.seeds and self.seed not in [row.seed for row in self.seeds]:

@@ -18,6 +18,7 @@ from nca_trader.evaluate.report.plots import (
     DASHES,
     PRINTED,
     SETTINGS,
+    draw_stress,
     scale_equity,
     thinned,
     times,
@@ -25,8 +26,16 @@ from nca_trader.evaluate.report.plots import (
 
 if TYPE_CHECKING:
     from nca_trader.evaluate.result import Result
+    from nca_trader.evaluate.stress import Stress
 
 FIRST, REFERENCE, SHADE, GRID = "#1f5fa8", "#777777", "#c25e00", "#dddddd"
+INKS = {
+    "axes.edgecolor": "#999999",
+    "grid.color": GRID,
+    "figure.facecolor": "white",
+    **dict.fromkeys(("text.color", "axes.labelcolor"), "black"),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), "black"),
+}
 LINES = (FIRST, *(PRINTED[colour] for colour in BASELINES))
 
 
@@ -36,10 +45,7 @@ def result_figure(results: Sequence[Result]) -> Figure:
     In-sample bars are shaded and named. One result is drawn next to its benchmark.
     """
     alone = results[0] if len(results) == 1 else None
-    settings = {**SETTINGS, "axes.edgecolor": "#999999", "grid.color": GRID, "text.color": "black"}
-    settings |= {"xtick.labelcolor": "black", "ytick.labelcolor": "black"}
-    settings |= {"axes.labelcolor": "black", "figure.facecolor": "white"}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(SETTINGS | INKS):
         heights = (3, 1.4, 1) if alone else (3, 1.6)
         figure = Figure(figsize=(9, 2.1 * sum(heights) / 1.8), layout="constrained")
         panels = figure.subplots(len(heights), sharex=True, height_ratios=heights)
@@ -110,3 +116,12 @@ def shade_in_sample(panels: Sequence[Axes], results: Sequence[Result], colour: s
             label = None if number or (first, last) != min(spans) else "in sample"
             ends = (time.tz_localize(None).to_datetime64() for time in (first, last))
             axes.axvspan(*ends, color=colour, alpha=0.12, linewidth=0, label=label)
+
+
+def stress_figure(stress: Stress) -> Figure:
+    """Draw the Sharpe ratio by costs, by delay, and by capital where volume is known."""
+    count = 3 if len(stress.capacity) else 2
+    with matplotlib.rc_context(SETTINGS | INKS):
+        figure = Figure(figsize=(3.2 * count, 2.8), layout="constrained")
+        draw_stress(figure, stress, FIRST)
+    return figure

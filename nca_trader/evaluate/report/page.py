@@ -21,8 +21,9 @@ from nca_trader.evaluate.report.chart import CHART, price_chart
 from nca_trader.evaluate.report.contents import Report, backtest_baselines, report_on
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import money, whole, with_error
-from nca_trader.evaluate.report.tables import folds_section, sweep_section
+from nca_trader.evaluate.report.tables import folds_section, stress_section, sweep_section
 from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.evaluate.verdict import decimal, percent
 from nca_trader.runs.manifest import Run
@@ -98,6 +99,7 @@ def report(
     command: str = "",
     sweep: pd.DataFrame | None = None,
     folds: pd.DataFrame | None = None,
+    stress: Stress | None = None,
 ) -> Path:
     """Write a backtest as one self-contained HTML page, compared with baselines.
 
@@ -109,6 +111,7 @@ def report(
       command: shown on the page as the command that makes it again.
       sweep: the table of `nca.sweep` that chose the parameters, for a heat map and its verdict.
       folds: the fold table of `nca.walk_forward`.
+      stress: of `result.stress()`.
 
     Returns:
       The path.
@@ -131,7 +134,7 @@ def report(
     stop = str(bars.index[after]) if after < len(bars) else None
     baselines = backtest_baselines(bars, result, str(index[0]), stop)
     shown = report_on(bars, result, baselines, run, command)
-    return write_report(path, dataclasses.replace(shown, sweep=sweep, folds=folds))
+    return write_report(path, dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress))
 
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
@@ -192,6 +195,7 @@ def page(report: Report) -> str:
         relative=_relative(agent.metrics),
         sweep=None if report.sweep is None else sweep_section(report.sweep),
         folds=None if report.folds is None else folds_section(report.folds),
+        stress=None if report.stress is None else stress_section(report.stress),
         training=[
             plots.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
         ],

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from nca_trader.evaluate.prove import Proof
+    from nca_trader.evaluate.stress import Stress
 
 # matplotlib draws with placeholder colours. The page's style sheet sets the real ones, one set for
 # light and one for dark. No placeholder may occur in another place.
@@ -361,3 +362,23 @@ def proofs_picture(proofs: Sequence[Proof], kind: str) -> bytes:
         draw_proofs(figure, proofs, PRINTED)
         figure.savefig(out, format=kind, dpi=110)
     return out.getvalue()
+
+
+def draw_stress(figure: Figure, stress: Stress, colour: str) -> None:
+    """Draw the Sharpe ratio by costs, by delay, and by capital where volume is known."""
+    tables = {
+        "costs, times those given": stress.costs,
+        "bars late": stress.delays,
+        "capital": stress.capacity,
+    }
+    tables = {label: table for label, table in tables.items() if len(table)}
+    panels = np.atleast_1d(figure.subplots(1, len(tables), sharey=True))
+    for axes, (label, table) in zip(panels, tables.items(), strict=True):
+        axes.plot(table.index, table["sharpe"], color=colour, marker="o", markersize=4)
+        axes.axhline(0.0, color="#999999", linewidth=0.6)
+        axes.set_xlabel(label)
+        if label == "capital":
+            axes.set_xscale("log")
+        else:
+            axes.set_xticks(table.index)
+    panels[0].set_ylabel("Sharpe ratio")

@@ -39,7 +39,7 @@ def money(value: float) -> str:
     """Write 1234567.0 as 1.23M and NaN as n/a."""
     if math.isnan(value):
         return "n/a"
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +15,15 @@ from matplotlib.figure import Figure
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.report.plots import AGENT, INK, in_both_widths
+from nca_trader.evaluate.report.plots import AGENT, INK, draw_stress, in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
+from nca_trader.evaluate.report.summary import money
 from nca_trader.evaluate.verdict import percent
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+    from nca_trader.evaluate.stress import Stress
 
 BEST = 20  # rows of a sweep that a page shows
 # Columns that are fractions; others are plain numbers.
@@ -96,6 +100,30 @@ def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
         caption="Folds, one row each",
         headers=["Fold", *(_words(name) for name in folds.columns)],
         rows=_rows(folds, [str(name) for name in folds.index]),
+    )
+
+
+def stress_section(stress: Stress) -> Shown:
+    """Prepare the section of a stress: its sentence, its plot and its rows."""
+    tables = {
+        "costs {:g}x": stress.costs,
+        "{:g} bars late": stress.delays,
+        "capital {}": stress.capacity.rename(money),
+    }
+    rows = [
+        (name.format(key), cells)
+        for name, table in tables.items()
+        for key, (_, cells) in zip(table.index, _rows(table, [""] * len(table)), strict=True)
+    ]
+    draw = functools.partial(draw_stress, stress=stress, colour=AGENT)
+    said = "the Sharpe ratio at higher costs, with late orders, and with more capital"
+    return Shown(
+        verdict=stress.sentence,
+        caption="The backtest run again",
+        headers=["", *(_words(name) for name in stress.costs.columns)],
+        rows=rows,
+        plot=in_both_widths(draw, "stress", f"{said}."),
+        said=said,
     )
 
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from nca_trader.agents.quantise import leaves_of, params_of
 from nca_trader.agents.strategy import Strategy, arguments_needed
+from nca_trader.agents.targets import as_targets, in_force, needs_account, strategy_targets
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.targets import as_targets, in_force, needs_account, strategy_targets
 from nca_trader.evaluate.walkforward.folds import Fold, Span
 from nca_trader.learner.train import train
 from nca_trader.machine import cores, scratch

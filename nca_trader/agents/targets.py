@@ -321,3 +321,11 @@ def in_force(targets: np.ndarray, first: int) -> np.ndarray:
         return targets
     held = pd.DataFrame(targets[: first + 1]).ffill().to_numpy()[-1]
     return np.vstack([targets[:first], held[None], targets[first + 1 :]])
+
+
+def late(targets: np.ndarray, delay: int) -> np.ndarray:
+    """Return targets `[N, A]` that are ordered `delay` bars after they were decided."""
+    if delay == 0:
+        return targets
+    none = np.full((min(delay, len(targets)), targets.shape[1]), np.nan)
+    return np.concatenate([none, targets[:-delay]])

@@ -1,0 +1,186 @@
+"""Stress of a backtest: higher costs, late orders, more capital."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.agents.strategy import refuse_delay
+from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate.metrics import summary
+from nca_trader.evaluate.verdict import decimal, percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nca_trader.evaluate.result import Result
+
+FACTORS = (1.0, 2.0, 3.0)
+DELAYS = (0, 1, 2, 5)
+STEPS = (0.1, 1.0, 10.0, 100.0)  # of the capacity at 1% of volume, see `trades.capacity`
+PARTICIPATION = 0.1  # largest share of a bar's volume that an order takes
+COLUMNS = ("total_return", "cagr", "annual_volatility", "sharpe", "max_drawdown", "turnover")
+HIGHEST = 1024.0  # a factor of costs; the break-even is not looked for beyond it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stress:
+    """One backtest under worse conditions; rows of metrics, the first row being the backtest's own.
+
+    Attributes:
+      name: of the strategy.
+      costs: by factor of the costs of trading and borrowing.
+      delays: by the number of bars that every order is late.
+      capacity: by capital, in the currency of the prices, where an order takes at most
+        `participation` of its bar's volume and the rest waits; no rows where no volume is known.
+      participation: see `capacity`.
+      break_even: factor of the costs at which the total return is 0; infinite where none that is
+        plausible does that, NaN where nothing is gained at the costs given, or nothing charged.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[-500:].select("SP500")
+      >>> rule, costs = nca.rules.sma_cross(5, 20), nca.Costs(commission=1e-4)
+      >>> stress = nca.backtest(bars, rule, costs).stress()
+      >>> stress.costs["sharpe"].is_monotonic_decreasing
+      True
+    """
+
+    name: str
+    costs: pd.DataFrame
+    delays: pd.DataFrame
+    capacity: pd.DataFrame
+    participation: float
+    break_even: float
+
+    @property
+    def sentence(self) -> str:
+        """What the tables say, in words."""
+        from nca_trader.evaluate.report.summary import money
+
+        ratios = ", ".join(f"{decimal(x)} at {f:g}x" for f, x in self.costs["sharpe"].items())
+        said = [f"Sharpe ratio by costs: {ratios}."]
+        if math.isfinite(self.break_even):
+            said.append(f"It earns nothing at {self.break_even:.3g} times the costs.")
+        elif math.isinf(self.break_even):
+            said.append("It gains at all costs that are plausible.")
+        late = [f"{decimal(x)} at {n}" for n, x in self.delays["sharpe"].items() if n]
+        if late:
+            said.append(f"With orders late by so many bars: {', '.join(late)}.")
+        if len(self.capacity):
+            share, by = percent(self.participation, 0), self.capacity["sharpe"]
+            rows = ", ".join(f"{decimal(x)} at {money(c)}" for c, x in by.items())
+            said.append(f"By capital, with at most {share} of a bar's volume: {rows}.")
+        return " ".join(said)
+
+    def __repr__(self) -> str:
+        from nca_trader.evaluate.report.summary import money
+
+        shown = [f"Stress of {self.name}"]
+        for table in (self.costs, self.delays, self.capacity.rename(money)):
+            if len(table):
+                shown.append(table.to_string(float_format="{:.4g}".format))
+        return "\n".join([*shown, self.sentence])
+
+    def plot(self) -> Figure:
+        """Draw the Sharpe ratio by costs, by delay, and by capital where volume is known."""
+        from nca_trader.evaluate.report.figure import stress_figure
+
+        return stress_figure(self)
+
+
+def stress(
+    result: Result,
+    *,
+    factors: Sequence[float] = FACTORS,
+    delays: Sequence[int] = DELAYS,
+    capitals: Sequence[float] | None = None,
+    participation: float = PARTICIPATION,
+) -> Stress:
+    """Run a backtest again at higher costs, with late orders, and with more capital.
+
+    A strategy that sees its account decides anew in each rerun. Reruns of an agent are one look at
+    their bars together with the backtest itself.
+
+    Args:
+      result: of `nca.backtest`.
+      factors: of the costs of trading and borrowing.
+      delays: bars.
+      capitals: in the currency of the prices; None are 0.1, 1, 10 and 100 times the capital whose
+        fills take 1% of a bar's volume.
+      participation: largest share of a bar's volume that an order takes with these capitals.
+
+    Raises:
+      ConfigError: a result that `nca.backtest` did not make; a factor or capital that is not above
+        0, a delay that is not a whole number, costs that a factor makes impossible.
+    """
+    again = result.again
+    if again is None:
+        raise ConfigError("this result can't be run again; it was not made by nca.backtest.")
+    for name, values in (("factors", factors), ("capitals", capitals or ())):
+        for value in values:
+            if isinstance(value, bool) or not 0.0 < value < math.inf:
+                raise ConfigError(f"{argument(name, value)}: give numbers above 0.")
+    for delay in delays:
+        refuse_delay(delay)
+    given = result.charged
+    if capitals is None:
+        known = result.metrics["capacity"]
+        capitals = [float(f"{known * step:.2g}") for step in STEPS] if known > 0.0 else ()
+    by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in factors}
+    by_delay = {int(n): _row(again(costs=given, delay=n)) for n in delays}
+    by_capital = {
+        float(c): _row(again(costs=given, **{"capital": c, "max_participation": participation}))
+        for c in capitals
+    }
+    return Stress(
+        name=result.name,
+        costs=_table(by_costs, "factor"),
+        delays=_table(by_delay, "bars late"),
+        capacity=_table(by_capital, "capital"),
+        participation=participation,
+        break_even=_break_even(result),
+    )
+
+
+def _row(result: Result) -> dict[str, float]:
+    interest = result.flows.get("interest")
+    found = summary(
+        result.equity, result.weights, result.turnover, result.bars_per_year, interest=interest
+    )
+    return {name: found[name] for name in COLUMNS}
+
+
+def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS))
+    return table.rename_axis(name)
+
+
+def _break_even(result: Result) -> float:
+    """Search the factor of the costs at which final equity is 1, see `Stress`."""
+    charged, again = result.charged, result.again
+    free = dataclasses.asdict(charged) == dataclasses.asdict(charged.scaled(2.0))
+    if again is None or free or not result.log_equity[-1] > 0.0:
+        return math.nan
+
+    def gained(factor: float) -> bool:
+        return again(costs=charged.scaled(factor)).log_equity[-1] > 0.0
+
+    low, high = 1.0, 2.0
+    try:
+        while gained(high):
+            low, high = high, 2.0 * high
+            if high > HIGHEST:
+                return math.inf
+    except ConfigError:  # costs that nobody charges, see `Costs`
+        return math.inf
+    # To three digits; a strategy that decides by its account may be uneven in its costs.
+    while high - low > 1e-3 * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if gained(middle) else (low, middle)
+    return high
