@@ -169,7 +169,8 @@ class Strategy:
             shape = bar.close.shape
             new = [jnp.broadcast_to(jnp.nan if x is None else x, shape) for x in order]
             # What an order never has stays None, so that it needs no levels.
-            then = Order(*(None if x is None else queue[0, i] for i, x in enumerate(order)))
+            fields = [None if x is None else queue[0, i] for i, x in enumerate(order)]
+            then = Order._make(fields)
             queue = jnp.concatenate([queue[1:], jnp.stack(new)[None].astype(queue.dtype)])
             return (inner, queue), then
 

@@ -59,6 +59,11 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, *ACCOUNT)
     parser.add_argument(
+        "--trials",
+        metavar="DIR",
+        help="with --strategy: folder of the trial log, which counts it (default runs)",
+    )
+    parser.add_argument(
         "--out",
         metavar="FILE",
         help="write a page that compares it with buy and hold, an SMA cross and no position "
@@ -96,6 +101,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         start=args.start,
         stop=args.stop,
         delay=args.delay or 0,
+        trials=args.trials or "runs",
         **rules,
     )
     stress = result.stress() if args.stress else None
@@ -114,6 +120,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             "delay",
             "stress",
             "env",
+            "trials",
         )
         names += (*ACCOUNT, "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})

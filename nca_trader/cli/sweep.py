@@ -43,6 +43,9 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))
     parser.add_argument("--precision", choices=("f32", "f64"), default="f32")
     add_options(parser, *ACCOUNT)
+    parser.add_argument(
+        "--tails", action="store_true", help="add value at risk, shortfall, tail ratio and omega"
+    )
     parser.add_argument("--resume", metavar="DIR", help="keep finished parts there, and go on")
     parser.add_argument(
         "--trials", metavar="DIR", default="runs", help="folder of the trial log (default runs)"
@@ -125,6 +128,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
         sample=args.sample,
         method=method or "sobol",
         seed=seed,
+        tails=args.tails,
         resume=args.resume,
         trials=args.trials,
         **rules,
@@ -136,7 +140,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     if args.out is not None:
         out = pathlib.Path(args.out)
         if out.suffix == ".html":
-            names = ("strategy", "grid", "data", *READING, "sample", "method", "seed")
+            names = ("strategy", "grid", "data", *READING, "sample", "method", "seed", "tails")
             names += ("precision", *ACCOUNT, "trials", "out")
             command = typed("sweep", **{name: getattr(args, name) for name in names})
             report_sweep(table, out, title=f"Sweep of {args.strategy}", command=command)

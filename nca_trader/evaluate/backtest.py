@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,9 @@ from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
 from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.search import counted
 from nca_trader.evaluate.simulate import simulate_agent, simulate_strategy, simulate_targets
-from nca_trader.runs import trials
+from nca_trader.runs import trials as trial_log
 from nca_trader.runs.manifest import Run, now, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.types import Bars, Costs
@@ -49,6 +52,7 @@ def backtest(
     delay: int = 0,
     look: bool = True,
     check: bool = True,
+    trials: str | os.PathLike[str] | None = None,
     **limits: Any,
 ) -> Result:
     """Run `targets` over `bars` and account for every bar in float64.
@@ -74,6 +78,9 @@ def backtest(
         trial log next to its run folder. False is for bars that select among agents.
       check: whether a function of bars runs again on three truncated histories, and is refused
         where a past target changes.
+      trials: project folder whose trial log counts a strategy on these bars, as a sweep does; the
+        same targets on the same bars count once. None does not count. Runs are counted where they
+        are trained, and at each look.
       limits: fields of `nca_trader.envs.account.state.Rules` by name, e.g. `max_gross=1.0`, or
         `capital=1e5, lot=1.0, min_notional=10.0, max_participation=0.1`. A limit that is not
         given is the run's, or no limit.
@@ -164,6 +171,10 @@ def backtest(
             again = as_targets(targets, known, most)
             ordered = in_force(late(again, delay), first)
             trace = simulate_targets(bars, ordered, costs, rules, first, last)
+    tried = None
+    if trials is not None and run is None:
+        digest = hashlib.sha256(np.asarray(trace.target).tobytes()).hexdigest()
+        tried = counted(trials, name or "targets", bars, [digest], kind="backtest")
     index, symbols = bars.index[first:last], list(bars.symbols)
     result = Result(
         name=name or (run.name if run else "targets"),
@@ -187,6 +198,7 @@ def backtest(
         trace=trace,
         run=run,
         unchecked=unchecked,
+        tried=tried,
         again=functools.partial(
             backtest,
             task if run else known,
@@ -215,7 +227,7 @@ def count_look(run: Run, bars: Bars) -> int:
     """
     more = {"seed": run.selected, "time": now()}
     # Recorded first, so that the count below includes it.
-    trials.record(run.root, trials.entry_of("test", run.name, data_record(bars), **more))
+    trial_log.record(run.root, trial_log.entry_of("test", run.name, data_record(bars), **more))
     return looks_at(run, bars)
 
 
@@ -227,4 +239,4 @@ def looks_at(run: Run, bars: Bars) -> int:
     """
     data = data_record(bars)
     earlier = earlier_looks(data.markets, data.first, data.last)
-    return trials.count(run.root, "test", data) + earlier
+    return trial_log.count(run.root, "test", data) + earlier

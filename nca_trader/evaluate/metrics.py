@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from nca_trader.errors import ConfigError
 
 NO_VOLATILITY = 1e-12  # per bar; a constant return leaves this much behind in float64
+NO_RETURN = 1e-15  # of a bar; less is rounding
 NO_WEIGHT = 1e-9  # of equity; a closed position leaves this much behind in a pair of floats
 TAIL = 0.05  # share of bars in a tail: value at risk is that of 95%
 
@@ -247,9 +248,12 @@ def stability(returns: ArrayLike) -> float:
 
 
 def hit_rate(returns: ArrayLike) -> float:
-    """Compute the share of winning bars among those with a return other than 0; NaN for none."""
+    """Compute the share of winning bars among those with a return other than 0; NaN for none.
+
+    A return within 1e-15 of 0 is rounding, e.g. of an account that holds cash.
+    """
     r = known(returns)
-    moved = r[r != 0]  # a bar without a position is neither won nor lost
+    moved = r[np.abs(r) > NO_RETURN]  # a bar without a position is neither won nor lost
     return float(np.mean(moved > 0)) if moved.size else math.nan
 
 

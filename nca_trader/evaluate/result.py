@@ -58,6 +58,8 @@ class Result:
       trace: what the account did in each bar; trades and orders are made of it.
       run: that acted; None where the targets are not of a run.
       unchecked: whether a function of bars was not run again on truncated histories.
+      tried: trials on these bars in the project's trial log, with this one; None where nobody
+        counted.
       again: `nca.backtest` with the arguments of this one, but for the costs; see `stress`.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
@@ -92,6 +94,7 @@ class Result:
     trace: Trace | None = None
     run: Run | None = None
     unchecked: bool = False
+    tried: int | None = None
     again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:

@@ -23,7 +23,11 @@ NUMBERS_OF_SPLITS = 2_000_000  # splits times combinations: bounds the time and 
 
 
 def counted(
-    folder: str | os.PathLike[str] | None, name: str, bars: Bars, combinations: list[Any]
+    folder: str | os.PathLike[str] | None,
+    name: str,
+    bars: Bars,
+    combinations: list[Any],
+    kind: str = "sweep",
 ) -> int:
     """Count the combinations in the trial log; return the trials on this market so far.
 
@@ -34,12 +38,13 @@ def counted(
       name: of the rule.
       bars: that were searched.
       combinations: all of them.
+      kind: of search, for the log.
     """
     if folder is None:
         return len(combinations)
     root, data = place(folder, "trials"), trials.data_record(bars)
     digest = hashlib.sha256(repr(combinations).encode()).hexdigest()[:12]
-    run = f"sweep {name} {digest}"
+    run = f"{kind} {name} {digest}"
     known = any(e.run == run and e.data == data.sha256 for e in trials.entries(root))
     if not known:
         more = {"trials": len(combinations), "time": now()}
@@ -89,6 +94,8 @@ def judge(
     cash = against
     if len(blocks) >= 20:
         against, cash = superior_to_each(blocks, [benchmark, np.zeros(len(blocks))])
+    near = sharpes[neighbours(table, parameters, int(np.nanargmax(sharpes)))]
+    near = near[np.isfinite(near)]
     search = {
         "combination": {name: row[name] for name in parameters},
         "sharpe": float(row["sharpe"]),
@@ -98,6 +105,9 @@ def judge(
         "pbo": over,
         "spa_benchmark": against.consistent,
         "spa_cash": cash.consistent,
+        "neighbours": len(near),
+        "neighbours_mean": float(near.mean()) if len(near) else math.nan,
+        "neighbours_worst": float(near.min()) if len(near) else math.nan,
     }
     chosen = ", ".join(f"{name} = {_text(row[name])}" for name in parameters)
     lucky = not deflated >= DEFLATED_ENOUGH or not cash.consistent < SIGNIFICANT or over >= 0.5
@@ -107,14 +117,51 @@ def judge(
         conclusion = "better than cash and than buy and hold, also allowing for the search"
     else:
         conclusion = "better than cash, but not shown to be better than buy and hold"
+    around = ""
+    if len(near):
+        around = (
+            f" The {len(near)} combinations next to it have {near.mean():.2f} on average and "
+            f"{near.min():.2f} at worst."
+        )
     verdict = (
-        f"The best of {of} by Sharpe ratio is {chosen}, with {row['sharpe']:.2f} a year; buy and "
-        f"hold has {benchmark_sharpe:.2f}. Deflated Sharpe ratio {deflated:.2f} with "
-        f"{num_trials:,} trials counted, probability of overfitting (PBO) {_text(over)}, SPA "
+        f"The best of {of} by Sharpe ratio is {chosen}, with "
+        f"{row['sharpe']:.2f}; buy and hold has {benchmark_sharpe:.2f}.{around} Deflated Sharpe "
+        f"ratio {deflated:.2f} with {num_trials:,} trials counted, probability of overfitting "
+        f"(PBO) {_text(over)}, SPA "
         f"p-value {_text(against.consistent)} against buy and hold and {_text(cash.consistent)} "
         f"against cash: {conclusion}."
     )
     return {"verdict": verdict, "search": search}
+
+
+def neighbours(table: pd.DataFrame, parameters: list[str], row: int) -> np.ndarray:
+    """Return the rows of the combinations next to one, to see whether an optimum is stable.
+
+    Next to it are those whose every parameter is at most one of its values away; where a sample
+    has fewer than three of them, the eight nearest by rank. A parameter that is not a number is
+    the same.
+
+    Args:
+      table: one row per combination.
+      parameters: their names.
+      row: of the combination.
+    """
+    ranks, same = [], np.ones(len(table), bool)
+    for name in parameters:
+        column = table[name]
+        if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+            ranks.append(np.unique(column.to_numpy(), return_inverse=True)[1])
+        else:
+            same &= (column == column.iloc[row]).to_numpy() | column.isna().to_numpy()
+    same[row] = False
+    if not ranks or not same.any():
+        return np.zeros(0, int)
+    away = np.abs(np.stack(ranks, axis=1) - np.stack(ranks, axis=1)[row])
+    near = np.flatnonzero(same & (away <= 1).all(1))
+    if len(near) >= min(3, same.sum()):
+        return near
+    far = np.where(same, np.linalg.norm(away / np.maximum(away.max(0), 1), axis=1), np.inf)
+    return np.argsort(far, kind="stable")[: min(8, int(same.sum()))]
 
 
 def _overfit(blocks: np.ndarray) -> float:

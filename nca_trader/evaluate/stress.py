@@ -74,7 +74,9 @@ class Stress:
             said.append(f"With orders late by so many bars: {', '.join(late)}.")
         if len(self.capacity):
             share, by = percent(self.participation, 0), self.capacity["sharpe"]
-            rows = ", ".join(f"{decimal(x)} at {money(c)}" for c, x in by.items())
+            rows = ", ".join(
+                f"{decimal(x)} at {money(c)}" for c, x in zip(by.index, by, strict=True)
+            )
             said.append(f"By capital, with at most {share} of a bar's volume: {rows}.")
         return " ".join(said)
 

@@ -104,12 +104,14 @@ _COMPILED: dict[Any, Any] = {}  # programs by what they were compiled for, the o
 KEPT = 16
 
 
-def compiled(given: Given, values: dict[str, Array], blocks: Blocks) -> Any:
-    """Return the compiled program for arguments of these shapes and devices."""
+def compiled(
+    make: Callable[[Given], Any], given: Given, values: dict[str, Array], blocks: Blocks
+) -> Any:
+    """Return the compiled program of `make` for arguments of these shapes and devices."""
     leaves = jax.tree.leaves((values, blocks))
-    key = (given, *((x.shape, x.dtype.name, tuple(x.devices())) for x in leaves))
+    key = (make, given, *((x.shape, x.dtype.name, tuple(x.devices())) for x in leaves))
     if key not in _COMPILED:
-        _COMPILED[key] = program(given).lower(values, blocks).compile()
+        _COMPILED[key] = make(given).lower(values, blocks).compile()
         if len(_COMPILED) > KEPT:
             _COMPILED.pop(next(iter(_COMPILED)))
     return _COMPILED[key]
@@ -127,18 +129,23 @@ def _is_known(given: Given) -> bool:
     return ships and plain and not given.costs.carries
 
 
+def _begun(given: Given, values: dict[str, Array], blocks: Blocks) -> tuple[Any, Callable]:
+    """Return what the scan of one combination begins with, and its step."""
+    strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
+    num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
+    account = open_account(jnp.zeros(num_assets, dtype))
+    book = exits.open_book(num_assets, blocks.bar.close.dtype) if given.sees_account else ()
+    state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
+    step = functools.partial(_step, strategy=strategy, costs=given.costs, rules=given.rules)
+    return (account, book, state, open_tally(num_assets, dtype)), step
+
+
 def program(given: Given) -> Any:
     """Return the jitted program `(values by name [M], blocks) -> Outcome`."""
-    rule, traced, fixed, sees_account, costs, rules, dtype, longest = given
 
     def one(values: dict[str, Array], blocks: Blocks) -> Outcome:
-        with rolling.periods_up_to(longest):
-            strategy = rule(**{name: values[name] for name in traced}, **dict(fixed))
-            num_assets = blocks.bar.close.shape[-1]
-            account = open_account(jnp.zeros(num_assets, dtype))
-            book = exits.open_book(num_assets, blocks.bar.close.dtype) if sees_account else ()
-            state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
-            step = functools.partial(_step, strategy=strategy, costs=costs, rules=rules)
+        with rolling.periods_up_to(given.longest):
+            carry, step = _begun(given, values, blocks)
 
             def scan(carry: Any, block: Blocks) -> Any:
                 return jax.lax.scan(step, carry, block)[0]
@@ -150,12 +157,33 @@ def program(given: Given) -> Any:
                 carry = inner(carry, block)
                 return carry, (carry[-1].total - before).astype(jnp.float32)
 
-            carry = (account, book, state, open_tally(num_assets, dtype))
             (account, _, _, tally), sums = jax.lax.scan(outer, carry, blocks)
             high = account.log_equity.astype(jnp.float64)
             return Outcome(high + account.log_equity_low, tally, sums)
 
     return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=Outcome(0, 0, 1)))
+
+
+def program_of_returns(given: Given) -> Any:
+    """Return the jitted program `(values by name [M], blocks) -> [2, M, N]`, returns of each bar.
+
+    The first are simple returns, the second those in excess of the interest on cash. Bars that fill
+    up the last block come last.
+    """
+
+    def one(values: dict[str, Array], blocks: Blocks) -> Array:
+        with rolling.periods_up_to(given.longest):
+            carry, step = _begun(given, values, blocks)
+
+            def scan(carry: Any, block: Blocks) -> Any:
+                after, _ = step(carry, block)
+                plain = jnp.expm1(log_return(carry[0], after[0])).astype(jnp.float64)
+                return after, jnp.stack([plain, after[-1].total - carry[-1].total])
+
+            whole = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
+            return jax.lax.scan(scan, carry, whole)[1].T
+
+    return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=1))
 
 
 def _step(
@@ -182,7 +210,7 @@ def _step(
         state, order = strategy.decide(state, bar, None)
         target = (order.target * order.size).astype(before.weight.dtype)
         account, closed = place(account, target, legs.at_close, costs, rules)
-    held_before = (tally.side != 0.0).any()
+    held_before, turnover = (tally.side != 0.0).any(), tally.turnover
     tally = _add_trades(tally, before.held, bar, legs, fills, whole, left, closed, rules)
     held_after = real & (tally.side != 0.0).any()
     interest = None
@@ -194,7 +222,8 @@ def _step(
         largest=jnp.maximum(tally.largest, ordered.astype(jnp.float64)),
     )
     log_equity = account.log_equity.astype(jnp.float64) + account.log_equity_low
-    active = real & held_before | held_after
+    # A position may begin and end inside one bar.
+    active = real & (held_before | (tally.turnover > turnover)) | held_after
     tally = add_return(tally, log_return(before, account), log_equity, interest, active)
     return (account, book, state, tally), None
 

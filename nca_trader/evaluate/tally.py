@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.evaluate import metrics
 from nca_trader.evaluate.metrics import NO_VOLATILITY, NO_WEIGHT
 
 # A weight that a closed position leaves by rounding.
 DUST = {"float32": 1e-6, "float64": NO_WEIGHT}
 # A return that rounding leaves of two that cancel, overnight and intraday.
-NO_RETURN = {"float32": 1e-9, "float64": 1e-15}
+NO_RETURN = {"float32": 1e-9, "float64": metrics.NO_RETURN}
 
 
 class Tally(NamedTuple):

@@ -152,7 +152,9 @@ def policy_agent(
         # What the reward remembers is a feature of this agent, and begins at its first decision.
         if spec.memory and not first:
             with float64_on_cpu():
-                account = jax.tree.map(np.asarray, _remembered(spec, account))
+                after: Account = _remembered(spec, account)
+                account = jax.tree.map(np.asarray, after)
+        assert account is not None
         if unfit:
             return memory, account, unusable
         logits = np.asarray(decide(cells, account))
@@ -310,7 +312,9 @@ def _flat(num_assets: int) -> Account:
 
 def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
     """Return the bars so far and one more."""
-    fields = {k: np.asarray(v)[None] for k, v in bar._asdict().items() if v is not None}
+    fields: dict[str, Any] = {
+        k: np.asarray(v)[None] for k, v in bar._asdict().items() if v is not None
+    }
     time = fields.pop("time")[:, 0].astype("datetime64[s]")
     one = Bars(time=time, symbols=symbols, source="the feed", **fields)
     if history is None:

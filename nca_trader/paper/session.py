@@ -352,6 +352,7 @@ def paper_trade(
       True
     """
     own = isinstance(run, Strategy) or inspect.isroutine(run) or isinstance(run, functools.partial)
+    subject: Any = run  # the type checker takes it for the union of these
     if not own:
         accepted = "a path, a Strategy or a function of bars"
         expect("run", run, str | os.PathLike | CloudPath, accepted)
@@ -360,7 +361,7 @@ def paper_trade(
     replayed(feed, broker)
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
-    opened_run = None if own else read_run(run, seed=seed)
+    opened_run = None if own else read_run(subject, seed=seed)
     base = Rules() if opened_run is None else rules_of(opened_run.env_config)
     costs = costs or (Costs() if opened_run is None else opened_run.env_config.costs)
     if opened_run is not None:
@@ -372,7 +373,7 @@ def paper_trade(
         rules = with_limits(base, fill, order, costs, limits)
         source = parse_feed(feed, None, reading)
         make = strategy_agent if isinstance(run, Strategy) else function_agent
-        agent = make(run, source.bars, costs, rules)
+        agent = make(subject, source.bars, costs, rules)
     if len(source) <= agent.first_decision:
         raise BarError(
             f"{source.source}: {len(source)} bars, and the agent's first decision needs "

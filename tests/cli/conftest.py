@@ -24,8 +24,9 @@ class Said(NamedTuple):
 
 
 @pytest.fixture
-def command(capsys):
-    """Runs `nca-trader` in this process, with what a shell would give it."""
+def command(capsys, tmp_path, monkeypatch):
+    """Runs `nca-trader` in this process, with what a shell would give it, in its own folder."""
+    monkeypatch.chdir(tmp_path)
 
     def run(*args):
         capsys.readouterr()

@@ -64,7 +64,7 @@ def test_a_rule_stands_beside_the_baselines_on_its_own_bars_and_costs(tiny, tmp_
     assert said.json["total_return"] == pytest.approx(expected["strategy"].equity.iloc[-1] - 1)
     assert said.json["in_sample"] is None and said.json["looks"] is None
     assert "0.2% of traded notional" in seen and "idealised" in seen
-    assert "nobody counted" in seen and "strategy less buy and hold" in seen
+    assert "1, by the trial log" in seen and "strategy less buy and hold" in seen
     assert not re.search("out of sample|in sample|agent|trained|seed|select", seen, re.IGNORECASE)
     # The command on the page is the one that was given.
     shown = shlex.split(re.search(r"Command: (nca-trader backtest .*?\.html)", seen)[1])

@@ -11,6 +11,7 @@ import pytest
 from ledger import random_bars, run_ledger
 from tiny import AGENT, ENV
 
+import nca_trader as nca
 from nca_trader.agents import rules
 from nca_trader.agents.targets import strategy_targets
 from nca_trader.envs.trading import TradingEnv
@@ -376,3 +377,17 @@ def test_what_comes_after_a_bar_changes_nothing_up_to_it(bars, run, name, row):
     )
     if name in ("run", "buy_and_hold"):  # the change is there to be seen
         assert (other.equity != result.equity).any()
+
+
+def test_a_strategy_counts_once_for_the_same_targets_on_the_same_bars(tmp_path):
+    bars = nca.sample_bars("sp500").select("SP500")[-300:]
+    several = [rules.sma_cross(5, 20), rules.sma_cross(5, 30), rules.sma_cross(5, 20)]
+    found = [nca.backtest(bars, rule, trials=tmp_path) for rule in several]
+    assert [result.tried for result in found] == [1, 2, 2]
+    assert "2 trials on these bars so far" in str(found[1])
+    # Other costs and reruns are no other strategy, and a sweep counts on.
+    assert nca.backtest(bars, several[0], nca.Costs(commission=1e-3), trials=tmp_path).tried == 2
+    found[1].stress(delays=(0,), capitals=())
+    nca.sweep(bars, rules.sma_cross, {"fast": [5], "slow": [20, 40, 60]}, trials=tmp_path)
+    assert nca.backtest(bars, several[1], trials=tmp_path).tried == 5
+    assert nca.backtest(bars, several[1]).tried is None

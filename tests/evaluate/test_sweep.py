@@ -4,12 +4,14 @@ import logging
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import nca_trader as nca
 from nca_trader.agents import rolling
-from nca_trader.evaluate import sweep as module
+from nca_trader.evaluate import sweep_parts as module
 from nca_trader.evaluate.combinations import combinations_of
+from nca_trader.evaluate.search import neighbours
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 SMA = {"fast": [3, 8, 20], "slow": [25, 60]}
@@ -53,7 +55,8 @@ def stopped(fast=5, loss=0.05):
         # Long, flat and short, so that trades change sides.
         return (a, b), jnp.sign(mean - before) * jnp.where(jnp.isnan(before), 0.0, 0.8)
 
-    return nca.Strategy(init, act, "mine").with_stop(loss)
+    mine = nca.Strategy(init, act, "mine")
+    return mine if loss is None else mine.with_stop(loss)
 
 
 def wary(limit=0.1):
@@ -91,6 +94,9 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
         # Ratios of a mean close to 0 lose digits of it.
         for key in ("annual_volatility", "max_drawdown", "turnover", "exposure", "kurtosis"):
             assert row[key] == pytest.approx(m[key], rel=20 * tight), key
+        if assets == 1 and precision == "f64":
+            for key in ("trades", "win_rate", "profit_factor", "expectancy", "hit_rate"):
+                assert row[key] == pytest.approx(m[key], rel=1e-7, nan_ok=True), key
         for key in ("total_return", "cagr", "sharpe", "sortino", "skewness", "calmar"):
             assert row[key] == pytest.approx(m[key], rel=20 * tight, abs=50 * tight), key
 
@@ -132,8 +138,59 @@ def test_profit_factor_equals_trades_that_are_known():
     assert (first["trades"], first["win_rate"]) == (3, 1.0)
     assert first["expectancy"] == pytest.approx((0.1 + 0.11) / 2)
     assert np.isnan(first["profit_factor"])  # without a loss
+    # Long 100 to 110 on 1, and long 110 to 99 on 1.1.
+    weights = np.array([1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0.0])
+    mixed = nca.sweep(bars, rule, {"size": [1.0]}, fill="close", trials=None).iloc[0]
+    assert (mixed["trades"], mixed["win_rate"]) == (2, 0.5)
+    assert mixed["profit_factor"] == pytest.approx(0.1 / 0.11)
+    assert mixed["expectancy"] == pytest.approx(-0.005)
+    weights = np.array([1, 1, 0, -1, -1, 0, 1, 1, 1, 1, 1, 1.0])
     losing = nca.sweep(bars, rule, {"size": [-1.0, 1.0]}, fill="close", trials=None)
     assert losing["profit_factor"][0] == 0.0 and losing["win_rate"][0] == 0.0
+
+
+def test_tails_equal_those_of_the_backtests(monkeypatch):
+    bars, costs = made(300, drift=3e-4), nca.Costs(commission=5e-4, interest_lend=0.05)
+    monkeypatch.setattr(module, "RETURNS_BYTES", 16 * 300 * 2)
+    grid = {"fast": [3, 6, 9], "loss": [None]}
+    plain = nca.sweep(bars, stopped, grid, costs, trials=None)
+    table = nca.sweep(bars, stopped, grid, costs, trials=None, tails=True)
+    assert set(table.columns) - set(plain.columns) == set(module.TAILS)
+    np.testing.assert_array_equal(plain["equity"], table["equity"])
+    for _, row in table.iterrows():
+        m = nca.backtest(bars, stopped(int(row["fast"]), row["loss"]), costs).metrics
+        for key in module.TAILS:
+            assert row[key] == pytest.approx(m[key], rel=1e-5, abs=1e-9), key
+
+
+def test_the_neighbours_of_the_best_are_those_of_the_grid():
+    values = [(a, b, c) for a in (1, 2, 5) for b in (0.1, 0.2, 0.3) for c in ("x", "y")]
+    table = pd.DataFrame(values, columns=["a", "b", "c"])
+    at = table.index[(table["a"] == 2) & (table["b"] == 0.1) & (table["c"] == "x")][0]
+    near = table.iloc[neighbours(table, ["a", "b", "c"], at)]
+    expected = {(1, 0.1), (1, 0.2), (2, 0.2), (5, 0.1), (5, 0.2)}
+    assert set(zip(near["a"], near["b"], strict=True)) == expected and set(near["c"]) == {"x"}
+    # Of a random sample, whose points have no neighbours on a grid, the nearest by rank.
+    drawn = pd.DataFrame(np.random.default_rng(0).random((50, 2)), columns=["a", "b"])
+    assert len(neighbours(drawn, ["a", "b"], 7)) >= 3
+    assert len(neighbours(table[:1], ["a", "b", "c"], 0)) == 0
+
+
+def test_a_lonely_peak_is_named():
+    bars = made(400, seed=5)
+    table = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
+    search, grid = table.attrs["search"], table.set_index(["fast", "slow"])["sharpe"]
+    best = grid.idxmax()
+    near = [
+        grid[f, s]
+        for i, f in enumerate(SMA["fast"])
+        for s in SMA["slow"]
+        if abs(i - SMA["fast"].index(best[0])) <= 1 and (f, s) != best
+    ]
+    assert search["neighbours"] == len(near)
+    assert search["neighbours_mean"] == pytest.approx(np.mean(near))
+    assert search["neighbours_worst"] == min(near)
+    assert f"{min(near):.2f} at worst" in table.attrs["verdict"]
 
 
 def test_numbers_do_not_depend_on_the_width_of_programs(monkeypatch):

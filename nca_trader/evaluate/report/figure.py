@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.stress import Stress
 
 FIRST, REFERENCE, SHADE, GRID = "#1f5fa8", "#777777", "#c25e00", "#dddddd"
-INKS = {
+INKS: dict[Any, Any] = {
     "axes.edgecolor": "#999999",
     "grid.color": GRID,
     "figure.facecolor": "white",
@@ -45,7 +45,7 @@ def result_figure(results: Sequence[Result]) -> Figure:
     In-sample bars are shaded and named. One result is drawn next to its benchmark.
     """
     alone = results[0] if len(results) == 1 else None
-    with matplotlib.rc_context(SETTINGS | INKS):
+    with matplotlib.rc_context({**SETTINGS, **INKS}):
         heights = (3, 1.4, 1) if alone else (3, 1.6)
         figure = Figure(figsize=(9, 2.1 * sum(heights) / 1.8), layout="constrained")
         panels = figure.subplots(len(heights), sharex=True, height_ratios=heights)
@@ -121,7 +121,7 @@ def shade_in_sample(panels: Sequence[Axes], results: Sequence[Result], colour: s
 def stress_figure(stress: Stress) -> Figure:
     """Draw the Sharpe ratio by costs, by delay, and by capital where volume is known."""
     count = 3 if len(stress.capacity) else 2
-    with matplotlib.rc_context(SETTINGS | INKS):
+    with matplotlib.rc_context({**SETTINGS, **INKS}):
         figure = Figure(figsize=(3.2 * count, 2.8), layout="constrained")
         draw_stress(figure, stress, FIRST)
     return figure

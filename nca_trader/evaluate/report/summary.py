@@ -61,6 +61,9 @@ def title_of(result: Result) -> str:
 def caveats(result: Result) -> list[str]:
     """Return what must be said with the metrics: the standing of the bars, cautions, the note."""
     standing = "Parameters were chosen by the user; how many were tried is not known."
+    if result.tried is not None:
+        times = "1 trial" if result.tried == 1 else f"{result.tried:,} trials"
+        standing = f"Parameters were chosen by the user; {times} on these bars so far."
     if result.in_sample is not None:
         standing = "Out of sample."
     if result.in_sample:

@@ -42,16 +42,14 @@ class Shown(NamedTuple):
       caption: of the table.
       headers: of its columns.
       rows: name and cells of each.
-      plot: the heat map, None where there is none.
-      said: what the plot shows, for readers.
+      plots: what each shows, for readers, and the plot.
     """
 
     verdict: str
     caption: str
     headers: list[str]
     rows: list[tuple[str, list[str]]]
-    plot: Markup | None = None
-    said: str = ""
+    plots: tuple[tuple[str, Markup], ...] = ()
 
 
 def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
@@ -73,14 +71,12 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
             f"and then metrics with {metric!r} among them."
         )
     best = table.sort_values(metric, ascending=False)[:BEST]
-    plot, said = _heat_map(table, parameters, metric)
     return Shown(
         verdict=str(table.attrs.get("verdict", "")),
         caption=f"The best {len(best):,} of {len(table):,} combinations by {_words(metric)}",
         headers=["", *(_words(name) for name in table.columns)],
         rows=_rows(best, [str(place) for place in range(1, len(best) + 1)]),
-        plot=plot,
-        said=said,
+        plots=(*_heat_map(table, parameters, metric), *_parallel(table, parameters, metric)),
     )
 
 
@@ -122,8 +118,7 @@ def stress_section(stress: Stress) -> Shown:
         caption="The backtest run again",
         headers=["", *(_words(name) for name in stress.costs.columns)],
         rows=rows,
-        plot=in_both_widths(draw, "stress", f"{said}."),
-        said=said,
+        plots=((said, in_both_widths(draw, "stress", f"{said}.")),),
     )
 
 
@@ -214,16 +209,21 @@ def parameters_of(table: pd.DataFrame) -> list[str]:
     return names
 
 
+def _varied(table: pd.DataFrame, parameters: Sequence[str]) -> list[str]:
+    """Return the parameters that are numbers and have several values."""
+    numeric = [name for name in parameters if pd.api.types.is_numeric_dtype(table[name])]
+    return [name for name in numeric if table[name].nunique() > 1]
+
+
 def _heat_map(
     table: pd.DataFrame, parameters: Sequence[str], metric: str
-) -> tuple[Markup | None, str]:
-    """Draw the metric over the two parameters with the most values; return it and its caption."""
+) -> tuple[tuple[str, Markup], ...]:
+    """Draw the metric over the two parameters with the most values; return its caption and it."""
     counts = {name: table[name].nunique() for name in parameters}
     # Of names and choices there is no axis.
-    numeric = [name for name in parameters if pd.api.types.is_numeric_dtype(table[name])]
-    axes = [name for name in sorted(numeric, key=lambda x: -counts[x])[:2] if counts[name] > 1]
+    axes = sorted(_varied(table, parameters), key=lambda x: -counts[x])[:2]
     if not axes or table[metric].isna().all():
-        return None, ""
+        return ()
     left_out = [name for name in parameters if name not in axes and counts[name] > 1]
     mean = f", mean over {', '.join(map(_words, left_out))}" if left_out else ""
     draw, said = _curve(table, axes[0], metric), f"{_words(metric)} by {axes[0]}{mean}"
@@ -232,7 +232,37 @@ def _heat_map(
         said = f"{_words(metric)} by {' and '.join(axes)}{mean}; the ring is the best combination"
     best = table.iloc[int(np.nanargmax(table[metric].to_numpy(float)))]
     at = ", ".join(f"{name} = {_cell(name, best[name])}" for name in parameters)
-    return in_both_widths(draw, "heat", f"{said}. Best {best[metric]:.3g} at {at}."), said
+    return ((said, in_both_widths(draw, "heat", f"{said}. Best {best[metric]:.3g} at {at}.")),)
+
+
+def _parallel(
+    table: pd.DataFrame, parameters: Sequence[str], metric: str
+) -> tuple[tuple[str, Markup], ...]:
+    """Draw a line for each combination across its parameters and the metric, the best in colour."""
+    names = [*_varied(table, parameters), metric]
+    known = table[table[metric].notna()].sort_values(metric)
+    if len(names) < 3 or len(known) < 2:
+        return ()
+    low, high = known[names].min(), known[names].max()
+    scaled = ((known[names] - low) / (high - low).replace(0.0, 1.0)).to_numpy()
+    tenth = max(1, len(known) // 10)
+    # Lines beyond some hundred are a grey area, so the others are thinned out evenly.
+    others = scaled[:-tenth][:: max(1, (len(known) - tenth) // 200)]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.grid(False)
+        axes.plot(others.T, color=INK, alpha=0.12, linewidth=0.6)
+        axes.plot(scaled[-tenth:][-100:].T, color=AGENT, alpha=0.35, linewidth=0.9)
+        axes.plot(scaled[-1], color="#ff4d4d", linewidth=1.8)
+        axes.set_xticks(
+            range(len(names)),
+            [f"{_words(x)}\n{low[x]:.3g} to {high[x]:.3g}" for x in names],
+        )
+        axes.set_yticks([])
+
+    said = f"combinations from parameter to {_words(metric)}; the best tenth in blue, the best red"
+    return ((said, in_both_widths(draw, "parallel", f"{said}.")),)
 
 
 def _curve(table: pd.DataFrame, name: str, metric: str):

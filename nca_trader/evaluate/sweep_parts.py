@@ -1,0 +1,310 @@
+"""A sweep as programs of many combinations each, finished parts of which can be kept."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import inspect
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from nca_trader.agents.rolling import periods_up_to
+from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.targets import LARGEST, needs_account, strategy_faults
+from nca_trader.envs.account.state import Rules
+from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.evaluate import metrics
+from nca_trader.evaluate.combinations import Combination, traced_parameters
+from nca_trader.evaluate.sweep_program import (
+    WIDEST,
+    Given,
+    Outcome,
+    compiled,
+    in_blocks,
+    program,
+    program_of_returns,
+)
+from nca_trader.evaluate.tally import Tally, summaries
+from nca_trader.machine import cores, write_atomically
+from nca_trader.numerics import cpu, float64_on_cpu
+from nca_trader.types import Bars, Costs
+
+STATE_BYTES = 200_000_000  # of one program
+RETURNS_BYTES = 400_000_000  # of the returns of one program, of every bar
+# Metrics that need every return of an account and not sums of them, and of which returns they are.
+TAILS = {
+    "value_at_risk": "return",
+    "expected_shortfall": "return",
+    "tail_ratio": "excess",
+    "omega": "excess",
+}
+
+
+class Done(NamedTuple):
+    """The metrics of M combinations by name, `[M]` each, and their block returns `[blocks, M]`."""
+
+    metrics: dict[str, np.ndarray]
+    blocks: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all combinations of a sweep share; the fields are those of `sweep`."""
+
+    bars: Bars
+    rule: Callable[..., Any]
+    combinations: list[Combination]
+    costs: Costs
+    account: Rules
+    dtype: str
+    most_blocks: int
+    tails: bool
+    limits: dict[str, Any]
+
+    def key(self, width: int) -> str:
+        """Return a digest of everything that the numbers depend on."""
+        try:
+            source = inspect.getsource(self.rule)
+        except (OSError, TypeError):
+            source = ""
+        facts = (self.bars.digest(), self.rule.__qualname__, source, self.combinations, width)
+        rest = (self.costs, self.account, self.dtype, self.most_blocks)
+        return hashlib.sha256(repr((*facts, *rest)).encode()).hexdigest()
+
+
+def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
+    """Run the combinations in programs of equal width, a thread for each core."""
+    bars, combinations = setting.bars, setting.combinations
+    first = setting.rule(**combinations[0])
+    traced = traced_parameters(combinations)
+    groups = _groups(combinations, traced)
+    devices = jax.local_devices(backend="cpu")
+    workers = max(cores(), 1) if len(devices) == 1 else len(devices)
+    width = _width(setting, first, max(len(group) for group, _ in groups), workers)
+    parts = _parts(groups, width)
+    store = _Store(resume, setting.key(width))
+    with float64_on_cpu():
+        blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
+    missing = [number for number in range(len(parts)) if not store.has(number)]
+    used = devices[: max(1, min(len(devices), len(missing)))]
+    with float64_on_cpu():
+        on_devices = [jax.device_put(blocks, device) for device in used]
+    programs: dict[tuple[str, int], Any] = {}
+    for number in missing:
+        fixed, place = parts[number][1], number % len(used)
+        if (repr(fixed), place) in programs:
+            continue
+        given = _given(setting, traced, *parts[number])
+        # Compiled in this thread: the others only run it.
+        with float64_on_cpu(), jax.default_device(used[place]), strategy_faults(bars, first):
+            values = _values(combinations, [0], traced, width)
+            programs[repr(fixed), place] = compiled(program, given, values, on_devices[place])
+
+    def run(number: int) -> tuple[int, Outcome]:
+        rows, fixed = parts[number]
+        place = number % len(used)
+        with float64_on_cpu(), jax.default_device(used[place]):
+            values = _values(combinations, rows, traced, width)
+            found = programs[repr(fixed), place](values, on_devices[place])
+            found = jax.tree.map(np.asarray, found)
+        # The last part is filled up with its own first combination.
+        n = len(rows)
+        tally = jax.tree.map(lambda x: x[:n], found.tally)
+        return number, Outcome(found.log_equity[:n], tally, found.blocks[:, :n])
+
+    outcomes = {number: store.read(number) for number in range(len(parts)) if store.has(number)}
+    with (
+        tqdm(total=len(combinations), unit=" combinations", disable=None, leave=False) as shown,
+        concurrent.futures.ThreadPoolExecutor(workers) as pool,
+    ):
+        shown.update(sum(len(parts[number][0]) for number in outcomes))
+        for number, outcome in _in_any_order(pool, run, missing):
+            store.write(number, outcome)
+            outcomes[number] = outcome
+            shown.update(len(parts[number][0]))
+    order = np.concatenate([rows for rows, _ in parts])
+    ordered = [outcomes[number] for number in range(len(parts))]
+    log_equity = np.concatenate([o.log_equity for o in ordered])[np.argsort(order)]
+    tally = Tally(
+        *(
+            np.concatenate([getattr(o.tally, field) for o in ordered])[np.argsort(order)]
+            for field in Tally._fields
+        )
+    )
+    block_sums = np.concatenate([o.blocks for o in ordered], axis=1)[:, np.argsort(order)]
+    _refuse_no_weights(setting, tally, log_equity)
+    found = summaries(tally, log_equity, len(bars), bars.bars_per_year)
+    return Done(found, block_sums)
+
+
+Part = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share
+
+
+def _groups(combinations: list[Combination], traced: list[str]) -> list[Part]:
+    """Group combinations by the parameters that are not numbers, which are compiled in."""
+    found: dict[str, Part] = {}
+    for k, one in enumerate(combinations):
+        fixed = {p: v for p, v in one.items() if p not in traced}
+        found.setdefault(repr(fixed), ([], fixed))[0].append(k)
+    return list(found.values())
+
+
+def _parts(groups: list[Part], width: int) -> list[Part]:
+    """Cut groups into parts of at most `width` combinations."""
+    return [
+        (rows[i : i + width], fixed) for rows, fixed in groups for i in range(0, len(rows), width)
+    ]
+
+
+def _given(setting: Setting, traced: list[str], rows: list[int], fixed: dict[str, Any]) -> Given:
+    combinations = setting.combinations
+    whole = [int(one[p]) for one in combinations for p in traced if isinstance(one[p], int)]
+    # A stop of None has no exits, and another value has.
+    sees = needs_account(setting.bars, setting.rule(**combinations[rows[0]]))
+    return Given(
+        setting.rule,
+        tuple(traced),
+        tuple(fixed.items()),
+        sees,
+        setting.costs,
+        setting.account,
+        setting.dtype,
+        max([*whole, 1]),
+    )
+
+
+def tail_metrics(setting: Setting) -> dict[str, np.ndarray]:
+    """Compute `TAILS` of every combination, `[M]` each, in programs that return every return."""
+    bars, combinations = setting.bars, setting.combinations
+    traced = traced_parameters(combinations)
+    width = max(1, min(WIDEST, RETURNS_BYTES // (16 * len(bars)), len(combinations)))
+    with float64_on_cpu():
+        blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
+        blocks = jax.device_put(blocks, cpu())
+    found = {name: np.full(len(combinations), np.nan) for name in TAILS}
+    with tqdm(total=len(combinations), unit=" tails", disable=None, leave=False) as shown:
+        for rows, fixed in _parts(_groups(combinations, traced), width):
+            with float64_on_cpu():
+                values = _values(combinations, rows, traced, width)
+                given = _given(setting, traced, rows, fixed)
+                every = compiled(program_of_returns, given, values, blocks)(values, blocks)
+            plain, excess = np.asarray(every, np.float64)[..., : len(bars)]
+            for place, k in enumerate(rows):
+                for name, of in TAILS.items():
+                    returns = plain[place] if of == "return" else excess[place]
+                    found[name][k] = getattr(metrics, name)(returns)
+                shown.update(1)
+    return found
+
+
+def _in_any_order(
+    pool: concurrent.futures.Executor, run: Callable[[int], Any], numbers: list[int]
+) -> Iterator[Any]:
+    """Yield results as they come; what has not begun is cancelled if the caller stops."""
+    futures = [pool.submit(run, number) for number in numbers]
+    try:
+        for future in concurrent.futures.as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _width(setting: Setting, strategy: Strategy, count: int, workers: int) -> int:
+    """Return how many combinations one program runs: equally many for each core, within memory."""
+    num_assets = setting.bars.num_assets
+    with float64_on_cpu(), periods_up_to(1):
+        state = jax.eval_shape(lambda: strategy.init(num_assets))
+    own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    widest = max(8, min(WIDEST, STATE_BYTES // (own + 400 * num_assets)))
+    programs = -(-count // widest)
+    if count >= 32 * workers:  # below that a second core is not worth its start
+        programs = -(-programs // workers) * workers
+    return -(-count // programs)
+
+
+def _values(
+    combinations: list[Combination], rows: list[int], traced: list[str], width: int
+) -> dict[str, jax.Array]:
+    """Return `[width]` values of each traced parameter; the first row fills up the rest."""
+    rows = [*rows, *[rows[0]] * (width - len(rows))]
+    whole = {p: all(isinstance(one[p], int) for one in combinations) for p in traced}
+    return {
+        p: jnp.asarray([combinations[k][p] for k in rows], jnp.int64 if whole[p] else jnp.float64)
+        for p in traced
+    }
+
+
+def _refuse_no_weights(setting: Setting, tally: Tally, log_equity: np.ndarray) -> None:
+    """Refuse infinite targets and percent, as `as_targets` does for one backtest."""
+    largest = max(LARGEST, setting.account.max_gross or 0.0)
+    wrong = ~np.isfinite(log_equity) | ~(np.asarray(tally.largest) <= largest)
+    if wrong.any():
+        k = int(np.argmax(wrong))
+        raise BarError(
+            f"combination {setting.combinations[k]} orders a weight of {tally.largest[k]:g}; a "
+            "weight is a fraction of equity, neither percent nor units. Divide it, or give "
+            "max_gross of at least that where so much leverage is meant."
+        )
+
+
+class _Store:
+    """Finished parts of a sweep in a folder; without a folder it keeps nothing."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None, key: str):
+        self.folder = None if folder is None else pathlib.Path(folder)
+        if self.folder is None:
+            return
+        about = self.folder / "sweep.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            there = json.loads(about.read_text()).get("key") if about.exists() else key
+            write_atomically(about, json.dumps({"key": there}))
+        except (OSError, ValueError) as error:
+            raise StateError(f"{folder}: cannot keep parts of a sweep ({error}).") from None
+        if there != key:
+            raise ConfigError(
+                f"resume={str(folder)!r}: another sweep is there (other bars, rule, grid, costs or "
+                "precision); give another folder, or remove it."
+            )
+
+    def _path(self, number: int) -> pathlib.Path:
+        return (self.folder or pathlib.Path()) / f"part-{number:05d}.npz"
+
+    def has(self, number: int) -> bool:
+        """Return whether the part is there."""
+        return self.folder is not None and self._path(number).exists()
+
+    def read(self, number: int) -> Outcome:
+        """Return a part that is there."""
+        try:
+            with np.load(self._path(number)) as arrays:
+                tally = Tally(*(arrays[field] for field in Tally._fields))
+                return Outcome(arrays["log_equity"], tally, arrays["blocks"])
+        except (OSError, ValueError, KeyError) as error:
+            raise StateError(
+                f"{self._path(number)}: a damaged part of a sweep ({error}); remove that file."
+            ) from None
+
+    def write(self, number: int, outcome: Outcome) -> None:
+        """Keep a part; a file is whole or not there."""
+        if self.folder is None:
+            return
+        path = self._path(number)
+        partial = path.with_name(f".{path.stem}-{os.getpid()}.npz")
+        arrays: dict[str, Any] = outcome.tally._asdict() | {
+            "log_equity": outcome.log_equity,
+            "blocks": outcome.blocks,
+        }
+        with open(partial, "wb") as file:
+            np.savez(file, **arrays)
+        partial.replace(path)
