@@ -8,7 +8,8 @@ import logging
 import os
 import time as clock
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,12 @@ BLOCKS = 2000  # of bars, at most: returns are kept by block, for the verdict
 BLOCK_NUMBERS = 64_000_000  # block returns of all combinations, at most: 256 MB
 LOOP_SECONDS = 10.0  # of a loop of backtests, above which processes are worth their start
 HOLD = buy_and_hold()  # one object, so that its program is compiled once
+# Metrics of each combination, next to its final `equity`.
+METRICS = (
+    "total_return", "cagr", "annual_volatility", "sharpe", "sortino", "max_drawdown", "calmar",
+    "hit_rate", "skewness", "kurtosis", "exposure", "turnover", "trades", "win_rate",
+    "profit_factor", "expectancy",
+)  # fmt: skip
 PRECISIONS = {"f32": "float32", "f64": "float64"}
 log = logging.getLogger(__name__)
 
@@ -115,12 +122,79 @@ def sweep(
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r}: there are 'f32' and 'f64'.")
     combinations = combinations_of(rule, grid, sample, method, seed)
+    limits = {"fill": fill, "order": order, **limits}
+    swept = run_combinations(bars, rule, combinations, costs, precision, tails, resume, limits)
+    setting, table = swept.setting, swept.table
+    if swept.refused:
+        log.warning("%s", swept.refused)
+    held, sharpe = _benchmark(setting)
+    held = block_returns(held, setting.most_blocks)
+    number = counted(trials, swept.name, bars, setting.combinations)
+    table.attrs |= judge(
+        table,
+        table.attrs["parameters"],
+        swept.blocks,
+        held,
+        sharpe,
+        len(bars),
+        bars.bars_per_year,
+        number,
+    )
+    return table
+
+
+class Swept(NamedTuple):
+    """What `run_combinations` returns.
+
+    Attributes:
+      table: one row per combination, see `sweep`.
+      blocks: `[blocks, M]` returns summed over blocks of bars.
+      name: of the rule.
+      setting: with the combinations that were not refused.
+      refused: how many were, and why; "" for none.
+    """
+
+    table: pd.DataFrame
+    blocks: np.ndarray
+    name: str
+    setting: Setting
+    refused: str
+
+
+def run_combinations(
+    bars: Bars,
+    rule: Callable[..., Any],
+    combinations: list[Combination],
+    costs: Costs | None = None,
+    precision: str = "f32",
+    tails: bool = False,
+    resume: str | os.PathLike[str] | None = None,
+    limits: Mapping[str, Any] = MappingProxyType({}),
+) -> Swept:
+    """Run the combinations of a sweep, without its verdict.
+
+    Args:
+      bars: as in `sweep`.
+      rule: as in `sweep`.
+      combinations: of parameters; those that the rule refuses are left out.
+      costs: as in `sweep`.
+      precision: as in `sweep`.
+      tails: as in `sweep`.
+      resume: as in `sweep`.
+      limits: `fill`, `order` and limits of the account, as in `backtest`.
+
+    Raises:
+      ConfigError: see `sweep`.
+      BarError: see `sweep`.
+    """
     if len(bars) < 2:
         raise BarError(f"{bars.source or 'bars'}: {len(bars)} bars; a sweep needs at least two.")
     costs, parameters = costs or Costs(), list(combinations[0])
     most = max(50, min(BLOCKS, BLOCK_NUMBERS // len(combinations)))
     name = getattr(rule, "__name__", "rule")
-    loop = takes_bars(rule, grid)
+    limits = dict(limits)
+    fill, order = limits.pop("fill", None), limits.pop("order", None)
+    loop = takes_bars(rule, combinations[0])
     left_out, why = 0, ""
     if not loop:
         combinations, left_out, why = valid(rule, combinations)
@@ -148,8 +222,6 @@ def sweep(
                 raise
             log.warning("one by one and not as one program: %s", error)
             done = _looped(setting)
-    if left_out:
-        log.warning("%d combinations are left out, which %s refuses: %s", left_out, name, why)
     # A parameter may be None, which a column of floats would turn into NaN.
     mixed = {p: object for p in parameters if any(one[p] is None for one in combinations)}
     table = pd.DataFrame(combinations, columns=parameters).astype(mixed)
@@ -157,13 +229,8 @@ def sweep(
         table[p] = pd.Series([one[p] for one in combinations], dtype=object)
     table = table.assign(**done.metrics)
     table.attrs["parameters"] = parameters
-    benchmark = _benchmark(setting)
-    held = (block_returns(benchmark[0], most), benchmark[1])
-    number = counted(trials, name, bars, combinations)
-    table.attrs |= judge(
-        table, parameters, done.blocks, *held, len(bars), bars.bars_per_year, number
-    )
-    return table
+    refused = f"{left_out} combinations are left out, which {name} refuses: {why}"
+    return Swept(table, done.blocks, name, setting, refused if left_out else "")
 
 
 def _benchmark(setting: Setting) -> tuple[np.ndarray, float]:
@@ -222,12 +289,7 @@ def _one(setting: Setting, one: Combination) -> tuple[dict[str, float], np.ndarr
         )
     except NcaTraderError as error:
         raise type(error)(f"combination {one}: {error}") from None
-    names = (
-        "total_return", "cagr", "annual_volatility", "sharpe", "sortino", "max_drawdown", "calmar",
-        "hit_rate", "skewness", "kurtosis", "exposure", "turnover", "trades", "win_rate",
-        "profit_factor", "expectancy",
-    )  # fmt: skip
-    names += tuple(TAILS) if setting.tails else ()
+    names = (*METRICS, *TAILS) if setting.tails else METRICS
     found = {"equity": float(result.equity.iloc[-1])}
     found |= {name: result.metrics[name] for name in names if name in result.metrics}
     returns = metrics.simple_returns(result.equity)

@@ -19,6 +19,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.sweep import METRICS, run_combinations
 from nca_trader.evaluate.walkforward.folds import Fold, Span
 from nca_trader.learner.train import train
 from nca_trader.machine import cores, scratch
@@ -140,6 +141,13 @@ def candidate(subject: Any, parameters: Mapping[str, Any]) -> Any:
 
 def scores(setup: Setup, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndarray:
     """Return the metric of every combination on `bars`, `[n]`; NaN where it is undefined."""
+    if len(tried) > 1 and setup.metric in METRICS and not needs_bars(setup.subject):
+        # One program for the whole grid; a loop would compile each combination by itself.
+        settings = {"precision": "f64", "limits": setup.limits}
+        table = run_combinations(bars, setup.subject, list(tried), setup.costs, **settings).table
+        rows = table[list(setup.grid)].itertuples(index=False, name=None)
+        known = dict(zip(rows, table[setup.metric], strict=True))
+        return np.array([known.get(tuple(one.values()), np.nan) for one in tried], np.float64)
     found = []
     for parameters in tried:
         try:
