@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StateError,
     )
     from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.baseline import WithBaseline
     from nca_trader.evaluate.leakcheck import leakcheck
     from nca_trader.evaluate.prove import prove
     from nca_trader.evaluate.report.page import report
@@ -72,6 +73,7 @@ __all__ = [
     "Strategy",
     "TradingEnv",
     "WalkForward",
+    "WithBaseline",
     "align",
     "backtest",
     "check_env",
@@ -129,6 +131,7 @@ _HOME = {
     "Strategy": "agents.strategy",
     "TradingEnv": "envs.trading",
     "WalkForward": "evaluate.walkforward.walk",
+    "WithBaseline": "evaluate.baseline",
     "check_env": "envs.check",
     "check_policy": "agents.check",
     "align": "data.bars",
