@@ -75,9 +75,9 @@ def test_an_agent_with_the_same_targets_earns_the_same(bars):
     costs = nca.Costs(commission=5e-4)
     config = dataclasses.replace(CONFIG, size=0.5, short=False, costs=costs)
     rule = nca.rules.sma_cross(5, 20)
-    halved = nca.Strategy(rule.init, lambda s, b: (lambda s, t: (s, 0.5 * t))(*rule.act(s, b)))
-    targets = strategy_targets(bars, halved)
-    env = nca.WithBaseline(GymEnv(bars, config), halved)
+    targets = strategy_targets(bars, rule)
+    assert set(np.unique(targets)) == {0.0, 0.5}  # of two assets each has half
+    env = nca.WithBaseline(GymEnv(bars, config), rule)
     _, info = env.reset(options={"start": 70})
     for _ in range(200):
         _, _, _, _, info = env.step((targets[info["row"]] > 0.0).astype(int))
