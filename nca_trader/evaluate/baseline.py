@@ -1,4 +1,4 @@
-"""A strategy beside the agent in the Gymnasium environment, in the same bars at the same costs."""
+"""A strategy next to the agent in the Gymnasium environment, in the same bars at the same costs."""
 
 from __future__ import annotations
 

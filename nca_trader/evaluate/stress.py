@@ -106,7 +106,7 @@ def stress(
 ) -> Stress:
     """Run a backtest again at higher costs, with late orders, and with more capital.
 
-    A strategy that sees its account decides anew in each rerun. Reruns of an agent are one look at
+    A strategy that sees its account decides again in each rerun. Reruns of an agent are one look at
     their bars together with the backtest itself.
 
     Args:

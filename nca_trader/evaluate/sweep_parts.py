@@ -1,4 +1,4 @@
-"""A sweep as programs of many combinations each, finished parts of which can be kept."""
+"""A sweep as programs of many combinations each; finished parts can be kept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from nca_trader.types import Bars, Costs
 
 STATE_BYTES = 200_000_000  # of one program
 RETURNS_BYTES = 400_000_000  # of the returns of one program, of every bar
-# Metrics that need every return of an account and not sums of them, and of which returns they are.
+# Metrics that need every return of an account and not sums of them, and the kind of returns.
 TAILS = {
     "value_at_risk": "return",
     "expected_shortfall": "return",
