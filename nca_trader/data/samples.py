@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pathlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -92,9 +94,7 @@ def sample_bars(name: str) -> Bars:
     """
     if name not in SAMPLES:
         raise BarError(f"no sample bars {name!r}; there are {', '.join(SAMPLES)}.")
-    from arch.data import nasdaq, sp500  # here, because it takes a second that few callers need
-
-    frames = {"SP500": sp500.load(), "NASDAQ": nasdaq.load()}
+    frames = {"SP500": _frame("sp500"), "NASDAQ": _frame("nasdaq")}
     time = frames["SP500"].index
     if not time.equals(frames["NASDAQ"].index):
         raise BarError("sample bars 'sp500': the two indexes differ in dates; reinstall arch.")
@@ -110,3 +110,14 @@ def sample_bars(name: str) -> Bars:
         note=NOTE,
         **columns,
     )
+
+
+def _frame(name: str) -> pd.DataFrame:
+    """Return a table of the `arch` package, by date; its own loader takes a second to import."""
+    found = importlib.util.find_spec("arch")
+    folders = list(found.submodule_search_locations or ()) if found else []
+    path = pathlib.Path(*folders[:1]) / "data" / name / f"{name}.csv.gz"
+    if not folders or not path.is_file():
+        raise BarError(f"sample bars: {path} is not there; reinstall arch, which ships them.")
+    frame = pd.read_csv(path, index_col="Date", parse_dates=True)
+    return frame.apply(pd.to_numeric, errors="coerce")

@@ -29,7 +29,6 @@ from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.search import counted
 from nca_trader.evaluate.simulate import simulate_agent, simulate_strategy, simulate_targets
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.manifest import Run, now, seen_rows
@@ -173,6 +172,8 @@ def backtest(
             trace = simulate_targets(bars, ordered, costs, rules, first, last)
     tried = None
     if trials is not None and run is None:
+        from nca_trader.evaluate.search import counted  # imports scipy, which takes a second
+
         digest = hashlib.sha256(np.asarray(trace.target).tobytes()).hexdigest()
         tried = counted(trials, name or "targets", bars, [digest], kind="backtest")
     index, symbols = bars.index[first:last], list(bars.symbols)

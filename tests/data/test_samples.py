@@ -1,5 +1,8 @@
 """The sample bars, and that they pass the checks of any file."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from arch.data import nasdaq, sp500
@@ -33,3 +36,14 @@ def test_the_note_on_stale_opens_holds():
 def test_an_unknown_sample_is_refused_with_the_known_ones():
     with pytest.raises(BarError, match="no sample bars 'spy'; there are sp500"):
         sample_bars("spy")
+
+
+def test_sample_bars_and_a_rule_need_neither_arch_nor_scipys_statistics():
+    """They take two seconds to import, which is most of a first backtest."""
+    code = (
+        "import sys, nca_trader as nca\n"
+        "nca.backtest(nca.sample_bars('sp500')[:100], nca.rules.momentum(5)).metrics\n"
+        "print({'arch', 'scipy.stats', 'matplotlib'} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from backtesting.test import GOOG
 
 from nca_trader.evaluate import metrics, multiple, statistics
+
+GOOG = pytest.importorskip("backtesting.test", reason="see `make test-oracles`").GOOG
 
 
 @pytest.fixture(scope="module")
