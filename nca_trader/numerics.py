@@ -160,6 +160,9 @@ IN_ONE_KERNEL = frozenset(
 )
 
 
+LEAST_BARS, MOST_ASSETS = 8, 32  # of a loop over bars that is compiled as one kernel
+
+
 def as_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let XLA's CPU backend compile `function`, e.g. a scan of small steps, into one machine loop.
 

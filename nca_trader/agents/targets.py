@@ -14,12 +14,13 @@ import numpy as np
 import pandas as pd
 from jax import Array
 
+from nca_trader.agents import rules
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import open_book, portfolio
 from nca_trader.envs.account.state import Rules, open_account
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
-from nca_trader.numerics import float64_on_cpu
+from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu
 from nca_trader.types import Bar, Bars
 
 LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
@@ -104,10 +105,18 @@ def _scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Array]:
         state, order = strategy.decide(state, bar_t, None)
         return state, order.target * order.size
 
+    def scan(state, bar):
+        return jax.lax.scan(step, state, bar)
+
     # With the state, without which the compiler drops what only the state needs, e.g. a check of
     # the user's that raises.
-    state = strategy.init(bar.close.shape[1])
-    return jax.lax.scan(step, state, bar)
+    state = jax.tree.map(jnp.asarray, strategy.init(bar.close.shape[1]))
+    # Rules that ship are tested as one kernel, see `simulate`; other code is compiled as usual.
+    num_bars, num_assets = bar.close.shape
+    small = num_bars >= LEAST_BARS and num_assets <= MOST_ASSETS
+    if strategy.act.__module__ == rules.__name__ and small and jax.tree.leaves(state):
+        return as_one_kernel(scan)(state, bar)
+    return scan(state, bar)
 
 
 @contextlib.contextmanager

@@ -78,11 +78,12 @@ def relative(returns: ArrayLike, benchmark: ArrayLike, bars_per_year: float) -> 
     alpha = beta = alpha_error = beta_error = math.nan
     if r.size > 2 and b.std() >= NO_VOLATILITY:
         centred = b - b.mean()
-        beta = float(centred @ r / (centred @ centred))
+        scatter = float((centred * centred).sum())
+        beta = float((centred * r).sum()) / scatter
         alpha = float(r.mean() - beta * b.mean())
         left = r - alpha - beta * b
         # Both estimates are weighted sums of the residuals; these are the weights.
-        slope = centred / (centred @ centred)
+        slope = centred / scatter
         level = 1.0 / r.size - b.mean() * slope
         lags = lags_of(r.size)
         alpha_error, beta_error = (_long_run_error(w * left, lags) for w in (level, slope))
@@ -111,10 +112,12 @@ def _information_ratio(difference: np.ndarray) -> tuple[float, float]:
 
 def _long_run_error(terms: np.ndarray, lags: int) -> float:
     """Compute the standard error of a sum of terms `[T]` that may be autocorrelated."""
-    variance = terms @ terms
+    # Sums and not products of BLAS, whose threads wait for each other where other work runs.
+    variance = float((terms * terms).sum())
     for lag in range(1, lags + 1):
         # Bartlett's weights keep the variance from being negative.
-        variance += 2.0 * (1.0 - lag / (lags + 1.0)) * (terms[lag:] @ terms[:-lag])
+        weight = 2.0 * (1.0 - lag / (lags + 1.0))
+        variance += weight * float((terms[lag:] * terms[:-lag]).sum())
     return math.sqrt(max(variance, 0.0))
 
 

@@ -272,7 +272,9 @@ def _standardised_moment(returns: ArrayLike, power: int) -> float:
     deviation = np.std(r) if r.size else 0.0
     if deviation < NO_VOLATILITY:
         return math.nan
-    return float(np.mean(((r - r.mean()) / deviation) ** power))
+    z = (r - r.mean()) / deviation
+    square = z * z  # numpy's power takes ten times as long
+    return float(np.mean(square * (z if power == 3 else square)))
 
 
 def positions(weights: ArrayLike) -> np.ndarray:

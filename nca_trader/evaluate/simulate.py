@@ -36,7 +36,7 @@ from nca_trader.envs.account.step import mark, place, to_close, to_open
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
-from nca_trader.numerics import float64_on_cpu
+from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars, Costs, Tensor
 
@@ -127,8 +127,29 @@ def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Tra
         legs_t, target = xs
         return _step(account, legs_t, lambda account: (account, target, ()), costs, rules)
 
+    def scan(account, xs):
+        return jax.lax.scan(step, account, xs)[1][0]
+
     account = open_account(jnp.zeros(targets.shape[1], targets.dtype))
-    return jax.lax.scan(step, account, (legs, targets))[1][0]
+    run = as_one_kernel(scan) if _is_tested(legs, rules) else scan
+    return run(account, (legs, targets))
+
+
+def _is_tested(legs: Legs, rules: Rules) -> bool:
+    """Whether an account is one of those that are tested as one kernel.
+
+    XLA aborts the process on some programs of a single kernel, e.g. of one bar, and an abort cannot
+    be caught. So only these few are compiled so: without limits and holding charges.
+    """
+    fields = {name for name, x in legs._asdict().items() if x is not None}
+    plain = rules == Rules(fill=rules.fill, order=rules.order)
+    num_bars, num_assets = legs.gap.shape
+    return (
+        plain
+        and fields == {"gap", "body", "present"}
+        and num_bars >= LEAST_BARS
+        and num_assets <= MOST_ASSETS
+    )
 
 
 def simulate_targets(
