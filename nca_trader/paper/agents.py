@@ -150,21 +150,20 @@ def policy_agent(
         if account is None:
             return memory, None, None
         # What the reward remembers is a feature of this agent, and begins at its first decision.
+        now: Account = account
         if spec.memory and not first:
             with float64_on_cpu():
-                after: Account = _remembered(spec, account)
-                account = jax.tree.map(np.asarray, after)
-        assert account is not None
+                now = jax.tree.map(np.asarray, _remembered(spec, account))
         if unfit:
-            return memory, account, unusable
-        logits = np.asarray(decide(cells, account))
+            return memory, now, unusable
+        logits = np.asarray(decide(cells, now))
         # argmax takes a NaN for the largest number, and would trade on it.
         if logits.shape != (num_assets, outputs) or not np.isfinite(logits).all():
-            return memory, account, unusable
+            return memory, now, unusable
         with float64_on_cpu():
-            target = np.asarray(_target(spec, logits, account.ordered))
+            target = np.asarray(_target(spec, logits, now.ordered))
         usable = bool(np.isfinite(target).all())
-        return memory, account, Decision(target, logits, logits.argmax(-1), usable)
+        return memory, now, Decision(target, logits, logits.argmax(-1), usable)
 
     about = {"targets": list(spec.targets), "actions": spec.actions}
     return Agent(

@@ -85,7 +85,7 @@ class Session:
         }
         self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
         for event in journal.events("run_started"):
-            there, here = event.body, json.loads(canonical(self._started))
+            there, here = (_flat(x) for x in (event.body, json.loads(canonical(self._started))))
             names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
             differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
             if differs:
@@ -274,6 +274,17 @@ class Session:
             f"{self._journal.path}: halted at {when}, {halt.code} ({detail}); the last events of "
             "the journal show why. Correct the cause, then begin a new journal."
         )
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted names, so that a message has only those that differ."""
+    found: dict[str, Any] = {}
+    for name, value in body.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
 
 
 def _equity(account: Any) -> float:
