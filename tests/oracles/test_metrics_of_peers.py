@@ -57,7 +57,8 @@ def test_quantstats_has_the_same_ratios_of_returns(result):
     assert ours["omega"] == pytest.approx(qs.omega(r, **same))
     assert ours["tail_ratio"] == pytest.approx(qs.tail_ratio(r))
     assert ours["max_drawdown"] == pytest.approx(qs.max_drawdown(r))
-    assert ours["hit_rate"] == pytest.approx(qs.win_rate(r))
+    # What rounding leaves of a bar in cash is a bar without a return here.
+    assert ours["hit_rate"] == pytest.approx(qs.win_rate(r.where(r.abs() > 1e-15, 0.0)))
     shortfall = qs.conditional_value_at_risk(r, method="historical")
     assert ours["expected_shortfall"] == pytest.approx(shortfall)
     held = pd.Series(nca_benchmark(result), r.index)
