@@ -18,9 +18,12 @@ import numpy as np
 from nca_trader.agents import rolling
 from nca_trader.agents.rules import sma_cross
 from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.targets import scan_decisions, strategy_targets
+from nca_trader.envs.account.state import Rules
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.simulate import legs_between, scan_targets
 from nca_trader.evaluate.sweep import sweep
-from nca_trader.numerics import as_one_kernel, float64_on_cpu
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars, Costs
 
 from .peers.clock import walk
@@ -96,7 +99,7 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     one = _timed("backtest of 100,000 bars", NUM_BARS, single)
     one["ours"] = OURS["backtest"]
-    one["over_floor"] = (NUM_BARS / one["steps_per_s"]) / _floor(bars)
+    one["over_floor"] = (NUM_BARS / one["steps_per_s"]) / _floor(bars, rule)
     if args.peers:
         theirs = measured_by(args.peers, "backtesting_single", {"bars": NUM_BARS})
         one = compared(one, theirs) | {"theirs": THEIRS["backtest"]}
@@ -130,22 +133,24 @@ def _timed(name: str, steps: int, call: Callable[[], Any]) -> dict[str, Any]:
     }
 
 
-def _floor(bars: Bars) -> float:
-    """Returns the seconds of the least that a sequential scan of these bars can do.
+def _floor(bars: Bars, rule: Strategy) -> float:
+    """Return the seconds of the two scans of a backtest alone: the rule's, and the account's.
 
-    It compounds the returns of a weight that is held: one product and one sum per bar.
+    Nothing of a bar is kept but the equity that it leaves, so there are no trades and no metrics.
     """
     with float64_on_cpu():
-        returns = jnp.asarray(bars.close[1:, 0] / bars.close[:-1, 0] - 1.0)
+        targets, rules = strategy_targets(bars, rule), Rules()
+        bar = jax.tree.map(jnp.asarray, bars.as_bar())
+        legs = jax.tree.map(jnp.asarray, legs_between(bars, COSTS, rules, 0, len(bars)))
 
-        def step(equity: Any, r: Any) -> Any:
-            equity = equity + 0.5 * equity * r
-            return equity, equity
+        @jax.jit
+        def last_equity(legs: Any, targets: Any) -> Any:
+            return scan_targets(legs, targets, COSTS, rules).log_equity[-1]
 
-        run = jax.jit(as_one_kernel(lambda r: jax.lax.scan(step, jnp.ones(()), r)))
         seconds = []
         for _ in range(CALLS + 1):
             began = time.perf_counter()
-            jax.block_until_ready(run(returns))
+            jax.block_until_ready(scan_decisions(bar, rule))
+            jax.block_until_ready(last_equity(legs, targets))
             seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])

@@ -226,10 +226,12 @@ def bars_per_year(time: np.ndarray) -> float:
     if len(time) < 2:
         return float("nan")
     span = (time[-1] - time[0]) / DAY
+    # A calendar year of daily bars spans a day less from the first bar to the last.
+    if span >= YEAR_DAYS - 1.0:
+        return (len(time) - 1) * YEAR_DAYS / span
     steps, counts = np.unique(np.diff(time), return_counts=True)
     step = steps[np.argmax(counts)] / DAY  # the commonest: nights and gaps are longer
-    # A calendar year of daily bars spans a day less from the first bar to the last.
-    if span >= YEAR_DAYS - 1.0 or step >= 7.0:
+    if step >= 7.0:
         return (len(time) - 1) * YEAR_DAYS / span
     days, per_day = np.unique(time.astype("datetime64[D]"), return_counts=True)
     whole = per_day[1:-1] if len(per_day) > 2 else per_day  # the first and last may be cut

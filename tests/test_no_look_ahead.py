@@ -26,7 +26,7 @@ from nca_trader.agents.policy import decide
 from nca_trader.agents.targets import strategy_targets
 from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.toml import preset_names
-from nca_trader.data.features import FEATURES
+from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import market as markets
 from nca_trader.envs import trading
@@ -36,7 +36,8 @@ from nca_trader.evaluate import simulate
 from nca_trader.evaluate.simulate import encode
 from nca_trader.types import Costs
 
-SHORT, LONG = 104, 120  # rows: past the longest warm-up of a feature, and few lengths to compile
+WARMUP = 74  # bars, the longest of `DEFAULT_FEATURES`
+SHORT, LONG = WARMUP + 30, WARMUP + 46  # rows: few lengths to compile
 FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars
 SMALL = {"channels": 4, "hidden": 8, "steps": 2, "dilations": (1, 2), "head_hidden": 8, "window": 5}
 COLUMNS_OF_TASK = ("states", "returns")
@@ -74,6 +75,16 @@ EXTRA = {
             liquidation_fee=0.01,
         ),
     ),
+    "sizes of volatility": EnvConfig(
+        features=("return_1",),
+        actions="weights",
+        max_gross=None,
+        borrow=True,
+        sizing="volatility",
+        volatility_span=20,
+        size_cap=2.0,
+        dead_band=0.01,
+    ),
     "filled at the close": EnvConfig(
         features=tuple(FEATURES), fill="close", actions="orders", reward="drawdown"
     ),
@@ -92,12 +103,19 @@ TRIED = {
 STOPPED = rules.sma_cross(2, 5).with_stop(0.01).with_volatility(0.2, span=5.0)
 
 
+def rows_of(config):
+    """`(short, long)` numbers of rows: `SHORT` and `LONG`, more where the warm-up is longer."""
+    more = max(0, feature_set(config.features).warmup - WARMUP)
+    return SHORT + more, LONG + more
+
+
 def source_of(config):
-    """`LONG` bars for an environment: its own market's where it names one, else random ones."""
+    """Bars for an environment: its own market's where it names one, else random ones."""
+    _, rows = rows_of(config)
     if config.market:
-        return task_of(dataclasses.replace(config, market_bars=LONG))
+        return task_of(dataclasses.replace(config, market_bars=rows))
     rng = np.random.default_rng(0)
-    bars = random_bars(rng, LONG, 3, missing=0.1)
+    bars = random_bars(rng, rows, 3, missing=0.1)
     shape = bars.close.shape
     wick = np.exp(np.abs(rng.normal(0, 0.01, (2, *shape))))
     return dataclasses.replace(
@@ -170,7 +188,8 @@ class Change:
 
 def lengths_of(name):
     """Numbers of bars to try; one alone, with bars left out and others added, compiles once."""
-    return (SHORT, LONG) if name in TWO_LENGTHS else (LONG,)
+    both = rows_of(CONFIGS[name])
+    return both if name in TWO_LENGTHS else both[1:]
 
 
 def later(name, lengths, cases):
@@ -187,7 +206,7 @@ def later(name, lengths, cases):
 
     law()
     for base, length, skip in itertools.product(lengths, lengths, (0, 3)):
-        everything = Change(80, length, skip, frozenset(arrays), assets, 0.1, 0)
+        everything = Change(min(lengths) - 24, length, skip, frozenset(arrays), assets, 0.1, 0)
         assert disagreements(name, base, everything) == []
 
 
@@ -199,7 +218,8 @@ def changes(source, length, lengths):
     """Draws a `Change` of the first `length` bars of a source."""
     arrays = columns_of(source)
     assets = range(arrays["close"].shape[1])
-    return st.integers(0, length - 1).flatmap(
+    # As often from the rows after the warm-up as from all.
+    return (st.integers(0, length - 1) | st.integers(length - 40, length - 1)).flatmap(
         lambda t: st.builds(
             Change,
             t=st.just(t),
@@ -274,6 +294,9 @@ class Witness:
         # An account with stops costs a program of its own for each environment.
         self.stopped = name in TWO_LENGTHS
         env = TradingEnv(self.source, self.config)
+        # What an agent was trained with stays, whatever bars it is shown: neighbours and variances
+        # are measured once, on the bars of training.
+        self.dynamics = env.dynamics
         self.policies = [make_policy(agent_of(name), env.spec)]
         self.params = [random_params(policy) for policy in self.policies]
         self.programs = {}
@@ -282,7 +305,8 @@ class Witness:
         """What an agent sees, decides and earns at every row, in a traced function."""
         spec, length = market.dynamics.spec, policy.receptive_field
         start = spec.warmup
-        shape = (LONG, spec.num_assets, distribution(spec).outputs(spec))
+        rows = rows_of(self.config)[1]
+        shape = (rows, spec.num_assets, distribution(spec).outputs(spec))
         noise = distribution(spec).noise(jax.random.key(7), shape)
 
         def advance(state, noise_t):
@@ -310,12 +334,9 @@ class Witness:
                 pairs = zip(self.policies, self.params, strict=True)
                 return [self.live(market, policy, params) for policy, params in pairs]
 
-            program = jax.jit(run, compiler_options=FAST)
-            self.programs[len(env)] = program, env.dynamics
-        # What an agent was trained with stays: other bars do not compile another program.
-        program, dynamics = self.programs[len(env)]
-        market = dataclasses.replace(env.market, dynamics=dynamics)
-        return jax.tree.map(np.asarray, program(market))
+            self.programs[len(env)] = jax.jit(run, compiler_options=FAST)
+        market = dataclasses.replace(env.market, dynamics=self.dynamics)
+        return jax.tree.map(np.asarray, self.programs[len(env)](market))
 
     def see(self, source, traded=(*TRIED, "drawn")):
         """`{name: [rows, ...]}` by the row of the bars at which each fact is known.
@@ -333,7 +354,7 @@ class Witness:
             facts[f"cells {i}"] = encode(policy, params, env.features, env.bars.present)
         targets = rule_targets(env.bars)
         facts |= {f"targets {name}": values for name, values in targets.items()}
-        shape = (LONG, env.bars.num_assets)
+        shape = (rows_of(self.config)[1], env.bars.num_assets)
         drawn = np.random.default_rng(5).choice([-0.5, 0.0, 0.4, np.nan], shape)
         targets["drawn"] = drawn[: len(env)]
         limits = rules_of(self.config)._asdict()
@@ -411,7 +432,7 @@ def test_no_later_bar_changes_what_was_seen_decided_or_earned(name):
 @pytest.mark.slow  # a second number of bars compiles everything again
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in TWO_LENGTHS])
 def test_bars_that_end_sooner_or_go_on_longer_change_nothing_before(name):
-    later(name, (SHORT, LONG), 4)
+    later(name, rows_of(CONFIGS[name]), 4)
 
 
 @pytest.mark.parametrize("name", TWO_LENGTHS)

@@ -1,8 +1,10 @@
 """From a cell and an account to a decision: the policy head, and the meaning of its logits."""
 
+import functools
 import math
+import operator
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +26,23 @@ def num_account_features(spec: EnvSpec) -> int:
 def account_features(spec: EnvSpec, account: Account) -> Array:
     """Return `[A, 3 + M]` float32 account features, the policy head's second input.
 
-    For each asset the weight held and the weight last ordered, both in units of `spec.size`, and
-    the account's cash as a fraction of equity. Where positions have constant size, the weight held
-    is the one ordered and cash is 0: an asset's features then depend on its last order alone. The
-    M numbers that the reward remembers follow, see `nca_trader.envs.rewards.shown`; most rewards
-    remember none.
+    For each asset the weight held and the weight last ordered, both in units of a full position,
+    and the account's cash as a fraction of equity. Where positions have constant size, the weight
+    held is the one ordered and cash is 0: an asset's features then depend on its last order alone.
+    The M numbers that the reward remembers follow, see `nca_trader.envs.rewards.shown`; most
+    rewards remember none.
     """
     # In units of the largest weight, so the head sees numbers of order one in any environment.
-    ordered = account.ordered / spec.size
+    full: Any = spec.size
+    if not isinstance(account.size, tuple):
+        # 0 where a volatility is not known yet, and nothing is held then.
+        full = full * jnp.where(account.size > 0.0, account.size, 1.0)
+    ordered = account.ordered / full
     if spec.constant_size:
         held, cash = ordered, jnp.zeros_like(ordered)
     else:
         cash = jnp.broadcast_to(1.0 - account.held.sum(), account.held.shape)
-        held = account.held / spec.size
+        held = account.held / full
     kept = (jnp.broadcast_to(number, held.shape) for number in rewards.shown(spec, account))
     return jnp.stack([held, ordered, cash, *kept], axis=-1).astype(jnp.float32)
 
@@ -222,6 +228,19 @@ def distribution(spec: EnvSpec) -> Distribution:
 
 
 def best_target(spec: EnvSpec, logits: Array, ordered: Array) -> Array:
-    """Return `[A]` target weights of the most probable action; `ordered` `[A]` is the account's."""
+    """Return the target weights of the most probable action, or their mean over several agents.
+
+    Args:
+      spec: of the environment.
+      logits: `[A, n]` of an agent; `[A, S n]` of S agents, one after the other, see `mean_policy`.
+      ordered: `[A]` last ordered targets of the account that they share.
+
+    Returns:
+      `[A]` target weights.
+    """
     chosen = distribution(spec)
-    return to_target(spec, chosen.order(spec, chosen.mode(logits)), ordered)
+    width = chosen.outputs(spec)
+    parts = [logits[..., i : i + width] for i in range(0, logits.shape[-1], width)]
+    targets = [to_target(spec, chosen.order(spec, chosen.mode(part)), ordered) for part in parts]
+    # A sum in this order: backtests and live loops round alike.
+    return functools.reduce(operator.add, targets) / len(targets)

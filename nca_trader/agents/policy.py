@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -140,6 +142,58 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         fire_rate=config.fire_rate,
         hidden_axis=lambda name, parameter: hidden[name].get(parameter),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def mean_policy(policy: Policy, num_agents: int) -> Policy:
+    """Return the policy of S agents that trade the mean of their orders, for decisions alone.
+
+    Its parameters are those of all agents, with a leading axis `[S]` as training stacks them. Cells
+    are `[..., A, S C]` and logits `[..., A, S n]`, one agent after the other; `best_target` takes
+    the mean of the orders. The agents see one account.
+
+    Args:
+      policy: of each agent.
+      num_agents: S.
+    """
+
+    def split(cells: Array) -> Array:
+        return jnp.moveaxis(cells.reshape(*cells.shape[:-1], num_agents, -1), -2, 0)
+
+    def joined(values: Array) -> Array:
+        return jnp.concatenate(list(values), axis=-1)
+
+    def encode(
+        params: Params, x: Array, present: Array, fire: Fire | None = None, halo: int = 0
+    ) -> Array:
+        # One agent after the other: the memory is that of one.
+        return joined(jax.lax.map(lambda p: policy.encode(p, x, present, fire, halo), params))
+
+    def act(params: Params, cells: Array, seen: Array) -> tuple[Array, Array]:
+        logits, value = jax.vmap(policy.act, (0, 0, None))(params, split(cells), seen)
+        return joined(logits), value.mean(0)
+
+    def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
+        state, cells = jax.vmap(policy.stream, (0, 0, None, None))(params, state, x, present)
+        return state, joined(cells)
+
+    return policy._replace(
+        init=lambda key: stacked([policy.init(one) for one in jax.random.split(key, num_agents)]),
+        encode=encode,
+        act=act,
+        begin=lambda: stacked([policy.begin()] * num_agents),
+        stream=stream,
+    )
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """Return trees of arrays as one, with a leading axis for the tree."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def unstacked(params: Params, num_agents: int) -> list[Params]:
+    """Return the parameters of each agent, see `mean_policy`."""
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(num_agents)]
 
 
 def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:

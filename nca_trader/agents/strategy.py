@@ -18,8 +18,9 @@ from jax import Array
 
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import Order
+from nca_trader.envs.account.sizing import Sizing, before_bars, size
 from nca_trader.errors import ConfigError, argument
-from nca_trader.types import SECONDS_PER_YEAR, Bar
+from nca_trader.types import Bar
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,8 +107,7 @@ class Strategy:
     def with_volatility(self, annual: Any, span: float = 60.0, cap: float = 1.0) -> Strategy:
         """Scale each target to a volatility: `size = min(cap, annual / volatility)`.
 
-        The volatility is `sqrt(E[r^2] / E[years])`, exponentially weighted means over returns from
-        close to close and the time between their bars, so it needs no number of bars per year. A
+        The volatility is that of `envs.account.sizing`, per year whatever the length of a bar. A
         target is 0 until `span` returns were seen.
 
         Args:
@@ -121,30 +121,16 @@ class Strategy:
           'momentum 50, volatility 0.15'
         """
         _refuse_fraction("with_volatility", annual)
-        weight = 2.0 / (span + 1.0)
+        sizing = Sizing(annual, span, 1e-9, cap)
 
         def init(num_assets: int) -> Any:
-            zero, none = jnp.zeros(num_assets), jnp.full(num_assets, jnp.nan)
-            return self.init(num_assets), (none, none, zero, zero, zero)
+            return self.init(num_assets), before_bars(num_assets)
 
         def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
-            inner, (close, time, square, years, seen) = state
+            inner, seen = state
             inner, order = self.decide(inner, bar, portfolio)
-            return_ = bar.close / close - 1.0
-            elapsed = (bar.time - time) / SECONDS_PER_YEAR
-            known = bar.present & ~jnp.isnan(return_)
-            square = jnp.where(known, square + weight * (return_**2 - square), square)
-            years = jnp.where(known, years + weight * (elapsed - years), years)
-            seen = seen + known
-            close, time = (
-                jnp.where(bar.present, now, before)
-                for now, before in ((bar.close, close), (bar.time, time))
-            )
-            # Both means start at 0, and their quotient is free of that bias.
-            volatility = jnp.sqrt(square / jnp.where(years > 0.0, years, 1.0))
-            size = jnp.minimum(cap, annual / jnp.maximum(volatility, 1e-9))
-            order = order._replace(size=order.size * jnp.where(seen >= span, size, 0.0))
-            return (inner, (close, time, square, years, seen)), order
+            seen, factor = size(seen, bar, sizing)
+            return (inner, seen), order._replace(size=order.size * factor)
 
         return self._around(init, act, f"volatility {_text(annual)}")
 

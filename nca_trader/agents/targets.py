@@ -75,16 +75,22 @@ def has_exits(bars: Bars, strategy: Strategy) -> bool:
     Raises:
       ConfigError: its code raises, see `strategy_targets`.
     """
-    num_assets = bars.num_assets
+    with float64_on_cpu(), strategy_faults(bars, strategy):
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bars.as_bar())
+        return _orders_exits(strategy, one)
+
+
+@functools.lru_cache(maxsize=64)
+def _orders_exits(strategy: Strategy, one: Bar) -> bool:
+    """Trace the decision at a bar of these shapes; return whether its order has levels."""
+    num_assets = one.close.shape[0]
 
     def ordered(bar: Bar) -> Any:
         book = open_book(num_assets, jnp.float64)
         flat = portfolio(open_account(jnp.zeros(num_assets)), book)
         return strategy.decide(strategy.init(num_assets), bar, flat)[1]
 
-    with float64_on_cpu(), strategy_faults(bars, strategy):
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bars.as_bar())
-        return jax.eval_shape(ordered, one).has_exits
+    return jax.eval_shape(ordered, one).has_exits
 
 
 def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
@@ -96,11 +102,13 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
     """
     with float64_on_cpu(), strategy_faults(bars, strategy):
         bar = jax.tree.map(jnp.asarray, bars.as_bar())
-        return np.asarray(_scan_decisions(bar, strategy)[1], np.float64)
+        return np.asarray(scan_decisions(bar, strategy)[1], np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Array]:
+def scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Array]:
+    """Scan a strategy that does not see its account; return its last state and targets `[N, A]`."""
+
     def step(state, bar_t):
         state, order = strategy.decide(state, bar_t, None)
         return state, order.target * order.size
@@ -311,7 +319,9 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
     The limits are `max_gross` on the sum of absolute weights, `max_net` on the sum of weights, and
     a sum of weights of 1 where nothing may be borrowed.
     """
-    asked = np.nan_to_num(targets, nan=0.0)  # no order asks for nothing
+    if rules.borrow and rules.max_gross is None and rules.max_net is None:
+        return NO_CUT
+    asked = np.where(np.isnan(targets), 0.0, targets)  # no order asks for nothing
     gross, net = np.abs(asked).sum(1), asked.sum(1)
     above = np.zeros(len(asked), bool)
     for size, limit in (

@@ -6,7 +6,7 @@ import argparse
 import pathlib
 from typing import Any
 
-from nca_trader.cli.checks import STRATEGIES
+from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
     READING,
@@ -27,17 +27,11 @@ NOTE = (
 def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.epilog = NOTE
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--run", dest="run_dir", help="run folder or exported file; each look counts")
-    what.add_argument(
-        "--strategy",
-        metavar="NAME|FILE.py:NAME",
-        help="your own strategy or function of bars in a file, which is run, or a rule: "
-        + ", ".join(STRATEGIES),
-    )
+    add_subject(parser, "run folder or exported file; each look counts")
     add_options(
         parser,
         "param",
+        "force-agent",
         "data",
         *READING,
         seed={"help": "with --run: the agent of that number, from 0"},
@@ -80,9 +74,12 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.subjects import subject_of
     from nca_trader.runs.exported import read_run
+    from nca_trader.runs.universe import trained_symbols
 
     out = None if args.out is None else pathlib.Path(args.out)
-    run = read_run(args.run_dir, args.steps, args.seed) if args.run_dir else None
+    run = None
+    if args.run_dir:
+        run = read_run(args.run_dir, args.steps, args.seed, args.force_agent)
     if run is not None:
         env = run.env_config
     else:  # a rule: without --env nothing costs, and nothing limits its weights
@@ -112,6 +109,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             "strategy",
             "param",
             "seed",
+            "force_agent",
             "steps",
             "data",
             *READING,
@@ -126,11 +124,14 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         command = typed("backtest", **{name: getattr(args, name) for name in names})
         # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)
-        report(bars, result, out, run=run, command=command, stress=stress)
+        report(bars, result, out, run=result.run, command=command, stress=stress)
     elif out is not None:
         result.save(out)
     shown = show(result)
-    if run and run.described:
+    replaced = run is not None and run.replacement is not None
+    if run and replaced and run.deployment:
+        print(f"  {run.deployment.sentence} --force-agent trades the agent.")
+    elif run and run.described:
         print(f"  {run.described}")
     if stress is not None:
         print(stress)
@@ -142,6 +143,8 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         print(f"  {looks_sentence(result)}")
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
+    shown["symbols"] = list(result.weights.columns)
+    shown["trained_symbols"] = run and trained_symbols(run)
     return shown | {"seed": run and run.selected, "looks": result.looks, "out": out and str(out)}
 
 

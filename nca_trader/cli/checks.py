@@ -32,6 +32,20 @@ STRATEGIES = (
     "tuned_sma",
     "volatility_hold",
 )
+
+
+def add_subject(parser: argparse.ArgumentParser, run: str) -> None:
+    """Add what is traded, `--run` with the help `run`, or `--strategy`."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", dest="run_dir", metavar="DIR", help=run)
+    what.add_argument(
+        "--strategy",
+        metavar="NAME|FILE.py:NAME",
+        help="your own strategy or function of bars in a file, which is run, or a rule: "
+        + ", ".join(STRATEGIES),
+    )
+
+
 DATES = ("start", "stop", "until")
 # Endings of what `--out` writes.
 ENDINGS = {

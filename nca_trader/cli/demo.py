@@ -18,9 +18,14 @@ from nca_trader.cli import stop_on_signal
 from nca_trader.cli.backtest import looks_sentence
 from nca_trader.cli.options import add_options, training_progress, typed
 
-# Train before the first date, select a seed between the two, evaluate after them once.
+# Train before the first date, decide what is deployed between the two, evaluate after them once.
 TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
-NUM_SEEDS = 3
+NUM_SEEDS, MEAN = 3, "the mean of the seeds"
+FIRST = "1999-06-01"  # after the warm-up of the first bars
+OFTEN_SEEN = (
+    "The years 2013 to 2018 have been looked at dozens of times: they illustrate, and nothing is "
+    "judged on them."
+)
 # What `command_of` leaves out.
 DEFAULTS = {"env": "index_daily", "agent": "nano", "steps": 3_000_000, "seed": 0}
 # Files in the run's folder.
@@ -114,56 +119,91 @@ class Stages:
 
 
 def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> dict[str, Any]:
-    """Select a seed, evaluate it on the test span, and write the page."""
+    """Decide on the selection span what is deployed, evaluate it, and write the page."""
+    from nca_trader.agents.baselines import baseline_rules, year_of
     from nca_trader.errors import CheckFailed
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.report.contents import backtest_baselines
+    from nca_trader.evaluate.gate import gate
+    from nca_trader.evaluate.report.contents import SeedScore, backtest_baselines
     from nca_trader.paper.parity import compare
     from nca_trader.runs import trials
-    from nca_trader.runs.manifest import Run, Selection
+    from nca_trader.runs.manifest import Deployment, Run, Selection
 
     path = run.path
-    agents = [Run(path, seed=i) for i in range(NUM_SEEDS)]
-    with stage("select", "select a seed on 2011-2012"):
-        scores = [
-            # `look=False`: these bars select among agents, and only test bars count as evaluations.
-            backtest(bars, each, start=TRAIN_UNTIL, stop=SELECT_UNTIL, look=False).metrics["sharpe"]
-            for each in agents
+    mean = Run(path, force_agent=True)
+    agents = [*(Run(path, seed=i, force_agent=True) for i in range(NUM_SEEDS)), mean]
+    selecting: dict[str, Any] = {"start": TRAIN_UNTIL, "stop": SELECT_UNTIL}
+    with stage("select", "compare with the baselines on 2011-2012"):
+        # `look=False`: only test bars count as evaluations.
+        before = [
+            backtest(bars, each, stop=TRAIN_UNTIL, start=FIRST, look=False) for each in agents
         ]
-        # A seed that never traded has no Sharpe ratio; any that has one ranks above it.
-        best = max(range(NUM_SEEDS), key=lambda i: (scores[i] == scores[i], scores[i]))
-        # NaN as null, which JSON has.
-        known = [score if score == score else None for score in scores]
+        chosen = [backtest(bars, each, **selecting, look=False) for each in agents]
+        year = year_of(bars.bars_per_year, bars.row(TRAIN_UNTIL, "start"))
+        held = {
+            name: backtest(
+                bars, rule, chosen[-1].charged, **selecting, **chosen[-1].rules._asdict()
+            )
+            for name, rule in baseline_rules(year).items()
+        }
+        found = gate(
+            {MEAN: chosen[-1].judged_returns},
+            {name: result.judged_returns for name, result in held.items()},
+            bars.bars_per_year,
+        )
         seen = trials.data_record(bars.between(TRAIN_UNTIL, SELECT_UNTIL))
-        run.write_json("selection.json", Selection(selected=best, sharpe=known, data=seen))
+        # NaN, of a seed that never traded, as null, which JSON has.
+        scores = [known(result.metrics["sharpe"]) for result in chosen[:-1]]
+        run.write_json("selection.json", Selection(sharpe=scores, data=seen))
+        baseline = "" if found.passed else found.baseline
+        decided = Deployment(baseline=baseline, year=year, sentence=found.sentence, data=seen)
+        run.write_json("deployment.json", decided)
     with stage("backtest", "backtest 2013-2018"):
-        # The other seeds show how much a seed matters. None is chosen by its result, so only the
-        # selected one counts as an evaluation of the test span.
+        # The seeds show how much a seed matters. None is chosen, so only the mean counts as an
+        # evaluation of the test span.
         results = [
-            backtest(bars, each, start=SELECT_UNTIL, name=f"NCA, seed {i}", look=i == best)
-            for i, each in enumerate(agents)
+            backtest(bars, each, start=SELECT_UNTIL, name=f"NCA, {name}", look=each is mean)
+            for each, name in zip(
+                agents, [*map("seed {}".format, range(NUM_SEEDS)), "mean"], strict=True
+            )
         ]
-        results[best].save(path / TABLE)
+        agent = results[-1]
+        agent.save(path / TABLE)
         # On the same bars and at the same costs; `weigh` refuses others.
-        baselines = backtest_baselines(bars, results[best], start=SELECT_UNTIL)
+        baselines = backtest_baselines(bars, agent, start=SELECT_UNTIL)
+        if baseline and baseline not in baselines:
+            deployed = backtest(bars, Run(path), start=SELECT_UNTIL, name=baseline)
+            baselines[baseline] = deployed
     with stage("paper", "replay 2013-2018 on paper, in another process"):
         paper = _replay(path, bars)
         parity = compare(path, path / JOURNAL)
     with stage("page", "write the page"):
-        page = _write_page(args, bars, run, results, scores, baselines, parity, stage.seconds)
-    rows = [results[best], *baselines.values()]
-    print(f"\n{'2013-2018':<20}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
+        table = [
+            SeedScore(
+                seed=None if i == NUM_SEEDS else i,
+                training=spans[0].metrics["sharpe"],
+                selection=spans[1].metrics["sharpe"],
+                out_of_sample=spans[2].metrics["sharpe"],
+            )
+            for i, spans in enumerate(zip(before, chosen, results, strict=True))
+        ]
+        page = _write_page(
+            args, bars, mean, results, table, baselines, found.sentence, parity, stage.seconds
+        )
+    rows = [agent, *baselines.values()]
+    print(f"\n{'2013-2018':<28}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
     for result in rows:
         m = result.metrics
         ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
         print(
-            f"{result.name:<20}{m['total_return']:>10.1%}{ratio:>10}"
+            f"{result.name:<28}{m['total_return']:>10.1%}{ratio:>10}"
             f"{m['max_drawdown']:>10.1%}{m['turnover']:>9.1f}x"
         )
     print(parity.sentence)
-    print(f"  {run.described}")
+    print(f"  {mean.described}")
+    print(found.sentence)
     trained = trials.count(run.root, "train", run.manifest.data)
-    print(f"Agents trained so far: {trained}. {looks_sentence(results[best])}")
+    print(f"Agents trained so far: {trained}. {looks_sentence(agent)}")
     print(f"The page: {page}")
     # After the page, which shows where they differ.
     if not parity.ok:
@@ -172,11 +212,17 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
         "run": str(path),
         "page": str(page),
         "complete": True,
+        "deployed": found.deployed,
         "parity": parity.ok,
         "paper": paper,
         "results": {result.name: result.metrics for result in rows},
         "seconds": stage.seconds,
     }
+
+
+def known(number: float) -> float | None:
+    """Return the number, or None for NaN."""
+    return number if number == number else None
 
 
 def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
@@ -190,6 +236,8 @@ def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
         *(sys.executable, "-m", "nca_trader", "paper", "--run", str(path)),
         *("--feed", f"replay:{path / BARS}", "--broker", "simulated"),
         *("--journal", str(path / JOURNAL), "--start", SELECT_UNTIL, "--json"),
+        # Deployed or not, the agent's own decisions are what the replay has to repeat.
+        "--force-agent",
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -205,8 +253,9 @@ def _write_page(
     bars: Any,
     run: Any,
     results: list[Any],
-    scores: list[float],
+    scores: list[Any],
     baselines: dict[str, Any],
+    deployment: str,
     parity: Any,
     seconds: dict[str, float],
 ) -> pathlib.Path:
@@ -214,15 +263,13 @@ def _write_page(
     from nca_trader.evaluate.report import contents, page
     from nca_trader.evaluate.report.contents import report_on
 
-    best = run.selected
     report = dataclasses.replace(
-        report_on(bars, results[best], baselines, run, command_of(args)),
+        report_on(bars, results[-1], baselines, run, command_of(args)),
         title="NCA agents on the S&P 500 and NASDAQ indexes",
-        other_seeds=[result for i, result in enumerate(results) if i != best],
-        seeds=[
-            contents.SeedScore(seed=i, selection=scores[i], out_of_sample=result.metrics["sharpe"])
-            for i, result in enumerate(results)
-        ],
+        deployment=f"{deployment} {OFTEN_SEEN}",
+        deployed=run.deployment.baseline == "",
+        other_seeds=results[:-1],
+        seeds=scores,
         parity=contents.Parity(
             decisions=parity.bars,
             equal=parity.bars - parity.decisions_differ,

@@ -16,7 +16,14 @@ NOTE = (
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.epilog = NOTE
-    add_options(parser, "seed", "data", *READING, run={"required": True, "help": "run folder"})
+    add_options(
+        parser,
+        "seed",
+        "force-agent",
+        "data",
+        *READING,
+        run={"required": True, "help": "run folder"},
+    )
     parser.add_argument("--out", required=True, metavar="FILE", help="the file to write")
     parser.add_argument("--until", help="with --data: only bars before this date")
     parser.add_argument("--bits", type=int, default=8, help="4, 8 (default) or 16 per weight")
@@ -56,7 +63,12 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     coding = Coding(
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
     )
-    run = Run(args.run_dir, seed=args.seed)
+    run = Run(args.run_dir, seed=args.seed, force_agent=args.force_agent)
+    if run.replacement is not None:
+        raise ConfigError(
+            f"{run.path}: its agent is not deployed, {run.replacement.name} is; give --force-agent "
+            "to export the agent all the same."
+        )
     # None stands for the bars that trained the run.
     bars = None if args.data is None else load_bars(args).between(None, args.until)
     measured = measure(run, coding, bars, args.codebook_seed)

@@ -22,6 +22,10 @@ SHARED: dict[str, dict[str, Any]] = {
     "agent": {"help": "an agent: preset name or TOML file"},
     "run": {"dest": "run_dir", "metavar": "DIR", "help": "run folder or exported file"},
     "seed": {"type": int, "metavar": "N", "help": "the agent of that number, from 0"},
+    "force-agent": {
+        "action": "store_true",
+        "help": "with --run: the agent trades, also where a baseline was deployed in its place",
+    },
     "data": {"help": "a bar file (CSV, Parquet; may be a URL); without it sample bars"},
     "devices": {"type": int, "help": "devices to train on; at most one per core on a CPU"},
     "set": {

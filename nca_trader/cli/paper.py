@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from nca_trader.cli import stop_on_signal
-from nca_trader.cli.checks import STRATEGIES
+from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
     READING,
@@ -19,18 +19,12 @@ from nca_trader.cli.options import (
 
 def add_paper_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--run", dest="run_dir", metavar="DIR", help="run folder or exported file")
-    what.add_argument(
-        "--strategy",
-        metavar="NAME|FILE.py:NAME",
-        help="your own strategy or function of bars in a file, which is run, or a rule: "
-        + ", ".join(STRATEGIES),
-    )
+    add_subject(parser, "run folder or exported file")
     add_options(
         parser,
         "param",
         "seed",
+        "force-agent",
         *READING,
         *ACCOUNT,
         env={"help": "with --strategy: an environment's costs and limits"},
@@ -71,6 +65,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             stop=stop,
             reading=reading_options(args),
             seed=args.seed,
+            force_agent=args.force_agent,
             costs=costs,
             **rules,
         )
@@ -79,6 +74,9 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             print(f"stopped; all is in {args.journal}, and the same command resumes from there.")
     if result["agent"]:
         print(result["agent"])
+    others = [s for s in result.get("symbols", []) if s not in result["trained_symbols"]]
+    if others:
+        print(f"{len(others)} of {len(result['symbols'])} symbols did not train the agent.")
     # Paper trading of bars that trained the agent is IN SAMPLE too.
     if result["in_sample"]:
         print(in_sample_sentence(result["in_sample"], result["decisions"]))

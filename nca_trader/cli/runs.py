@@ -38,7 +38,8 @@ def run_trials(args: argparse.Namespace) -> dict[str, Any]:
             of = markets.setdefault(symbol, {"agents": 0, "evaluations": 0})
             of[what] += number
         symbols = ", ".join(entry.symbols or [])
-        which = f"{number} agents" if entry.kind == "train" else f"agent {entry.seed}"
+        judged = "the mean" if entry.seed is None else f"agent {entry.seed}"
+        which = f"{number} agents" if entry.kind == "train" else judged
         span = f"{(entry.first or '')[:10]} to {(entry.last or '')[:10]}"
         print(f"{entry.time or '':<26}{entry.kind:<6}{entry.run:<24}{which:<12}{span}  {symbols}")
     for symbol, of in markets.items():

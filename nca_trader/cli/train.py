@@ -97,6 +97,7 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
 def _train(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.data.shards import folder_of_shards
     from nca_trader.learner.train import planned_steps, steps_done, train
+    from nca_trader.runs.universe import trades
 
     env, agent = load_training(args, args.seed)
     if agent.learner.replay_slots:
@@ -122,9 +123,11 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         data = "FILE" if shards else args.data
         again = typed("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
         print(f"trained {done:,} steps; see `{again}`")
+        print(f"its policy trades {trades(run)}")
     # A run that stopped before its first update has no row.
     last = (run.metrics() or [{}])[-1]
-    return {"run": str(run.path), "complete": done >= steps} | last | watch.figures
+    about = {"run": str(run.path), "complete": done >= steps, "trades": trades(run)}
+    return about | last | watch.figures
 
 
 def replay_line(env: Any, agent: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 from typing import Any
@@ -133,6 +134,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         "folds": rows,
         "metrics": walk.metrics,
         "verdict": walk.verdict,
+        "gate": dataclasses.asdict(walk.gate) | {"deployed": walk.gate.deployed},
         "baselines": {name: result.metrics for name, result in walk.baselines.items()},
         "interval": walk.interval._asdict() | {"difference": walk.difference},
     }

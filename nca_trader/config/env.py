@@ -94,6 +94,7 @@ class Costs:
         return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
 
 
+# No calendar: on daily bars an agent would memorise single days by it.
 DEFAULT_FEATURES = (
     "return_1",
     "return_5",
@@ -107,11 +108,8 @@ DEFAULT_FEATURES = (
     "volume",
     "range",
     "drawdown",
-    "day_of_week_sin",
-    "day_of_week_cos",
-    "day_of_year_sin",
-    "day_of_year_cos",
 )
+SIZES = ("volatility_target", "volatility_span", "volatility_floor", "size_cap")
 REWARDS = ("log_return", "pnl", "differential_sharpe", "drawdown", "mean_variance", "crra")
 # The fields that only some rewards have.
 REWARDS_WITH = {
@@ -127,9 +125,11 @@ def limit_problems(rules: Any) -> Iterator[str]:
     """Yield the problems of the trading limits of an `EnvConfig`, or of an account's rules."""
     yield from between(rules, "(0, inf)", "max_gross", "max_net", "capital")
     yield from between(rules, "(0, 1]", "maintenance_margin", "max_participation")
-    yield from between(rules, "[0, inf)", "lot", "tick", "min_notional")
+    yield from between(rules, "[0, inf)", "lot", "tick", "min_notional", "dead_band")
+    yield from between(rules, "(0, inf)", "volatility_target", "volatility_floor", "size_cap")
     yield from between(rules, "[0, 1]", "delist_haircut")
     yield from whole(rules, 1, "delist_after")
+    yield from whole(rules, 2, "volatility_span")
 
 
 def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
@@ -178,6 +178,13 @@ class EnvConfig:
       delist_after: bars missing in a row after which an asset is gone, and its position closed
         at the last price less `delist_haircut`; None is never.
       episode_bars: bars of an episode, a multiple of the learner's segment; None is one segment.
+      sizing: "fixed" orders targets as they are; "volatility" multiplies each by `min(size_cap,
+        volatility_target / volatility)` of its asset. So every asset bears about the same risk.
+      volatility_target, volatility_floor: per year; the estimate is at least the floor.
+      volatility_span: of the estimate, an exponentially weighted mean, in bars.
+      size_cap: the largest factor; `max_gross` has to leave room for it.
+      dead_band: a target is ordered only if it moved by more than this weight since the last
+        order, or is 0; with order "rebalance" it is compared with the weight held.
       random_start: draw the account's first weight from the actions; False starts flat.
       random_costs: (low, high) factor by which an episode's costs are drawn, evenly in its log;
         None trades at `costs`.
@@ -215,6 +222,12 @@ class EnvConfig:
     max_participation: float | None = None
     delist_after: int | None = None
     delist_haircut: float = 0.0
+    sizing: str = "fixed"
+    volatility_target: float = 0.15
+    volatility_span: int = 60
+    volatility_floor: float = 0.01
+    size_cap: float = 1.0
+    dead_band: float = 0.0
     episode_bars: int | None = None
     random_start: bool = True
     random_costs: tuple[float, float] | None = None
@@ -231,6 +244,7 @@ class EnvConfig:
             *one_of(self, "actions", ("direction", "orders", "weights")),
             *one_of(self, "reward", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
+            *one_of(self, "sizing", ("fixed", "volatility")),
             *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),
             *between(self, "[0, 1)", "feature_dropout"),
             *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),
@@ -259,6 +273,17 @@ class EnvConfig:
                     f"random_costs={self.random_costs} is not a range of factors above 0; give "
                     "(low, high), e.g. (0.5, 2.0)."
                 )
+        if self.sizing == "volatility":
+            if self.actions == "orders":
+                problems.append(
+                    "sizing='volatility' with actions='orders', which move the last order by a "
+                    "step; take 'direction' or 'weights'."
+                )
+            if self.reward == "pnl":
+                problems.append(
+                    "sizing='volatility' with reward='pnl', of positions of constant size; take "
+                    "reward='log_return'."
+                )
         # A text is a sequence too: "rsi" would be read as the features "r", "s" and "i".
         if isinstance(self.features, str):
             problems.append(f"features={self.features!r} is a text; give a tuple of names.")
@@ -280,5 +305,8 @@ class EnvConfig:
                 yield name, f"reward={' or '.join(map(repr, rewards))}"
         if given.delist_after is None:
             yield "delist_haircut", "delist_after"
+        if given.sizing == "fixed":
+            for name in SIZES:
+                yield name, "sizing='volatility'"
         if not given.market:
             yield "market_bars", "a market"

@@ -49,7 +49,8 @@ class LearnerConfig:
         an update's minibatches is left out; None is never.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
         1 +- it, the value to its old one +- it, in units of the targets' spread.
-      value_coef, entropy_coef: weights in the loss.
+      value_coef, entropy_coef: weights in the loss. The entropy is the mean over assets; with
+        "exact", whose advantages are a sum over assets as well, it is the sum.
     """
 
     steps: int = 2_000_000

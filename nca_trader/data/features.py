@@ -169,13 +169,13 @@ def log_return(horizon: int) -> Feature:
     return make_feature(lambda: empty_closes(horizon), update, warmup=max(SPAN, horizon))
 
 
-def volatility_ratio(fast: int = 10) -> Feature:
-    """log(sigma_fast / sigma_slow), both up to t, with spans `fast` and SPAN."""
+def volatility_ratio(fast: int = 10, slow: int = SPAN) -> Feature:
+    """log(sigma_fast / sigma_slow), both up to t, with spans `fast` and `slow`."""
 
     def update(state, bar, count):
         close, *averages = state
         r = jnp.log(bar.close / close)
-        added = [add(a, r * r, span) for a, span in zip(averages, (fast, SPAN), strict=True)]
+        added = [add(a, r * r, span) for a, span in zip(averages, (fast, slow), strict=True)]
         averages = keep_unless(count > 0, averages, added)
         short, long = (a.mean for a in averages)
         moved = (short > LEAST**2) & (long > LEAST**2)
@@ -185,7 +185,25 @@ def volatility_ratio(fast: int = 10) -> Feature:
     def init():
         return np.ones(()), empty_average(), empty_average()
 
-    return make_feature(init, update, warmup=SPAN)
+    return make_feature(init, update, warmup=slow)
+
+
+def cost_in_vol() -> Feature:
+    """log(100 (1e-4 + half_spread_t) / sigma_{t-1}): a trade's cost in percent of volatility.
+
+    `half_spread` is what the bars quote, and 0 without a quote. 1e-4 stands for commission and
+    slippage, which are the same for all assets and are not in the bars. Without quotes the feature
+    says only how volatile an asset is.
+    """
+
+    def update(past, bar, count):
+        past, sigma = advance(past, bar, count)
+        quoted = 0.0 if bar.half_spread is None else jnp.nan_to_num(bar.half_spread)
+        moved = sigma > LEAST
+        part = (1e-4 + quoted) / jnp.where(moved, sigma, 1.0)
+        return past, jnp.where(moved, jnp.log(100.0 * part), 0.0)
+
+    return make_feature(lambda: empty_closes(1), update, warmup=SPAN)
 
 
 def rsi(period: int = 14) -> Feature:
@@ -224,6 +242,31 @@ def macd(fast: int = 12, slow: int = 26) -> Feature:
         return empty_closes(1), empty_average(), empty_average()
 
     return make_feature(init, update, warmup=SPAN)
+
+
+def trend(fast: int, slow: int, spans: tuple[int, int] = (63, 252)) -> Feature:
+    """y_t / deviation(y)_{t-1}, where y = (EMA_fast - EMA_slow) / deviation(close), both up to t.
+
+    The EMAs give the newest bar a weight of 1 / `fast` and 1 / `slow`. Deviations are EW, of
+    `spans`. Source: Baz et al., Dissecting Investment Strategies in the Cross Section and Time
+    Series (2015). There both deviations are of rolling windows of 63 and 252 bars, the second up to
+    t. Their response function, which weakens extreme trends, is left to the policy.
+    """
+
+    def update(state, bar, count):
+        *averages, price, past = state
+        # A span of 2 n - 1 has the weight 1 / n.
+        pairs = zip(averages, (fast, slow), strict=True)
+        averages = [add(a, bar.close, 2 * n - 1) for a, n in pairs]
+        price = add(price, bar.close, spans[0])
+        line = averages[0].mean - averages[1].mean
+        # Over the close, so that the test for "did not move" has no unit.
+        y = ratio(line / bar.close, jnp.sqrt(price.variance) / bar.close)
+        # The deviation of few prices is too small; quotients by it would stay in the average.
+        grown = keep_unless(count >= spans[0], past, add(past, y, spans[1]))
+        return (*averages, price, grown), ratio(y, jnp.sqrt(past.variance))
+
+    return make_feature(lambda: (empty_average(),) * 4, update, warmup=spans[1])
 
 
 def atr(period: int = 14) -> Feature:
@@ -326,10 +369,13 @@ PHASES: dict[str, Callable[[Array], Array]] = {
     "time_of_day": lambda time: (time % DAY) / float(DAY),
 }
 FEATURES: dict[str, Feature] = {
-    **{f"return_{h}": log_return(h) for h in (1, 5, 20, 60)},
+    **{f"return_{h}": log_return(h) for h in (1, 5, 20, 21, 60, 63, 126, 252)},
     "volatility_ratio": volatility_ratio(),
+    "volatility_ratio_252": volatility_ratio(21, 252),
+    "cost_in_vol": cost_in_vol(),
     "rsi": rsi(),
     "macd": macd(),
+    **{f"trend_{n}_{3 * n}": trend(n, 3 * n) for n in (8, 16, 32)},
     "atr": atr(),
     "bollinger": bollinger(),
     "volume": level(lambda bar: bar.volume, has_volume, span=SPAN),

@@ -353,11 +353,12 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
     if config.capital is not None and config.lot:  # at which the position is a hundred lots
         price = min(price, config.capital * spec.bounds[1] / (100.0 * config.lot))
     # Prices hardly move, then crash (or soar, for shorts) over a gap 20 bars before their end.
-    close = np.full((200, len(spec.symbols)), price)
-    close *= 1.0 + 1e-4 * (np.arange(200)[:, None] % 2)
+    rows = spec.warmup + 130
+    close = np.full((rows, len(spec.symbols)), price)
+    close *= 1.0 + 1e-4 * (np.arange(rows)[:, None] % 2)
     close[-20:] *= 1.0 / least if short else 0.1 * max(config.ruin_floor, least)
     bars = Bars(
-        time=np.datetime64("2000-01-01", "ns") + np.arange(200) * np.timedelta64(1, "D"),
+        time=np.datetime64("2000-01-01", "ns") + np.arange(rows) * np.timedelta64(1, "D"),
         symbols=spec.symbols,
         open=close,
         high=close,

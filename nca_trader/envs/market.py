@@ -115,7 +115,11 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
         symbols=symbols,
         features=(*config.features, *states),
         targets=(-size, 0.0, size) if config.short else (0.0, size),
-        warmup=feature_set(config.features).warmup,
+        warmup=max(
+            feature_set(config.features).warmup,
+            # A size is 0 before, and nothing could be ordered.
+            config.volatility_span if config.sizing == "volatility" else 0,
+        ),
         actions=config.actions,
         constant_size=config.reward == "pnl",
         memory=config.reward if config.reward in ("differential_sharpe", "drawdown") else "",
@@ -192,6 +196,10 @@ def volatility_of(legs: Legs) -> np.ndarray:
     """
     # In float64: 1 plus a small return loses most of the return's digits in float32.
     growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
+    if legs.size is not None:
+        # Of positions with the sizes that the close before gave.
+        held = np.vstack([np.zeros_like(legs.size[:1]), legs.size[:-1]])
+        growth = 1.0 + held * (growth - 1.0)
     # A price that falls to 0 would have the log -inf, and the deviation would be NaN.
     log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)
     return np.asarray(max(log_return.std(), abs(log_return.mean())), np.float32)

@@ -183,7 +183,7 @@ def transition(
     return episode._replace(account=remembered(spec, after)), reward
 
 
-def begin(dynamics: Dynamics, key: Array) -> Episode:
+def begin(dynamics: Dynamics, key: Array, size: Tensor | None = None) -> Episode:
     """Open an account, flat or at a random position that an order could have reached.
 
     Costs are drawn where the config says so.
@@ -191,9 +191,12 @@ def begin(dynamics: Dynamics, key: Array) -> Episode:
     Args:
       dynamics: config, spec and rules, static.
       key: of the episode.
+      size: `[A]` of the first bar, where sizes follow the market; see `Legs`.
     """
-    config, spec, _ = dynamics
-    scale, account = None, open_account(jnp.zeros(spec.num_assets))
+    config, spec, rules = dynamics
+    scale, account = None, open_account(jnp.zeros(spec.num_assets), rules)
+    if size is not None:
+        account = account._replace(size=jnp.asarray(size))
     if config.random_costs is not None:
         # Evenly in the log: a factor of 1/2 is as likely as one of 2.
         low, high = np.log(config.random_costs)
@@ -212,7 +215,7 @@ def begin(dynamics: Dynamics, key: Array) -> Episode:
         # exceed `max_gross` or cash, and no account could then hold them.
         free = Rules(fill="close", max_gross=config.max_gross, max_net=config.max_net)
         free = free._replace(borrow=config.borrow)
-        there = Legs(target, target, jnp.ones(shape, bool)).at_close
+        there = Legs(target, target, jnp.ones(shape, bool), size=size).at_close
         account = place_order(account, target, there, Costs(), free)[0]
     return Episode(begun(spec, account), scale)
 
@@ -250,7 +253,8 @@ def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
     first = jax.random.randint(start_key, (), spec.warmup, market.num_bars - length)
     # Folded in and not split off, so that dropout leaves the draws of the same key as they are.
     drop = begin_dropout(market.dynamics, jax.random.fold_in(start_key, 1))
-    state = EnvState(key, first, drop, begin(market.dynamics, account_key), first + length)
+    episode = begin(market.dynamics, account_key, market.legs_at(first).size)
+    state = EnvState(key, first, drop, episode, first + length)
     zero = jnp.zeros(())
     return state, TimeStep(state.observation, zero, zero + 1.0, jnp.zeros((), bool))
 

@@ -29,10 +29,15 @@ from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.simulate import simulate_agent, simulate_strategy, simulate_targets
+from nca_trader.evaluate.simulate import (
+    simulate_agent,
+    simulate_strategy,
+    simulate_targets,
+)
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.manifest import Run, now, seen_rows
 from nca_trader.runs.trials import data_record
+from nca_trader.runs.universe import run_on
 from nca_trader.types import Bars, Costs
 
 log = logging.getLogger(__name__)
@@ -60,7 +65,8 @@ def backtest(
       bars: N bars of A assets; or a synthetic task, whose state a run may have observed.
       targets: `[N]` (one asset) or `[N, A]` target weights, NaN for no order; a `Strategy`; a
         function of bars that returns such weights, row t decided with bars up to t; or a `Run`,
-        whose selected agent takes its most probable action.
+        whose agents take their most probable actions; the mean of their orders is traded, or the
+        baseline that its deployment.json names.
       costs: None is what the run trained with, or no costs.
       fill: "next_open" fills at the open after the decision, so the last target never fills;
         "close" fills at the close that the decision saw, which is idealised. None is the run's,
@@ -89,7 +95,8 @@ def backtest(
 
     Raises:
       BarError: targets that do not fit the bars, order nothing, or are above 10; no bars between
-        start and stop; bars of other symbols than the run's, or too few for it to decide.
+        start and stop; bars of symbols that the run does not trade, or too
+        few for it to decide.
       ConfigError: an argument of another type, or swapped with another; a strategy that raises; an
         unknown `fill`, `order` or limit, one outside its range, or one that needs `capital`; an
         invalid date.
@@ -121,6 +128,14 @@ def backtest(
             bars.index[seen].date(),
             argument("start"),
         )
+    rule = run.replacement if run else None
+    if run is not None and rule is not None:
+        costs = costs or run.env_config.costs
+        given = with_limits(rules_of(run.env_config), fill, order, costs, limits)._asdict()
+        run_on(run, bars)  # refuses bars that its agent could not trade
+        named = name or f"{rule.name}, in the place of {run.name}"
+        common: dict[str, Any] = {"start": start, "stop": stop, "delay": delay, "name": named}
+        return backtest(bars, rule, costs, **common, **given)
     first = 0 if start is None else bars.row(start, "start")
     last = len(bars) if stop is None else bars.row(stop, "stop")
     if first >= last:
@@ -177,16 +192,19 @@ def backtest(
         digest = hashlib.sha256(np.asarray(trace.target).tobytes()).hexdigest()
         tried = counted(trials, name or "targets", bars, [digest], kind="backtest")
     index, symbols = bars.index[first:last], list(bars.symbols)
+    # Not copied: a result is frozen, and so are the arrays of its trace.
+    table = functools.partial(pd.DataFrame, index=index, copy=False)
+    column = functools.partial(pd.Series, index=index, copy=False)
     result = Result(
         name=name or (run.name if run else "targets"),
-        equity=pd.Series(np.exp(trace.log_equity), index, name="equity"),
+        equity=column(np.exp(trace.log_equity), name="equity"),
         # Kept as well: its exponential loses digits where equity is large.
         log_equity=np.asarray(trace.log_equity),
-        targets=pd.DataFrame(trace.target, index, symbols),
-        weights=pd.DataFrame(trace.weight, index, symbols),
-        turnover=pd.Series(trace.turnover, index, name="turnover"),
-        cost=pd.Series(trace.cost, index, name="cost"),
-        flows=pd.DataFrame(trace.flows._asdict(), index),
+        targets=table(trace.target, columns=symbols),
+        weights=table(trace.weight, columns=symbols),
+        turnover=column(trace.turnover, name="turnover"),
+        cost=column(trace.cost, name="cost"),
+        flows=table(trace.flows._asdict()),
         logits=logits,
         charged=costs,
         rules=rules,

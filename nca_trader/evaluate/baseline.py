@@ -78,7 +78,7 @@ class WithBaseline(gymnasium.Wrapper):
 
         def begin(bars: Bar, row: Array) -> Any:
             """Return what trading begins with at the close of `row`, and its first order."""
-            account = open_account(jnp.zeros(num_assets, jnp.float64))
+            account = open_account(jnp.zeros(num_assets, jnp.float64), rules)
             book = exits.open_book(num_assets, jnp.float64)
             flat = exits.portfolio(account, book)
 

@@ -73,8 +73,9 @@ def relative(returns: ArrayLike, benchmark: ArrayLike, bars_per_year: float) -> 
         raise ConfigError(
             f"returns have shape {r.shape} and the benchmark {b.shape}; give [T] of the same bars."
         )
-    both = ~(np.isnan(r) | np.isnan(b))
-    r, b = r[both], b[both]
+    unknown = np.isnan(r) | np.isnan(b)
+    if unknown.any():
+        r, b = r[~unknown], b[~unknown]
     alpha = beta = alpha_error = beta_error = math.nan
     if r.size > 2 and b.std() >= NO_VOLATILITY:
         centred = b - b.mean()
@@ -111,14 +112,19 @@ def _information_ratio(difference: np.ndarray) -> tuple[float, float]:
 
 
 def _long_run_error(terms: np.ndarray, lags: int) -> float:
-    """Compute the standard error of a sum of terms `[T]` that may be autocorrelated."""
-    # Sums and not products of BLAS, whose threads wait for each other where other work runs.
-    variance = float((terms * terms).sum())
-    for lag in range(1, lags + 1):
-        # Bartlett's weights keep the variance from being negative.
-        weight = 2.0 * (1.0 - lag / (lags + 1.0))
-        variance += weight * float((terms[lag:] * terms[:-lag]).sum())
-    return math.sqrt(max(variance, 0.0))
+    """Compute the standard error of a sum of terms `[T]` that may be autocorrelated.
+
+    Its variance has Bartlett's weights, `sum_t x_t^2 + 2 sum_l (1 - l / (L + 1)) sum_t x_t x_(t-l)`
+    for L lags. That is the mean square of the sums of L + 1 terms in a row, which costs one running
+    sum and not a product per lag.
+    """
+    window = lags + 1
+    last = window + terms.size
+    path = np.zeros(last + lags)
+    np.cumsum(terms, out=path[window:last])
+    path[last:] = path[last - 1]
+    sums = path[window:] - path[:-window]
+    return math.sqrt(float(np.square(sums, out=sums).sum()) / window)
 
 
 def buy_and_hold(bars: Bars) -> pd.Series:

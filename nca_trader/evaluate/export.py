@@ -60,13 +60,13 @@ def measure(
 
     Raises:
       ConfigError: the bars that trained the run are needed and not there.
-      BarError: bars of other symbols, or too few for a decision.
+      BarError: bars of symbols that the run does not trade, or too few for a decision.
     """
     source = training_bars(run) if source is None else source
     bars = source.bars if isinstance(source, Task) else source
     params = run.params()
     weights = compact(run, params, coding, *_calibration(run, source, coding), codebook_seed)
-    other = weights.params(run.policy)
+    other = weights.params(run.each, run.num_acting)
     found = simulate.agreement(source, run, params, other)
     seen = seen_rows(bars, run)
     # A measurement on bars that the run has not seen is an evaluation like any other.

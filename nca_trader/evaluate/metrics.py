@@ -8,6 +8,7 @@ Metrics against a benchmark are in `evaluate.benchmark`, those of trades in `eva
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -44,12 +45,77 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
     return (equity[1:] if capital is None else equity) / before - 1.0
 
 
-def known(returns: ArrayLike) -> np.ndarray:
+class Returns:
+    """The returns of one account, with what several metrics need of them, each computed once.
+
+    Every metric below takes it in place of an array. `summary` makes one for all of them.
+
+    Attributes:
+      by_bar: `[T]` float64, NaN included.
+      known: those that are not NaN.
+    """
+
+    def __init__(self, returns: ArrayLike):
+        """Take simple returns `[T]`."""
+        self.by_bar = np.asarray(returns, np.float64)
+        if self.by_bar.ndim != 1:
+            shape = self.by_bar.shape
+            raise ConfigError(f"returns have shape {shape}; metrics take one account's, [T].")
+        unknown = np.isnan(self.by_bar)
+        self.known = self.by_bar[~unknown] if unknown.any() else self.by_bar
+
+    @functools.cached_property
+    def growth(self) -> float:
+        """`prod(1 + r)`."""
+        return float(np.prod(1.0 + self.known))
+
+    @functools.cached_property
+    def mean(self) -> float:
+        """The mean; it needs a bar."""
+        return float(self.known.mean())
+
+    @functools.cached_property
+    def centred(self) -> np.ndarray:
+        """Returns less their mean."""
+        return self.known - self.mean
+
+    @functools.cached_property
+    def scatter(self) -> float:
+        """The sum of squares of `centred`."""
+        return float((self.centred * self.centred).sum())
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation with ddof=1; 0 for fewer than two bars."""
+        size = self.known.size
+        return math.sqrt(self.scatter / (size - 1)) if size > 1 else 0.0
+
+    @functools.cached_property
+    def standardised(self) -> np.ndarray | None:
+        """`centred / std(ddof=0)`; None where there is no volatility."""
+        size = self.known.size
+        deviation = math.sqrt(self.scatter / size) if size else 0.0
+        return None if deviation < NO_VOLATILITY else self.centred / deviation
+
+    @functools.cached_property
+    def drawdown(self) -> np.ndarray:
+        """The `drawdown_series` of the known returns."""
+        return drawdown_series(self.known)
+
+    @functools.cached_property
+    def tails(self) -> tuple[float, float]:
+        """The quantiles at 5% and 95%; they need a bar."""
+        low, high = np.quantile(self.known, [TAIL, 1.0 - TAIL])
+        return float(low), float(high)
+
+
+def _shared(returns: ArrayLike | Returns) -> Returns:
+    return returns if isinstance(returns, Returns) else Returns(returns)
+
+
+def known(returns: ArrayLike | Returns) -> np.ndarray:
     """Return the returns that are not NaN, `[T]` float64."""
-    r = np.asarray(returns, np.float64)
-    if r.ndim != 1:
-        raise ConfigError(f"returns have shape {r.shape}; metrics take one account's, [T].")
-    return r[~np.isnan(r)]
+    return _shared(returns).known
 
 
 def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
@@ -84,41 +150,40 @@ def excess_returns(
       [0.01, 0.0]
     """
     r = simple_returns(equity, capital)
-    if interest is None:
+    earned = None if interest is None else np.maximum(np.asarray(interest, np.float64), 0.0)
+    if earned is None or not earned.any():
         return r
-    earned = np.maximum(np.asarray(interest, np.float64), 0.0)
     equity = np.asarray(equity, np.float64)
     if capital is None:
         return r - earned[1:] / equity[:-1]
     return r - earned / np.concatenate([[capital], equity[:-1]])
 
 
-def total_return(returns: ArrayLike) -> float:
+def total_return(returns: ArrayLike | Returns) -> float:
     """Compute `prod(1 + r) - 1`. NaN for no bars."""
-    r = known(returns)
-    return float(np.prod(1.0 + r) - 1.0) if r.size else math.nan
+    r = _shared(returns)
+    return r.growth - 1.0 if r.known.size else math.nan
 
 
-def cagr(returns: ArrayLike, bars_per_year: float) -> float:
+def cagr(returns: ArrayLike | Returns, bars_per_year: float) -> float:
     """Compute the annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
 
     NaN for no bars, and for an account that lost more than its equity.
     """
-    r = known(returns)
-    growth = float(np.prod(1.0 + r))
+    r = _shared(returns)
+    if not r.known.size or r.growth < 0.0:
+        return math.nan
     # T counts the NaN bars as well, because their time has passed.
-    return (
-        growth ** (bars_per_year / np.size(returns)) - 1.0 if r.size and growth >= 0 else math.nan
-    )
+    return r.growth ** (bars_per_year / r.by_bar.size) - 1.0
 
 
-def annual_volatility(returns: ArrayLike, bars_per_year: float) -> float:
+def annual_volatility(returns: ArrayLike | Returns, bars_per_year: float) -> float:
     """Compute `std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
-    r = known(returns)
-    return float(np.std(r, ddof=1) * math.sqrt(bars_per_year)) if r.size > 1 else math.nan
+    r = _shared(returns)
+    return r.deviation * math.sqrt(bars_per_year) if r.known.size > 1 else math.nan
 
 
-def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> float:
+def sharpe(returns: ArrayLike | Returns, bars_per_year: float, risk_free: float = 0.0) -> float:
     """Compute the Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
 
     Args:
@@ -130,27 +195,26 @@ def sharpe(returns: ArrayLike, bars_per_year: float, risk_free: float = 0.0) -> 
       The annualised ratio; NaN where the returns have no volatility: an account that is always
       flat has no Sharpe ratio.
     """
-    r = known(returns)
+    r = _shared(returns)
     # NaN and not 0, which would rank an account that never trades above one that loses.
-    deviation = np.std(r, ddof=1) if r.size > 1 else 0.0
-    if deviation < NO_VOLATILITY:
+    if r.deviation < NO_VOLATILITY:
         return math.nan
-    return float((r.mean() - risk_free / bars_per_year) / deviation * math.sqrt(bars_per_year))
+    return (r.mean - risk_free / bars_per_year) / r.deviation * math.sqrt(bars_per_year)
 
 
-def downside_deviation(returns: ArrayLike, bars_per_year: float) -> float:
+def downside_deviation(returns: ArrayLike | Returns, bars_per_year: float) -> float:
     """Compute `sqrt(mean(min(r, 0) ** 2) * P)`, the mean over all bars (Sortino 1994)."""
     r = known(returns)
     return float(np.sqrt(np.mean(np.minimum(r, 0) ** 2) * bars_per_year)) if r.size else math.nan
 
 
-def sortino(returns: ArrayLike, bars_per_year: float) -> float:
+def sortino(returns: ArrayLike | Returns, bars_per_year: float) -> float:
     """Compute `mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
-    r = known(returns)
+    r = _shared(returns)
     downside = downside_deviation(r, bars_per_year)
     if not downside >= NO_VOLATILITY:  # written so that the NaN of no bars is undefined too
         return math.nan
-    return float(r.mean() * bars_per_year / downside)
+    return r.mean * bars_per_year / downside
 
 
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
@@ -161,27 +225,29 @@ def drawdown_series(returns: ArrayLike) -> np.ndarray:
     return equity / np.maximum(np.maximum.accumulate(equity), 1.0) - 1.0
 
 
-def max_drawdown(returns: ArrayLike) -> float:
+def max_drawdown(returns: ArrayLike | Returns) -> float:
     """Compute the deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
-    r = known(returns)
-    return float(drawdown_series(r).min()) if r.size else math.nan
+    r = _shared(returns)
+    return float(r.drawdown.min()) if r.known.size else math.nan
 
 
-def calmar(returns: ArrayLike, bars_per_year: float) -> float:
+def calmar(returns: ArrayLike | Returns, bars_per_year: float) -> float:
     """Compute `cagr / |max_drawdown|` (Young 1991) of the span. NaN where nothing was lost."""
-    deepest = max_drawdown(returns)
-    return cagr(returns, bars_per_year) / -deepest if deepest < 0 else math.nan
+    r = _shared(returns)
+    deepest = max_drawdown(r)
+    return cagr(r, bars_per_year) / -deepest if deepest < 0 else math.nan
 
 
-def max_drawdown_duration(returns: ArrayLike) -> float:
+def max_drawdown_duration(returns: ArrayLike | Returns) -> float:
     """Compute the longest time below an earlier high, in bars; 0 without a drawdown.
 
     It runs from the bar of the high to the bar that reaches the high again, or to the last bar
     where none does. NaN bars count, because their time has passed. NaN for no bars.
     """
-    if not known(returns).size:
+    r = _shared(returns)
+    if not r.known.size:
         return math.nan
-    below = drawdown_series(returns) < 0.0
+    below = (r.drawdown if r.known is r.by_bar else drawdown_series(r.by_bar)) < 0.0
     # The distance between two bars at a high, the start and the end included.
     edges = np.flatnonzero(np.concatenate([[True], ~below, [True]]))
     lengths = np.diff(edges)
@@ -191,13 +257,13 @@ def max_drawdown_duration(returns: ArrayLike) -> float:
     return float(lengths[lengths > 1].max(initial=1 if below[-1] else 0))
 
 
-def ulcer_index(returns: ArrayLike) -> float:
+def ulcer_index(returns: ArrayLike | Returns) -> float:
     """Compute `sqrt(mean(drawdown ** 2))` (Martin and McCann 1989). NaN for no bars."""
-    r = known(returns)
-    return float(np.sqrt(np.mean(drawdown_series(r) ** 2))) if r.size else math.nan
+    r = _shared(returns)
+    return float(np.sqrt(np.mean(r.drawdown**2))) if r.known.size else math.nan
 
 
-def omega(returns: ArrayLike, threshold: float = 0.0) -> float:
+def omega(returns: ArrayLike | Returns, threshold: float = 0.0) -> float:
     """Compute `sum(max(r - h, 0)) / sum(max(h - r, 0))` (Keating and Shadwick 2002).
 
     Args:
@@ -208,32 +274,32 @@ def omega(returns: ArrayLike, threshold: float = 0.0) -> float:
       NaN where no bar was below the threshold.
     """
     r = known(returns) - threshold
-    lost = -r[r < 0].sum()
-    return float(r[r > 0].sum() / lost) if lost > 0 else math.nan
+    lost = -np.minimum(r, 0.0).sum()
+    return float(np.maximum(r, 0.0).sum() / lost) if lost > 0 else math.nan
 
 
-def tail_ratio(returns: ArrayLike) -> float:
+def tail_ratio(returns: ArrayLike | Returns) -> float:
     """Compute `|95% quantile| / |5% quantile|` of returns. NaN where the 5% quantile is 0."""
-    r = known(returns)
-    if not r.size:
+    r = _shared(returns)
+    if not r.known.size:
         return math.nan
-    low, high = np.abs(np.quantile(r, [TAIL, 1.0 - TAIL]))
-    return float(high / low) if low > 0 else math.nan
+    low, high = (abs(tail) for tail in r.tails)
+    return high / low if low > 0 else math.nan
 
 
-def value_at_risk(returns: ArrayLike) -> float:
+def value_at_risk(returns: ArrayLike | Returns) -> float:
     """Compute the 5% quantile of returns per bar, e.g. -0.02; NaN for no bars."""
-    r = known(returns)
-    return float(np.quantile(r, TAIL)) if r.size else math.nan
+    r = _shared(returns)
+    return r.tails[0] if r.known.size else math.nan
 
 
-def expected_shortfall(returns: ArrayLike) -> float:
+def expected_shortfall(returns: ArrayLike | Returns) -> float:
     """Compute the mean of the returns at or below `value_at_risk` (CVaR); NaN for no bars."""
-    r = known(returns)
-    return float(r[r <= value_at_risk(r)].mean()) if r.size else math.nan
+    r = _shared(returns)
+    return float(r.known[r.known <= r.tails[0]].mean()) if r.known.size else math.nan
 
 
-def stability(returns: ArrayLike) -> float:
+def stability(returns: ArrayLike | Returns) -> float:
     """Compute R squared of a line through cumulative log-returns, 1 for a constant growth.
 
     NaN for fewer than two bars, for an equity that never moved, and after a loss of everything.
@@ -244,37 +310,32 @@ def stability(returns: ArrayLike) -> float:
     path = np.cumsum(np.log1p(r))
     if path.std() < NO_VOLATILITY:
         return math.nan
-    return float(np.corrcoef(np.arange(r.size), path)[0, 1] ** 2)
+    path -= path.mean()
+    time = np.arange(r.size) - 0.5 * (r.size - 1.0)
+    return float((time * path).sum() ** 2 / ((time * time).sum() * (path * path).sum()))
 
 
-def hit_rate(returns: ArrayLike) -> float:
+def hit_rate(returns: ArrayLike | Returns) -> float:
     """Compute the share of winning bars among those with a return other than 0; NaN for none.
 
     A return within 1e-15 of 0 is rounding, e.g. of an account that holds cash.
     """
     r = known(returns)
-    moved = r[np.abs(r) > NO_RETURN]  # a bar without a position is neither won nor lost
-    return float(np.mean(moved > 0)) if moved.size else math.nan
+    won, lost = np.count_nonzero(r > NO_RETURN), np.count_nonzero(r < -NO_RETURN)
+    # A bar without a position is neither won nor lost.
+    return won / (won + lost) if won + lost else math.nan
 
 
-def skewness(returns: ArrayLike) -> float:
+def skewness(returns: ArrayLike | Returns) -> float:
     """Compute the third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`."""
-    return _standardised_moment(returns, 3)
+    z = _shared(returns).standardised
+    return math.nan if z is None else float(np.mean(z * z * z))  # numpy's power is slow
 
 
-def kurtosis(returns: ArrayLike) -> float:
+def kurtosis(returns: ArrayLike | Returns) -> float:
     """Compute the fourth standardised moment, not in excess: a Gaussian has 3."""
-    return _standardised_moment(returns, 4)
-
-
-def _standardised_moment(returns: ArrayLike, power: int) -> float:
-    r = known(returns)
-    deviation = np.std(r) if r.size else 0.0
-    if deviation < NO_VOLATILITY:
-        return math.nan
-    z = (r - r.mean()) / deviation
-    square = z * z  # numpy's power takes ten times as long
-    return float(np.mean(square * (z if power == 3 else square)))
+    z = _shared(returns).standardised
+    return math.nan if z is None else float(np.mean((z * z) ** 2))
 
 
 def positions(weights: ArrayLike) -> np.ndarray:
@@ -282,8 +343,8 @@ def positions(weights: ArrayLike) -> np.ndarray:
 
     A weight within 1e-9 of 0 is rounding, and flat. So is a NaN weight.
     """
-    held = np.nan_to_num(np.asarray(weights, np.float64), nan=0.0)
-    return np.where(np.abs(held) > NO_WEIGHT, np.sign(held), 0.0).astype(np.int8)
+    held = np.asarray(weights, np.float64)
+    return np.subtract(held > NO_WEIGHT, held < -NO_WEIGHT, dtype=np.int8)
 
 
 def exposure(weights: ArrayLike) -> float:
@@ -327,10 +388,13 @@ def summary(
       throughout, sharpe, sortino, calmar, hit_rate, skewness and kurtosis are NaN. `interest` is
       the sum of what cash earned, as a fraction of the capital.
     """
-    r = simple_returns(equity, capital)
-    ratios = judged(excess_returns(equity, interest, capital), turnover)
+    plain = simple_returns(equity, capital)
+    excess = judged(excess_returns(equity, interest, capital), turnover)
+    r = Returns(plain)
+    # One object where nothing was earned on cash: what they share is then computed once.
+    ratios = r if np.array_equal(excess, plain, equal_nan=True) else Returns(excess)
     return {
-        "bars": float(known(r).size),
+        "bars": float(r.known.size),
         "total_return": total_return(r),
         "cagr": cagr(r, bars_per_year),
         "annual_volatility": annual_volatility(r, bars_per_year),

@@ -145,7 +145,7 @@ def _scan_pieces(
         return episodes, episodes.account.ordered
 
     def begin(_: Array) -> Episode:
-        return Episode(begun(spec, open_account(jnp.zeros(spec.num_assets))))
+        return Episode(begun(spec, open_account(jnp.zeros(spec.num_assets), dynamics.rules)))
 
     ordered = jax.lax.scan(step, jax.vmap(begin)(rows[:, 0]), rows.T)[1]
     return jnp.moveaxis(ordered, 0, 1)

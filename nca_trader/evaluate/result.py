@@ -58,8 +58,8 @@ class Result:
       trace: what the account did in each bar; trades and orders are made of it.
       run: that acted; None where the targets are not of a run.
       unchecked: whether a function of bars was not run again on truncated histories.
-      tried: trials on these bars in the project's trial log, with this one; None where nobody
-        counted.
+      tried: trials on these bars in the project's trial log, with this one; None where they
+        were not counted.
       again: `nca.backtest` with the arguments of this one, but for the costs; see `stress`.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
@@ -167,7 +167,9 @@ class Result:
         """The N bars that were traded."""
         if self.bars is None:
             raise ConfigError("this result has no bars; it was not made by nca.backtest.")
-        first = int(self.bars.index.searchsorted(self.equity.index[0]))
+        if len(self.bars) == len(self.equity):
+            return self.bars
+        first = self.bars.row(self.equity.index[0])
         return self.bars[first : first + len(self.equity)]
 
     @functools.cached_property

@@ -38,6 +38,7 @@ from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
 from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu
 from nca_trader.runs.manifest import Run
+from nca_trader.runs.universe import run_on
 from nca_trader.types import Bar, Bars, Costs, Tensor
 
 CHUNK = 2048  # bars encoded at once: bounds memory for a history of any length
@@ -93,7 +94,12 @@ def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: R
     account, opened = to_close(now, [*fills, fill], legs, costs, rules)
     account, target, seen = decide(account)
     account, closed = place(account, target, legs.at_close, costs, rules)
-    return account, (_row(account, target, fills, opened, closed), seen)
+    return account, (_row(account, _sized(target, legs), fills, opened, closed), seen)
+
+
+def _sized(target: Array, legs: Legs) -> Array:
+    """Return the weights that `target` orders at the close of a bar, as `place` does."""
+    return target if legs.size is None else target * legs.size
 
 
 def _row(
@@ -122,7 +128,9 @@ def _row(
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trace:
+def scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trace:
+    """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`."""
+
     def step(account, xs):
         legs_t, target = xs
         return _step(account, legs_t, lambda account: (account, target, ()), costs, rules)
@@ -130,7 +138,7 @@ def _scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Tra
     def scan(account, xs):
         return jax.lax.scan(step, account, xs)[1][0]
 
-    account = open_account(jnp.zeros(targets.shape[1], targets.dtype))
+    account = open_account(jnp.zeros(targets.shape[1], targets.dtype), rules)
     run = as_one_kernel(scan) if _is_tested(legs, rules) else scan
     return run(account, (legs, targets))
 
@@ -158,7 +166,7 @@ def simulate_targets(
     """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
     with float64_on_cpu():
         legs = legs_between(bars, costs, rules, first, last)
-        return jax.tree.map(np.asarray, _scan_targets(legs, targets[first:last], costs, rules))
+        return jax.tree.map(np.asarray, scan_targets(legs, targets[first:last], costs, rules))
 
 
 def strategy_step(
@@ -193,7 +201,8 @@ def strategy_step(
     account, book, closed, weights = exits.place_order(
         account, book, order, bar, legs, costs, rules
     )
-    return (account, book, state), _row(account, weights, fills, moved, closed, left)
+    row = _row(account, _sized(weights, legs), fills, moved, closed, left)
+    return (account, book, state), row
 
 
 @functools.partial(jax.jit, static_argnums=(3, 5))
@@ -202,7 +211,7 @@ def _scan_strategy(
 ) -> Trace:
     """Scan a strategy: bars `before` the account opens warm it up, then it trades `bars`."""
     num_assets = bars.close.shape[1]
-    account = open_account(jnp.zeros(num_assets, legs.body.dtype))
+    account = open_account(jnp.zeros(num_assets, legs.body.dtype), rules)
     book = exits.open_book(num_assets, bars.close.dtype)
     flat = exits.portfolio(account, book)
 
@@ -261,17 +270,6 @@ def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarra
     return np.concatenate(pieces)
 
 
-def check_symbols(run: Run, bars: Bars) -> None:
-    """Refuse bars of other assets than the run's; a run on shards accepts those of each shard."""
-    universes = run.manifest.data.universes or [list(run.spec.symbols)]
-    if list(bars.symbols) not in universes:
-        more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
-        raise BarError(
-            f"{bars.source or 'bars'}: symbols {', '.join(bars.symbols)}, but the run "
-            f"{run.name} trades {', '.join(universes[0])}{more}, in this order; select those."
-        )
-
-
 def simulate_agent(
     source: Bars | Task,
     run: Run,
@@ -297,10 +295,10 @@ def simulate_agent(
       agent does not decide yet.
 
     Raises:
-      BarError: bars of other symbols than the run's, or too few for it to decide.
+      BarError: bars of symbols that the run does not trade, or too few for it to decide.
     """
     bars = source.bars if isinstance(source, Task) else source
-    check_symbols(run, bars)
+    run = run_on(run, bars)
     policy = run.policy
     if last <= policy.first_decision:
         raise BarError(
@@ -346,7 +344,7 @@ def _scan_agent(
 
         return _step(account, legs_t, decide, costs, rules)
 
-    account = begun(spec, open_account(jnp.zeros(spec.num_assets, jnp.float64)))
+    account = begun(spec, open_account(jnp.zeros(spec.num_assets, jnp.float64), rules))
     xs = (legs, cells, ready, up_to_first(ready))
     return jax.lax.scan(step, account, xs)[1]
 
@@ -375,21 +373,27 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
     """Run the agent of `run` over all bars with `params` and with `other`, at the run's costs.
 
     Raises:
-      BarError: bars of other symbols, or too few for a decision.
+      BarError: bars of symbols that the run does not trade, or too few for a decision.
     """
-    policy, spec = run.policy, run.policy.spec
-    num_bars = len(source.bars if isinstance(source, Task) else source)
+    bars = source.bars if isinstance(source, Task) else source
+    run = run_on(run, bars)
+    policy, spec, num_bars = run.policy, run.policy.spec, len(bars)
     common = (run.env_config.costs, rules_of(run.env_config), 0, num_bars)
     # Both decide on the account of the first: accounts of their own would drift apart after one
     # decision that differs, and every later one would count.
     trace, logits = simulate_agent(source, run, (params, other), *common)
     alone, _ = simulate_agent(source, run, (other,), *common)
     chosen = policy.distribution
+    width = chosen.outputs(spec)
+    num_agents = logits[0].shape[-1] // width
+    shape = (-1, spec.num_assets, num_agents, width)
     own, others = (
-        np.asarray(chosen.order(spec, chosen.mode(jnp.asarray(x[policy.first_decision :]))))
-        for x in logits
+        # The mean over the agents, where several act.
+        np.asarray(chosen.order(spec, chosen.mode(jnp.asarray(x)))).mean(-1)
+        for x in (x[policy.first_decision :].reshape(*shape) for x in logits)
     )
     low, high = spec.bounds
-    same = np.abs(own - others) <= (NEAR * (high - low) if spec.actions == "weights" else 0.5)
+    near = NEAR * (high - low) if spec.actions == "weights" else 0.5 / num_agents
+    same = np.abs(own - others) <= near
     ours, theirs = (float(np.exp(np.asarray(t.log_equity)[-1])) for t in (trace, alone))
     return Agreement(float(same.mean()), same.size, (ours, theirs))

@@ -135,11 +135,25 @@ def bootstrap_interval(
       samples or for any resample. Mean block length by Patton, Politis and White (2009), the
       longest over the columns.
     """
+    values = bootstrap_values(statistic, samples, repetitions, seed)
+    if values is None:
+        return Interval(math.nan, math.nan, level)
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high), level)
+
+
+def bootstrap_values(
+    statistic: Callable[[np.ndarray], float], samples: ArrayLike, repetitions: int, seed: int
+) -> np.ndarray | None:
+    """Compute a statistic of stationary resamples `[repetitions]`; arguments as above.
+
+    Returns:
+      None below 20 bars, and where the statistic is undefined for any resample.
+    """
     samples = np.asarray(samples, np.float64)
     columns = samples.reshape(len(samples), -1)
-    undefined = Interval(math.nan, math.nan, level)
     if len(samples) < 20 or (columns.std(axis=0) < metrics.NO_VOLATILITY).all():
-        return undefined
+        return None
     # Imported here because it costs a second (statsmodels).
     from arch.bootstrap import StationaryBootstrap, optimal_block_length
 
@@ -153,10 +167,7 @@ def bootstrap_interval(
     bootstrap = StationaryBootstrap(block, samples, seed=seed)
     values = bootstrap.apply(lambda drawn: np.array(statistic(drawn)), repetitions)
     # A resample without a trade has no Sharpe ratio. The rest would be another statistic.
-    if not np.isfinite(values).all():
-        return undefined
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high), level)
+    return values.ravel() if np.isfinite(values).all() else None
 
 
 def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> Interval:

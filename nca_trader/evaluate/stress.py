@@ -179,7 +179,7 @@ def _break_even(result: Result) -> float:
             low, high = high, 2.0 * high
             if high > HIGHEST:
                 return math.inf
-    except ConfigError:  # costs that nobody charges, see `Costs`
+    except ConfigError:  # above what `Costs` accepts
         return math.inf
     # To three digits; a strategy that decides by its account may be uneven in its costs.
     while high - low > 1e-3 * low:

@@ -117,27 +117,49 @@ def compiled(
     return _COMPILED[key]
 
 
-def _is_known(given: Given) -> bool:
-    """Return whether a program is one of those that are tested as one kernel.
+def _scan_of(given: Given, strategy: Strategy, step: Callable) -> Callable:
+    """Return the scan `(carry, block) -> carry` of one block, as few kernels as is safe.
 
     XLA's compiler aborts the whole process on some programs of a single kernel, which cannot be
-    caught. Code of a user, and accounts with limits or holding charges, are therefore compiled the
-    ordinary way.
+    caught. Rules that ship, and accounts without limits and holding charges, are tested as one
+    kernel. A user's decisions are scanned first, the ordinary way, and the account after them. An
+    account that the strategy sees cannot wait for its decisions.
     """
-    ships = getattr(given.rule, "__module__", "") == rule_module.__name__
+
+    def whole(carry: Any, block: Blocks) -> Any:
+        return jax.lax.scan(step, carry, (block, None))[0]
+
+    def decided_first(carry: Any, block: Blocks) -> Any:
+        account, book, state, tally = carry
+        state, orders = jax.lax.scan(
+            lambda state, bar: strategy.decide(state, bar, None), state, block.bar
+        )
+        account, book, _, tally = by_orders((account, book, (), tally), (block, orders))
+        return account, book, state, tally
+
+    @as_one_kernel
+    def by_orders(carry: Any, xs: tuple[Blocks, exits.Order]) -> Any:
+        return jax.lax.scan(step, carry, xs)[0]
+
     plain = given.rules == Rules(fill=given.rules.fill, order=given.rules.order)
-    return ships and plain and not given.costs.carries
+    if not plain or given.costs.carries:
+        return whole
+    if getattr(given.rule, "__module__", "") == rule_module.__name__:
+        return as_one_kernel(whole)
+    return whole if strategy.sees_portfolio else decided_first
 
 
-def _begun(given: Given, values: dict[str, Array], blocks: Blocks) -> tuple[Any, Callable]:
-    """Return what the scan of one combination begins with, and its step."""
+def _begun(
+    given: Given, values: dict[str, Array], blocks: Blocks
+) -> tuple[Strategy, Any, Callable]:
+    """Return the strategy of one combination, what its scan begins with, and its step."""
     strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
-    account = open_account(jnp.zeros(num_assets, dtype))
+    account = open_account(jnp.zeros(num_assets, dtype), given.rules)
     book = exits.open_book(num_assets, blocks.bar.close.dtype) if given.sees_account else ()
     state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
     step = functools.partial(_step, strategy=strategy, costs=given.costs, rules=given.rules)
-    return (account, book, state, open_tally(num_assets, dtype)), step
+    return strategy, (account, book, state, open_tally(num_assets, dtype)), step
 
 
 def program(given: Given) -> Any:
@@ -145,12 +167,8 @@ def program(given: Given) -> Any:
 
     def one(values: dict[str, Array], blocks: Blocks) -> Outcome:
         with rolling.periods_up_to(given.longest):
-            carry, step = _begun(given, values, blocks)
-
-            def scan(carry: Any, block: Blocks) -> Any:
-                return jax.lax.scan(step, carry, block)[0]
-
-            inner = as_one_kernel(scan) if _is_known(given) else scan
+            strategy, carry, step = _begun(given, values, blocks)
+            inner = _scan_of(given, strategy, step)
 
             def outer(carry: Any, block: Blocks) -> tuple[Any, Array]:
                 before = carry[-1].total
@@ -173,10 +191,10 @@ def program_of_returns(given: Given) -> Any:
 
     def one(values: dict[str, Array], blocks: Blocks) -> Array:
         with rolling.periods_up_to(given.longest):
-            carry, step = _begun(given, values, blocks)
+            _, carry, step = _begun(given, values, blocks)
 
             def scan(carry: Any, block: Blocks) -> Any:
-                after, _ = step(carry, block)
+                after, _ = step(carry, (block, None))
                 plain = jnp.expm1(log_return(carry[0], after[0])).astype(jnp.float64)
                 return after, jnp.stack([plain, after[-1].total - carry[-1].total])
 
@@ -188,18 +206,19 @@ def program_of_returns(given: Given) -> Any:
 
 def _step(
     carry: tuple[Account, Any, Any, Tally],
-    block: Blocks,
+    xs: tuple[Blocks, exits.Order | None],
     strategy: Strategy,
     costs: Costs,
     rules: Rules,
 ) -> tuple[tuple[Account, Any, Any, Tally], None]:
-    """Run one bar of one combination."""
+    """Run one bar of one combination, whose order is given or else decided here."""
     before, book, state, tally = carry
-    bar, legs, real = block
+    (bar, legs, real), order = xs
     left: exits.Exit | None = None
     if book:
         account, book, fills, whole, left = exits.on_bar(before, book, bar, legs, costs, rules)
-        state, order = strategy.decide(state, bar, exits.portfolio(account, book))
+        if order is None:
+            state, order = strategy.decide(state, bar, exits.portfolio(account, book))
         account, book, closed, target = exits.place_order(
             account, book, order, bar, legs, costs, rules
         )
@@ -207,7 +226,8 @@ def _step(
         now, fills = to_open(before, legs, costs, rules)
         now, fill = mark(now, legs.body, rules)
         account, whole = to_close(now, [*fills, fill], legs, costs, rules)
-        state, order = strategy.decide(state, bar, None)
+        if order is None:
+            state, order = strategy.decide(state, bar, None)
         target = (order.target * order.size).astype(before.weight.dtype)
         account, closed = place(account, target, legs.at_close, costs, rules)
     held_before, turnover = (tally.side != 0.0).any(), tally.turnover

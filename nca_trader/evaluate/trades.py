@@ -110,37 +110,39 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
         AT_CLOSE: at_close != 0,
         AFTER: lost,
     }
+    # Few bars have a fill, so the rest of the work is on these rows alone.
+    rows = np.flatnonzero(np.any([here.any(axis=1) for here in found.values()], axis=0))
+    found = {moment: here[rows] for moment, here in found.items()}
     # A delisted asset is closed at its last price less the haircut, without a trade.
-    before_gap = np.vstack([bars.open[:1], bars.close[:-1]]) * (1.0 - rules.delist_haircut)
     prices = {
-        BEFORE: before_gap,
-        AT_OPEN: bars.open,
-        INSIDE: exit_price,
-        AT_CLOSE: bars.close,
-        AFTER: _price_of_bankruptcy(bars, held_before, flows),
+        BEFORE: _before_gap(bars, rows) * (1.0 - rules.delist_haircut),
+        AT_OPEN: bars.open[rows],
+        INSIDE: exit_price[rows],
+        AT_CLOSE: bars.close[rows],
+        AFTER: _price_of_bankruptcy(bars, held_before, flows, rows),
     }
-    called = np.asarray(flows.liquidation)[:, None] != 0
+    called = np.asarray(flows.liquidation)[rows, None] != 0
     # Orders fill at one moment of a bar; what is traded at the other one was liquidated.
     orders, others = (AT_OPEN, AT_CLOSE) if rules.fill == "next_open" else (AT_CLOSE, AT_OPEN)
     elsewhere = found[others].any(axis=1, keepdims=True)
     reasons = {
         BEFORE: DELISTED,
-        INSIDE: exit_reason,
+        INSIDE: exit_reason[rows],
         orders: np.where(called & ~elsewhere, LIQUIDATED, 0),
         others: np.where(called, LIQUIDATED, 0),
         AFTER: BANKRUPT,
     }
     parts = []
     for moment, here in found.items():
-        row, asset = np.nonzero(here)
-        reason = np.broadcast_to(reasons[moment], here.shape)[row, asset]
-        parts.append((asset, row, np.full(row.size, moment), prices[moment][row, asset], reason))
+        k, asset = np.nonzero(here)
+        reason = np.broadcast_to(reasons[moment], here.shape)[k, asset]
+        parts.append((asset, rows[k], np.full(k.size, moment), prices[moment][k, asset], reason))
     asset, row, moment, price, reason = (np.concatenate(x) for x in zip(*parts, strict=True))
     order = np.lexsort((moment, row, asset))
     asset, row, moment, price, reason = (x[order] for x in (asset, row, moment, price, reason))
-    begun = _equity_at_open(bars, equity, held_before, flows, rules)
+    begun = _equity_at_open(bars, equity, held_before, flows, rules, row)
     with np.errstate(invalid="ignore"):
-        bought = at_open * begun[:, None] / bars.open
+        bought = at_open[row, asset] * begun / bars.open[row, asset]
     after = _units_after(asset, row, moment, held, bought)
     same = np.concatenate([[False], asset[1:] == asset[:-1]])[: asset.size]
     before = np.where(same, np.concatenate([[0.0], after[:-1]])[: asset.size], 0.0)
@@ -151,36 +153,62 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     return fills._replace(cost=_cost_of_each(fills, bars, flows, costs, rules))
 
 
-def _price_of_bankruptcy(bars: Bars, held: np.ndarray, flows: Flows) -> np.ndarray:
-    """Return `[N, A]` the prices that ended an account which is bankrupt in that bar."""
-    previous = np.vstack([bars.open[:1], bars.close[:-1]])
-    overnight = np.nansum(held * (bars.open - previous), axis=1)
-    intraday = np.nansum(held * (bars.close - bars.open), axis=1)
-    market = np.asarray(flows.market)
+def _before_gap(bars: Bars, rows: np.ndarray) -> np.ndarray:
+    """Return `[K, A]` the closes before `rows` `[K]`; the first bar's own open before that."""
+    return np.where((rows > 0)[:, None], bars.close[rows - 1], bars.open[rows])
+
+
+def _price_of_bankruptcy(
+    bars: Bars, held: np.ndarray, flows: Flows, rows: np.ndarray
+) -> np.ndarray:
+    """Return `[K, A]` the prices that end an account which is bankrupt in one of `rows` `[K]`."""
+    start, held = bars.open[rows], held[rows]
+    overnight = np.nansum(held * (start - _before_gap(bars, rows)), axis=1)
+    intraday = np.nansum(held * (bars.close[rows] - start), axis=1)
+    market = np.asarray(flows.market)[rows]
     # An account that the opening bankrupts does not see the close.
     at_open = np.abs(market - overnight) < np.abs(market - overnight - intraday)
-    return np.where(at_open[:, None], bars.open, bars.close)
+    return np.where(at_open[:, None], start, bars.close[rows])
 
 
 def _equity_at_open(
-    bars: Bars, equity: np.ndarray, held: np.ndarray, flows: Flows, rules: Rules
+    bars: Bars,
+    equity: np.ndarray,
+    held: np.ndarray,
+    flows: Flows,
+    rules: Rules,
+    rows: np.ndarray,
 ) -> np.ndarray:
-    """Return `[N]` equity before the trades at each open, from what happened since the close."""
-    previous = np.vstack([bars.open[:1], bars.close[:-1]])
-    gained = np.nansum(held * (bars.open - previous), axis=1)
-    gained += np.asarray(flows.dividends) + np.asarray(flows.delisting)
+    """Return `[K]` equity before the trades at the opens of `rows` `[K]`.
+
+    It is that of the close before, and what happened since.
+    """
+
+    def paid(*names: str) -> np.ndarray:
+        return sum((np.asarray(getattr(flows, x))[rows] for x in names), np.zeros(rows.size))
+
+    gained = np.nansum(held[rows] * (bars.open[rows] - _before_gap(bars, rows)), axis=1)
+    gained += paid("dividends", "delisting")
     if rules.fill == "next_open":
         # What time costs is charged before the fill, the bars' own funding at the close.
-        gained += np.asarray(flows.interest) + np.asarray(flows.borrow_fee)
+        gained += paid("interest", "borrow_fee")
         if bars.funding is None:
-            gained += np.asarray(flows.funding)
-    return np.concatenate([[1.0], equity[:-1]]) + gained
+            gained += paid("funding")
+    return np.where(rows > 0, equity[rows - 1], 1.0) + gained
 
 
 def _units_after(
     asset: np.ndarray, row: np.ndarray, moment: np.ndarray, held: np.ndarray, bought: np.ndarray
 ) -> np.ndarray:
-    """Return `[K]` the units held after each fill, which are sorted by asset and time."""
+    """Return `[K]` the units held after each fill, which are sorted by asset and time.
+
+    Args:
+      asset: of each fill.
+      row: of each fill.
+      moment: of each fill.
+      held: `[N, A]` units at each close.
+      bought: `[K]` units that were traded at the open of the fill's bar.
+    """
     after = held[row, asset]
     after[(moment == INSIDE) | (moment == BEFORE) | (moment == AFTER)] = 0.0
     # Of several fills in one bar the last one leaves what is held at the close. What an earlier
@@ -189,7 +217,7 @@ def _units_after(
     followed[:-1] = (row[1:] == row[:-1]) & (asset[1:] == asset[:-1])
     k = np.flatnonzero(followed & (moment == AT_OPEN))
     t, i = row[k], asset[k]
-    start, change = np.where(t > 0, held[t - 1, i], 0.0), bought[t, i]
+    start, change = np.where(t > 0, held[t - 1, i], 0.0), bought[k]
     # The trade that closes a position leaves rounding and no position.
     dust = np.abs(start + change) <= 1e-9 * np.maximum(np.abs(start), np.abs(change))
     after[k] = np.where(dust, 0.0, start + change)
@@ -202,8 +230,8 @@ def _cost_of_each(fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: R
     A bar's cost is divided in proportion to what the fills cost by themselves. They differ where
     cash cut a buy: its impact is that of the whole order.
     """
-    total = -np.sum([np.asarray(getattr(flows, name)) for name in TRADING_COSTS], axis=0)
     units, row, asset = fills.after - fills.before, fills.row, fills.asset
+    total = -np.sum([np.asarray(getattr(flows, name))[row] for name in TRADING_COSTS], axis=0)
     money = rules.capital is not None
     quoted = bars.half_spread
     quote = Quote(
@@ -222,7 +250,7 @@ def _cost_of_each(fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: R
     bar = np.bincount(row, own, minlength=len(bars))
     with np.errstate(invalid="ignore", divide="ignore"):
         share = own / bar[row]
-    return np.where(bar[row] > 0.0, share * total[row], 0.0)
+    return np.where(bar[row] > 0.0, share * total, 0.0)
 
 
 def order_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
@@ -292,25 +320,26 @@ def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     held = np.where(still, entered - left, 0.0)
     out = left_money + held * bars.close[-1, asset] if count else left_money
     pnl = side * (out - entered_money) - cost
-    times = bars.index
-    table = pd.DataFrame(
-        {
-            "symbol": np.array(bars.symbols, object)[asset],
-            "entry": times[entry],
-            "exit": times[last].where(~still),
-            "entry_price": entered_money / entered,
-            "exit_price": out / entered,
-            "size": side * entered * (rules.capital or 1.0),
-            "cost": cost,
-            "pnl": pnl,
-            "return": pnl / entered_money,
-            "duration": times[last] - times[entry],
-            "bars": last - entry,
-            "reason": reason,
-        }
-    )
+    entered_at, left_at = bars.time[entry], bars.time[last]
+    columns = {
+        "symbol": np.array(bars.symbols, object)[asset],
+        "entry": entered_at,
+        "exit": np.where(still, np.datetime64("NaT"), left_at),
+        "entry_price": entered_money / entered,
+        "exit_price": out / entered,
+        "size": side * entered * (rules.capital or 1.0),
+        "cost": cost,
+        "pnl": pnl,
+        "return": pnl / entered_money,
+        "duration": left_at - entered_at,
+        "bars": last - entry,
+        "reason": reason,
+    }
     order = np.lexsort((asset, entry))
-    return table.iloc[order].reset_index(drop=True)
+    columns = {name: values[order] for name, values in columns.items()}
+    for name in ("entry", "exit"):
+        columns[name] = pd.DatetimeIndex(columns[name], tz="UTC")
+    return pd.DataFrame(columns, copy=False)
 
 
 def no_trades() -> pd.DataFrame:
@@ -332,9 +361,9 @@ def trade_metrics(trades: pd.DataFrame) -> dict[str, float]:
       `sqrt(n) mean(pnl) / std(pnl, ddof=1)`, the system quality number (Tharp 2006).
       trade_duration: mean number of bars.
     """
-    closed = trades[trades["reason"] != OPEN]
-    pnl, returns = closed["pnl"].to_numpy(), closed["return"].to_numpy()
-    n = len(closed)
+    ended = (trades["reason"] != OPEN).to_numpy()
+    pnl, returns, held = (trades[x].to_numpy()[ended] for x in ("pnl", "return", "bars"))
+    n = len(pnl)
     lost = -pnl[pnl < 0].sum()
     deviation = pnl.std(ddof=1) if n > 1 else 0.0
     return {
@@ -346,7 +375,7 @@ def trade_metrics(trades: pd.DataFrame) -> dict[str, float]:
         "average_trade": float(returns.mean()) if n else math.nan,
         "best_trade": float(returns.max()) if n else math.nan,
         "worst_trade": float(returns.min()) if n else math.nan,
-        "trade_duration": float(closed["bars"].mean()) if n else math.nan,
+        "trade_duration": float(held.mean()) if n else math.nan,
     }
 
 

@@ -292,6 +292,10 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
     config, costs, spec = env.config, env.costs, env.spec
     if config.actions == "weights":
         yield "actions = 'weights' order any weight (take 'direction' or 'orders')"
+    if config.sizing != "fixed":
+        yield "sizing = 'volatility' moves the weights of a position (take 'fixed')"
+    if config.dead_band:
+        yield "dead_band remembers the last order (leave it out)"
     if spec.memory:
         yield f"reward = '{config.reward}' remembers the past (take 'pnl')"
     elif config.reward not in ("pnl", "log_return"):

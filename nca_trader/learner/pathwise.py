@@ -160,6 +160,8 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield f"actions = '{config.actions}' are discrete (take 'weights')"
     if env.rules.sized:
         yield "lot, min_notional or max_participation round or cut what is filled (leave them out)"
+    if config.dead_band:
+        yield "dead_band leaves small orders out (leave it out)"
     if config.tick:
         yield "tick rounds prices (leave it out)"
     if costs.fixed_fee:

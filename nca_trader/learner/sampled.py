@@ -306,7 +306,10 @@ def loss(setup: Setup, params: Params, market: Market, items: Batch) -> Loss:
     cells = encode_span(policy, params, market, rollout.span, config.segment_length)
     logits, value = policy.act(params, cells[:, :, None], rollout.seen)
     decide = policy.distribution
-    log_prob, entropy = decide.log_prob(logits, rollout.action), decide.entropy(logits)
+    log_prob = decide.log_prob(logits, rollout.action)
+    # Per asset: advantages have spread 1 whatever the number of assets, and a bonus that summed
+    # over a hundred of them would drown what they say.
+    entropy = decide.entropy(logits) / logits.shape[-2]
     old = Old(rollout.log_prob, advantage, rollout.value, value_target)
     return ppo_loss(config, hyper, old, log_prob, entropy, value)
 

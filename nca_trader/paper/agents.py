@@ -40,7 +40,7 @@ _remembered = jax.jit(remembered, static_argnums=0)
 
 
 def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
-    """Return the agent of a run, its selected seed.
+    """Return the agent of a run: the mean of its seeds, or the one that was chosen.
 
     Raises:
       ConfigError: it observes the state of a synthetic market, which no feed has.
@@ -72,6 +72,7 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
         see=see,
         decide=logits,
         receptive_field=policy.receptive_field,
+        num_agents=run.num_acting,
         first_decision=policy.first_decision,
         costs=costs,
         rules=rules,
@@ -115,6 +116,7 @@ def policy_agent(
     decide: Callable[[Any, Account], np.ndarray],
     receptive_field: int,
     identity: dict[str, Any],
+    num_agents: int = 1,
     **rest: Any,
 ) -> Agent:
     """Return the agent of a policy, which takes its most probable action.
@@ -125,21 +127,22 @@ def policy_agent(
         float32`.
       begin: `() -> stream`, before the first bar.
       see: `(stream, features [A, F] float32, present [A]) -> stream, cells`, one new bar.
-      decide: `(cells, account) -> logits [A, n]`.
+      decide: `(cells, account) -> logits [A, S n]`.
       receptive_field: RF bars, after which a stream has forgotten one.
       identity: hashes and versions that make a session this one.
+      num_agents: S, whose orders are averaged, see `mean_policy`.
       **rest: further fields of the `Agent`.
     """
-    num_assets, outputs = len(spec.symbols), distribution(spec).outputs(spec)
+    num_assets, outputs = len(spec.symbols), num_agents * distribution(spec).outputs(spec)
     nothing = np.full(num_assets, np.nan)
-    unusable = Decision(
-        nothing, np.full((num_assets, outputs), np.nan), np.zeros(num_assets, int), False
-    )
+    # Several agents have no single action.
+    none = np.zeros(num_assets, int) if num_agents == 1 else None
+    unusable = Decision(nothing, np.full((num_assets, outputs), np.nan), none, False)
 
     def opened() -> Account:
         # Flat, whatever weights the episodes of training began with.
         with float64_on_cpu():
-            return begun(spec, open_account(np.zeros(num_assets)))
+            return begun(spec, open_account(np.zeros(num_assets), rest["rules"]))
 
     def act(memory: Sight, bar: Bar, account: Account | None, book: Book | None, first: bool):
         state, row = features.step(memory.features, bar)
@@ -163,7 +166,8 @@ def policy_agent(
         with float64_on_cpu():
             target = np.asarray(_target(spec, logits, now.ordered))
         usable = bool(np.isfinite(target).all())
-        return memory, now, Decision(target, logits, logits.argmax(-1), usable)
+        action = logits.argmax(-1) if num_agents == 1 else None
+        return memory, now, Decision(target, logits, action, usable)
 
     about = {"targets": list(spec.targets), "actions": spec.actions}
     return Agent(
@@ -230,7 +234,7 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
     return Agent(
         symbols=bars.symbols,
         begin=begin,
-        open=lambda: _flat(num_assets),
+        open=lambda: _flat(num_assets, rules),
         act=act,
         first_decision=0,
         costs=costs,
@@ -290,7 +294,7 @@ def function_agent(
     return Agent(
         symbols=bars.symbols,
         begin=lambda: History(None, np.zeros((0, bars.num_assets))),
-        open=lambda: _flat(bars.num_assets),
+        open=lambda: _flat(bars.num_assets, rules),
         act=act,
         first_decision=0,
         costs=costs,
@@ -304,9 +308,9 @@ def _decision(weight: np.ndarray) -> Decision:
     return Decision(weight if usable else np.full(len(weight), np.nan), usable=usable)
 
 
-def _flat(num_assets: int) -> Account:
+def _flat(num_assets: int, rules: Rules) -> Account:
     with float64_on_cpu():
-        return jax.tree.map(np.asarray, open_account(np.zeros(num_assets)))
+        return jax.tree.map(np.asarray, open_account(np.zeros(num_assets), rules))
 
 
 def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:

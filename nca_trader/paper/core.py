@@ -17,6 +17,7 @@ from jax import Array
 from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.exits import Book
+from nca_trader.envs.account.sizing import Seen, before_bars, next_size
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
@@ -103,7 +104,7 @@ class State(NamedTuple):
     rows: bars seen. last: seconds of the last bar's open. close: `[A]` last closes, NaN before
     the first. missing: `[A]` bars missing in a row. memory: the agent's own. account: None before
     trading starts. book: of the account, where the agent sees it. working: the orders that wait,
-    by symbol.
+    by symbol. sizes: the memory of sizes that follow the market.
     """
 
     rows: int
@@ -114,6 +115,7 @@ class State(NamedTuple):
     account: Account | None
     book: Book | None
     working: dict[str, Order]
+    sizes: Seen
 
 
 class Outcome(NamedTuple):
@@ -154,6 +156,7 @@ class Core:
             account=None,
             book=None,
             working={},
+            sizes=before_bars(num_assets),
         )
 
     def legs(self, state: State, bar: Bar) -> Legs:
@@ -163,7 +166,14 @@ class Core:
         """
         seconds = 0 if state.last is None else int(bar.time[0]) - state.last
         missing = self._missing(state, bar)
-        return next_legs(state.close, bar, seconds, missing, self.agent.costs, self.agent.rules)
+        _, size = self._sizes(state, bar)
+        costs, rules = self.agent.costs, self.agent.rules
+        return next_legs(state.close, bar, seconds, missing, costs, rules, size)
+
+    def _sizes(self, state: State, bar: Bar) -> tuple[Seen, np.ndarray | None]:
+        """Return the memory of sizes after `bar`, and its sizes; None where they are fixed."""
+        sizing = self.agent.rules.scale
+        return (state.sizes, None) if sizing is None else next_size(state.sizes, bar, sizing)
 
     def _missing(self, state: State, bar: Bar) -> np.ndarray:
         """Return `[A]` bars missing in a row, `bar` included; 0 before an asset's first."""
@@ -198,10 +208,14 @@ class Core:
             memory=memory,
             account=account,
             book=book,
+            sizes=self._sizes(state, bar)[0],
         )
         if decision is None or account is None:
             return after, Outcome()
-        return self._place(after, account, decision, legs.at_close)
+        quote = legs.at_close
+        if quote.size is not None:  # multiplied here and not by `place`: the journal has weights
+            decision = decision._replace(target=decision.target * quote.size)
+        return self._place(after, account, decision, quote._replace(size=None))
 
     def _moved(
         self, account: Account, book: Book | None, bar: Bar, legs: Legs

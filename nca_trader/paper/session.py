@@ -22,6 +22,7 @@ import numpy as np
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
+from nca_trader.config.env import SIZES
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
@@ -34,11 +35,16 @@ from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed, rejection
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
+from nca_trader.runs.universe import run_on, trades_others, trained_symbols
 from nca_trader.types import PRICES, Bar, Costs
 
 TOLERANCE = 1e-9  # relative, between the account and the broker
 DEFAULT_CAPITAL = 100_000.0  # money
 MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
+
+# Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
+# which stays that of those journals.
+LATER = (*SIZES, "sizing", "dead_band")
 
 
 class Halt(NamedTuple):
@@ -78,7 +84,11 @@ class Session:
             "symbols": list(agent.symbols),
             "first_decision": agent.first_decision,
             "costs": plain(agent.costs),
-            "rules": agent.rules._asdict(),
+            "rules": {
+                name: rule
+                for name, rule in agent.rules._asdict().items()
+                if name not in LATER or rule != Rules._field_defaults[name]
+            },
             "capital": float(capital),
             "start": start,
             **agent.identity,
@@ -319,6 +329,7 @@ def paper_trade(
     stop: Callable[[], bool] = lambda: False,
     reading: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    force_agent: bool = False,
     costs: Costs | None = None,
     fill: str | None = None,
     order: str | None = None,
@@ -329,23 +340,25 @@ def paper_trade(
     Args:
       run: a run folder, an exported file, a `Strategy` without stops and targets, or a function of
         bars. The function is called on all bars so far at each decision.
-      feed: `replay:FILE`. A strategy trades every symbol of it.
+      feed: `replay:FILE`. Every symbol of it is traded, but for a run whose policy is tied to the
+        symbols that trained it: these are selected.
       journal: SQLite file, made if it does not exist.
       broker: "simulated".
       start: date before which nothing is decided; None is as early as can be.
       capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
       reading: options of `read_bars` for the feed's file.
-      seed: number of the run's agent that trades; None is the selected one.
+      seed: number of the run's agent that trades; None is the mean of all.
+      force_agent: whether the run's agent trades also where its deployment.json names a baseline.
       costs: of trading and holding; None are the run's, and nothing for a strategy.
       fill: as in `nca_trader.backtest`.
       order: as in `nca_trader.backtest`.
       **limits: as in `nca_trader.backtest`.
 
     Returns:
-      `Session.result()`, and three more keys. `in_sample`: the number of bars traded so far up to
-      the last that trained or selected the agent. `seed`: of the agent. `agent`: the agent and the
-      others of its run, in words.
+      `Session.result()`, and more keys. `in_sample`: the number of bars traded so far up to the
+      last that trained or selected the agent. `seed`: of the agent. `agent`: the agent and the
+      others of its run, in words. Of a run also `symbols` and `trained_symbols`.
 
     Raises:
       ConfigError: an argument that is not valid; a strategy that raises, has stops or looks ahead.
@@ -372,12 +385,19 @@ def paper_trade(
     replayed(feed, broker)
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
-    opened_run = None if own else read_run(subject, seed=seed)
+    opened_run = None if own else read_run(subject, seed=seed, force_agent=force_agent)
     base = Rules() if opened_run is None else rules_of(opened_run.env_config)
     costs = costs or (Costs() if opened_run is None else opened_run.env_config.costs)
     if opened_run is not None:
-        agent = run_agent(opened_run, costs, with_limits(base, fill, order, costs, limits))
-        source = parse_feed(feed, agent.symbols, reading)
+        rules = with_limits(base, fill, order, costs, limits)
+        # As a backtest of the same file: every symbol of it, where the policy can trade others.
+        tied = None if trades_others(opened_run) else opened_run.spec.symbols
+        source = parse_feed(feed, tied, reading)
+        rule = opened_run.replacement
+        if rule is None:
+            agent = run_agent(run_on(opened_run, source.bars), costs, rules)
+        else:
+            agent = strategy_agent(rule, source.bars, costs, rules)
     else:
         refuse_no_targets(run)
         order = order or (run.order if isinstance(run, Strategy) else "rebalance")
@@ -408,5 +428,8 @@ def paper_trade(
     begun = max(begun, agent.first_decision)
     seen = min(seen_rows(source.bars, opened_run), result["bars"])
     named = {"seed": opened_run.selected, "agent": opened_run.described}
+    named |= {"symbols": list(agent.symbols), "trained_symbols": trained_symbols(opened_run)}
+    if opened_run.replacement is not None and opened_run.deployment is not None:
+        named["agent"] = opened_run.deployment.sentence
     in_sample = min(max(seen - begun, 0), result["decisions"])
     return result | {"in_sample": in_sample} | named

@@ -21,13 +21,13 @@ import os
 import pathlib
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 from nca_trader.agents import quantise
-from nca_trader.agents.policy import Params, Policy, make_policy
+from nca_trader.agents.policy import Params, Policy, make_policy, stacked, unstacked
 from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
@@ -37,6 +37,7 @@ from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.runs.manifest import Manifest, Run, Selection, read_spec
 
+T = TypeVar("T")
 KIND, VERSION = "nca_trader policy", 1
 AGAIN = "restore it from a copy, or export it again"
 DTYPES = {
@@ -49,6 +50,8 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NO_DIGEST = "0" * 64
 LARGEST, RANK = 1 << 30, 8  # bytes of a file and axes of an array, at most
+MOST_AGENTS = 4096  # in a file
+MEAN = "mean"  # in the place of an agent's number
 TEXTS = ("manifest", "selection", "coding", "steps", "agent.toml", "env.toml")
 
 
@@ -88,7 +91,11 @@ class Coding:
 
 
 class Compact(NamedTuple):
-    """Weights as a file holds them. tensors: by name. steps: of the inputs of matrices, by name."""
+    """Weights as a file holds them.
+
+    tensors: by name. steps: of the inputs of matrices, by name. The names of several agents, whose
+    orders are averaged, begin with the agent's number and a dot.
+    """
 
     coding: Coding
     tensors: Leaves
@@ -99,12 +106,20 @@ class Compact(NamedTuple):
         """Bytes of the weights, their steps or codebooks, and the steps of inputs."""
         return sum(tensor.nbytes for tensor in self.tensors.values()) + 4 * len(self.steps)
 
-    def params(self, policy: Policy) -> Params:
-        """Return the parameters of `policy`, as its functions take them.
+    def params(self, policy: Policy, num_agents: int = 1) -> Params:
+        """Return the parameters, as the policy's functions take them.
+
+        Args:
+          policy: of each agent.
+          num_agents: S; for several the result is of `mean_policy`.
 
         Raises:
           ValueError: the tensors are not those of this policy, or not finite.
         """
+        if num_agents > 1:
+            if unknown := [name for name in self.tensors if _agent_of(name) >= num_agents]:
+                raise ValueError(f"tensor {unknown[0]!r} is unknown")
+            return stacked([self._of(agent).params(policy) for agent in range(num_agents)])
         # Shapes alone: no parameters are drawn.
         like = jax.eval_shape(policy.init, jax.random.key(0))
         shapes = {
@@ -126,6 +141,20 @@ class Compact(NamedTuple):
             leaves = quantise.decoded(self.tensors, shapes, coding.codebook, coding.bits)
         return quantise.params_of(quantise.gauged(leaves, self.steps, coding.bits))
 
+    def _of(self, agent: int) -> Compact:
+        """Return what one of several agents has, by its own names."""
+
+        def own(named: Mapping[str, T]) -> dict[str, T]:
+            return {k.partition(".")[2]: v for k, v in named.items() if _agent_of(k) == agent}
+
+        return Compact(self.coding, own(self.tensors), own(self.steps))
+
+
+def _agent_of(name: str) -> float:
+    """Return the number that a name begins with; infinity where it begins with none."""
+    number = name.partition(".")[0]
+    return int(number) if number in map(str, range(MOST_AGENTS)) else math.inf
+
 
 def compact(
     run: Run,
@@ -139,7 +168,7 @@ def compact(
 
     Args:
       run: the run of the agent.
-      params: the agent's parameters.
+      params: of `run.policy`.
       coding: the encoding of the weights.
       features: `[N, A, F]` of the training span and not of later bars, read where `coding` has
         `activations`.
@@ -149,6 +178,20 @@ def compact(
     Raises:
       ConfigError: too few weights for a codebook of that size.
     """
+    if run.num_acting > 1:
+        joined = Compact(coding, {}, {})
+        for agent, one in enumerate(unstacked(params, run.num_acting)):
+            part = _compact(run, one, coding, features, present, seed)
+            joined.tensors.update({f"{agent}.{name}": x for name, x in part.tensors.items()})
+            joined.steps.update({f"{agent}.{name}": x for name, x in part.steps.items()})
+        return joined
+    return _compact(run, params, coding, features, present, seed)
+
+
+def _compact(
+    run: Run, params: Params, coding: Coding, features: np.ndarray, present: np.ndarray, seed: int
+) -> Compact:
+    """Return the parameters of one agent in few bits."""
     leaves = quantise.leaves_of(params)
     if coding.codebook != "none":
         tensors = quantise.coded(leaves, coding.codebook, coding.bits, coding.group, seed)
@@ -177,7 +220,7 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
         "steps": json.dumps(weights.steps),
         "manifest": json.dumps({key: manifest[key] for key in fields}),
         "selection": json.dumps(plain(run.selection) if run.selection else {}),
-        "seed": str(run.selected),
+        "seed": MEAN if run.selected is None else str(run.selected),
         "agent.toml": to_toml(run.agent_config),
         "env.toml": to_toml(run.env_config),
     }
@@ -185,7 +228,7 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
 
 
 class Exported(Run):
-    """A run whose agent is in one file. Its seed was chosen, and its steps are as trained.
+    """A run whose agents are in one file. Which act was chosen, and their steps are as trained.
 
     Raises:
       RunError: there is no such file of this kind and format. StateError: it is damaged.
@@ -213,9 +256,10 @@ class Exported(Run):
         first = self._selection.selected if self._selection else 0
         number = texts.get("seed", str(first))
         # As text: `int` takes other spellings of a number, and fails on thousands of digits.
-        if number not in map(str, range(self.agent_config.num_seeds)):
+        if number not in map(str, range(self.agent_config.num_seeds)) and number != MEAN:
             raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
-        self._seed = int(number)
+        self._seed = None if number == MEAN else int(number)
+        self._forced = True  # `export` refuses an agent that is not deployed
         coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
         steps = record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN)
         self.weights = Compact(coding, tensors, steps)
@@ -228,7 +272,7 @@ class Exported(Run):
     def params(self) -> Params:
         """Return the parameters, widened to float32."""
         try:
-            return self.weights.params(self.policy)
+            return self.weights.params(self.each, self.num_acting)
         except ValueError as error:
             # The file was read whole, but its tensors are of another policy or not finite.
             raise StateError(f"{self.path}: {error}; export it again from its run.") from None
@@ -239,7 +283,10 @@ class Exported(Run):
 
 
 def read_run(
-    path: str | os.PathLike[str] | CloudPath, steps: int | None = None, seed: int | None = None
+    path: str | os.PathLike[str] | CloudPath,
+    steps: int | None = None,
+    seed: int | None = None,
+    force_agent: bool = False,
 ) -> Run:
     """Open the run of a folder, or of a file that `nca-trader export` wrote.
 
@@ -247,6 +294,7 @@ def read_run(
       path: the run folder, or the exported file.
       steps: the agent's K, see `Run`.
       seed: the agent that acts, see `Run`.
+      force_agent: see `Run`.
 
     Raises:
       RunError, StateError: see `Run` and `Exported`.
@@ -255,16 +303,16 @@ def read_run(
     """
     # A run is a folder, so a file can only be an exported agent.
     if not place(path).is_file():
-        return Run(path, seed=seed, steps=steps)
+        return Run(path, seed=seed, steps=steps, force_agent=force_agent)
     if steps is not None:
         raise ConfigError(
             f"{argument('steps', steps)}: {path} was measured with its own; give the run folder."
         )
     run = Exported(path)
     if seed not in (None, run.selected):
+        held = f"agent {run.selected}" if run.selected is not None else run.described
         raise ConfigError(
-            f"{argument('seed', seed)}: {path} holds agent {run.selected} alone; give the run "
-            "folder."
+            f"{argument('seed', seed)}: {path} holds {held} alone; give the run folder."
         )
     return run
 

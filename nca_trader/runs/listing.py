@@ -58,7 +58,7 @@ def _row(path: Place) -> list[Any]:
         return ["", "", "", "", 0, 0, None, None, str(error)]
     data, chosen = run.manifest.data, run.selection
     score = None
-    if chosen is not None and chosen.sharpe is not None:
+    if chosen is not None and chosen.sharpe is not None and chosen.selected is not None:
         score = chosen.sharpe[chosen.selected]
     return [
         getattr(run.manifest, "created", ""),

@@ -4,10 +4,11 @@ run.json          format, name, seed, command, data, versions, commit, device
 env.toml agent.toml    the resolved configuration, every field
 metrics.jsonl     one object per update
 checkpoints/      Orbax, by number of updates
-selection.json    which seed was selected, on what, and all the scores
+selection.json    the scores of the agents on the selection span
+deployment.json   what trades in the place of the agent, if it was not shown to be better
 train.lock        which process trains into it now, see `runs.folder`
 
-run.json and selection.json carry the SHA-256 of their own text, run.json those of the TOML files.
+All these JSON files carry the SHA-256 of their own text, run.json those of the TOML files.
 In an object store these are objects below a key, and metrics.jsonl is in parts, see `runs.folder`.
 """
 
@@ -31,7 +32,9 @@ import jax
 import numpy as np
 
 from nca_trader import __version__
-from nca_trader.agents.policy import Params, Policy, make_policy, with_steps
+from nca_trader.agents.baselines import baseline_rules
+from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
+from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.records import (
@@ -98,11 +101,34 @@ class RunManifest(Manifest):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """selection.json: the agent that was selected, the Sharpe ratio of each, and on which bars."""
+    """selection.json: what was selected, by which scores, and on which bars.
 
-    selected: int
+    Attributes:
+      selected: the agent that acts; None where the mean of all does.
+      sharpe: annualised Sharpe ratio of each agent on the selection span.
+      data: the selection span.
+    """
+
+    selected: int | None = None
     sharpe: list[float | None] | None = None
     data: DataRecord | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """deployment.json: what trades in the place of a run's agent, see `evaluate.gate`.
+
+    Attributes:
+      baseline: the rule that trades; "" where the agent was shown to be better and trades itself.
+      year: bars that the baselines' trend looks back.
+      sentence: what was found, in words.
+      data: the bars that decided it.
+    """
+
+    baseline: str
+    year: int
+    sentence: str
+    data: DataRecord
 
 
 def row_of(value: Any, source: str) -> dict[str, Any]:
@@ -158,8 +184,10 @@ class Run:
 
     Args:
       path: the folder, also as a `gs://` or `s3://` URL.
-      seed: index of the agent that acts; None is the selected one.
+      seed: index of the agent that acts; None is the mean of all (`mean_policy`), or the one that
+        selection.json names.
       steps: K, the steps of its NCA; None is the number of training, see `with_steps`.
+      force_agent: whether the agent acts also where deployment.json names a baseline.
 
     Raises:
       RunError: `path` is not a run folder, or one of a format that this version does not read.
@@ -171,6 +199,7 @@ class Run:
         path: str | os.PathLike[str] | CloudPath,
         seed: int | None = None,
         steps: int | None = None,
+        force_agent: bool = False,
     ):
         """Read the manifest and the configuration; `params` reads the checkpoints."""
         self.path = place(path)
@@ -191,10 +220,10 @@ class Run:
         self.env_config = self._config(EnvConfig, "env.toml")
         self.agent_config = self._config(AgentConfig, "agent.toml")
         self.spec = read_spec(self.manifest, self.env_config, str(file), exact=self._sealed)
-        self._seed = seed
+        self._seed, self._forced = seed, force_agent
         agent = self.agent_config
         self._acting = agent if steps is None else with_steps(agent, steps)
-        chosen = self._chosen
+        chosen = self.selected
         # Negative numbers too, which would index from the end.
         if chosen is not None and not 0 <= chosen < agent.num_seeds:
             raise RunError(
@@ -232,28 +261,19 @@ class Run:
         return self.path.resolve().parent
 
     @property
-    def _chosen(self) -> int | None:
+    def selected(self) -> int | None:
+        """Index of the agent that acts; None where the mean of all agents does."""
         if self._seed is not None:
             return self._seed
-        if self.selection is not None:
-            return self.selection.selected
+        selection = self.selection
+        if selection is not None and selection.selected is not None:
+            return selection.selected
         return 0 if self.agent_config.num_seeds == 1 else None
 
     @property
-    def selected(self) -> int:
-        """Index of the agent that acts: the one asked for, else the selected, else the only one.
-
-        Raises:
-          RunError: there are several agents, and none of them was asked for or selected.
-        """
-        chosen = self._chosen
-        if chosen is None:
-            last = self.agent_config.num_seeds - 1
-            raise RunError(
-                f"{self.path}: trained {last + 1} agents and none was selected; choose one of 0 "
-                f"to {last}, e.g. {argument('seed', 0)}."
-            )
-        return chosen
+    def num_acting(self) -> int:
+        """S, the number of agents whose orders are averaged."""
+        return self.agent_config.num_seeds if self.selected is None else 1
 
     @property
     def described(self) -> str:
@@ -261,20 +281,24 @@ class Run:
         several = self.agent_config.num_seeds
         if several == 1:
             return ""
-        selection = self.selection
+        selection, acting = self.selection, self.selected
         scores = dict(enumerate((selection.sharpe if selection else None) or []))
 
         def named(i: int) -> str:
             score = scores.get(i)
             return f"{i} (Sharpe ratio {score:.2f})" if score is not None else str(i)
 
+        span = selection.data if selection else None
+        where = f" on {span.first[:10]} to {span.last[:10]}" if span else ""
+        if acting is None:
+            known = f"; each{where}: {', '.join(map(named, range(several)))}" if scores else ""
+            return f"the mean of {several} agents{known}"
         how = "as asked for"
         # --seed may name another agent than the selected one.
-        if selection is not None and selection.selected == self.selected:
-            span = selection.data
-            how = f"selected on {span.first[:10]} to {span.last[:10]}" if span else "selected"
-        others = ", ".join(named(i) for i in range(several) if i != self.selected)
-        return f"agent {named(self.selected)} of {several}, {how}; the others: {others}"
+        if selection is not None and selection.selected == acting:
+            how = f"selected{where}"
+        others = ", ".join(named(i) for i in range(several) if i != acting)
+        return f"agent {named(acting)} of {several}, {how}; the others: {others}"
 
     @property
     def selection(self) -> Selection | None:
@@ -283,21 +307,56 @@ class Run:
         Raises:
           StateError: the file was changed since it was written.
         """
-        file = self.path / "selection.json"
+        return self._read(Selection, "selection.json")
+
+    @property
+    def deployment(self) -> Deployment | None:
+        """The contents of deployment.json; None where nothing was decided.
+
+        Raises:
+          StateError: the file was changed since it was written.
+        """
+        return self._read(Deployment, "deployment.json")
+
+    @property
+    def replacement(self) -> Strategy | None:
+        """The baseline that trades in the place of the agent; None where the agent does.
+
+        Raises:
+          StateError: deployment.json was changed, or names a rule that this version lacks.
+        """
+        found = None if self._forced else self.deployment
+        if found is None or not found.baseline:
+            return None
+        known = baseline_rules(found.year)
+        if found.baseline not in known:
+            raise StateError(
+                f"{self.path}/deployment.json: baseline = {found.baseline!r} is not one of "
+                f"{', '.join(known)}; {RESTORE}."
+            )
+        return known[found.baseline]
+
+    def _read(self, cls: type[T], name: str) -> T | None:
+        file = self.path / name
         if not file.is_file():
             return None
         value, checked = unsealed(file.read_bytes(), str(file))
-        found = record(Selection, value, str(file))
+        found = record(cls, value, str(file))
         self._refuse_unsealed(file, checked)
         return found
 
     @functools.cached_property
     def policy(self) -> Policy:
-        """The policy, as pure functions."""
+        """The policy of what acts, as pure functions."""
+        return self.each if self.selected is not None else mean_policy(self.each, self.num_acting)
+
+    @functools.cached_property
+    def each(self) -> Policy:
+        """The policy of each agent."""
         return make_policy(self._acting, self.spec)
 
     def params(self) -> Params:
-        """Parameters of the seed that acts, from the newest checkpoint that verifies.
+        """Return the parameters of `policy`, from the newest checkpoint that verifies.
 
         Raises:
           RunError: the run has no checkpoint yet, or one of another agent.
@@ -314,8 +373,8 @@ class Run:
                 f"{self.manifest.command}"
             )
         # Shapes alone: no parameters are drawn.
-        like = jax.eval_shape(self.policy.init, jax.random.key(0))
-        several = self.agent_config.num_seeds > 1
+        like = jax.eval_shape(self.each.init, jax.random.key(0))
+        several, acting = self.agent_config.num_seeds > 1, self.selected
 
         def pick(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
             # As `checkpoint.flatten` names the field `params` of the training state.
@@ -328,7 +387,7 @@ class Run:
                     f"{folder}: the checkpoint is of another agent: {name} is {there} there and "
                     f"{list(shape)} by agent.toml; restore the folder from a copy."
                 )
-            return value[self.selected] if several else value
+            return value if not several or acting is None else value[acting]
 
         return jax.tree_util.tree_map_with_path(pick, like)
 

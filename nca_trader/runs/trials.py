@@ -103,7 +103,8 @@ class Entry:
     """A line of the trial log. Fields that older versions did not write are None.
 
     Attributes:
-      kind: "train", with `trials`, the number of agents; or "test", with `seed`, the agent.
+      kind: "train", with `trials`, the number of agents; or "test", with `seed`, the agent
+        (None is the mean of all).
       data: SHA-256 of the bars. symbols: their `DataRecord.markets`.
       first, last: the span that the agents were trained or judged on.
     """

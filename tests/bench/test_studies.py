@@ -30,7 +30,7 @@ def test_research_is_the_same_whatever_the_test_span_holds(monkeypatch):
     research = first["research"]
     assert research["trials"] == 6 and research["rules"][research["chosen"]]["trials"] <= 6
     assert research["last"] < first["test"]["first"] and first["test"]["looks"] == 1
-    # Prices in another unit are the same market to who holds it.
+    # The same market in another unit of price gives the same result to a holder.
     assert first["test"]["hold"]["sharpe"] == pytest.approx(second["test"]["hold"]["sharpe"])
     assert first["test"]["hold"]["less_hold"] == 0.0
 

@@ -1,7 +1,5 @@
 """What cannot be used is one line that says what, where and how to mend it; nothing is written."""
 
-import dataclasses
-
 import pandas as pd
 import pytest
 from tiny import UNTIL
@@ -46,11 +44,6 @@ def too_few(mine):
     return "66 bars"
 
 
-def other_symbols(mine):
-    write_bars(dataclasses.replace(mine.bars, symbols=("X", "Y")), mine.data)
-    return "X, Y"
-
-
 def a_folder(mine):
     mine.data.unlink()
     mine.data.mkdir()
@@ -86,12 +79,6 @@ def assert_refused(said, mine, before, *says):
 def test_bars_that_cannot_be_used(command, mine, name, spoil):
     says, before = spoil(mine), mine.written()
     assert_refused(command(*commands(mine)[name]), mine, before, f"nca-trader {name}: ", says)
-
-
-@pytest.mark.parametrize("name", ["backtest", "paper"])
-def test_bars_of_other_assets_than_the_runs(command, mine, name):
-    says, before = other_symbols(mine), mine.written()
-    assert_refused(command(*commands(mine)[name]), mine, before, says, "S0")
 
 
 AGENT_EDITS = {"channels": ("channels = 4", "channels = 8"), "leak": ("leak = 0.1", "leak = 0.2")}

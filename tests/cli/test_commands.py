@@ -242,7 +242,7 @@ def several(tiny, tmp_path):
     """A run of three agents that differ, by its path, and the bars as a file."""
     agent = dataclasses.replace(AGENT, num_seeds=3)
     run = open_run(tiny.env, agent, tmp_path / "runs" / "several", seed=0)
-    draws = [run.policy.init(jax.random.key(i)) for i in range(3)]
+    draws = [run.each.init(jax.random.key(i)) for i in range(3)]
     with Checkpoints(run.path / "checkpoints") as checkpoints:
         checkpoints.save(1, State(jax.tree.map(lambda *leaves: 9.0 * np.stack(leaves), *draws)))
     return run
@@ -254,19 +254,42 @@ class State(NamedTuple):
     params: Any
 
 
-def test_several_agents_without_a_selected_one_are_refused_by_the_option(
+def test_the_mean_of_several_agents_acts_or_the_one_that_was_asked_for(
     command, several, tiny, tmp_path
 ):
     given = {
         "backtest": ("--data", tiny.data),
-        "paper": ("--feed", f"replay:{tiny.data}", "--journal", tmp_path / "journal"),
-        "export": ("--data", tiny.data, "--out", tmp_path / "agent.nca"),
+        "paper": ("--feed", f"replay:{tiny.data}"),
+        "export": ("--data", tiny.data, "--min-agreement", 0),
     }
+    writes = {"paper": ("--journal", "journal"), "export": ("--out", "agent.nca")}
     for name, options in given.items():
-        said = command(name, "--run", several.path, *options)
-        assert said.code == 2 and said.err.count("\n") == 1
-        assert "trained 3 agents and none was selected" in said.err and "--seed 0" in said.err
-    assert not (tmp_path / "journal").exists() and trials.count(several.root, "test") == 0
+        results = []
+        for number, seed in enumerate(([], ["--seed", 1])):
+            out = [
+                (flag, tmp_path / f"{number}{file}")
+                for flag, file in [writes.get(name, ("", ""))]
+                if flag
+            ]
+            said = command(
+                name,
+                "--run",
+                several.path,
+                *options,
+                *seed,
+                *(x for pair in out for x in pair),
+                "--json",
+            )
+            assert said.code == 0, said.err
+            results.append(said.json)
+        if name != "export":
+            assert [found["seed"] for found in results] == [None, 1]
+    told = command("backtest", "--run", several.path, "--data", tiny.data)
+    assert "the mean of 3 agents" in told.out
+    file = command("backtest", "--run", tmp_path / "0agent.nca", "--data", tiny.data, "--json")
+    assert file.code == 0 and file.json["seed"] is None
+    other = command("backtest", "--run", tmp_path / "0agent.nca", "--data", tiny.data, "--seed", 1)
+    assert other.code == 2 and "holds the mean of 3 agents alone" in other.err
     rule = command("backtest", "--strategy", "momentum", "--data", tiny.data, "--seed", 1)
     assert rule.code == 2 and "--seed" in rule.err
 

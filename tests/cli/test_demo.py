@@ -85,6 +85,7 @@ def test_test_span_is_touched_once_and_every_seed_is_a_trial(demo):
     lines = (folder.parent / "trials.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     assert [(e["kind"], e.get("trials")) for e in entries] == [("train", 3), ("test", None)]
+    assert entries[1].get("seed") is None  # the mean of all
 
 
 def test_paper_and_backtest_on_disk_cover_the_test_years(demo):
@@ -99,13 +100,22 @@ def test_paper_and_backtest_on_disk_cover_the_test_years(demo):
     assert result["paper"]["equity"] == pytest.approx(table["equity"].iloc[-1], rel=1e-9)
 
 
-def test_selection_never_saw_the_test_years(demo):
-    _, folder, _ = demo
-    selection = json.loads((folder / "selection.json").read_text())
-    scores = [s if s is not None else float("-inf") for s in selection["sharpe"]]
-    assert selection["selected"] == scores.index(max(scores))
+def test_what_is_deployed_was_decided_without_the_test_years(demo):
+    result, folder, done = demo
+    selection, decided = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("selection", "deployment")
+    )
+    assert "selected" not in selection and len(selection["sharpe"]) == 3
+    for found in (selection, decided):
+        assert found["data"]["first"].startswith("2011") and found["data"]["last"] < "2013"
     manifest = json.loads((folder / "run.json").read_text())
     assert manifest["data"]["last"].startswith("2010-12-31")
+    # A random agent beats no baseline in two years.
+    assert decided["baseline"] == result["deployed"] != "the mean of the seeds"
+    assert decided["sentence"] in done.stdout
+    page = (folder / "report.html").read_text()
+    assert f"deployed: {decided['baseline']}" in page and "nothing is judged" in page
+    assert "mean of all" in page and "in training" in page and "mean agent, not deployed" in page
 
 
 def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):

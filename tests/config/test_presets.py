@@ -20,12 +20,13 @@ from nca_trader.config import (
     PopulationConfig,
 )
 from nca_trader.config.toml import from_toml_text, preset_folder, preset_names, to_toml
+from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import Costs
 
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
-OTHER_KINDS = ("mlp", "gru")
+OTHER_KINDS = {"mlp": "mlp", "gru": "gru", "panel": "mlp"}  # the kind of each preset
 # Modes whose fields have an effect.
 NEAREST = functools.partial(PolicyConfig, neighbours="nearest")
 MLP = functools.partial(PolicyConfig, kind="mlp")
@@ -64,9 +65,18 @@ def test_an_agent_has_its_size_and_the_receptive_field_its_file_states(name):
 @pytest.mark.parametrize("name", OTHER_KINDS)
 def test_a_policy_of_another_kind_states_its_window(name):
     policy = load_agent(name).policy
-    assert policy.kind == name
+    assert policy.kind == OTHER_KINDS[name]
     text = (preset_folder("agents") / f"{name}.toml").read_text()
-    assert re.findall(r"^# receptive field: (\d+) bars$", text, re.M) == [str(policy.window)]
+    assert re.findall(r"^# receptive field: (\d+) bars?$", text, re.M) == [str(policy.window)]
+
+
+def test_a_panel_trains_at_the_full_inflated_costs_and_without_an_entropy_bonus():
+    agent, env = load_agent("panel"), load_env("panel_daily")
+    assert agent.curriculum.costs_from == 1.0 and agent.learner.entropy_coef == 0.0
+    assert env.random_costs is not None and min(env.random_costs) >= 5.0
+    # A full book of N assets has a gross of N times the largest weight of one of them.
+    assert env.sizing == "volatility" and env.size is None and env.max_gross is None
+    assert env.borrow and not env.costs.carries
 
 
 def test_what_is_of_the_automaton_is_refused_for_other_kinds():

@@ -11,6 +11,7 @@ import pytest
 from nca_trader.config import DEFAULT_FEATURES
 from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.data.samples import sample_bars
+from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import PRICES, Bars
 
@@ -36,6 +37,7 @@ def random_bars(seed=0, num_bars=N, num_assets=2, missing=0.0):
         close=close,
         volume=np.exp(rng.normal(15, 1, shape)),
         present=rng.random(shape) >= missing,
+        half_spread=rng.uniform(0, 1e-3, shape),
     )
 
 
@@ -75,6 +77,16 @@ def expected(name, frame):
         return out
 
     kind, _, horizon = name.rpartition("_")
+    if kind.startswith("trend"):
+        n = int(horizon)
+        line = c.ewm(alpha=3 / n).mean() - c.ewm(alpha=1 / n).mean()
+        y = (line / c.ewm(span=63).std(bias=True)).iloc[63:]
+        return (y / y.ewm(span=252).std(bias=True).shift()).reindex(c.index)
+    if name == "volatility_ratio_252":
+        variance = [(r**2).ewm(span=span).mean() for span in (21, 252)]
+        return np.log(variance[0] / variance[1]) / 2
+    if name == "cost_in_vol":
+        return np.log((1e-4 + frame.half_spread) / (0.01 * past))
     if horizon == "level":
         return z_score(np.log(c if kind == "price" else v), span=4096)
     if kind == "return":
@@ -110,7 +122,7 @@ def expected(name, frame):
 
 
 def frame_of(bars, asset):
-    fields = {k: getattr(bars, k)[:, asset] for k in (*PRICES, "volume")}
+    fields = {k: getattr(bars, k)[:, asset] for k in (*PRICES, "volume", "half_spread")}
     return pd.DataFrame(fields, index=pd.DatetimeIndex(bars.time))
 
 
@@ -129,6 +141,33 @@ def test_a_feature_equals_its_definition_in_pandas(name):
         np.testing.assert_allclose(
             values[name][warmup:, asset], want[warmup:], rtol=1e-8, atol=1e-9
         )
+
+
+@pytest.mark.parametrize("fast", [8, 16, 32])
+def test_a_trend_follows_the_published_one_of_rolling_windows(fast):
+    """Exponential deviations stand for rolling ones; the published quotient includes its bar."""
+    bars = sample_bars("sp500")
+    values = feature_set((f"trend_{fast}_{3 * fast}",)).batch(bars)[..., 0]
+    for asset in range(2):
+        c = pd.Series(bars.close[:, asset])
+        fast_ema, slow_ema = (c.ewm(alpha=1 / n, adjust=False).mean() for n in (fast, 3 * fast))
+        y = (fast_ema - slow_ema) / c.rolling(63).std()
+        z = y / y.rolling(252).std()
+        assert np.corrcoef(z[400:], values[400:, asset])[0, 1] > 0.9
+
+
+def test_cost_in_vol_needs_no_quotes_and_adds_those_there_are():
+    bars, values = plain()
+    name, quoted = "cost_in_vol", bars.half_spread.copy()
+    without = values64(dataclasses.replace(bars, half_spread=None))[name]
+    sigma = values["return_1"][60:] / np.diff(np.log(bars.close), axis=0)[59:]  # its inverse
+    np.testing.assert_allclose(without[60:], np.log(0.01 * sigma), rtol=1e-9)
+    more = np.log((1e-4 + quoted[60:]) / 1e-4)
+    np.testing.assert_allclose(values[name][60:], without[60:] + more, rtol=1e-9)
+    quoted[100] = np.nan
+    holes = values64(dataclasses.replace(bars, half_spread=quoted))[name]
+    np.testing.assert_array_equal(holes[100], without[100])
+    np.testing.assert_array_equal(np.delete(holes, 100, 0), np.delete(values[name], 100, 0))
 
 
 def row_of(columns, row):
@@ -153,15 +192,16 @@ def test_batch_is_the_update_called_bar_by_bar_bit_for_bit():
         np.testing.assert_array_equal(a, b)  # float64, where no rounding to float32 can hide it
 
 
-def test_the_default_features_alone_are_bit_equal_too():
+@pytest.mark.parametrize("names", [DEFAULT_FEATURES, load_env("panel_daily").features])
+def test_the_features_of_a_preset_alone_are_bit_equal_too(names):
     bars = random_bars(missing=0.1)
-    features, columns = feature_set(DEFAULT_FEATURES), bars.as_bar()
+    features, columns = feature_set(names), bars.as_bar()
     state, values = features.init(2), []
     for row in range(len(bars)):
         state, value = features.step(state, row_of(columns, row))
         values.append(value)
     np.testing.assert_array_equal(features.batch(bars), np.stack(values))
-    every = feature_set(ALL).batch(bars)[..., [ALL.index(n) for n in DEFAULT_FEATURES]]
+    every = feature_set(ALL).batch(bars)[..., [ALL.index(n) for n in names]]
     np.testing.assert_allclose(features.batch(bars), every, rtol=1e-6, atol=1e-7)
 
 
@@ -184,9 +224,10 @@ def test_no_feature_sees_a_later_bar(seed):
             assert (before[name][t + 1 :] != after[name][t + 1 :]).any(), name
 
 
-def test_units_of_price_and_volume_do_not_matter():
+@pytest.mark.parametrize("unit", [1e3, 1e-14])  # of the second all prices are below `LEAST`
+def test_units_of_price_and_volume_do_not_matter(unit):
     bars, values = plain()
-    units = {name: 1000 * getattr(bars, name) for name in PRICES}
+    units = {name: unit * getattr(bars, name) for name in PRICES}
     scaled = values64(dataclasses.replace(bars, volume=bars.volume * 1e-6, **units))
     for name in ALL:
         np.testing.assert_allclose(scaled[name], values[name], rtol=1e-9, atol=1e-9, err_msg=name)
@@ -197,7 +238,7 @@ def test_a_missing_bar_changes_nothing_and_has_value_zero():
     here = bars.present[:, 0]
     holes = {name: np.where(bars.present, getattr(bars, name), np.nan) for name in PRICES}
     values = values64(dataclasses.replace(bars, **holes))
-    fields = (*PRICES, "volume", "present")
+    fields = (*PRICES, "volume", "present", "half_spread")
     rest = {name: getattr(bars, name)[here] for name in fields}
     alone = values64(dataclasses.replace(bars, time=bars.time[here], **rest))
     for name in ALL:
@@ -211,7 +252,7 @@ def test_values_are_zero_before_the_warm_up_and_not_after_it():
         warmup = FEATURES[name].warmup
         assert (values[name][:warmup] == 0).all(), name
         assert (values[name][warmup:] != 0).mean() > 0.8, name
-    assert feature_set(ALL).warmup == max(FEATURES[name].warmup for name in ALL) == 74
+    assert feature_set(ALL).warmup == max(FEATURES[name].warmup for name in ALL) == 252
     assert feature_set(CALENDAR).warmup == 0
 
 

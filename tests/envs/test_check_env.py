@@ -25,7 +25,7 @@ COUNT = itertools.count()
 
 def bars_for(config):
     """Bars that a preset trades; None where it draws its own market."""
-    return None if config.market else random_bars(np.random.default_rng(1), 200, 2, missing=0.05)
+    return None if config.market else random_bars(np.random.default_rng(1), 400, 2, missing=0.05)
 
 
 # Between them every cost, limit, kind of action and kind of market; `make test-slow` runs the rest.

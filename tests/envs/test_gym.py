@@ -157,6 +157,23 @@ def test_an_episode_is_the_trading_envs_own(env, feature_dropout):
     assert truncated
 
 
+def test_an_episode_draws_the_factor_on_its_costs():
+    costs = Costs(commission=1e-3, slippage=5e-4)
+    plain = dataclasses.replace(CONFIG, costs=costs, random_start=False)
+    rewards = []
+    for config in (
+        plain,
+        dataclasses.replace(plain, costs=costs.scaled(8.0)),
+        dataclasses.replace(plain, random_costs=(8.0, 8.0)),
+    ):
+        env = make(config=config)
+        env.reset(seed=3, options={"start": 40})
+        actions = [np.full(2, n % 3) for n in range(6)]
+        rewards.append([env.step(action)[1] for action in actions])
+    np.testing.assert_allclose(rewards[2], rewards[1], rtol=0, atol=1e-7)
+    assert np.abs(np.subtract(rewards[2], rewards[0])).max() > 1e-3
+
+
 def test_early_windows_begin_with_zeros():
     config = dataclasses.replace(CONFIG, features=("day_of_week_sin",), episode_bars=50)
     env = make(config=config, window=20, flatten=False)

@@ -7,11 +7,12 @@ list, and all of it is compiled here.
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import nca_trader as nca
-from nca_trader.agents import targets
+from nca_trader.agents import rolling, targets
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.subjects import RULES
 
@@ -100,3 +101,41 @@ def test_limits_and_rates_are_compiled_as_usual(monkeypatch):
     nca.backtest(bars, np.full((60, 2), 0.4), COSTS, max_gross=0.5)
     nca.backtest(bars, np.full((60, 2), 0.4), nca.Costs(interest_lend=0.02))
     nca.backtest(made(60, 33), np.full((60, 33), 0.01), COSTS)
+
+
+LEVELS = ("stop_price", "limit_price", "stop_loss", "take_profit", "trailing_stop")
+
+
+def own(levels):
+    """Returns a user's rule, whose orders have these levels."""
+
+    def rule(span=3, loss=0.02):
+        mean = rolling.ew_mean(span)
+
+        def act(state, bar):
+            state, average = mean.update(state, bar.close, bar.present)
+            prices = {"stop_price": bar.close * (1 - loss), "limit_price": bar.close * (1 + loss)}
+            given = {name: prices.get(name, loss) for name in levels}
+            return state, nca.Order(jnp.where(bar.close > average, 0.3, 0.0), **given)
+
+        return nca.Strategy(mean.init, act, "own")
+
+    return rule
+
+
+@pytest.mark.parametrize("num_bars", [3, 100, pytest.param(4100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("levels", [(), *((name,) for name in LEVELS), LEVELS], ids="+".join)
+def test_a_sweep_of_a_users_strategy_decides_first_and_earns_what_backtests_earn(levels, num_bars):
+    """The account is one kernel there, and the user's code is not."""
+    bars, rule = made(num_bars, 2), own(levels)
+    for fill in ("next_open", "close"):
+        options = {"costs": COSTS, "fill": fill}
+        grid = {"span": [3, 9], "loss": [0.005, 0.02]}
+        found = nca.sweep(bars, rule, grid, precision="f64", trials=None, **options)
+        looped = [
+            nca.backtest(bars, rule(row.span, row.loss), **options) for row in found.itertuples()
+        ]
+        np.testing.assert_allclose(
+            found["equity"], [result.equity.iloc[-1] for result in looped], rtol=1e-9
+        )
+        assert num_bars < 50 or len(set(found["equity"])) == (4 if levels else 2)

@@ -70,9 +70,9 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "other_seeds": [fake(f"seed {k}", wander()) for k in (0, 2)],
         "seed": 1,
         "seeds": [
-            SeedScore(seed=0, selection=0.41, out_of_sample=0.2),
-            SeedScore(seed=1, selection=0.93, out_of_sample=0.35),
-            SeedScore(seed=2, selection=0.1, out_of_sample=0.5),
+            SeedScore(seed=0, training=1.5, selection=0.41, out_of_sample=0.2),
+            SeedScore(seed=1, training=1.8, selection=0.93, out_of_sample=0.35),
+            SeedScore(seed=2, training=2.5, selection=0.1, out_of_sample=0.5),
         ],
         "training": training,
         "parity": Parity(
@@ -192,7 +192,7 @@ def test_every_id_is_unique_and_every_reference_finds_its_id(text):
         "entropy of the policy",
         "approximate KL",
         "explained variance",
-        "seed 1 (selected) 0.93 0.35",
+        "seed 1 (selected) 1.80 0.93 0.35",
         "mean 0.35, standard deviation 0.15, least 0.20, greatest 0.50",
         "Decisions equal 3,000 of 3,000",
         "2.00e-16",
@@ -339,7 +339,7 @@ def test_one_seed_without_training_metrics_still_makes_a_page(report, seen_on):
     )
     seen = seen_on(alone)
     assert "standard deviation n/a" in seen
-    assert "Training " not in seen.partition("Seeds")[2].partition("Data and")[0]
+    assert "Line: " not in seen.partition("Seeds")[2].partition("Data and")[0]
     assert "Wall time" not in seen
     assert "other seeds" not in seen
 

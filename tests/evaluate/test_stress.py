@@ -108,7 +108,7 @@ def test_rows_are_the_backtests_that_they_name(bars, seen):
 
 @pytest.fixture(scope="module")
 def rising(bars):
-    """A tenth of a percent more in each bar, of which 1,000 units are traded."""
+    """Returns bars whose price rises by 0.1% per bar, with a volume of 1,000 units each."""
     prices = {name: bars.close[:1] * 1.001 ** np.arange(300)[:, None] for name in PRICES}
     return dataclasses.replace(bars, volume=np.full((300, 1), 1000.0), **prices)
 

@@ -1,5 +1,7 @@
 """The search of hyper-parameters: counted, resumed, and independent of the number of workers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from ledger import random_bars
@@ -71,6 +73,29 @@ def test_a_search_that_was_stopped_proposes_what_an_unbroken_one_would(bars, tmp
     assert len(again.trials) == 12
     with pytest.raises(RunError, match="a search of something else: seeds was 2 there"):
         searched(bars, tmp_path / "b" / "t", seeds=1)
+
+
+def test_a_search_scores_at_true_costs_what_was_trained_at_higher_ones(bars, tmp_path, monkeypatch):
+    charged = nca.Costs(commission=2e-3)
+    env = dataclasses.replace(ENV, costs=charged, random_costs=(8.0, 8.0))
+    seen, backtest = [], searching.backtest
+
+    def noted(*args, **more):
+        seen.append(backtest(*args, **more))
+        return seen[-1]
+
+    monkeypatch.setattr(searching, "backtest", noted)
+    space = {"learner.num_epochs": Range(choices=(1, 2))}
+    found = nca.tune(bars, AGENT, space, tmp_path / "t", env=env, trials=1, seeds=1, steps=128)
+    (result,) = seen
+    # The same orders of an account that knows nothing of runs, at each of the two costs.
+    rules = {"order": env.order, "fill": env.fill, "max_gross": env.max_gross}
+    start = str(result.equity.index[0])
+    true, inflated = (
+        nca.backtest(bars.between(start, None), result.targets, costs, **rules).metrics["sharpe"]
+        for costs in (charged, charged.scaled(8.0))
+    )
+    assert found.score == pytest.approx(true, rel=1e-9) and abs(true - inflated) > 0.1
 
 
 def test_wrong_searches_are_one_line(bars, tmp_path):

@@ -92,9 +92,14 @@ def test_a_planted_signal_is_found_and_beats_every_constant_weight(persistent):
     done = walked(persistent, purge=2)
     assert list(done.folds["side"]) == [1] * 7 and "earned more than" in done.verdict
     assert done.interval.low > 0 and done.metrics["sharpe"] > 3
+    trend = "time-series momentum 200"  # a year is longer than the bars before the first test
     assert set(done.baselines) == {
-        "buy and hold", "SMA cross 50/200", "always flat", "best constant weight",
+        "buy and hold", "hold, volatility 0.15", trend, f"half equal weight, half {trend}",
+        "SMA cross 50/200", "always flat", "best constant weight", "exposure-matched hold",
     }  # fmt: skip
+    assert done.gate.passed and done.gate.deployed == done.result.name
+    held = done.baselines["exposure-matched hold"].targets.to_numpy()
+    np.testing.assert_allclose(held[0], done.result.weights.mean())
     # Every result is of the same bars, costs and fills.
     for result in done.baselines.values():
         assert result.equity.index.equals(done.result.equity.index)

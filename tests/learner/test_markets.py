@@ -15,12 +15,12 @@ from nca_trader.config.records import sealed, unsealed
 from nca_trader.config.toml import to_toml
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
-from nca_trader.evaluate.simulate import check_symbols
 from nca_trader.learner.learner import check_shards, end_with_shard, shard_updates
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.train import Markets, train
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import open_run
+from nca_trader.runs.universe import run_on
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -187,11 +187,14 @@ def test_a_missing_or_changed_shard_is_named_when_its_turn_comes(bars, tmp_path,
 
 def test_a_run_of_several_universes_trades_each_of_them(bars, tmp_path):
     each = write_shards((bars.select(symbol) for symbol in bars.symbols), tmp_path / "each")
-    run = open_run(TradingEnv(each, ENV), TURN, tmp_path / "run", seed=0)
+    policy = dataclasses.replace(TURN.policy, neighbours="all")
+    turn = dataclasses.replace(TURN, policy=policy)
+    run = open_run(TradingEnv(each, ENV), turn, tmp_path / "run", seed=0)
     for symbol in bars.symbols:
-        check_symbols(run, bars.select(symbol))
-    with pytest.raises(BarError, match=r"run run trades S0 \(or 1 other choices\), in this order"):
-        check_symbols(run, bars)
+        assert run_on(run, bars.select(symbol)).spec.symbols == (symbol,)
+    # Trained on one asset at a time, it has no weights for others.
+    with pytest.raises(BarError, match=r"run run trades any one symbol; select those, or train"):
+        run_on(run, bars)
 
 
 def test_a_run_of_other_shards_is_refused(place, bars):

@@ -79,7 +79,7 @@ def test_loss_by_hand_from_logits(stage, loss, data):
         kl.append(ratio - 1.0 - np.log(ratio))
         near = old[at] + min(max(value[at] - old[at], -0.2), 0.2)
         errors.append(max((value[at] - target[at]) ** 2, (near - target[at]) ** 2))
-        entropies.append(-(np.exp(log_probs[at]) * log_probs[at]).sum())
+        entropies.append(-(np.exp(log_probs[at]) * log_probs[at]).sum(-1).mean())
     policy_loss, value_loss = -np.mean(gains), 0.5 * np.mean(errors)
     expected = {
         "loss": policy_loss + config.value_coef * value_loss

@@ -1,5 +1,6 @@
 """Backtest and paper agree; and whatever is made to differ in either is found."""
 
+import dataclasses
 import json
 import re
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import pytest
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.data.features import FeatureSet
+from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
@@ -33,13 +35,9 @@ class State(NamedTuple):
     params: Any
 
 
-def make_run(path, bars, **env):
+def make_run(path, bars, features=("return_1", "rsi", "bollinger"), **env):
     """A run folder whose agent is drawn at random, and large enough to change its mind."""
-    config = EnvConfig(
-        features=("return_1", "rsi", "bollinger"),
-        costs=Costs(commission=5e-4, slippage=2e-4),
-        **env,
-    )
+    config = EnvConfig(features=features, costs=Costs(commission=5e-4, slippage=2e-4), **env)
     agent = AgentConfig(policy=PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2)))
     run = open_run(TradingEnv(bars, config), agent, path, seed=0)
     params = run.policy.init(jax.random.key(1))
@@ -97,8 +95,17 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
     [
         {"fill": "close"},
         {"order": "rebalance"},
+        {"actions": "weights", "random_costs": (5.0, 10.0)},
         {"short": False},
         {"reward": "drawdown"},
+        {
+            "sizing": "volatility",
+            "volatility_span": 20,
+            "size_cap": 3.0,
+            "max_gross": None,
+            "borrow": True,
+            "dead_band": 0.02,
+        },
         {"reward": "differential_sharpe", "fill": "close"},
     ],
 )
@@ -110,6 +117,20 @@ def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
     parity = compare(run.path, tmp_path / "paper.db")
     assert parity.ok, parity.sentence
     assert parity.fills > 10
+
+
+def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path, quick_disk):
+    bars = stage.bars(num_bars=320, missing=0.03)
+    quoted = np.random.default_rng(0).uniform(0, 1e-3, bars.close.shape)
+    bars = dataclasses.replace(bars, half_spread=np.where(bars.present, quoted, np.nan))
+    panel = load_env("panel_daily")
+    run = make_run(tmp_path / "agent", bars, features=panel.features, actions=panel.actions)
+    write_bars(bars, tmp_path / "bars.parquet")
+    backtest(bars, run, start=str(bars.time[0])).save(run.path / "backtest.parquet")
+    paper_trade(run.path, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db")
+    parity = compare(run.path, tmp_path / "paper.db")
+    assert parity.ok, parity.sentence
+    assert parity.fills > 10 and parity.logits_off < 1e-5
 
 
 def changed_backtest(bars, run, change, monkeypatch):
@@ -263,7 +284,6 @@ def test_the_command_says_what_it_did_and_twice_is_once(run, files, tmp_path, ca
         ({"--feed": "replay:none.csv"}, "none.csv"),
         ({"--feed": "alpaca:SPY"}, "not in this version"),
         ({"--feed": "replay:short.parquet"}, "40 bars"),
-        ({"--feed": "replay:other.parquet"}, "no symbol"),
         ({"--feed": "replay:empty.csv"}, "empty.csv"),
         ({"--start": "tomorrow-ish"}, "not a date"),
         ({"--start": "2031-01-01"}, "before --start 2031-01-01"),
@@ -274,11 +294,10 @@ def test_the_command_says_what_it_did_and_twice_is_once(run, files, tmp_path, ca
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_nothing_written(
-    run, files, bars, stage, tmp_path, monkeypatch, capsys, change, message
+    run, files, bars, tmp_path, monkeypatch, capsys, change, message
 ):
     monkeypatch.chdir(tmp_path)
     write_bars(bars[:40], tmp_path / "short.parquet")
-    write_bars(stage.bars(symbols=("XXX", "BBB")), tmp_path / "other.parquet")
     (tmp_path / "empty.csv").write_text("")
     before = sorted(p.name for p in tmp_path.iterdir())
     options = {

@@ -25,7 +25,7 @@ from nca_trader.machine import write_atomically
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
-from nca_trader.runs.manifest import FORMAT, Run, open_run
+from nca_trader.runs.manifest import FORMAT, Run, Selection, open_run
 from nca_trader.runs.trials import data_record
 from nca_trader.types import EnvSpec
 
@@ -202,7 +202,12 @@ def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
         ("selection.json", '{"selected": 0}', StateError, "selection.json: has no 'checksum'"),
         ("selection.json", sealed({"selected": 3}), RunError, "has no agent 3; it trained 1"),
         ("selection.json", sealed({"seLected": 0}), StateError, "did you mean 'selected'"),
-        ("selection.json", sealed({"selected": "0"}), StateError, "a whole number is expected"),
+        (
+            "selection.json",
+            sealed({"selected": "0"}),
+            StateError,
+            "a whole number or null is expected",
+        ),
         ("agent.toml", None, RunError, "agent.toml: is missing"),
         ("env.toml", "", RunError, "env.toml: was changed after the run was made"),
     ],
@@ -249,7 +254,7 @@ class State(NamedTuple):
 def save_seeds(env, path, num_seeds):
     """A run of several agents whose parameters say whose they are."""
     run = open_run(env, dataclasses.replace(AGENT, num_seeds=num_seeds), path, seed=0)
-    params = run.policy.init(jax.random.key(0))
+    params = run.each.init(jax.random.key(0))
     of_all = jax.tree.map(lambda x: np.stack([x + np.float32(i) for i in range(num_seeds)]), params)
     with Checkpoints(path / "checkpoints") as checkpoints:
         checkpoints.save(1, State(of_all))
@@ -281,13 +286,18 @@ def test_the_selected_seed_acts(env, tmp_path):
     assert (Run(run.path, seed=0).params()["head"]["bias"] == bias).all()
 
 
-def test_no_agent_acts_where_none_of_several_was_selected(env, tmp_path):
-    run, _ = save_seeds(env, tmp_path / "r", 3)
-    remedy = r"trained 3 agents and none was selected; choose one of 0 to 2, e.g. seed=0"
-    for act in (run.params, lambda: backtest(env.bars, Run(run.path)), lambda: run.selected):
-        with pytest.raises(RunError, match=remedy):
-            act()
-    assert trials.count(tmp_path, "test") == 0
+def test_the_mean_of_several_agents_acts_where_none_was_selected(env, tmp_path):
+    run, params = save_seeds(env, tmp_path / "r", 3)
+    assert run.selected is None and run.num_acting == 3 and run.described == "the mean of 3 agents"
+    bias = params["head"]["bias"]
+    for i, one in enumerate(run.params()["head"]["bias"]):
+        assert (one == bias + np.float32(i)).all()
+    result = backtest(env.bars, run)
+    assert result.logits.shape[-1] == 3 * run.policy.distribution.outputs(run.spec)
+    run.write_json("selection.json", Selection(sharpe=[0.5, None, 1.25]))
+    assert run.described == (
+        "the mean of 3 agents; each: 0 (Sharpe ratio 0.50), 1, 2 (Sharpe ratio 1.25)"
+    )
     assert Run(run.path, seed=1).selected == 1
 
 

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 
 from nca_trader.config import EnvConfig, capital_problems, limit_problems
 from nca_trader.config.ranges import nearest, one_of, refuse
+from nca_trader.envs.account.sizing import Sizing, sizes
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
@@ -45,6 +46,11 @@ class Rules(NamedTuple):
       sent. max_participation: share of a bar's volume that a fill may take.
     delist_after: consecutive missing bars after which an asset counts as delisted; None is never.
     delist_haircut: fraction of its last price that is then lost.
+    sizing: "fixed", or "volatility": targets are multiplied by the size of each asset, see
+      `account.sizing`. volatility_target, volatility_floor: per year. volatility_span: bars.
+      size_cap: the largest size.
+    dead_band: a target is ordered only if it differs by more than this from the last one ordered,
+      or with "rebalance" from the weight held. A target of 0 always closes the position.
     """
 
     fill: str = "next_open"
@@ -61,6 +67,21 @@ class Rules(NamedTuple):
     max_participation: float | None = None
     delist_after: int | None = None
     delist_haircut: float = 0.0
+    sizing: str = "fixed"
+    volatility_target: float = 0.15
+    volatility_span: int = 60
+    volatility_floor: float = 0.01
+    size_cap: float = 1.0
+    dead_band: float = 0.0
+
+    @property
+    def scale(self) -> Sizing | None:
+        """The sizes that targets are multiplied by; None where sizes are fixed."""
+        if self.sizing == "fixed":
+            return None
+        return Sizing(
+            self.volatility_target, self.volatility_span, self.volatility_floor, self.size_cap
+        )
 
     @property
     def sized(self) -> bool:
@@ -93,6 +114,7 @@ def with_limits(
     refuse(
         one_of(rules, "fill", ("next_open", "close")),
         one_of(rules, "order", ("on_change", "rebalance")),
+        one_of(rules, "sizing", ("fixed", "volatility")),
         limit_problems(rules),
         capital_problems(rules, costs),
     )
@@ -113,6 +135,7 @@ class Account(NamedTuple):
       cash cut a buy, and the remainder waits for cash. A rest never sells: it would turn
       `on_change` into rebalancing for any account that is fully invested.
     ruined: `[]` bool, equity fell to the floor; the account no longer trades.
+    size: `[A]` factor on a target at the last close, see `Rules.sizing`; () where sizes are fixed.
     memory: state of the reward, see `nca_trader.envs.rewards`; () for none.
     """
 
@@ -123,6 +146,7 @@ class Account(NamedTuple):
     ordered: Array
     pending: Array
     ruined: Array
+    size: Any = ()
     memory: Any = ()
 
     @property
@@ -167,14 +191,18 @@ class Fill(NamedTuple):
     flows: Flows
 
 
-def open_account(weight: ArrayLike) -> Account:
-    """Open an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`."""
+def open_account(weight: ArrayLike, rules: Rules = Rules()) -> Account:
+    """Open an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`.
+
+    Sizes that follow the market are 1 until its first bar; see `Rules.scale`.
+    """
     weight = jnp.asarray(weight)
     zero = jnp.zeros((), weight.dtype)
     # What is held counts as ordered and filled: "on_change" does not trade to where it already is.
     pending = jnp.full(weight.shape, FILLED, jnp.int8)
     none = jnp.zeros_like(weight)
-    return Account(zero, zero, weight, none, weight, pending, jnp.zeros((), bool))
+    size = () if rules.scale is None else jnp.ones_like(weight)
+    return Account(zero, zero, weight, none, weight, pending, jnp.zeros((), bool), size)
 
 
 def equity(account: Account) -> Array:
@@ -190,12 +218,16 @@ def log_return(before: Account, after: Account) -> Array:
 
 
 class Quote(NamedTuple):
-    """What an order can fill at, `[A]` each: present, and price, volume, half_spread or None."""
+    """What an order can fill at, `[A]` each: present, and price, volume, half_spread or None.
+
+    size: factor on targets that are ordered here, or None.
+    """
 
     present: Tensor
     price: Any = None
     volume: Any = None
     half_spread: Tensor | None = None
+    size: Tensor | None = None
 
 
 class Legs(NamedTuple):
@@ -208,7 +240,7 @@ class Legs(NamedTuple):
     The other fields are None unless a cost or rule needs them. half_spread: as in `Bars`. open,
     close: prices; volume: units, with `Rules.capital`. dividend: cash as a fraction of the previous
     close. funding: rate of this bar. years: `[]` since the previous bar. delisted: the asset is
-    gone; `gap` is then the loss on its last price.
+    gone; `gap` is then the loss on its last price. size: factor on targets ordered at this close.
     """
 
     gap: Tensor
@@ -222,6 +254,7 @@ class Legs(NamedTuple):
     funding: Tensor | None = None
     years: Tensor | None = None
     delisted: Tensor | None = None
+    size: Tensor | None = None
 
     def at_cost(self, factor: Tensor | float) -> Legs:
         """Scale the quoted spread by `factor`, as `Costs.scaled` scales the other costs."""
@@ -237,7 +270,7 @@ class Legs(NamedTuple):
     @property
     def at_close(self) -> Quote:
         """What an order at this bar's close fills at."""
-        return Quote(self.present, self.close, self.volume, self.half_spread)
+        return Quote(self.present, self.close, self.volume, self.half_spread, self.size)
 
 
 def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
@@ -263,17 +296,22 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
                 f"{bars.source or 'bars'}: {bars.symbols[column]} has no volume at {bars.time[row]}"
                 "; impact and max_participation need it, so give bars with volume or set both off."
             )
+    size = None if rules.scale is None else sizes(bars, rules.scale)
     if not len(bars):
-        return next_legs(bars.close, bars.as_bar(), 0.0, np.zeros(bars.close.shape), costs, rules)
-    # The first bar is 0 seconds after itself: nothing was held before it, and nothing is charged.
-    seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
+        none = np.zeros(bars.close.shape)
+        return next_legs(bars.close, bars.as_bar(), 0.0, none, costs, rules, size)
+    seconds, missing = 0.0, np.zeros(1)  # for an account that does not need them
+    if costs.carries:
+        # The first bar is 0 seconds after itself: nothing was held before it.
+        seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
     # Its own open in place of a close before it, which makes its gap 0.
     previous = np.vstack([bars.open[:1], bars.close[:-1]])
-    # Bars since the last one that was present; 0 before the first, where nothing is listed yet.
-    row = np.arange(len(bars))[:, None]
-    last = np.maximum.accumulate(np.where(bars.present, row, -1), axis=0)
-    missing = np.where(last >= 0, row - last, 0)
-    return next_legs(previous, bars.as_bar(), seconds, missing, costs, rules)
+    if rules.delist_after is not None:
+        # Bars since the last that was present; 0 before the first, where nothing is listed yet.
+        row = np.arange(len(bars))[:, None]
+        last = np.maximum.accumulate(np.where(bars.present, row, -1), axis=0)
+        missing = np.where(last >= 0, row - last, 0)
+    return next_legs(previous, bars.as_bar(), seconds, missing, costs, rules, size)
 
 
 def next_legs(
@@ -283,6 +321,7 @@ def next_legs(
     missing: np.ndarray,
     costs: Costs,
     rules: Rules,
+    size: np.ndarray | None = None,
 ) -> Legs:
     """Compute the overnight and intraday returns of a bar, and what else an account needs of it.
 
@@ -293,6 +332,7 @@ def next_legs(
       missing: `[..., A]` number of consecutive missing bars up to this one, included.
       costs: of the account; holding charges need `years`.
       rules: of the account; amounts of money need prices and volume, delisting needs `delisted`.
+      size: `[..., A]` factors on targets at this close, see `account.sizing`; None for fixed ones.
 
     Returns:
       `[..., A]` numpy arrays in float64.
@@ -327,6 +367,7 @@ def next_legs(
         funding=None if bar.funding is None else np.where(present, np.nan_to_num(bar.funding), 0.0),
         years=np.asarray(seconds / SECONDS_PER_YEAR) if costs.carries else None,
         delisted=delisted,
+        size=size,
     )
 
 

@@ -123,7 +123,10 @@ def to_close(
     if rules.maintenance_margin is not None:
         now, fill = liquidate(now, legs.at_close, costs, rules)
         fills = [*fills, fill]
-    return settle(now, rules), jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *fills)
+    account = settle(now, rules)
+    if legs.size is not None:
+        account = account._replace(size=legs.size)
+    return account, jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *fills)
 
 
 def place(
@@ -132,11 +135,11 @@ def place(
     """Order a target, with this bar's close seen.
 
     "on_change" orders where the target differs from the last one ordered; "rebalance" orders
-    every target that is given.
+    every target that is given. A dead band leaves out what moved too little.
 
     Args:
       account: at the close.
-      target: `[A]` weights, NaN for no order.
+      target: `[A]` weights, NaN for no order. They are multiplied by the size of `quote`.
       quote: prices at which an order can fill at this close.
       costs: of trading, paid if the order fills here.
       rules: of the account.
@@ -147,8 +150,14 @@ def place(
     chex.assert_equal_shape([account.weight, target])
     # A target of NaN leaves the last order as it is; a target of 0 would close the position.
     given = ~(jnp.isnan(target) | account.ruined)
+    if quote.size is not None:
+        target = target * jnp.asarray(quote.size, account.weight.dtype)
     # An exact comparison: both are targets as they were ordered, with no arithmetic in between.
     new = given & (target != account.ordered) if rules.order == "on_change" else given
+    if rules.dead_band:
+        before = account.ordered if rules.order == "on_change" else account.held
+        # Without the second part a position smaller than the band could never be closed.
+        given = new = new & ((jnp.abs(target - before) > rules.dead_band) | (target == 0.0))
     account = account._replace(
         ordered=jnp.where(given, target, account.ordered),
         # A target that is not new keeps what is pending, e.g. the rest of a buy that cash cut.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,9 +43,15 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeedScore:
-    """One seed's annualised Sharpe ratios: the one that selected it, and the one out of sample."""
+    """Annualised Sharpe ratios of one seed, or of the mean of all.
 
-    seed: int
+    Attributes:
+      seed: its number; None is the mean of all.
+      training, selection, out_of_sample: on the three spans; NaN where one is unknown.
+    """
+
+    seed: int | None
+    training: float = math.nan
     selection: float
     out_of_sample: float
 
@@ -109,8 +116,10 @@ class Report:
       created: date and time as text.
       wall_times: stage -> seconds.
       trials: from the trial log; None for a strategy, whose trials are not counted.
-      seed: number of the agent that acts, also its column in `training`.
-      seeds: every seed's scores.
+      seed: number of the agent that acts, also its column in `training`; None is the mean of all.
+      seeds: every seed's scores, and those of the mean.
+      deployment: what was decided to trade, in words; "" where nothing was.
+      deployed: whether the agent is what trades.
       other_seeds: backtests of the seeds that do not act.
       training: rows of `metrics.jsonl`; a value is a number, or a list with one per seed.
       parity: with a paper replay of the same bars.
@@ -138,8 +147,10 @@ class Report:
     created: str
     wall_times: Mapping[str, float] = dataclasses.field(default_factory=dict)
     trials: Trials | None = None
-    seed: int = 0
+    seed: int | None = 0
     seeds: Sequence[SeedScore] = ()
+    deployment: str = ""
+    deployed: bool = True
     other_seeds: Sequence[Result] = ()
     training: Sequence[Mapping[str, object]] = ()
     parity: Parity | None = None
@@ -152,7 +163,8 @@ class Report:
     stress: Stress | None = None
 
     def __post_init__(self):
-        if self.seeds and self.seed not in [row.seed for row in self.seeds]:
+        known = [None, *(row.seed for row in self.seeds)]
+        if self.seeds and self.seed not in known:
             raise ConfigError(f"seed = {self.seed} has no row in seeds; score every seed.")
         # The page of a strategy must not claim what only a trial log can show.
         if (self.trials is None) != (self.evidence.in_sample is None):
@@ -178,7 +190,9 @@ class Report:
     def label(self) -> str:
         """The name of the agent or strategy in tables and plots."""
         selected = self.trials is not None and self.trials.selected
-        return "selected agent" if selected else self.evidence.noun
+        averaged = self.trials is not None and self.seed is None
+        name = "selected agent" if selected else "mean agent" if averaged else self.evidence.noun
+        return name if self.deployed else f"{name}, not deployed"
 
     @property
     def unit(self) -> str:
@@ -197,12 +211,26 @@ class Report:
         # Dates are ISO text, which sorts as time does.
         return all(a < b for a, b in zip(edges[1::2], edges[2::2], strict=False))
 
+    @property
+    def gap(self) -> str:
+        """How much of what was learnt in training is left on later bars, in words."""
+        row = next((row for row in self.seeds if row.seed == self.seed), None)
+        if row is None or math.isnan(row.training):
+            return ""
+        kept = f"{row.selection:.2f} on the selection years and {row.out_of_sample:.2f} on the test"
+        what = "the mean agent" if row.seed is None else f"seed {row.seed}"
+        found = f"The Sharpe ratio of {what} was {row.training:.2f} in training, {kept} years."
+        if row.training > 2.0 * max(row.selection, row.out_of_sample, 0.0):
+            found += " Most of what it learnt in training is noise of those years: it is overfit."
+        return found
+
     def seed_spread(self) -> tuple[float, float, float, float]:
         """Compute mean, standard deviation (ddof=1), least and greatest Sharpe ratio of the seeds.
 
         Seeds without a Sharpe ratio (they never traded) are left out; NaN where too few remain.
         """
-        scores = pd.Series([row.out_of_sample for row in self.seeds], dtype=float)
+        each = [row.out_of_sample for row in self.seeds if row.seed is not None]
+        scores = pd.Series(each, dtype=float)
         return scores.mean(), scores.std(), scores.min(), scores.max()
 
 
@@ -259,7 +287,9 @@ def report_on(
                 count=max(logged, run.agent_config.num_seeds),
                 # `looks` is None where the backtest was not to be counted.
                 test_touched=result.looks or looks_at(run, tested),
-                selected=chosen is not None and chosen.selected == run.selected,
+                selected=chosen is not None
+                and run.selected is not None
+                and chosen.selected == run.selected,
             ),
             "seed": run.selected,
             # A metric that each seed has takes the place of the one number.

@@ -163,6 +163,7 @@ def page(report: Report) -> str:
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
     seed_name = "the selected seed" if searched and searched.selected else f"seed {report.seed}"
+    seed_name = "the mean of the seeds" if report.seed is None else seed_name
     held = {
         symbol: metrics.positions(agent.weights.iloc[:, number])
         for number, symbol in enumerate(report.symbols)

@@ -293,7 +293,7 @@ def per_seed(rows: Sequence[Mapping[str, object]], key: str) -> np.ndarray:
 
 
 def training_plot(
-    rows: Sequence[Mapping[str, object]], key: str, label: str, seed: int, seed_name: str
+    rows: Sequence[Mapping[str, object]], key: str, label: str, seed: int | None, seed_name: str
 ) -> Markup:
     """Draw one metric over updates: the seed that acts, and the band between all seeds' extremes.
 
@@ -301,11 +301,11 @@ def training_plot(
       rows: of `metrics.jsonl`, each with `update`.
       key: the metric.
       label: its name for readers.
-      seed: column of the seed that acts.
+      seed: column of the seed that acts; None draws the mean of all.
       seed_name: for readers, e.g. "the selected seed".
     """
     values = per_seed(rows, key)
-    chosen = values[:, min(seed, values.shape[1] - 1)]
+    chosen = values.mean(1) if seed is None else values[:, min(seed, values.shape[1] - 1)]
     updates = np.array([row["update"] for row in rows], np.float64)
 
     def draw(figure: Figure) -> None:

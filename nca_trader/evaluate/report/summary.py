@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.trades import TRADING_COSTS
 from nca_trader.evaluate.verdict import decimal, in_sample_sentence, percent
+from nca_trader.runs.universe import others_sentence
 
 if TYPE_CHECKING:
     from nca_trader.evaluate.result import Result
@@ -68,7 +69,8 @@ def caveats(result: Result) -> list[str]:
         standing = "Out of sample."
     if result.in_sample:
         standing = in_sample_sentence(result.in_sample, len(result.equity))
-    return [standing, *result.cautions, *filter(None, [result.note])]
+    others = "" if result.run is None else others_sentence(result.run, [*result.weights.columns])
+    return [standing, *filter(None, [others]), *result.cautions, *filter(None, [result.note])]
 
 
 def summary_lines(result: Result) -> list[str]:

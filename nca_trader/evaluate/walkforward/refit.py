@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,13 +40,11 @@ class Setup:
       folds: see `make_folds`.
       subject: a `Strategy`, a rule, or a function of bars; an `AgentConfig`.
       grid: values of each parameter that is refitted; {} where nothing is.
-      metric: of `Result.metrics`, by which a combination or a seed is chosen; more is better.
+      metric: of `Result.metrics`, by which a combination is chosen; more is better.
       costs: of trading, in the fit as in the test.
       limits: `fill`, `order` and the other arguments of `nca.backtest`.
       env: of an agent.
       steps: environment steps of an agent in each fold; None is the agent's own.
-      selection: share of an agent's train span, at its end, on which its seeds are compared.
-      gap: bars left out between an agent's training bars and that share.
     """
 
     bars: Bars
@@ -57,8 +56,6 @@ class Setup:
     limits: Mapping[str, Any]
     env: EnvConfig | None = None
     steps: int | None = None
-    selection: float = 0.2
-    gap: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,9 +64,9 @@ class Fitted:
 
     Attributes:
       targets: `[n, A]` float64 weights for the n rows of the test spans; NaN for no order.
-      chosen: the parameters that the train span chose, or the selected seed.
+      chosen: the parameters that the train span chose.
       score: of the choice, on the train span; NaN where nothing was chosen.
-      tried: how many combinations or seeds it was chosen from.
+      tried: how many combinations it was chosen from; of agents, the seeds that act together.
       order: "on_change" or "rebalance".
       with_account: whether a strategy decides that needs the stitched account itself; `targets` are
         then NaN.
@@ -316,19 +313,17 @@ class Trained:
 
     Attributes:
       targets: `[n, A]`, as in `Fitted`.
-      score: the metric on the selection share of the train span; NaN for an agent alone.
       leaves: its parameters, by name.
       seconds: of training, and of the whole job.
     """
 
     targets: np.ndarray
-    score: float
     leaves: dict[str, np.ndarray]
     seconds: tuple[float, float]
 
 
 def train_seed(
-    setup: Setup, number: int, seed: int, selected: bool, begin: dict[str, np.ndarray] | None
+    setup: Setup, number: int, seed: int, begin: dict[str, np.ndarray] | None
 ) -> Trained:
     """Train one seed of an agent in one fold, and let it act: the job of agents.
 
@@ -336,7 +331,6 @@ def train_seed(
       setup: of the walk-forward.
       number: of the fold.
       seed: of all random numbers.
-      selected: whether seeds are compared, which takes a share of the train span.
       begin: parameters of the fold before (a warm start); None draws them.
     """
     began, fold, agent, env = time.perf_counter(), setup.folds[number], setup.subject, setup.env
@@ -344,13 +338,12 @@ def train_seed(
     if (devices := int(np.prod(agent.mesh.axes))) > 1:
         use_cores(min(devices, cores()))
     (first, last), (start, stop) = fold.train[0], fold.test[0]
-    edge = last - round((last - first) * setup.selection) if selected else last
     params = None if begin is None else params_of(begin)
     bars = setup.bars
     with scratch() as folder:
         # Into a folder of its own, which goes: metrics and checkpoints of a job are not kept.
         run = train(
-            TradingEnv(bars[first:edge], env),
+            TradingEnv(bars[first:last], env),
             agent,
             folder / "run",
             steps=setup.steps,
@@ -358,27 +351,25 @@ def train_seed(
             params=params,
         )
         trained = time.perf_counter() - began
-        score = float("nan")
         common = {"costs": setup.costs, "look": False, **setup.limits}
-        if selected:
-            chosen_from = str(bars.index[min(edge + setup.gap, last - 1)])
-            result = backtest(bars[first:last], run, start=chosen_from, **common)
-            score = result.metrics[setup.metric]
         # Bars before its train span are unknown to it, as they would be at the next start.
         result = backtest(bars[first:stop], run, start=str(bars.index[start]), **common)
         leaves = leaves_of(run.params())
     seconds = (trained, time.perf_counter() - began)
-    return Trained(targets=result.targets.to_numpy(), score=score, leaves=leaves, seconds=seconds)
+    return Trained(targets=result.targets.to_numpy(), leaves=leaves, seconds=seconds)
 
 
-def selected_of(setup: Setup, number: int, seeds: Sequence[Trained]) -> Fitted:
-    """Return the fold's result from its seeds: the one of the highest score acts."""
-    fold, found = setup.folds[number], np.array([seed.score for seed in seeds])
-    best = 0 if np.isnan(found).all() else int(np.nanargmax(found))
+def mean_of(setup: Setup, number: int, seeds: Sequence[Trained]) -> Fitted:
+    """Return the fold's result from its seeds: the mean of what they order is traded.
+
+    Each seed decides on an account of its own. To select one of them on a part of the train span
+    would be a lottery, and would take that part from training.
+    """
+    fold = setup.folds[number]
     return Fitted(
-        targets=seeds[best].targets,
-        chosen={"seed": best},
-        score=float(found[best]),
+        targets=np.mean([seed.targets for seed in seeds], axis=0),
+        chosen={},
+        score=math.nan,
         tried=len(seeds),
         order=setup.limits.get("order", setup.env.order if setup.env else "on_change"),
         with_account=False,

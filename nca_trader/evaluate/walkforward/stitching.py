@@ -94,3 +94,11 @@ def best_constant(bars: Bars, ordered: pd.DataFrame) -> np.ndarray:
     growth = [np.log(np.maximum(1.0 + w * returns, 1e-12)).sum() for w in weights]
     best = weights[int(np.argmax(growth))]
     return np.full((len(bars), bars.num_assets), best / bars.num_assets)
+
+
+def matched_hold(bars: Bars, weights: pd.DataFrame) -> np.ndarray:
+    """Return the targets `[N, A]` of holding what an account held on average, rebalanced.
+
+    It has the account's exposure to each asset and none of its timing.
+    """
+    return np.broadcast_to(weights.to_numpy().mean(0), bars.close.shape)

@@ -56,7 +56,6 @@ def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
         "limits": dict(setup.limits),
         "env": setup.env and plain(setup.env),
         "steps": setup.steps,
-        "selection": setup.selection,
         **more,
     }
     # As the file will give them back: tuples as lists.

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents import load_agent, rules
+from nca_trader.agents import load_agent
+from nca_trader.agents.baselines import baseline_rules, year_of
 from nca_trader.agents.strategy import Strategy
 from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import expect
@@ -24,6 +25,7 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics, statistics
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.statistics import Interval
 from nca_trader.evaluate.verdict import count, decimal, percent
@@ -37,12 +39,13 @@ from nca_trader.evaluate.walkforward.refit import (
     check_fold,
     fit_fold,
     is_agent,
+    mean_of,
     needs_bars,
-    selected_of,
     train_seed,
 )
 from nca_trader.evaluate.walkforward.stitching import (
     best_constant,
+    matched_hold,
     switching_by_path,
     targets_by_path,
 )
@@ -53,7 +56,7 @@ from nca_trader.runs.manifest import now
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
-CONSTANT = "best constant weight"
+CONSTANT, MATCHED = "best constant weight", "exposure-matched hold"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,16 @@ class WalkForward:
     interval: Interval
     verdict: str
 
+    @functools.cached_property
+    def gate(self) -> Gate:
+        """Whether `result` was shown to be better than the best baseline, see `gate`.
+
+        The best constant weight is known in hindsight only, and is not among those to deploy.
+        """
+        others = {n: r.judged_returns for n, r in self.baselines.items() if n != CONSTANT}
+        own = {self.result.name: self.result.judged_returns}
+        return gate(own, others, self.result.bars_per_year)
+
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of `result`."""
@@ -101,7 +114,9 @@ class WalkForward:
 
     def __repr__(self) -> str:
         shown = self.table[["total_return", "sharpe", "max_drawdown", "turnover"]]
-        return f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}"
+        return (
+            f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}\n{self.gate.sentence}"
+        )
 
 
 def walk_forward(
@@ -161,10 +176,9 @@ def walk_forward(
       num_folds: of combinatorial folds, the number of equal parts.
       num_test: of combinatorial folds, the parts that each split tests on.
       grid: values of each parameter, e.g. `{"fast": (5, 10), "slow": (50, 100)}`.
-      metric: of `Result.metrics`, by which the train span chooses; more is better.
+      metric: of `Result.metrics`, by which the train span chooses a combination; more is better.
       env: of an agent, a config, a preset's name or a path.
-      seeds: agents that each fold trains. Of several, the one acts that does best on the last 20%
-        of the train span, which it is then not trained on.
+      seeds: agents that each fold trains; the mean of what they order is traded.
       steps: environment steps of each seed in each fold; None is the agent's own.
       seed: of all random numbers; seed i of a fold trains with `seed + i`.
       warm_start: each fold's agents begin with the parameters of the fold before.
@@ -221,7 +235,6 @@ def walk_forward(
         limits={key: value for key, value in given.items() if value is not None},
         env=config,
         steps=steps,
-        gap=purge,
     )
     if agent:
         setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
@@ -353,7 +366,7 @@ class _Walk:
             for fold, i in pairs:
                 before = known.get(fold.number - 1) if self.warm_start else None
                 begin = None if before is None else before.leaves[i]
-                what = (fold.number, self.seed + i, self.seeds > 1, begin)
+                what = (fold.number, self.seed + i, begin)
                 jobs.append(Job(f"{fold.name}, seed {i}", what))
             found: dict[int, dict[int, Trained]] = {}
 
@@ -369,7 +382,7 @@ class _Walk:
                 # A fold is kept as soon as its last seed is there.
                 if len(of_fold) == self.seeds:
                     each = [of_fold[i] for i in range(self.seeds)]
-                    keep(fold.number, selected_of(self.setup, fold.number, each))
+                    keep(fold.number, mean_of(self.setup, fold.number, each))
 
             run_jobs(train_seed, jobs, self.setup, workers=self.workers, done=gather)
 
@@ -392,6 +405,8 @@ class _Walk:
         common: dict[str, Any] = {"start": str(setup.bars.index[first]), "stop": stop}
         common |= (rules_of(setup.env)._asdict() if setup.env else {}) | dict(setup.limits)
         own: dict[str, Any] = common | {"order": fitted[0].order}
+        if self._agent:  # its targets are weights, which its own sizes have scaled
+            own["sizing"] = "fixed"
         found = targets_by_path(setup, fitted)
         if fitted[0].with_account:
             found = switching_by_path(setup, fitted)
@@ -400,14 +415,16 @@ class _Walk:
         # The lower of the two in the middle where their number is even.
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
         baselines = {
-            rule.name: backtest(setup.bars, rule, setup.costs, **common)
-            for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
+            name: backtest(setup.bars, rule, setup.costs, **common)
+            for name, rule in baseline_rules(year_of(setup.bars.bars_per_year, first)).items()
         }
-        rebalanced: dict[str, Any] = common | {"order": "rebalance"}
-        constant = best_constant(setup.bars, result.targets)
-        baselines[CONSTANT] = backtest(
-            setup.bars, constant, setup.costs, name=CONSTANT, **rebalanced
-        )
+        # Weights as they were held, which no size changes any more.
+        rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
+        for name_, weights in (
+            (CONSTANT, best_constant(setup.bars, result.targets)),
+            (MATCHED, matched_hold(setup.bars, result.weights)),
+        ):
+            baselines[name_] = backtest(setup.bars, weights, setup.costs, name=name_, **rebalanced)
         difference, interval = _difference(result, baselines[CONSTANT], setup.bars.bars_per_year)
         verdict = self._verdict(result, baselines[CONSTANT], difference, interval)
         table = _table(setup, fitted, result)

@@ -1,0 +1,66 @@
+"""The rules that an agent has to beat: what it would be replaced by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from nca_trader.agents import rules
+from nca_trader.agents.strategy import Strategy
+from nca_trader.types import Bar
+
+LONGEST = 2000  # bars of the trend that is a baseline: its memory is a window of so many
+
+
+def year_of(bars_per_year: float, known: int) -> int:
+    """Return how many bars the trend of a year looks back.
+
+    Args:
+      bars_per_year: P.
+      known: bars before the first that is traded; the trend is at most as long.
+    """
+    return max(2, min(round(bars_per_year), known, LONGEST))
+
+
+def baseline_rules(year: int) -> dict[str, Strategy]:
+    """Return the baselines by name.
+
+    Args:
+      year: bars that the trend looks back, see `year_of`.
+
+    Example:
+      >>> list(baseline_rules(252))[:2]
+      ['buy and hold', 'hold, volatility 0.15']
+    """
+    hold, trend = rules.buy_and_hold(), rules.time_series_momentum(year)
+    found = (
+        hold,
+        rules.volatility_hold(),
+        trend,
+        half_and_half(rules.equal_weight(), trend),
+        rules.sma_cross(50, 200),
+        rules.always_flat(),
+    )
+    return {rule.name: rule for rule in found}
+
+
+def half_and_half(one: Strategy, other: Strategy) -> Strategy:
+    """Return the strategy that orders the mean of two targets."""
+
+    def act(state: Any, bar: Bar) -> Any:
+        first, order = one.decide(state[0], bar, None)
+        second, more = other.decide(state[1], bar, None)
+        # The last target that was given counts where a rule orders nothing now.
+        held = (
+            jnp.where(jnp.isnan(asked.target), before, asked.target * asked.size)
+            for asked, before in ((order, state[2]), (more, state[3]))
+        )
+        held = tuple(held)
+        return (first, second, *held), 0.5 * (held[0] + held[1])
+
+    def init(num_assets: int) -> Any:
+        none = jnp.zeros(num_assets)
+        return one.init(num_assets), other.init(num_assets), none, none
+
+    return Strategy(init, act, f"half {one.name}, half {other.name}")

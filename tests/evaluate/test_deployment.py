@@ -1,0 +1,84 @@
+"""What trades in the place of an agent that was not shown to be better."""
+
+import json
+
+import pytest
+
+from nca_trader import backtest
+from nca_trader.agents.baselines import baseline_rules
+from nca_trader.config.records import plain
+from nca_trader.data.bars import write_bars
+from nca_trader.envs.account.state import rules_of
+from nca_trader.errors import StateError
+from nca_trader.paper.session import paper_trade
+from nca_trader.runs.manifest import Deployment, Run
+
+SENTENCE = "No agent was shown to be better; deployed: momentum."
+
+
+@pytest.fixture
+def deployed(tiny, tmp_path):
+    """A copy of a run in whose place a baseline trades, and the name of that."""
+    copy = tiny.copy(tmp_path / "t")
+    name = list(baseline_rules(20))[2]
+    decided = Deployment(baseline=name, year=20, sentence=SENTENCE, data=tiny.run.manifest.data)
+    Run(copy.path).write_json("deployment.json", decided)
+    return copy, name
+
+
+def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny):
+    copy, name = deployed
+    start = str(tiny.bars.index[205].date())
+    result = backtest(tiny.bars, Run(copy.path), start=start)
+    config = Run(copy.path).env_config
+    rules = rules_of(config)._asdict()
+    direct = backtest(tiny.bars, baseline_rules(20)[name], config.costs, start=start, **rules)
+    assert result.equity.equals(direct.equity) and name in result.name
+    forced = backtest(tiny.bars, Run(copy.path, force_agent=True), start=start)
+    agent = backtest(tiny.bars, tiny.run, start=start, look=False)
+    assert forced.equity.equals(agent.equity) and not forced.equity.equals(result.equity)
+
+
+def test_paper_trades_it_too_and_says_so(deployed, tiny, tmp_path):
+    copy, _ = deployed
+    start = str(tiny.bars.index[205].date())
+    write_bars(tiny.bars, tmp_path / "bars.csv")
+    feed = f"replay:{tmp_path / 'bars.csv'}"
+    result = backtest(tiny.bars, Run(copy.path), start=start)
+    said = paper_trade(copy.path, feed, tmp_path / "a", start=start)
+    assert said["agent"] == SENTENCE
+    assert said["equity"] == pytest.approx(result.equity.iloc[-1], rel=1e-12)
+    forced = paper_trade(copy.path, feed, tmp_path / "b", start=start, force_agent=True)
+    agent = backtest(tiny.bars, tiny.run, start=start, look=False)
+    assert forced["equity"] == pytest.approx(agent.equity.iloc[-1], rel=1e-12)
+
+
+def test_where_the_agent_is_deployed_it_trades(deployed):
+    copy, _ = deployed
+    run = Run(copy.path)
+    found = plain(run.deployment) | {"baseline": ""}
+    run.write_json("deployment.json", found)
+    assert run.replacement is None
+
+
+def test_a_changed_or_unknown_deployment_is_refused(deployed):
+    copy, _ = deployed
+    run = Run(copy.path)
+    run.write_json("deployment.json", plain(run.deployment) | {"baseline": "magic"})
+    with pytest.raises(StateError, match="'magic' is not one of buy and hold"):
+        _ = run.replacement
+    file = copy.path / "deployment.json"
+    file.write_text(file.read_text().replace("magic", "buy and hold"))
+    with pytest.raises(StateError, match="deployment"):
+        backtest(copy.bars, run)
+    assert json.loads(file.read_text())["year"] == 20
+
+
+def test_an_agent_that_is_not_deployed_is_exported_only_by_force(deployed, tmp_path):
+    from nca_trader.cli import main
+
+    copy, _ = deployed
+    out = tmp_path / "agent.nca"
+    given = ["export", "--run", str(copy.path), "--out", str(out), "--data", str(copy.data)]
+    assert main(given) == 2 and not out.exists()
+    assert main([*given, "--force-agent", "--min-agreement", "0"]) == 0 and out.exists()
