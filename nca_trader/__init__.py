@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.report.tables import report_folds, report_sweep
     from nca_trader.evaluate.result import Comparison, Result, compare
+    from nca_trader.evaluate.selection import Selector
     from nca_trader.evaluate.sweep import sweep
     from nca_trader.evaluate.tune import tune
     from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
@@ -68,6 +69,7 @@ __all__ = [
     "Result",
     "Run",
     "RunError",
+    "Selector",
     "Sessions",
     "StateError",
     "Strategy",
@@ -126,6 +128,7 @@ _HOME = {
     "Result": "evaluate.result",
     "Run": "runs.manifest",
     "RunError": "errors",
+    "Selector": "evaluate.selection",
     "Sessions": "data.calendar",
     "StateError": "errors",
     "Strategy": "agents.strategy",

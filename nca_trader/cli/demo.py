@@ -67,6 +67,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.data.samples import sample_bars
     from nca_trader.envs import load_env
     from nca_trader.envs.trading import TradingEnv
+    from nca_trader.evaluate.selection import Selector
     from nca_trader.learner.train import planned_steps, steps_done, train
     from nca_trader.runs.manifest import Run
 
@@ -88,10 +89,12 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             stop_on_signal("update") as stop,
             training_progress(total, f"train {NUM_SEEDS} seeds") as report,
         ):
-            given = {"steps": args.steps, "seed": args.seed}
+            select = Selector(bars, TRAIN_UNTIL, SELECT_UNTIL)
+            given = {"steps": args.steps, "seed": args.seed, "select": select}
             run = train(env, agent, path, **given, report=report, stop=stop)
         # `train` also returns where it was asked to stop.
-        if steps_done(run) >= total:
+        chosen = run.selection
+        if steps_done(run) >= total or (chosen is not None and chosen.ended):
             return _evaluate(args, run, bars, stage)
     except KeyboardInterrupt:
         # Training that was interrupted twice may have saved nothing yet.
@@ -125,9 +128,10 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.gate import gate
     from nca_trader.evaluate.report.contents import SeedScore, backtest_baselines
+    from nca_trader.learner.stopping import read_returns
     from nca_trader.paper.parity import compare
     from nca_trader.runs import trials
-    from nca_trader.runs.manifest import Deployment, Run, Selection
+    from nca_trader.runs.manifest import Deployment, Run
 
     path = run.path
     mean = Run(path, force_agent=True)
@@ -147,14 +151,12 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
             for name, rule in baseline_rules(year).items()
         }
         found = gate(
-            {MEAN: chosen[-1].judged_returns},
+            # Each of them could have been chosen, and the bound allows for that.
+            {f"{MEAN} after update {name}": column for name, column in read_returns(run).items()},
             {name: result.judged_returns for name, result in held.items()},
             bars.bars_per_year,
         )
         seen = trials.data_record(bars.between(TRAIN_UNTIL, SELECT_UNTIL))
-        # NaN, of a seed that never traded, as null, which JSON has.
-        scores = [known(result.metrics["sharpe"]) for result in chosen[:-1]]
-        run.write_json("selection.json", Selection(sharpe=scores, data=seen))
         baseline = "" if found.passed else found.baseline
         decided = Deployment(baseline=baseline, year=year, sentence=found.sentence, data=seen)
         run.write_json("deployment.json", decided)
@@ -218,11 +220,6 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
         "results": {result.name: result.metrics for result in rows},
         "seconds": stage.seconds,
     }
-
-
-def known(number: float) -> float | None:
-    """Return the number, or None for NaN."""
-    return number if number == number else None
 
 
 def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:

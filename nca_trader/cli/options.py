@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -231,6 +232,32 @@ def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
             f"{bars.source}: no bar before --until {args.until}; the first is of {bars.index[0]}."
         )
     return TradingEnv(bars.between(None, args.until), config), agent
+
+
+def load_selection(args: argparse.Namespace) -> Any:
+    """Return the `Selector` of `--select FROM:TO`, or None; without `--until` set it to FROM.
+
+    Raises:
+      ConfigError: it is not FROM:TO, or there is no bar file.
+      BarError, StateError: see `read_bars` and `Selector`.
+    """
+    from nca_trader.data.shards import folder_of_shards
+    from nca_trader.errors import ConfigError
+    from nca_trader.evaluate.selection import Selector
+
+    if args.select is None:
+        return None
+    # A time of day has colons too, so the second date is known by its year.
+    found = re.fullmatch(r"(.+?):(\d{4}(?:-.*)?|)", args.select)
+    if found is None:
+        raise ConfigError(
+            f"--select {args.select}: give two dates, FROM:TO, e.g. 2011-01-01:2013-01-01."
+        )
+    if args.data is None or folder_of_shards(args.data) is not None:
+        raise ConfigError("--select takes bars of a file; give one with --data.")
+    if args.until is None:
+        args.until = found[1]
+    return Selector(load_bars(args), found[1], found[2] or None)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from nca_trader.cli.options import (
     READING,
     SHARED,
     add_options,
+    load_selection,
     load_training,
     reading_options,
     training_progress,
@@ -25,6 +26,7 @@ from nca_trader.errors import CheckFailed, ConfigError
 
 if TYPE_CHECKING:
     from nca_trader.learner.programs import Compilations
+    from nca_trader.runs.manifest import Selection
 
 SWITCHES = {  # option: the setting of jax, its value, what it does
     "debug-nans": ("jax_debug_nans", True, "stop at the first dropped update or NaN outside one"),
@@ -47,6 +49,8 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 def add_train_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_training_options(parser)
+    selecting = "train on bars before FROM, and stop when the mean agent does best on those to TO"
+    parser.add_argument("--select", metavar="FROM:TO", help=selecting)
     add_options(
         parser,
         run={"required": True, "help": "the run folder; may be gs:// or s3://"},
@@ -99,6 +103,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.learner.train import planned_steps, steps_done, train
     from nca_trader.runs.universe import trades
 
+    select = load_selection(args)
     env, agent = load_training(args, args.seed)
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
@@ -108,12 +113,14 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         training_progress(steps, "train") as progress,
         debugged(args, progress) as watch,
     ):
-        run = train(
-            env, agent, args.run_dir, steps=args.steps, seed=args.seed, report=watch, stop=stop
-        )
-    done = steps_done(run)
+        common = {"steps": args.steps, "seed": args.seed, "select": select}
+        run = train(env, agent, args.run_dir, report=watch, stop=stop, **common)
+    done, chosen = steps_done(run), run.selection
+    ended = chosen is not None and chosen.ended
     print(watch.sentence)
-    if done < steps:
+    if chosen is not None and chosen.update is not None:
+        print(selection_line(chosen, agent.selection.patience))
+    if done < steps and not ended:
         print(
             f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command resumes"
         )
@@ -126,8 +133,20 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         print(f"its policy trades {trades(run)}")
     # A run that stopped before its first update has no row.
     last = (run.metrics() or [{}])[-1]
-    about = {"run": str(run.path), "complete": done >= steps, "trades": trades(run)}
+    about = {"run": str(run.path), "complete": done >= steps or ended, "trades": trades(run)}
+    if chosen is not None:
+        about |= {"selected_update": chosen.update, "selection_sharpe": chosen.score}
     return about | last | watch.figures
+
+
+def selection_line(found: Selection, patience: int) -> str:
+    """Say which update was selected, among how many, and whether training ended there."""
+    score = "no trade" if found.score is None else f"Sharpe ratio {found.score:.2f}"
+    ended = f"; training ended after {patience} scores without a better one" if found.ended else ""
+    return (
+        f"selected: update {found.update}, the best of {found.scored} scored ({score} of the mean "
+        f"agent on the selection span, which is the highest of them and so too good){ended}"
+    )
 
 
 def replay_line(env: Any, agent: Any) -> str:

@@ -14,6 +14,7 @@ from nca_trader.config.agent import (
     PolicyConfig,
     PopulationConfig,
     PrecisionConfig,
+    SelectionConfig,
 )
 from nca_trader.config.env import (
     DEFAULT_FEATURES,
@@ -36,6 +37,7 @@ __all__ = [
     "PolicyConfig",
     "PopulationConfig",
     "PrecisionConfig",
+    "SelectionConfig",
     "capital_problems",
     "limit_problems",
 ]

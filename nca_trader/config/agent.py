@@ -305,6 +305,24 @@ class CheckpointConfig:
 
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionConfig:
+    """How a run that is given a selection span finds the update at which to stop.
+
+    Attributes:
+      scores: how often in a whole run the mean agent is scored on the span, evenly.
+      patience: scores in a row without a better one after which training ends. At least `scores`
+        never ends it early.
+    """
+
+    scores: int = 20
+    patience: int = 6
+
+    def __post_init__(self):
+        refuse(whole(self, 1, "scores", "patience"))
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """An agent: its policy and how it learns. `num_seeds` agents train in one program.
 
@@ -323,6 +341,7 @@ class AgentConfig:
     precision: PrecisionConfig = PrecisionConfig()
     mesh: MeshConfig = MeshConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    selection: SelectionConfig = SelectionConfig()
 
     def __post_init__(self):
         refuse(whole(self, 1, "num_seeds"))

@@ -41,6 +41,7 @@ from nca_trader.learner.learner import Learner, make_learner, own_part, shard_up
 from nca_trader.learner.optimizer import AverageState
 from nca_trader.learner.population import Fitness, exploited, fitness_of, number_or_null
 from nca_trader.learner.programs import Compilations
+from nca_trader.learner.stopping import Scoring, Stopping
 from nca_trader.learner.update import LearnerState
 from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import replicated
@@ -62,6 +63,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     fitness: Fitness | None = None,
     params: Params | None = None,
+    select: Scoring | None = None,
 ) -> Run:
     """Train `agent` in `env` into a run folder; an existing run is resumed.
 
@@ -80,14 +82,19 @@ def train(
         selection span. None is the mean training reward since the last exploit.
       params: that a new run of one agent begins with (a warm start), e.g. `run.params()` of
         another; None draws them. A run that is resumed keeps its own.
+      select: a `nca_trader.Selector`: scores the mean agent on a selection span as training goes
+        on, see `agent.selection`. Training stops when no better score came for a while, and the
+        run acts as after the update with the best. None trains all steps.
 
     Returns:
       The run; `steps_done(run)` is its number of environment steps.
 
     Raises:
-      RunError: `run_dir` holds something else, or another process trains there.
+      RunError: `run_dir` holds something else, or another process trains there; a resumed run was
+        selected on other bars.
       BarError: too few bars, or a shard is missing.
-      ConfigError: an argument is not valid, or a process has no device in the mesh.
+      ConfigError: an argument is not valid, `env` has bars of the selection span, or a process
+        has no device in the mesh.
       StateError: a shard or a checkpoint cannot be written or differs from what was written, or
         the run failed again after `max_rollbacks` returns to one checkpoint.
       StoreError: the object store of `run_dir` or of the shards cannot be reached.
@@ -113,6 +120,8 @@ def train(
             f"params: begins one agent, and this one has num_seeds = {agent.num_seeds}; train each "
             "seed alone."
         )
+    if select is not None:
+        select.refuse_seen(env)
     path = place(run_dir, "run_dir")
     policy = make_policy(agent, env.spec)
     # Schedules keep the length that the run began with: with more steps a curriculum that has
@@ -131,11 +140,13 @@ def train(
         Compilations(step.__name__ for step in learner.programs.values()) as compiled,
     ):
         config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
+        stopping = Stopping(run, select, agent.selection, updates)
         state, done = _resume(learner, checkpoints, seed, run, params)
+        stopping.resume(done)
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
         # Each turn is one update. All processes take the same turns, since `step` is a collective.
-        while done < updates:
+        while done < updates and not stopping.ended:
             started = time.perf_counter()
             state, metrics = learner.step(state, markets.of(done))
             # Waits for the update, which JAX only started; without this `seconds` would be too
@@ -152,10 +163,13 @@ def train(
             if fault := health.fault(row):
                 state, done = _resume(learner, checkpoints, seed, run, params)
                 state = health.roll_back(fault, state, done)
+                stopping.resume(done)
                 continue
             if agent.population.every and done % agent.population.every == 0:
                 score = fitness_of(agent.population, run, row, state, fitness)
                 state = exploited(agent.population, state, score, seed, row)
+            if scored := stopping.due(done):
+                stopping.score(state, done, row)
             if hosts.first():
                 run.lines.append(json.dumps(row))
             report(row)
@@ -164,7 +178,9 @@ def train(
             checkpoints.check()
             stopped, due = agreed(stop(), intervals.due(done))
             # A rollback must lead to before a row of dropped updates, so none is saved in it.
-            if stopped or done == updates or (due and not health.dropping):
+            # A score stands with the checkpoint of its update: a resumed run makes it again or not.
+            due = due or scored
+            if stopped or done == updates or stopping.ended or (due and not health.dropping):
                 run.lines.flush()  # rows must not be older than the checkpoint
                 checkpoints.save(done, state, config)
                 health.saved()

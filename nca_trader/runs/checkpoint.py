@@ -241,8 +241,10 @@ class Checkpoints:
             return self._uploaded.steps()
         return sorted(self._manager.all_steps())
 
-    def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
+    def newest(self, only: int | None = None) -> tuple[int, dict[str, np.ndarray]] | None:
         """Return the newest checkpoint whose every leaf verifies; None if there is no checkpoint.
+
+        With `only`, that one.
 
         If there are several processes, the first one chooses, and each reads and verifies.
 
@@ -251,15 +253,15 @@ class Checkpoints:
           RunError: the newest that is whole has another format.
           ConfigError, StoreError: the store does not answer, which is not damage.
         """
-        found = hosts.on_first(self._newest)
+        found = hosts.on_first(lambda: self._newest(only))
         if hosts.count() == 1:
             return found
         # Only arrays are broadcast, so -1 stands for None.
         step = int(hosts.of_first(np.int32(-1 if found is None else found[0])))
         return found if found is not None or step < 0 else (step, self._read(step))
 
-    def _newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
-        steps = self.steps()
+    def _newest(self, only: int | None) -> tuple[int, dict[str, np.ndarray]] | None:
+        steps = [step for step in self.steps() if only in (None, step)]
         for step in reversed(steps):
             try:
                 return step, self._read(step)

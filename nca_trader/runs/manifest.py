@@ -4,7 +4,9 @@ run.json          format, name, seed, command, data, versions, commit, device
 env.toml agent.toml    the resolved configuration, every field
 metrics.jsonl     one object per update
 checkpoints/      Orbax, by number of updates
+selected/         the states of the update that was selected, and of the one before
 selection.json    the scores of the agents on the selection span
+selection.parquet the mean agent's returns there, by update
 deployment.json   what trades in the place of the agent, if it was not shown to be better
 train.lock        which process trains into it now, see `runs.folder`
 
@@ -107,11 +109,19 @@ class Selection:
       selected: the agent that acts; None where the mean of all does.
       sharpe: annualised Sharpe ratio of each agent on the selection span.
       data: the selection span.
+      update: the agents act as after so many updates; None is the newest checkpoint.
+      score: annualised Sharpe ratio of the mean agent then.
+      scored: updates among which it was the best.
+      ended: whether no better score came for so long that training ended.
     """
 
     selected: int | None = None
     sharpe: list[float | None] | None = None
     data: DataRecord | None = None
+    update: int | None = None
+    score: float | None = None
+    scored: int = 0
+    ended: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -356,17 +366,21 @@ class Run:
         return make_policy(self._acting, self.spec)
 
     def params(self) -> Params:
-        """Return the parameters of `policy`, from the newest checkpoint that verifies.
+        """Return the parameters of `policy`.
+
+        They are of the update that selection.json names, else of the newest checkpoint that
+        verifies.
 
         Raises:
           RunError: the run has no checkpoint yet, or one of another agent.
           StateError: there are checkpoints, and none of them verifies.
         """
-        folder = self.path / "checkpoints"
+        update = self.selection.update if self.selection else None
+        folder = self.path / ("checkpoints" if update is None else "selected")
         found = None
         if folder.is_dir():
             with Checkpoints(folder) as checkpoints:
-                found = checkpoints.newest()
+                found = checkpoints.newest(update)
         if found is None:
             raise RunError(
                 f"{self.path}: no checkpoint yet; give the command that began it again: "
