@@ -16,6 +16,7 @@ POLICY = PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2), head_hidd
 TINY = AgentConfig(policy=POLICY, learner=LearnerConfig())
 
 
+@pytest.mark.slow
 def test_the_rows_are_there_and_can_be_written(monkeypatch):
     monkeypatch.setattr(timing, "ROUNDS", 1)
     monkeypatch.setattr(timing, "SECONDS", 0.0)

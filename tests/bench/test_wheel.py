@@ -41,6 +41,7 @@ def python(folder, program, *args):
     return subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_each_installation_has_its_own_benchmarks(installed, root, tmp_path):
     (tmp_path / "benchmarks").mkdir()  # a folder of that name where the user is
     for folder, where in ((installed, installed / "nca_trader"), (root, root)):

@@ -190,6 +190,7 @@ def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, the
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **flags})
 
 
+@pytest.mark.slow
 def test_a_seed_draws_its_own_path_of_a_synthetic_market(command, tiny, tmp_path):
     agent = tiny.folder / "agent.toml"
     options = ("--env=ou_mid", f"--agent={agent}", "--set=env.market_bars=400")

@@ -43,6 +43,7 @@ def wait_for(what, process, seconds=500):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_training_stops_saved_goes_on_and_stops_at_once_when_told_twice(
     command, tiny, tmp_path, root
 ):

@@ -268,6 +268,7 @@ def test_curves_are_written(command, trained, tmp_path, kind):
         assert "no_neighbours" in text and "#050505" not in text
 
 
+@pytest.mark.slow
 def test_nano_learns_a_market_in_seconds(command, monkeypatch):
     """The whole of it once: another draw, an unseen path, the bar of the claim."""
     monkeypatch.setattr(prove_runs, "LOOKS", 1)  # looks are long without optimisation

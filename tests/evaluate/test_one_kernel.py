@@ -124,7 +124,12 @@ def own(levels):
 
 
 @pytest.mark.parametrize("num_bars", [3, 100, pytest.param(4100, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("levels", [(), *((name,) for name in LEVELS), LEVELS], ids="+".join)
+# All levels at once stand for each of them by itself, which takes ten seconds to compile.
+@pytest.mark.parametrize(
+    "levels",
+    [(), *(pytest.param((name,), marks=pytest.mark.slow) for name in LEVELS), LEVELS],
+    ids="+".join,
+)
 def test_a_sweep_of_a_users_strategy_decides_first_and_earns_what_backtests_earn(levels, num_bars):
     """The account is one kernel there, and the user's code is not."""
     bars, rule = made(num_bars, 2), own(levels)

@@ -175,6 +175,7 @@ def test_a_delay_is_a_whole_number(bars, delay):
         nca.rules.momentum(20).with_delay(delay)
 
 
+@pytest.mark.slow
 def test_reruns_of_an_agent_are_one_look_at_its_bars(tiny, tmp_path):
     run, bars = tiny.copy(tmp_path / "copy").run, tiny.bars
     first = nca.backtest(bars, run)

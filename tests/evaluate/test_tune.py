@@ -75,6 +75,7 @@ def test_a_search_that_was_stopped_proposes_what_an_unbroken_one_would(bars, tmp
         searched(bars, tmp_path / "b" / "t", seeds=1)
 
 
+@pytest.mark.slow
 def test_a_search_scores_at_true_costs_what_was_trained_at_higher_ones(bars, tmp_path, monkeypatch):
     charged = nca.Costs(commission=2e-3)
     env = dataclasses.replace(ENV, costs=charged, random_costs=(8.0, 8.0))

@@ -19,6 +19,7 @@ def firing(stage):
     return dataclasses.replace(stage.agent, policy=policy, learner=learn)
 
 
+@pytest.mark.slow
 def test_learning_sees_the_mask_that_collecting_saw(stage, firing):
     policy = make_policy(firing, stage.env.spec)
     learner = make_learner(stage.env, policy, firing)

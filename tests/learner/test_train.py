@@ -321,6 +321,7 @@ def test_replay_average_and_curriculum_go_on_from_a_checkpoint_as_if_never_stopp
     assert_same(*runs)
 
 
+@pytest.mark.slow
 def test_a_curriculum_that_has_ended_stays_so_when_a_run_goes_on_for_longer(tmp_path):
     """Its course is that of the steps that the run began with: 4 updates, of which it takes 2."""
     agent = dataclasses.replace(

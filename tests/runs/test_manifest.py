@@ -106,6 +106,7 @@ def test_another_experiment_is_refused_by_what_differs(tiny, tmp_path, name):
     assert mine.written() == before
 
 
+@pytest.mark.slow
 def test_more_steps_and_other_checkpoints_are_the_same_experiment(tiny, tmp_path, env):
     mine = tiny.copy(tmp_path / "t")
     agent = dataclasses.replace(
