@@ -17,6 +17,7 @@ from typing import Any
 from nca_trader.cli import stop_on_signal
 from nca_trader.cli.backtest import looks_sentence
 from nca_trader.cli.options import add_options, training_progress, typed
+from nca_trader.cli.train import selection_line
 
 # Train before the first date, decide what is deployed between the two, evaluate after them once.
 TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
@@ -94,7 +95,8 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             run = train(env, agent, path, **given, report=report, stop=stop)
         # `train` also returns where it was asked to stop.
         chosen = run.selection
-        if steps_done(run) >= total or (chosen is not None and chosen.ended):
+        if chosen is not None and (steps_done(run) >= total or chosen.ended):
+            print(selection_line(chosen, agent.selection.patience))
             return _evaluate(args, run, bars, stage)
     except KeyboardInterrupt:
         # Training that was interrupted twice may have saved nothing yet.
