@@ -95,7 +95,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             run = train(env, agent, path, **given, report=report, stop=stop)
         # `train` also returns where it was asked to stop.
         chosen = run.selection
-        if chosen is not None and (steps_done(run) >= total or chosen.ended):
+        if chosen is not None and (steps_done(run) >= total or bool(chosen.ended)):
             print(selection_line(chosen, agent.selection.patience))
             return _evaluate(args, run, bars, stage)
     except KeyboardInterrupt:

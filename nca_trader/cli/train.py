@@ -116,7 +116,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         common = {"steps": args.steps, "seed": args.seed, "select": select}
         run = train(env, agent, args.run_dir, report=watch, stop=stop, **common)
     done, chosen = steps_done(run), run.selection
-    ended = chosen is not None and chosen.ended
+    ended = chosen is not None and bool(chosen.ended)
     print(watch.sentence)
     if chosen is not None and chosen.update is not None:
         print(selection_line(chosen, agent.selection.patience))

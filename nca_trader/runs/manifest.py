@@ -111,8 +111,8 @@ class Selection:
       data: the selection span.
       update: the agents act as after so many updates; None is the newest checkpoint.
       score: annualised Sharpe ratio of the mean agent then.
-      scored: updates among which it was the best.
-      ended: whether no better score came for so long that training ended.
+      scored: the number of updates among which it was the best.
+      ended: whether training ended early, because no better score came.
     """
 
     selected: int | None = None
@@ -120,8 +120,8 @@ class Selection:
     data: DataRecord | None = None
     update: int | None = None
     score: float | None = None
-    scored: int = 0
-    ended: bool = False
+    scored: int | None = None
+    ended: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
