@@ -23,11 +23,13 @@ def year_of(bars_per_year: float, known: int) -> int:
     return max(2, min(round(bars_per_year), known, LONGEST))
 
 
-def baseline_rules(year: int) -> dict[str, Strategy]:
+def baseline_rules(year: int, sized: bool = False) -> dict[str, Strategy]:
     """Return the baselines by name.
 
     Args:
       year: bars that the trend looks back, see `year_of`.
+      sized: whether the account sizes positions by volatility. Buy and hold then has a target of
+        volatility, and the rule that sets one itself is left out: it would be scaled twice.
 
     Example:
       >>> list(baseline_rules(252))[:2]
@@ -36,7 +38,7 @@ def baseline_rules(year: int) -> dict[str, Strategy]:
     hold, trend = rules.buy_and_hold(), rules.time_series_momentum(year)
     found = (
         hold,
-        rules.volatility_hold(),
+        *(() if sized else (rules.volatility_hold(),)),
         trend,
         half_and_half(rules.equal_weight(), trend),
         rules.sma_cross(50, 200),

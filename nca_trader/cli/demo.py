@@ -22,13 +22,17 @@ from nca_trader.cli.train import selection_line
 # Train before the first date, decide what is deployed between the two, evaluate after them once.
 TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
 NUM_SEEDS, MEAN = 3, "the mean of the seeds"
-FIRST = "1999-06-01"  # after the warm-up of the first bars
+FIRST = "2000-03-01"  # after the warm-up of the first bars
 OFTEN_SEEN = (
     "The years 2013 to 2018 have been looked at dozens of times: they illustrate, and nothing is "
     "judged on them."
 )
+AS_FUTURES = (
+    " The account trades the indexes as futures are traded: a position is not paid for, and the "
+    "interest that the price of a future contains is left out."
+)
 # What `command_of` leaves out.
-DEFAULTS = {"env": "index_daily", "agent": "nano", "steps": 3_000_000, "seed": 0}
+DEFAULTS = {"env": "panel_daily", "agent": "panel_nca", "steps": 3_000_000, "seed": 0}
 # Files in the run's folder.
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 
@@ -150,7 +154,7 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
             name: backtest(
                 bars, rule, chosen[-1].charged, **selecting, **chosen[-1].rules._asdict()
             )
-            for name, rule in baseline_rules(year).items()
+            for name, rule in baseline_rules(year, chosen[-1].rules.sizing == "volatility").items()
         }
         found = gate(
             # Each of them could have been chosen, and the bound allows for that.
@@ -265,7 +269,7 @@ def _write_page(
     report = dataclasses.replace(
         report_on(bars, results[-1], baselines, run, command_of(args)),
         title="NCA agents on the S&P 500 and NASDAQ indexes",
-        deployment=f"{deployment} {OFTEN_SEEN}",
+        deployment=f"{deployment} {OFTEN_SEEN}" + (AS_FUTURES if run.env_config.borrow else ""),
         deployed=run.deployment.baseline == "",
         other_seeds=results[:-1],
         seeds=scores,

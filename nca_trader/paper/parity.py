@@ -16,11 +16,16 @@ import pandas as pd
 
 from nca_trader.errors import RunError, StateError
 from nca_trader.paper.journal import Event, read_events, verify
+from nca_trader.runs.manifest import Run
 
 TABLE = "backtest.parquet"
 # Relative. The same account, compiled alone and inside a scan, differs by rounding, since the
 # compiler may fuse a product and a sum into one instruction: by 2e-16 after 1,500 bars.
 EQUITY_TOLERANCE = 1e-12
+# Orders of `actions = "weights"` follow the logits continuously, and so round as they do; equity
+# follows the orders. A choice among targets is the same or another.
+WEIGHT_TOLERANCE = 1e-5  # absolute
+WEIGHTS_EQUITY_TOLERANCE = 1e-6
 LEDGER_TOLERANCE = 1e-9  # relative, the sum of fills against the backtest
 LOGIT_TOLERANCE = 1e-3  # a window and a lattice differ by f32 rounding, about 1e-6
 
@@ -31,7 +36,8 @@ class Parity(NamedTuple):
     bars: compared. orders, fills: in the journal. decisions_differ: bars with another target.
     first_difference: time of the first bar that differs, or "". equity_off: greatest relative
     difference of the snapshots; ledger_off: of the ledger of fills; logits_off: greatest
-    absolute difference. missing: bars that one side has and the other lacks.
+    absolute difference. missing: bars that one side has and the other lacks. continuous: whether
+    orders are weights and not a choice among targets, so that they agree within rounding.
     """
 
     bars: int
@@ -43,6 +49,7 @@ class Parity(NamedTuple):
     equity_off: float
     ledger_off: float
     logits_off: float
+    continuous: bool = False
 
     @property
     def ok(self) -> bool:
@@ -51,8 +58,9 @@ class Parity(NamedTuple):
             self.bars > 0
             and self.missing == 0
             and self.decisions_differ == 0
-            and self.equity_off <= EQUITY_TOLERANCE
-            and self.ledger_off <= LEDGER_TOLERANCE
+            and self.equity_off
+            <= (WEIGHTS_EQUITY_TOLERANCE if self.continuous else EQUITY_TOLERANCE)
+            and self.ledger_off <= LEDGER_TOLERANCE + (self.equity_off if self.continuous else 0.0)
             and self.logits_off <= LOGIT_TOLERANCE
         )
 
@@ -96,7 +104,9 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     both = table.index.intersection(paper.index)
     left, right = (side.loc[both, names].to_numpy(float) for side in (table, paper))
     # A target is NaN where nothing was ordered, on both sides.
-    differs = ~((left == right) | (np.isnan(left) & np.isnan(right))).all(axis=1)
+    continuous = Run(run_dir, force_agent=True).env_config.actions == "weights"
+    near = np.abs(left - right) <= (WEIGHT_TOLERANCE if continuous else 0.0)
+    differs = ~(near | (np.isnan(left) & np.isnan(right))).all(axis=1)
     logits = [name for name in table.columns if str(name).startswith("logits:")]
     # A side without logits differs by infinity: a missing column must not pass for equal.
     kept = set(logits) <= set(paper.columns)
@@ -112,6 +122,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
         equity_off=_greatest((paper.loc[both, "equity"] - equity) / equity),
         ledger_off=_greatest((paper.loc[both, "ledger"] - equity) / equity),
         logits_off=_greatest(off),
+        continuous=continuous,
     )
 
 

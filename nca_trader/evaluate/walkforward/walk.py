@@ -414,9 +414,11 @@ class _Walk:
         sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
         # The lower of the two in the middle where their number is even.
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
+        year = year_of(setup.bars.bars_per_year, first)
+        sized = common.get("sizing") == "volatility"
         baselines = {
             name: backtest(setup.bars, rule, setup.costs, **common)
-            for name, rule in baseline_rules(year_of(setup.bars.bars_per_year, first)).items()
+            for name, rule in baseline_rules(year, sized).items()
         }
         # Weights as they were held, which no size changes any more.
         rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
