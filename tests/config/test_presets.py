@@ -26,7 +26,12 @@ from nca_trader.types import Costs
 
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
-OTHER_KINDS = {"mlp": "mlp", "gru": "gru", "panel", "panel_nca": "mlp"}  # the kind of each preset
+OTHER_KINDS = {
+    "mlp": "mlp",
+    "gru": "gru",
+    "panel": "mlp",
+    "panel_nca": "nca",
+}  # the kind of each preset
 # Modes whose fields have an effect.
 NEAREST = functools.partial(PolicyConfig, neighbours="nearest")
 MLP = functools.partial(PolicyConfig, kind="mlp")
