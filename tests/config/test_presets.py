@@ -26,6 +26,7 @@ from nca_trader.types import Costs
 
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
+SIZES["panel_nca"] = (16, 32)
 OTHER_KINDS = {
     "mlp": "mlp",
     "gru": "gru",
