@@ -31,7 +31,6 @@ OTHER_KINDS = {
     "mlp": "mlp",
     "gru": "gru",
     "panel": "mlp",
-    "panel_nca": "nca",
 }  # the kind of each preset
 # Modes whose fields have an effect.
 NEAREST = functools.partial(PolicyConfig, neighbours="nearest")
