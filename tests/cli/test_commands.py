@@ -285,8 +285,8 @@ def test_the_mean_of_several_agents_acts_or_the_one_that_was_asked_for(
             results.append(said.json)
         if name != "export":
             assert [found["seed"] for found in results] == [None, 1]
-    told = command("backtest", "--run", several.path, "--data", tiny.data)
-    assert "the mean of 3 agents" in told.out
+    averaged = command("backtest", "--run", several.path, "--data", tiny.data)
+    assert "the mean of 3 agents" in averaged.out
     file = command("backtest", "--run", tmp_path / "0agent.nca", "--data", tiny.data, "--json")
     assert file.code == 0 and file.json["seed"] is None
     other = command("backtest", "--run", tmp_path / "0agent.nca", "--data", tiny.data, "--seed", 1)

@@ -2,25 +2,22 @@
 
 import dataclasses
 import shutil
-from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
 from ledger import random_bars, run_ledger
 from tiny import AGENT, ENV
+from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.agents import rules
 from nca_trader.agents.targets import strategy_targets
-from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.evaluate import simulate as module
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
-from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run, open_run, seen_rows
+from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.types import Costs
 
@@ -35,26 +32,13 @@ RULES = {
 }
 
 
-class State(NamedTuple):
-    params: Any
-
-
 @pytest.fixture(scope="module")
 def bars():
     return random_bars(np.random.default_rng(5), 240, 2, missing=0.03)
 
 
 def make_run(path, bars, env=ENV):
-    """A run whose agent is drawn at random, and large enough to change its mind."""
-    run = open_run(TradingEnv(bars[:TRAINED], env), AGENT, path, seed=0)
-    rng = np.random.default_rng(1)
-    params = jax.tree.map(
-        lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32),
-        run.policy.init(jax.random.key(1)),
-    )
-    with Checkpoints(path / "checkpoints") as checkpoints:
-        checkpoints.save(1, State(params))
-    return Run(path)
+    return untrained_run(path, bars[:TRAINED], env, AGENT)
 
 
 @pytest.fixture(scope="module")

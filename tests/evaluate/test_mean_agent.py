@@ -1,52 +1,31 @@
 """The mean of several agents: what it orders, equals the mean of what each would order."""
 
-from typing import Any, NamedTuple
-
-import jax
 import numpy as np
 import pytest
 from ledger import random_bars
+from untrained import untrained_run
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest
-from nca_trader.agents.policy import mean_policy, stacked, unstacked
+from nca_trader.agents.policy import mean_policy, unstacked
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate.simulate import simulate_agent
 from nca_trader.paper.parity import compare
 from nca_trader.paper.session import paper_trade
-from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run
 
 SEEDS = 3
 START = "2020-05-01"
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 
 
-class State(NamedTuple):
-    """What a checkpoint holds of a learner, as far as a policy is concerned."""
-
-    params: Any
-
-
-def drawn(policy, seed):
-    """Parameters that are large enough to change the agent's mind."""
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32),
-        policy.init(jax.random.key(seed)),
-    )
-
-
 def run_of(path, bars, **env):
     config = EnvConfig(features=("return_1", "rsi"), costs=COSTS, **env)
     shape = PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2))
-    run = open_run(TradingEnv(bars, config), AgentConfig(policy=shape, num_seeds=SEEDS), path, 0)
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        params = stacked([drawn(run.each, seed) for seed in range(SEEDS)])
-        checkpoints.save(1, State(params))
-    return Run(path)
+    agent = AgentConfig(policy=shape, num_seeds=SEEDS)
+    return untrained_run(path, bars, config, agent)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +40,7 @@ def run(request, bars, tmp_path_factory):
 
 
 def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, bars):
-    """An agent that does not see the account orders the same whoever trades it."""
+    """An agent that does not see the account orders the same, whatever the account holds."""
     params = run.params()
     head = params["head"]
     blind = {**params, "head": {**head, "account": np.zeros_like(head["account"])}}

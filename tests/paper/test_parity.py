@@ -3,51 +3,32 @@
 import dataclasses
 import json
 import re
-from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
+from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.data.features import FeatureSet
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
-from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.paper import agents
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.parity import compare
 from nca_trader.paper.session import paper_trade
-from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run, open_run
 from nca_trader.types import Costs
 
 START = "2020-06-01"
 
 
-class State(NamedTuple):
-    """What a checkpoint holds of a learner, as far as a policy is concerned."""
-
-    params: Any
-
-
 def make_run(path, bars, features=("return_1", "rsi", "bollinger"), **env):
-    """A run folder whose agent is drawn at random, and large enough to change its mind."""
     config = EnvConfig(features=features, costs=Costs(commission=5e-4, slippage=2e-4), **env)
     agent = AgentConfig(policy=PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2)))
-    run = open_run(TradingEnv(bars, config), agent, path, seed=0)
-    params = run.policy.init(jax.random.key(1))
-    rng = np.random.default_rng(1)
-    params = jax.tree.map(
-        lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32), params
-    )
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        checkpoints.save(1, State(params))
-    return Run(path)
+    return untrained_run(path, bars, config, agent)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import re
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
+from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.cli import main
@@ -19,19 +19,11 @@ from nca_trader.evaluate.export import measure
 from nca_trader.evaluate.report.summary import caveats
 from nca_trader.paper.parity import compare
 from nca_trader.paper.session import paper_trade
-from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.exported import Coding, read_run, write_exported
-from nca_trader.runs.manifest import Run, open_run
 from nca_trader.runs.universe import run_on, trades, trades_others
 
 FIRST = "2020-01-01"
 SIZED = dataclasses.replace(ENV, size=0.1, actions="weights", short=True)
-
-
-class State(NamedTuple):
-    """What of a training state a run reads."""
-
-    params: Any
 
 
 def panel(names, num_bars=240, seed=0, missing=0.05):
@@ -51,18 +43,8 @@ def without(bars, symbol, first, last):
 
 
 def made(path, bars, env=ENV, params=None, **policy):
-    """A run whose agent is drawn at random, and large enough to change its mind."""
     agent = dataclasses.replace(AGENT, policy=dataclasses.replace(AGENT.policy, **policy))
-    run = open_run(nca.TradingEnv(bars, env), agent, path, seed=0)
-    rng = np.random.default_rng(1)
-    if params is None:
-        params = jax.tree.map(
-            lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32),
-            run.policy.init(jax.random.key(1)),
-        )
-    with Checkpoints(path / "checkpoints") as checkpoints:
-        checkpoints.save(1, State(params))
-    return Run(path)
+    return untrained_run(path, bars, env, agent, params)
 
 
 def equal(one, other, atol=0.0):
