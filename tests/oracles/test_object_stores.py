@@ -157,15 +157,17 @@ def test_what_fails_a_few_times_is_asked_again(server):
     assert not server.buckets["real"]
 
 
-# Kills itself by SIGKILL at the k-th put of the checkpoint 2: in the middle of an upload.
+# Kills itself by SIGKILL at the k-th put of the checkpoint 2: in the middle of an upload. An upload
+# puts from several threads; the lock lets exactly k of them reach the store.
 KILLED = """
-import itertools, os, signal, sys
+import itertools, os, signal, sys, threading
 from nca_trader.cloud import CloudPath
-put, count = CloudPath.put, itertools.count()
+put, count, one_at_a_time = CloudPath.put, itertools.count(), threading.Lock()
 def killing(self, content):
-    if "/checkpoints/2/" in self.key and next(count) == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    put(self, content)
+    with one_at_a_time:
+        if "/checkpoints/2/" in self.key and next(count) == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(self, content)
 CloudPath.put = killing
 """
 SAVING = (
