@@ -183,7 +183,7 @@ def lives(pid):
     """Whether the process runs; a zombie does not."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between open and read
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
 
