@@ -33,7 +33,10 @@ def test_the_bound_and_what_is_detectable_are_those_of_the_normal_law():
     assert found.passed and found.deployed == "a" and found.years == 20.0
 
 
-@pytest.mark.parametrize(("gain", "least", "most"), [(0.0, 0, 6), (1.0, 33, 40)])
+@pytest.mark.parametrize(
+    ("gain", "least", "most"),
+    [(0.0, 0, 6), pytest.param(1.0, 33, 40, marks=pytest.mark.slow)],
+)
 def test_it_stops_what_is_equal_and_passes_what_is_better(gain, least, most):
     """40 panels of 15 years, correlated 0.7: the error of a difference is 0.2."""
     passed = 0

@@ -79,6 +79,7 @@ def test_folds_that_are_there_are_not_trained_again(bars, alone, monkeypatch):
     np.testing.assert_array_equal(again.result.equity, alone[0].result.equity)
 
 
+@pytest.mark.slow
 def test_a_warm_start_begins_with_the_fold_before(bars, monkeypatch):
     begun = []
     real = refit.train

@@ -214,6 +214,7 @@ def leaves(run):
         return checkpoints.newest()[1]
 
 
+@pytest.mark.slow
 def test_a_population_trains_on_its_reward_and_resumes_to_the_same_end(trained):
     run = trained("straight", 5)
     rows = run.metrics()
