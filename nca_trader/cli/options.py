@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,6 +81,18 @@ def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[st
     """
     for name in (*names, *changes):
         parser.add_argument(f"--{name}", **SHARED[name] | changes.get(name, {}))
+
+
+def add_old_name(parser: Any, old: str, new: str, kind: type) -> None:
+    """Accept `--old` as `--new`, with one warning; the help names only the new one."""
+
+    class OldName(argparse.Action):
+        def __call__(self, parser, namespace, values, option_string=None):
+            warnings.warn(f"--{old} is now called --{new}.", FutureWarning, stacklevel=2)
+            setattr(namespace, self.dest, values)
+
+    unset, dest = argparse.SUPPRESS, new.replace("-", "_")
+    parser.add_argument(f"--{old}", dest=dest, type=kind, action=OldName, default=unset, help=unset)
 
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:

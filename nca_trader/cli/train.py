@@ -15,6 +15,7 @@ from nca_trader.cli import stop_on_signal
 from nca_trader.cli.options import (
     READING,
     SHARED,
+    add_old_name,
     add_options,
     load_selection,
     load_training,
@@ -67,10 +68,11 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         ("processes", "N", None, "elsewhere: the number of processes"),
         ("process", "I", None, "elsewhere: the number of this process, from 0"),
         ("heartbeat", "SECONDS", 100, "silence after which a process is lost (default 100)"),
-        ("patience", "SECONDS", 300, "how long to wait for the others at the start (default 300)"),
+        ("initialization-timeout", "SECONDS", 300, "how long to wait for the others (default 300)"),
     ):
         kind = str if name == "coordinator" else int
         peers.add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=text)
+    add_old_name(peers, "patience", "initialization-timeout", int)
     for option, (_, _, what) in SWITCHES.items():
         parser.add_argument(f"--{option}", action="store_true", help=what)
     sharding = "after the first update, show how each kind of array lies on the devices"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from nca_trader.config.ranges import (
     between,
@@ -45,13 +45,15 @@ class LearnerConfig:
         of a population move at once, then `micro_batches` is doubled, until it fits; a replay ring
         that leaves no room is refused. None is what the device reports; on a CPU, the memory that
         is free.
-      max_kl: KL divergence from the policy that acted, over all devices, beyond which the rest of
-        an update's minibatches is left out; None is never.
+      target_kl: KL divergence from the policy that acted, over all devices, beyond which the
+        rest of an update's minibatches is left out; None is never.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to
         1 +- it, the value to its old one +- it, in units of the targets' spread.
       value_coef, entropy_coef: weights in the loss. The entropy is the mean over assets; with
         "exact", whose advantages are a sum over assets as well, it is the sum.
     """
+
+    RENAMED: ClassVar = {"max_kl": "target_kl"}  # old keys of files, read with a warning
 
     steps: int = 2_000_000
     num_segments: int = 64
@@ -65,7 +67,7 @@ class LearnerConfig:
     num_minibatches: int = 4
     micro_batches: int = 1
     memory_gb: float | None = None
-    max_kl: float | None = None
+    target_kl: float | None = None
     discount: float = 0.99
     gae_lambda: float = 0.95
     clip_epsilon: float = 0.2
@@ -78,7 +80,7 @@ class LearnerConfig:
         refuse(
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
             whole(self, 1, "shard_updates"),
-            between(self, "(0, inf)", "memory_gb", "max_kl"),
+            between(self, "(0, inf)", "memory_gb", "target_kl"),
             one_of(self, "advantages", ("gae", "group", "exact", "pathwise")),
             whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),
@@ -113,7 +115,7 @@ class LearnerConfig:
         if given.advantages != "gae":  # the others have no value loss
             yield "value_coef", "advantages='gae'"
         if given.advantages == "pathwise":  # draws no actions: no ratio, no entropy
-            for name in ("clip_epsilon", "entropy_coef", "max_kl"):
+            for name in ("clip_epsilon", "entropy_coef", "target_kl"):
                 yield name, "advantages='gae', 'group' or 'exact'"
 
 

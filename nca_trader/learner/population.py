@@ -175,12 +175,12 @@ def fitness_of(
     """
     if fitness is not None:
         # All processes use the fitness of process 0; with their own they could copy others.
-        return hosts.of_first(np.asarray(fitness(state), np.float32))
+        return hosts.broadcast(np.asarray(fitness(state), np.float32))
     score = np.zeros(state.update.shape, np.float32)
     if hosts.first():
         # Only process 0 has the rows of metrics; the newest is not written yet.
         score[:] = mean_reward([*run.metrics(), row][-config.every :])
-    return hosts.of_first(score)
+    return hosts.broadcast(score)
 
 
 def exploited(

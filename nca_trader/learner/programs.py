@@ -56,7 +56,7 @@ def memory_limit(memory_gb: float | None, mesh: Mesh, held: int = 0) -> float | 
     else:
         reported = (device.memory_stats() or {}).get("bytes_limit", 0)
     # Hosts may differ a little, and must choose the same sizes.
-    return float(hosts.of_each(np.float32(reported)).min()) or None
+    return float(hosts.all_gather(np.float32(reported)).min()) or None
 
 
 def bytes_needed(compiled: Any) -> int:
@@ -209,7 +209,7 @@ class Fitting:
             chosen = self.program  # jit finds what was compiled just now
             # A process that has compiled waits for the others here. Inside the program it would
             # give up after a minute, and a host may compile for longer than another by that.
-            hosts.meet()
+            hosts.barrier()
             leaves, structure = jax.tree.flatten(args)
             # The step takes over (donates) leaves. A second try needs them again, so copies are
             # kept on the host. A CPU's host is the device: there they must fit as well.

@@ -165,7 +165,7 @@ class Stopping:
             place = int(np.argmax(known))  # the first of equals
             best, since = int(str(self._table.columns[place])), len(known) - 1 - place
         found = (np.int32(best), np.int32(since))
-        self._best, self._since = map(int, hosts.of_first(found) if hosts.count() > 1 else found)
+        self._best, self._since = map(int, hosts.broadcast(found) if hosts.count() > 1 else found)
 
 
 def read_returns(run: Run) -> pd.DataFrame:

@@ -193,7 +193,7 @@ def train(
 def agreed(stop: bool, due: bool) -> tuple[bool, bool]:
     """Return whether any process must stop, and whether a save is due by the clock of process 0."""
     # Clocks and signals differ by host, but a save is a collective, so all decide alike.
-    each = hosts.of_each(np.array([stop, due]))
+    each = hosts.all_gather(np.array([stop, due]))
     return bool(each[:, 0].any()), bool(each[0, 1])
 
 
@@ -251,7 +251,7 @@ class Health:
         for row in rows:
             self._count(row)
         known = (self._streaks, np.int32(rows[-1]["rollbacks"] if rows else 0))
-        self._streaks, rollbacks = hosts.of_first(known)
+        self._streaks, rollbacks = hosts.broadcast(known)
         self.rollbacks = int(rollbacks)
 
     def _count(self, row: dict[str, Any]) -> None:

@@ -126,7 +126,7 @@ def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
     """Count the gradient steps of a run of `num_updates`.
 
     With replay every update but the first, which finds the ring empty, takes twice as many. Steps
-    that the guard or `max_kl` skips are counted too; the schedule does not advance in them.
+    that the guard or `target_kl` skips are counted too; the schedule does not advance in them.
     """
     replayed = num_updates - 1 if config.replay_slots else 0
     return (num_updates + replayed) * config.num_epochs * config.num_minibatches
@@ -300,12 +300,12 @@ def learn(
 ) -> tuple[Params, Any, dict[str, Array]]:
     """Take `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
 
-    With `max_kl`, steps stop at the first minibatch with a larger KL divergence from the policy
+    With `target_kl`, steps stop at the first minibatch with a larger KL divergence from the policy
     that acted. `kl_stopped` counts this minibatch and all after it.
 
     Args:
       lose: `(params, items) -> Loss`, a mean over the items.
-      config: numbers of epochs, minibatches and logical shards, and `max_kl`.
+      config: numbers of epochs, minibatches and logical shards, and `target_kl`.
       optimizer: applied to each gradient.
       params: this device's part of the parameters.
       opt_state: likewise of the optimiser's state.
@@ -333,14 +333,14 @@ def learn(
             updates, moved = optimizer.update(gradient, opt_state, params)
             return optax.apply_updates(params, updates), moved
 
-        if config.max_kl is None:
+        if config.target_kl is None:
             return (*move(), jnp.bool_(True)), metrics
-        near = ~(loss.approx_kl > config.max_kl)  # NaN counts as near: the guard drops it
+        near = ~(loss.approx_kl > config.target_kl)  # NaN counts as near: the guard drops it
         return (*jax.lax.cond(near, move, lambda: (params, opt_state)), near), metrics
 
     def minibatch(carry: Any, piece: Array) -> Any:
         params, opt_state, going = carry
-        if config.max_kl is None:
+        if config.target_kl is None:
             carry, metrics = compute(params, opt_state, piece)
         else:
             # Both branches of a `cond` need the same types: zeros stand for metrics that are not

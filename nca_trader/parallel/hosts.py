@@ -1,8 +1,8 @@
 """Collectives of the processes of a run, one per host.
 
-In a run of one process every function returns immediately. In a run of several, `of_first`,
-`of_each`, `meet`, `on_first` and `copied` are collectives: every process must call them, in the
-same order.
+In a run of one process every function returns immediately. In a run of several, `broadcast`,
+`all_gather`, `barrier`, `on_first` and `copied` are collectives: every process must call them, in
+the same order.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def first() -> bool:
     return own() == 0
 
 
-def of_first(tree: Any) -> Any:
+def broadcast(tree: Any) -> Any:
     """Broadcast the arrays of process 0, of the same shapes everywhere, as numpy arrays."""
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
 
-def of_each(numbers: Any) -> np.ndarray:
+def all_gather(numbers: Any) -> np.ndarray:
     """Gather the numbers of all P processes, `[P, ...]`, of one shape everywhere."""
     own = np.asarray(numbers)
     # A run of one process needs no collective.
     return multihost_utils.process_allgather(own) if count() > 1 else own[None]
 
 
-def meet() -> None:
+def barrier() -> None:
     """Wait until every process has called it (a barrier)."""
-    of_each(0)
+    all_gather(0)
 
 
 def on_first(do: Callable[[], T]) -> T | None:
@@ -69,7 +69,7 @@ def on_first(do: Callable[[], T]) -> T | None:
         except Exception as mistake:
             error, code = mistake, getattr(mistake, "exit_code", 1)
     # Before process 0 raises its error, because the others wait in this collective.
-    code = int(of_first(np.int32(code)))
+    code = int(broadcast(np.int32(code)))
     if error is not None:
         raise error
     if code:

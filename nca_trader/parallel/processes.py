@@ -52,14 +52,14 @@ class Peers(NamedTuple):
       processes: number of processes; None asks the cluster.
       process: number of this process; None asks the cluster.
       heartbeat: seconds without a sign of life after which a process counts as lost.
-      patience: seconds to wait for the others at the start.
+      initialization_timeout: seconds to wait for the others at the start.
     """
 
     coordinator: str = ""
     processes: int | None = None
     process: int | None = None
     heartbeat: int = 100
-    patience: int = 300
+    initialization_timeout: int = 300
 
 
 def options(args: Any) -> Peers | None:
@@ -67,7 +67,9 @@ def options(args: Any) -> Peers | None:
     numbers = args.processes is not None or args.process is not None
     if not (args.distributed or args.coordinator or numbers):
         return None
-    return Peers(args.coordinator, args.processes, args.process, args.heartbeat, args.patience)
+    return Peers(
+        args.coordinator, args.processes, args.process, args.heartbeat, args.initialization_timeout
+    )
 
 
 def check(peers: Peers) -> None:
@@ -132,7 +134,7 @@ def joined(peers: Peers) -> Iterator[None]:
             peers.coordinator or None,
             peers.processes,
             peers.process,
-            initialization_timeout=peers.patience,
+            initialization_timeout=peers.initialization_timeout,
             heartbeat_timeout_seconds=peers.heartbeat,
             shutdown_timeout_seconds=peers.heartbeat,
             cluster_detection_method="deactivate" if peers.coordinator else None,
@@ -149,7 +151,7 @@ def joined(peers: Peers) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what compiled code prints as well
         for name in ("nca_trader", "absl"):
             logging.getLogger(name).setLevel(logging.ERROR)
-    hosts.meet()  # connects the devices while every process is at the same point
+    hosts.barrier()  # connects the devices while every process is at the same point
     try:
         yield
     except BaseException as error:

@@ -257,7 +257,7 @@ class Checkpoints:
         if hosts.count() == 1:
             return found
         # Only arrays are broadcast, so -1 stands for None.
-        step = int(hosts.of_first(np.int32(-1 if found is None else found[0])))
+        step = int(hosts.broadcast(np.int32(-1 if found is None else found[0])))
         return found if found is not None or step < 0 else (step, self._read(step))
 
     def _newest(self, only: int | None) -> tuple[int, dict[str, np.ndarray]] | None:

@@ -149,7 +149,7 @@ def check_shared(path: Place, timeout: float = 10.0) -> None:
       StateError: it cannot be written.
     """
     # Random, so that it differs from what an earlier start or another machine left there.
-    word = hosts.of_first(np.frombuffer(os.urandom(8), np.uint8)).tobytes().hex()
+    word = hosts.broadcast(np.frombuffer(os.urandom(8), np.uint8)).tobytes().hex()
     token = path / f"{SHARED}{word}"
 
     def write() -> None:
@@ -160,8 +160,8 @@ def check_shared(path: Place, timeout: float = 10.0) -> None:
     deadline = time.monotonic() + timeout
     while not (seen := token.is_file()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    blind = np.flatnonzero(~hosts.of_each(np.bool_(seen)))
-    # `of_each` was a barrier, so every process has looked.
+    blind = np.flatnonzero(~hosts.all_gather(np.bool_(seen)))
+    # `all_gather` was a barrier, so every process has looked.
     hosts.on_first(lambda: token.unlink(missing_ok=True))
     if blind.size:
         raise RunError(

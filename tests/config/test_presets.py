@@ -141,6 +141,9 @@ def test_a_key_that_was_renamed_is_read_with_one_warning_and_silently_in_a_recor
     assert len(w) == 1
     recorded = from_toml_text(EnvConfig, text, "my.toml", recorded=True)
     assert recorded.feature_dropout == 0.25
+    with pytest.warns(FutureWarning, match="max_kl is now called target_kl"):
+        agent = from_toml_text(AgentConfig, "[learner]\nmax_kl = 0.02\n", "my.toml")
+    assert agent.learner.target_kl == 0.02
     assert complaint(EnvConfig, text + "feature_dropout = 0.5\n") == [
         line
         for line in complaint(EnvConfig, text + "feature_dropout = 0.5\n")

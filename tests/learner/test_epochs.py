@@ -16,7 +16,7 @@ from nca_trader.learner.update import gradient_of, learn
 from nca_trader.parallel.mesh import DATA, make_mesh
 
 CONFIG = LearnerConfig(
-    num_segments=32, logical_shards=8, num_epochs=2, num_minibatches=2, max_kl=None
+    num_segments=32, logical_shards=8, num_epochs=2, num_minibatches=2, target_kl=None
 )
 ITEMS = np.random.default_rng(0).normal(size=(32, 3)).astype("f4")
 
@@ -71,15 +71,15 @@ def test_steps_are_those_by_hand_on_any_devices_in_any_pieces(devices, micro_bat
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_beyond_max_kl_the_rest_of_an_update_moves_nothing(devices):
+def test_beyond_target_kl_the_rest_of_an_update_moves_nothing(devices):
     first, losses = by_hand(1)
     moved = np.abs(first - 1.0).max()
-    params, metrics = run(devices, max_kl=float(0.9 * moved))
+    params, metrics = run(devices, target_kl=float(0.9 * moved))
     np.testing.assert_allclose(params, first, rtol=1e-5)
     assert metrics["kl_stopped"] == 3  # the second found it; the others were not computed
     assert metrics["loss"] == pytest.approx(np.mean(losses[:2]), rel=1e-5)
     assert metrics["approx_kl"] == pytest.approx(moved / 2, rel=1e-5)
-    far, metrics = run(devices, max_kl=100.0)
+    far, metrics = run(devices, target_kl=100.0)
     np.testing.assert_allclose(far, by_hand(4)[0], rtol=1e-5)
     assert metrics["kl_stopped"] == 0
 

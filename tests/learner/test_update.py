@@ -210,7 +210,7 @@ def run_estimator(stage, name, devices, micro_batches):
         advantages=name,
         micro_batches=micro_batches,
         num_epochs=1,
-        max_kl=0.05,
+        target_kl=0.05,
     )
     easier = CurriculumConfig(costs_from=0.5)
     agent = dataclasses.replace(stage.agent, learner=learn, curriculum=easier)

@@ -19,6 +19,7 @@ from ledger import random_bars
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.cli import main
+from nca_trader.cli.train import add_train_options
 from nca_trader.config import PopulationConfig
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
@@ -227,8 +228,8 @@ with joined(Peers(f"127.0.0.1:{port}", 2, number)):
             return f"{type(error).__name__}: {error}"
 
     told = {"number": hosts.own(), "devices": jax.device_count()}
-    told["each"] = hosts.of_each(number + 1).tolist()
-    told["first"] = int(hosts.of_first(np.int32(10 + number)))
+    told["each"] = hosts.all_gather(number + 1).tolist()
+    told["first"] = int(hosts.broadcast(np.int32(10 + number)))
     told["did"] = hosts.on_first(lambda: "done")
     told["agreed"] = agreed(number == 1, number == 1), agreed(False, number == 0)
     told["failed"] = refused(hosts.on_first, fails)
@@ -313,10 +314,10 @@ MEMBER = """
 import json, pathlib, sys
 from nca_trader.parallel.processes import Peers, joined
 
-with joined(Peers(patience=100)):
+with joined(Peers(initialization_timeout=100)):
     import jax
     from nca_trader.parallel import hosts
-    told = [hosts.own(), jax.process_count(), hosts.of_each(hosts.own()).tolist()]
+    told = [hosts.own(), jax.process_count(), hosts.all_gather(hosts.own()).tolist()]
     pathlib.Path(sys.argv[1]).write_text(json.dumps(told))
 """
 CLUSTERS = ("SLURM_", "KUBERNETES_", "TPU_", "OMPI_", "JAX_COORDINATOR", "JOB_", "CLOUD_TPU_")
@@ -417,7 +418,12 @@ def test_the_loss_of_a_process_is_known_by_either_type_that_jax_raises():
 
 def test_no_processes_at_all_are_not_what_is_not_given():
     alone = argparse.Namespace(
-        distributed=False, coordinator="", processes=None, process=None, heartbeat=1, patience=1
+        distributed=False,
+        coordinator="",
+        processes=None,
+        process=None,
+        heartbeat=1,
+        initialization_timeout=1,
     )
     assert options(alone) is None
     none = argparse.Namespace(**{**vars(alone), "processes": 0})
@@ -428,3 +434,15 @@ def test_no_processes_at_all_are_not_what_is_not_given():
 @pytest.mark.parametrize("peers", [Peers(), Peers("10.0.0.1:8476", 2, 1), Peers("[::1]:80", 1, 0)])
 def test_peers_that_can_be_meant_are_not(peers):
     check(peers)
+
+
+def test_an_option_that_was_renamed_is_read_with_one_warning():
+    parser = argparse.ArgumentParser()
+    add_train_options(parser)
+    given = ["--run", "r", "--env", "ou_mid", "--agent", "nano", "--coordinator", "a:1"]
+    new = parser.parse_args([*given, "--initialization-timeout", "7"])
+    with pytest.warns(FutureWarning, match="--patience is now called --initialization-timeout"):
+        old = parser.parse_args([*given, "--patience", "7"])
+    assert options(old) == options(new) == Peers("a:1", initialization_timeout=7)
+    assert options(parser.parse_args(given)).initialization_timeout == 300
+    assert "--patience" not in parser.format_help()

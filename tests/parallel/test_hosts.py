@@ -14,10 +14,10 @@ from nca_trader.parallel.mesh import make_mesh
 
 def test_one_process_is_the_first_and_hears_itself():
     assert hosts.count() == 1 and hosts.own() == 0 and hosts.first()
-    assert hosts.of_each([1, 2]).tolist() == [[1, 2]]
-    first, second = hosts.of_first((np.float32(0.5), np.arange(3)))
+    assert hosts.all_gather([1, 2]).tolist() == [[1, 2]]
+    first, second = hosts.broadcast((np.float32(0.5), np.arange(3)))
     assert first == 0.5 and second.tolist() == [0, 1, 2]
-    hosts.meet()
+    hosts.barrier()
 
 
 def test_what_the_first_does_is_done_or_its_own_mistake_is_raised():
@@ -42,11 +42,11 @@ def test_another_process_ends_as_the_first_that_gave_up(mistake, monkeypatch):
         raise mistake
 
     with monkeypatch.context() as patch:
-        patch.setattr(hosts, "of_first", lambda code: told.append(code) or code)
+        patch.setattr(hosts, "broadcast", lambda code: told.append(code) or code)
         with pytest.raises(type(mistake)):
             hosts.on_first(fails)
     monkeypatch.setattr(hosts, "first", lambda: False)
-    monkeypatch.setattr(hosts, "of_first", lambda code: told[0])
+    monkeypatch.setattr(hosts, "broadcast", lambda code: told[0])
     with pytest.raises(NcaTraderError, match="process 0 failed") as error:
         hosts.on_first(lambda: pytest.fail("not mine to do"))
     assert error.value.exit_code == getattr(mistake, "exit_code", 1)
