@@ -83,6 +83,14 @@ class NcaTraderError(Exception):
     """Base of every error that this package raises on purpose.
 
     Each argument is one line of the message, and is made `printable`.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> try:
+      ...     nca.load_agent("nanno")
+      ... except nca.NcaTraderError as error:
+      ...     print(error.exit_code, type(error).__name__)
+      2 ConfigError
     """
 
     exit_code = 2

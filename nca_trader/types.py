@@ -34,6 +34,12 @@ class Bar(NamedTuple):
     open, high, low, close: `[]` float64 prices. volume: `[]` float64, in the file's own unit.
     present: `[]` bool, False where the asset has no bar at this time.
     half_spread, dividend, funding: `[]` float64 as in `Bars`, or None.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bar = nca.sample_bars("sp500").as_bar()  # fields `[N, A]`, what a rule and a feature see
+      >>> bar.close.shape
+      (5031, 2)
     """
 
     time: Tensor
@@ -274,6 +280,12 @@ class EnvSpec:
       variance: of a bar's return of full positions in all assets, as if these were independent, in
         the bars that the environment was made of. It is the unit of that memory; 0 without one.
       decay: of the moving moments of "differential_sharpe".
+
+    Example:
+      >>> import nca_trader as nca
+      >>> env = nca.TradingEnv(nca.sample_bars("sp500"), nca.EnvConfig(short=False))
+      >>> env.spec.symbols, env.spec.targets
+      (('SP500', 'NASDAQ'), (0.0, 0.5))
     """
 
     symbols: tuple[str, ...]

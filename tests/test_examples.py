@@ -2,9 +2,12 @@
 
 import doctest
 import importlib
+import inspect
 
 import pytest
 from conftest import ROOT
+
+import nca_trader as nca
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -27,3 +30,23 @@ def test_the_examples_of_a_module_print_what_they_say(name, tmp_path, monkeypatc
         runner.run(test, out=said.append)
     assert runner.failures == 0, "".join(said)
     assert runner.tries > 0, f"{name} has an example that doctest does not find"
+
+
+# Shown by what returns or raises them: the example of `NcaTraderError` is that of every error.
+ERRORS = {name for name in nca.__all__ if name.endswith("Error")} | {"CheckFailed"}
+ELSEWHERE = {"Comparison"} | ERRORS - {"NcaTraderError"}
+
+
+@pytest.mark.parametrize("name", sorted({*nca.__all__} - ELSEWHERE))
+def test_a_public_name_has_an_example_and_describes_each_argument(name):
+    thing = getattr(nca, name)
+    if inspect.ismodule(thing):
+        return
+    text = inspect.getdoc(thing) or ""
+    assert ">>> " in text, f"nca.{name} has no example"
+    if inspect.isfunction(thing):
+        arguments = inspect.signature(thing).parameters
+        missing = [argument for argument in arguments if f"{argument}:" not in text]
+        assert not missing, f"nca.{name} does not describe {missing}"
+        nothing = inspect.signature(thing).return_annotation in (None, "None")
+        assert nothing or "Returns:" in text or text.startswith("Return "), f"nca.{name}"

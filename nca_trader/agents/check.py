@@ -35,6 +35,16 @@ def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = N
 
     Returns:
       A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+
+    Raises:
+      ConfigError: `policy` is not a `Policy`.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> env = nca.TradingEnv(nca.sample_bars("sp500"))
+      >>> policy = nca.make_policy("nano", env.spec)
+      >>> nca.check_policy(policy, only={"a key decides the parameters"}).passed
+      True
     """
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy")
     run = _Run(policy, seed)

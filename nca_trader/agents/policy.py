@@ -85,6 +85,12 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
     Raises:
       ConfigError: `agent` cannot be loaded, or it needs each asset's nearest ones and `spec` does
         not rank them.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> env = nca.TradingEnv(nca.sample_bars("sp500"))
+      >>> nca.make_policy("nano", env.spec).receptive_field
+      63
     """
     expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
     agent = load_agent(agent)

@@ -194,6 +194,13 @@ class EnvConfig:
       market: a synthetic market, drawn if no bars are given, by name and parameters,
         e.g. "ou(phi=0.95, cost=0.005)"; "" for real bars. Its state is observed with the
         features unless `market_state` is False. market_bars: how many bars are drawn.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> config = nca.EnvConfig(short=False, costs=nca.Costs(commission=5e-4, slippage=2e-4))
+      >>> nca.EnvConfig(fill="at_close")
+      Traceback (most recent call last):
+      nca_trader.errors.ConfigError: ...
     """
 
     RENAMED: ClassVar = {"drop_bars": "feature_dropout"}  # old keys of files, read with a warning

@@ -391,6 +391,9 @@ def compare(results: Sequence[Result]) -> Comparison:
       results: at least one, each of another name; they may be of other bars and costs, which the
         table shows.
 
+    Returns:
+      A `Comparison`, whose `table` has one row per result.
+
     Raises:
       ConfigError: no result, something else, or two of one name.
 

@@ -92,6 +92,14 @@ def make_learner(
       BarError: the bars, or those of one shard, are fewer than one segment and the receptive
         field before it.
       ConfigError: sizes that do not divide, or a mesh larger than this machine.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> env = nca.TradingEnv(nca.sample_bars("sp500"))
+      >>> agent = nca.load_agent("nano")
+      >>> learner = nca.make_learner(env, nca.make_policy(agent, env.spec), agent)
+      >>> state = learner.init(jax.random.key(0))  # doctest: +SKIP
+      >>> state, metrics = learner.step(state)  # doctest: +SKIP
     """
     expect("env", env, TradingEnv, "a TradingEnv", policy=policy, config=config)
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)

@@ -202,6 +202,12 @@ class Run:
     Raises:
       RunError: `path` is not a run folder, or one of a format that this version does not read.
       StateError: a file of it was changed or is damaged.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> run = nca.Run("runs/first")  # doctest: +SKIP
+      >>> nca.backtest(nca.sample_bars("sp500"), run).metrics["sharpe"]  # doctest: +SKIP
+      0.41
     """
 
     def __init__(

@@ -40,6 +40,13 @@ class Order(NamedTuple):
       take_profit: fraction of the entry price at which a gain is taken; NaN for none.
       trailing_stop: fraction that a position may lose from the best price of earlier bars; NaN for
         none.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import nca_trader as nca
+      >>> order = nca.Order(jnp.ones(2) / 2, trailing_stop=0.05)  # long both, 5% below the best
+      >>> order.has_exits
+      True
     """
 
     target: Array
@@ -67,6 +74,19 @@ class Portfolio(NamedTuple):
         where flat.
       equity: `[]` as a fraction of the start's.
       peak: `[]` the highest equity so far, at closes.
+
+    Example:
+      A strategy that leaves the market for good after a drawdown of 20%:
+
+      >>> import jax.numpy as jnp
+      >>> import nca_trader as nca
+      >>> def act(memory, bar, portfolio):
+      ...     out = memory | (portfolio.equity < 0.8 * portfolio.peak)
+      ...     return out, jnp.where(out, 0.0, jnp.ones(bar.close.shape) / 2)
+      >>> strategy = nca.Strategy(lambda assets: jnp.zeros((), bool), act)
+      >>> result = nca.backtest(nca.sample_bars("sp500"), strategy)
+      >>> bool(result.metrics["max_drawdown"] < -0.2)
+      True
     """
 
     weight: Array
