@@ -18,6 +18,9 @@ from typing import Any, NoReturn
 # Each command: the module that has its `add_COMMAND_options` and `run_COMMAND`, and its help.
 COMMANDS = {
     "demo": ("demo", "train, backtest and paper-replay on real sample bars, then write a page"),
+    "init": ("project", "write a project folder: environment, agent, strategy, data"),
+    "presets": ("project", "list, show or copy the environments and agents that ship"),
+    "config": ("project", "print an environment and an agent with every key"),
     "train": ("train", "train an agent into a run folder; the same command resumes it"),
     "supervise": ("train", "restart a command that dies; training resumes at its checkpoint"),
     "prove": ("prove", "train on markets with a known optimum, and print the fraction reached"),
