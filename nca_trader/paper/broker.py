@@ -15,9 +15,9 @@ import numpy as np
 
 from nca_trader.envs.account.state import Legs, Quote, Rules, executable, worsening
 from nca_trader.errors import ConfigError
+from nca_trader.paper.venue import MAX_CLIENT_ID, Fill
 from nca_trader.types import Costs, Tensor
 
-MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
 SECOND = 1_000_000_000  # in nanoseconds
 DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and makes no fill
 
@@ -33,22 +33,6 @@ class Order(NamedTuple):
     symbol: str
     weight: float
     buy_only: bool = False
-
-
-class Fill(NamedTuple):
-    """One execution.
-
-    units: signed, bought above 0. price: paid per unit, slippage included.
-    commission: in money, every fee included. ts: nanoseconds since 1970 UTC of the bar.
-    """
-
-    client_id: str
-    execution_id: str
-    symbol: str
-    units: float
-    price: float
-    commission: float
-    ts: int
 
 
 class Activity(NamedTuple):

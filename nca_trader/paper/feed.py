@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -15,6 +15,17 @@ from nca_trader.types import PRICES, Bar, Bars
 NANOSECONDS = 1_000_000_000
 
 
+class Notice(NamedTuple):
+    """What a live feed says between two bars.
+
+    code: "stale", "reconnected", "correction", "late" or "gap". detail: in words. Nothing is
+    traded from "stale" until the next bar.
+    """
+
+    code: str
+    detail: str = ""
+
+
 class Feed(Protocol):
     """Closed bars of `A` assets in the order of time.
 
@@ -23,10 +34,27 @@ class Feed(Protocol):
 
     symbols: tuple[str, ...]
 
-    def __iter__(self) -> Iterator[Bar]: ...
+    def __iter__(self) -> Iterator[Bar | Notice]: ...
 
     def now(self) -> int:
         """Return the feed's clock."""
+        ...
+
+
+class LiveFeed(Feed, Protocol):
+    """A feed whose bars close while it is read.
+
+    period: of a bar, in seconds. Iteration gives bars that close after `history` was called.
+    """
+
+    period: int
+
+    def history(self, count: int) -> Bars:
+        """Return the last `count` closed bars, or as many as there are."""
+        ...
+
+    def close(self) -> None:
+        """End connections and threads."""
         ...
 
 
