@@ -34,23 +34,31 @@ class Feed(Protocol):
 
     symbols: tuple[str, ...]
 
-    def __iter__(self) -> Iterator[Bar | Notice]: ...
+    def __iter__(self) -> Iterator[Bar]: ...
 
     def now(self) -> int:
         """Return the feed's clock."""
         ...
 
 
-class LiveFeed(Feed, Protocol):
+class LiveFeed(Protocol):
     """A feed whose bars close while it is read.
 
-    period: of a bar, in seconds. Iteration gives bars that close after `history` was called.
+    symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
+    the last call of `history`, and gives notices between them.
     """
 
+    symbols: tuple[str, ...]
     period: int
 
     def history(self, count: int) -> Bars:
         """Return the last `count` closed bars, or as many as there are."""
+        ...
+
+    def __iter__(self) -> Iterator[Bar | Notice]: ...
+
+    def now(self) -> int:
+        """Return nanoseconds since 1970 UTC."""
         ...
 
     def close(self) -> None:

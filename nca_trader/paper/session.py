@@ -59,10 +59,11 @@ class Session:
 
     Args:
       agent: what trades.
-      broker: it starts with `capital` in cash and no positions.
+      broker: it starts with `capital` in cash and no positions; None where a venue keeps the books.
       journal: an open one.
       capital: money at the start.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
+      live: what else makes a live session this one.
 
     Raises:
       ConfigError: the journal is another session's; names what differs.
@@ -72,12 +73,14 @@ class Session:
     def __init__(
         self,
         agent: Agent,
-        broker: Broker,
+        broker: Broker | None,
         journal: Journal,
         capital: float,
         start: int | None = None,
+        live: Mapping[str, Any] | None = None,
     ):
-        self._agent, self._broker, self._journal = agent, broker, journal
+        self._agent, self._journal = agent, journal
+        self._broker: Any = broker  # a live session has a venue instead
         self._capital = capital
         # All that makes a session this one and no other: a journal belongs to one session.
         self._started = {
@@ -92,6 +95,7 @@ class Session:
             "capital": float(capital),
             "start": start,
             **agent.identity,
+            **(live or {}),
         }
         self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
         for event in journal.events("run_started"):
@@ -197,13 +201,13 @@ class Session:
         if self._counts["bars"] == 0:
             self._record("run_started", "", self._started, ts)
         self._counts["bars"] += 1
-        self._record("bar", key, _bar_body(bar, self._agent.symbols), ts)
+        self._record("bar", key, bar_body(bar, self._agent.symbols), ts)
         self._record_fills(fills, ts)
         decision = outcome.decision
         if decision is None:
             return
         self._counts["decisions"] += 1
-        body = {name: _plain(value) for name, value in decision.body.items()}
+        body = {name: in_json(value) for name, value in decision.body.items()}
         self._record("decision", key, body, ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
@@ -227,9 +231,9 @@ class Session:
         body = {
             "equity": _equity(account),
             "log_equity": [float(account.log_equity), float(account.log_equity_low)],
-            "weight": _plain(held),
+            "weight": in_json(held),
             "cash": cash,
-            "units": _plain(units),
+            "units": in_json(units),
             "value": self._value(),
         }
         self._record("snapshot", key, body, ts)
@@ -244,7 +248,7 @@ class Session:
             self._failures = 0 if decision.usable else self._failures + 1
             if not off <= TOLERANCE:  # so that NaN is a disagreement
                 detail = {"broker": value, "account": expected}
-                halt = Halt("books-differ", detail | {"weights": [_plain(weights), _plain(held)]})
+                halt = Halt("books-differ", detail | {"weights": [in_json(weights), in_json(held)]})
             elif not decision.usable:
                 self._record("risk", key, {"code": "policy-not-finite"}, ts)
                 if self._failures >= MAX_IN_A_ROW:
@@ -258,7 +262,7 @@ class Session:
     def _reject(self, bar: Bar, reason: str, ts: int) -> None:
         self._bad_bars += 1
         self._counts["rejected"] += 1
-        body = {"reason": reason, "bar": _bar_body(bar, self._agent.symbols)}
+        body = {"reason": reason, "bar": bar_body(bar, self._agent.symbols)}
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
         # A feed may send several bad bars of one time; the digest keeps their keys apart.
         key = f"{ts // NANOSECONDS}:{digest}"
@@ -302,20 +306,20 @@ def _equity(account: Any) -> float:
     return float(np.exp(account.log_equity + account.log_equity_low))
 
 
-def _plain(value: Any) -> Any:
+def in_json(value: Any) -> Any:
     """Return numpy values in JSON's types; numbers that are not finite become None."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [in_json(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
+def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     """Return open, high, low, close, volume by symbol; None for an asset that has no bar."""
     fields = np.stack([np.asarray(getattr(bar, name)) for name in (*PRICES, "volume")], axis=-1)
     return {
-        symbol: _plain(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
+        symbol: in_json(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
     }
 
 

@@ -176,3 +176,17 @@ class Venue(Protocol):
     def close(self) -> None:
         """End connections and threads."""
         ...
+
+
+class SimulatedVenue(Venue, Protocol):
+    """A venue without a market of its own: the session tells it each bar, and it fills there."""
+
+    def quote(self, time: int, now: int, rows: dict[str, list[float | None] | None]) -> None:
+        """Fill what works at this bar's open. A bar that is not newer than the last is ignored.
+
+        Args:
+          time: seconds since 1970 UTC of the bar's open.
+          now: nanoseconds since 1970 UTC, the venue's clock from here on.
+          rows: open, high, low, close, volume by symbol; None where the bar is missing.
+        """
+        ...
