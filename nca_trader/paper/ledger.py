@@ -57,6 +57,7 @@ class Ledger:
         self.since: int | None = None  # the venue's clock when its books were taken over
         self.last = 0  # the newest fill or payment, on the venue's clock
         self.moves = 0  # fills and payments since then
+        self.count = 0  # fills, of all time
         self.fills: dict[str, list[Any]] = {}
         self.traded: dict[str, list[float]] = {}  # units and money since the last `flush`
         self.recon = ""  # digest of the last finding, which is not written twice
@@ -87,6 +88,8 @@ class Ledger:
             self.cash, self.units = body["cash"], dict(body["units"])
             self.since = self.last = body["now"]
             self.moves = 0
+        elif kind == "resume":
+            self.since = None  # a person has looked: the venue's books are taken over again
         if kind == "recon":
             self.recon = body.get("found", self.recon)
 
@@ -110,6 +113,7 @@ class Ledger:
         self.units[fill.symbol] = self.units.get(fill.symbol, 0.0) + fill.units
         self.last, self.moves = max(self.last, fill.ts), self.moves + 1
         self.fills[fill.execution_id] = list(fill)
+        self.count += 1
         units, money = self.traded.get(fill.symbol, (0.0, 0.0))
         self.traded[fill.symbol] = [units + fill.units, money + fill.units * fill.price]
         if len(self.fills) > KEPT:

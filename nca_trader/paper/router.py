@@ -116,7 +116,8 @@ class VenueBroker:
           Unreachable: the venue does not answer.
         """
         self.instruments = {s: self.venue.instrument(s) for s in self._symbols}
-        if self.ledger.since is None:
+        if self.ledger.since is None:  # the first start, or a person lifted a halt
+            self._abandon(ts)
             self.adopt(ts)
         asked = [o for o in self.ledger.open.values() if o.state in ("sent", "ambiguous")]
         self._again = {o.ticket.client_id for o in asked if self._resolve(o, ts)}
@@ -128,7 +129,8 @@ class VenueBroker:
         now, held = self.venue.now(), self.venue.holdings()
         units = {name: n for name, n in sorted(held.units.items()) if n}
         body = {"code": "adopted", "reason": reason, "cash": held.cash, "units": units, "now": now}
-        self._write("recon", f"adopted:{now}", body, ts)
+        # After a halt the books may be taken over again, at the same time of the same venue.
+        self._write("recon", f"adopted:{now}:{self._journal.head.seq}", body, ts)
 
     def sync(self, ts: int) -> Books:
         """Take in what happened at the venue, and compare its books with the journal's.
@@ -292,6 +294,18 @@ class VenueBroker:
                 return self._hold(order, "not-cancelled", ts)
             self._clock.sleep(self._jittered(wait, order))
             wait = min(2.0 * wait, self._patience.last)
+
+    def _abandon(self, ts: int) -> None:
+        """Cancel and end every order of ours: the venue's books will be taken as they are."""
+        for name, order in list(self.ledger.open.items()):
+            state = None
+            if order.state != "intent":
+                self.venue.cancel(name)
+                state = self.venue.look_up(name)
+            if state is not None and state.status == "working":
+                raise Halting("not-cancelled", client_id=name)
+            reason = "never-arrived" if state is None else state.status
+            self._end(order, reason, ts, venue=0.0 if state is None else state.filled)
 
     def _follow(self, working: dict[str, OrderState], ts: int) -> dict[str, Any]:
         """Bring our open orders up to date; return those whose fills are not all listed yet."""
