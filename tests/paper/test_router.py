@@ -401,7 +401,7 @@ def test_an_acknowledged_order_that_the_venue_denies_halts(table):
 
 
 def test_positions_older_than_the_fills_are_adopted_at_the_first_start_and_halt_later(path):
-    """A venue lists fills of some days only; a later start with unexplained units must not trade."""
+    """A venue lists fills of some days only; units that none explains must not be traded on."""
     desk = Desk()
     desk.units = {"A": 7.0}
     table = Table(path, desk)
