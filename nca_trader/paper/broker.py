@@ -192,7 +192,15 @@ class SimulatedBroker:
         notional[buy_only & (notional < 0.0)] = 0.0
         notional[np.abs(notional) < DUST * abs(equity)] = 0.0
         # A target is a fraction of equity before any of these fills: none of them sizes another.
-        units = self._taken(notional / known, known, quote)
+        names = [order.client_id if order else "" for order in orders]
+        return self.execute(notional / known, names, price, quote, ts)
+
+    def execute(
+        self, wanted: np.ndarray, names: list[str], price: np.ndarray, quote: Quote, ts: int
+    ) -> list[Fill]:
+        """Fill `wanted` units `[A]` at `price` `[A]`, as far as lots, volume and cash allow."""
+        known = np.where(np.isnan(price), 1.0, price)
+        units = self._taken(wanted, known, quote)
         worse = self._worse(units, known, quote)
         bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
         f = self._costs.commission
@@ -208,9 +216,13 @@ class SimulatedBroker:
         fills = []
         for i in order:
             if units[i] != 0.0:
-                name = self._working[self._symbols[i]].client_id
+                name = names[i]
                 fills.append(self._book(i, units.item(i), price.item(i), worse.item(i), name, ts))
         return fills
+
+    def restore(self, cash: float, units: np.ndarray, last: np.ndarray) -> None:
+        """Take over books of an earlier process: cash, units `[A]` and last closes `[A]`."""
+        self._cash, self._units, self._last = cash, units.copy(), np.nan_to_num(last)
 
     def position(self) -> Position:
         """Return cash and units now."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from nca_trader.config.reading import replayed
 from nca_trader.data.bars import read_bars
+from nca_trader.errors import ConfigError, argument
 from nca_trader.types import PRICES, Bar, Bars
 
 NANOSECONDS = 1_000_000_000
@@ -112,7 +113,10 @@ def parse_feed(
     Raises:
       ConfigError: this version does not have the feed. BarError: the file cannot be used.
     """
-    bars = read_bars(replayed(text), **(reading or {}))
+    file = replayed(text)
+    if file is None:
+        raise ConfigError(f"{argument('feed', text)}: is a live feed; give replay:FILE.")
+    bars = read_bars(file, **(reading or {}))
     if symbols is not None and bars.symbols != symbols:
         bars = bars.select(*symbols)
     return ReplayFeed(bars)

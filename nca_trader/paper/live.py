@@ -12,6 +12,7 @@ import hashlib
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
 from nca_trader.paper.router import PATIENCE, Halting, Patience, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
+from nca_trader.paper.sources import open_venue
 from nca_trader.paper.venue import Ticket, Unreachable, Venue
 from nca_trader.types import Bar
 
@@ -131,9 +133,9 @@ class LiveSession(Session):
             return self._reject(bar, reason, ts)
         self._bad_bars, self._mute = 0, False
         fresh = age <= self._patience.age * NANOSECONDS and self._core.ready(self._state, bar)
-        if fresh or self._state.account is not None:
-            self._quote(bar, ts)
-        seen = self._observed(bar, self._synced(ts)) if fresh else None
+        # Also at a bar that is not traded on: what an earlier one ordered may fill there.
+        books = self._synced(bar, ts) if fresh or self._state.account is not None else None
+        seen = self._observed(bar, books) if fresh else None
         legs = self._core.legs(self._state, bar)
         self._state, outcome = self._core.follow(self._state, bar, legs, seen)
         # A size is of what is held, so what an order replaces has to end first.
@@ -229,10 +231,11 @@ class LiveSession(Session):
         if quote is not None:
             quote(ts // NANOSECONDS, self._feed.now(), bar_body(bar, self._agent.symbols))
 
-    def _synced(self, ts: int) -> Books | None:
+    def _synced(self, bar: Bar, ts: int) -> Books | None:
         """Return the venue's books; None where it does not answer, which must not last."""
         try:
             self._refuse()
+            self._quote(bar, ts)
             books = self._router.sync(ts)
             self._refuse_skew()
         except Unreachable as error:
@@ -374,6 +377,26 @@ class LiveSession(Session):
         self._record("halt", f"{now}:{halt.code}", halt._asdict(), now)
         self._journal.commit()
         return self._halt_error(halt)
+
+
+def trade_live(
+    agent: Agent,
+    feed: LiveFeed,
+    broker: str,
+    journal: Path,
+    capital: float,
+    start: int | None,
+    warmup: int | None,
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
+    with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
+        fresh = opened.head.seq == 0
+        venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
+        with contextlib.closing(venue):
+            warmup = WARMUP if warmup is None else warmup
+            session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
+            return session.trade(stop)
 
 
 class Pump:

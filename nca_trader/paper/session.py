@@ -31,7 +31,14 @@ from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
 from nca_trader.paper.core import Agent, Core, Outcome
-from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed, rejection
+from nca_trader.paper.feed import (
+    NANOSECONDS,
+    Feed,
+    LiveFeed,
+    ReplayFeed,
+    parse_feed,
+    rejection,
+)
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
@@ -323,6 +330,20 @@ def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
+def _recent(live: LiveFeed, symbols: tuple[str, ...] | None) -> ReplayFeed:
+    """Return the newest bars of a live feed, to make an agent for them.
+
+    Raises:
+      ConfigError: the agent trades other symbols only.
+    """
+    if symbols is not None and live.symbols != symbols:
+        raise ConfigError(
+            f"the feed has {', '.join(live.symbols)} and this agent trades {', '.join(symbols)} "
+            "alone; give a feed of these, in this order."
+        )
+    return ReplayFeed(live.history(2))
+
+
 def paper_trade(
     run: Any,
     feed: str,
@@ -337,6 +358,7 @@ def paper_trade(
     costs: Costs | None = None,
     fill: str | None = None,
     order: str | None = None,
+    warmup: int | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -344,10 +366,13 @@ def paper_trade(
     Args:
       run: a run folder, an exported file, a `Strategy` without stops and targets, or a function of
         bars. The function is called on all bars so far at each decision.
-      feed: `replay:FILE`. Every symbol of it is traded, but for a run whose policy is tied to the
-        symbols that trained it: these are selected.
+      feed: `replay:FILE`, or a live feed: `alpaca:SYM,..`, `ccxt:EXCHANGE:SYM`, or `module:name`, a
+        callable of yours that returns one; see the guide on paper trading. Every symbol of it is
+        traded, but for a run whose policy is tied to the symbols that trained it: these are
+        selected.
       journal: SQLite file, made if it does not exist.
-      broker: "simulated".
+      broker: "simulated"; with a live feed it is a process of its own, with its books next to the
+        journal. Or "alpaca", "ccxt:EXCHANGE", or `module:name` of a venue of yours.
       start: date before which nothing is decided; None is as early as can be.
       capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
@@ -357,6 +382,7 @@ def paper_trade(
       costs: of trading and holding; None are the run's, and nothing for a strategy.
       fill: as in `nca_trader.backtest`.
       order: as in `nca_trader.backtest`.
+      warmup: least number of bars of a live feed's history to begin with; None is 500.
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -386,7 +412,11 @@ def paper_trade(
         expect("run", run, str | os.PathLike | CloudPath, accepted)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
-    replayed(feed, broker)
+    live = None
+    if replayed(feed, broker) is None:
+        from nca_trader.paper.sources import open_feed  # it imports the adapters of venues
+
+        live = open_feed(feed, (reading or {}).get("every"))
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
     opened_run = None if own else read_run(subject, seed=seed, force_agent=force_agent)
@@ -396,7 +426,7 @@ def paper_trade(
         rules = with_limits(base, fill, order, costs, limits)
         # As a backtest of the same file: every symbol of it, where the policy can trade others.
         tied = None if trades_others(opened_run) else opened_run.spec.symbols
-        source = parse_feed(feed, tied, reading)
+        source = _recent(live, tied) if live else parse_feed(feed, tied, reading)
         rule = opened_run.replacement
         if rule is None:
             agent = run_agent(run_on(opened_run, source.bars), costs, rules)
@@ -406,9 +436,19 @@ def paper_trade(
         refuse_no_targets(run)
         order = order or (run.order if isinstance(run, Strategy) else "rebalance")
         rules = with_limits(base, fill, order, costs, limits)
-        source = parse_feed(feed, None, reading)
+        source = _recent(live, None) if live else parse_feed(feed, None, reading)
         make = strategy_agent if isinstance(run, Strategy) else function_agent
         agent = make(subject, source.bars, costs, rules)
+    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
+        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
+    if live:
+        from nca_trader.paper.live import trade_live
+
+        result = trade_live(agent, live, broker, Path(journal), capital, first, warmup, stop)
+        named = {"in_sample": 0, "seed": None, "agent": ""}
+        if opened_run is not None:
+            named |= {"seed": opened_run.selected, "agent": opened_run.described}
+        return result | named
     if len(source) <= agent.first_decision:
         raise BarError(
             f"{source.source}: {len(source)} bars, and the agent's first decision needs "
@@ -419,8 +459,6 @@ def paper_trade(
             f"{source.source}: ends at {np.datetime64(source.last, 's')}, before "
             f"{argument('start', start)}; give a later file or an earlier start."
         )
-    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
-        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     # By the feed's clock, so that two replays of one file write the same chain.
     with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:

@@ -1,0 +1,107 @@
+"""Live feeds and venues by the names that `--feed` and `--broker` take."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nca_trader.config.reading import parse_step, source_of
+from nca_trader.envs.account.state import Rules
+from nca_trader.errors import ConfigError, argument, user_line
+from nca_trader.paper.exchange import parse_faults
+from nca_trader.paper.exchange_process import start_exchange
+from nca_trader.paper.feed import LiveFeed
+from nca_trader.paper.venue import Venue
+from nca_trader.types import Costs
+
+MODULES = {"alpaca": "alpaca", "ccxt": "ccxt_venue"}
+
+
+def open_feed(text: str, every: str | None) -> LiveFeed:
+    """Return the live feed that `--feed` names.
+
+    Args:
+      text: "alpaca:SYM,..", "ccxt:EXCHANGE:SYM" or "module:name", a callable that returns a feed.
+      every: length of a bar; your own feed knows its own.
+
+    Raises:
+      ConfigError: it cannot be opened.
+    """
+    kind, rest = source_of(text, "feed")
+    if kind == "module":
+        return _made(text, "feed", ("symbols", "period", "history", "now", "close"))
+    step = parse_step(every)
+    if step is None:
+        raise ConfigError(f"{argument('every')} is missing; give the length of a bar, e.g. 1min.")
+    return _adapter(kind).open_feed(rest, int(step / np.timedelta64(1, "s")))
+
+
+def open_venue(
+    text: str,
+    feed: LiveFeed,
+    journal: Path,
+    fresh: bool,
+    capital: float,
+    costs: Costs,
+    rules: Rules,
+) -> Venue:
+    """Return the venue that `--broker` names.
+
+    Args:
+      text: "simulated", with faults as in "simulated:seed=7,mute=0.1"; "alpaca"; "ccxt:EXCHANGE";
+        or "module:name", a callable that returns a venue.
+      feed: whose symbols it must trade.
+      journal: beside which a simulated exchange keeps its books.
+      fresh: whether the journal is new.
+      capital: of a simulated exchange.
+      costs: likewise.
+      rules: likewise.
+
+    Raises:
+      ConfigError: it cannot be opened.
+    """
+    kind, rest = source_of(text, "broker")
+    if kind == "simulated":
+        faults = parse_faults(rest)
+        return start_exchange(
+            journal, capital, costs, feed.symbols, rules, faults=faults, fresh=fresh
+        )
+    if kind == "module":
+        methods = ("submit", "cancel", "look_up", "working", "activity", "holdings", "now")
+        return _made(text, "broker", ("name", "instrument", *methods, "close"))
+    return _adapter(kind).open_venue(feed.symbols, *filter(None, [rest]))
+
+
+def _adapter(kind: str) -> Any:
+    try:
+        return importlib.import_module(f"nca_trader.paper.{MODULES[kind]}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{kind} needs the package {error.name}; run: pip install 'nca-trader[{kind}]'"
+        ) from None
+
+
+def _made(text: str, what: str, needed: tuple[str, ...]) -> Any:
+    """Return what the user's callable returns, if it has every name that the seam needs."""
+    module, _, name = text.partition(":")
+    where = argument(what, text)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the current folder are found, as with `python -m`
+    try:
+        found = getattr(importlib.import_module(module), name)()
+    except ConfigError:
+        raise
+    except Exception as error:
+        line = user_line(error)
+        raise ConfigError(
+            f"{where}: {type(error).__name__}: {error}{f' at {line}' if line else ''}; give "
+            f"module:name, a callable without arguments that returns a {what}."
+        ) from None
+    missing = [name for name in needed if not hasattr(found, name)]
+    if missing:
+        raise ConfigError(f"{where}: what it returns has no {', '.join(missing)}; see its guide.")
+    return found

@@ -1,0 +1,31 @@
+"""What a `paper` process of the fault tests is given: `--feed papertape:feed`, and a rule.
+
+The folder is that of `PAPER_TAPE`: bars.npz and the tape's place in it.
+"""
+
+import os
+import pathlib
+
+import numpy as np
+from livedesk import Tape
+
+from nca_trader.types import Bars
+
+
+def save(bars, folder):
+    arrays = {name: getattr(bars, name) for name in ("time", *bars.fields)}
+    np.savez(pathlib.Path(folder) / "bars.npz", symbols=np.array(bars.symbols), **arrays)
+
+
+def feed():
+    folder = pathlib.Path(os.environ["PAPER_TAPE"])
+    arrays = dict(np.load(folder / "bars.npz"))
+    bars = Bars(symbols=tuple(arrays.pop("symbols").tolist()), source="a tape", **arrays)
+    return Tape(bars, folder / "tape", begin=int(os.environ.get("PAPER_BEGIN", "12")))
+
+
+def steps(bars):
+    """Half long above the mean of five closes, else a third short: it trades often."""
+    close = bars.close
+    mean = np.stack([close[max(i - 4, 0) : i + 1].mean(0) for i in range(len(close))])
+    return np.where(close > mean, 0.45, -0.3)
