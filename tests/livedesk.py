@@ -145,7 +145,8 @@ class Tape:
     Its place is kept in a file, as time goes on while a session is dead.
     """
 
-    def __init__(self, bars, path, begin, period=86_400, late=0, notices=None):
+    def __init__(self, bars, path, begin, period=86_400, late=0, notices=None, bad=()):
+        self.bad = set(bad)  # places at which a bar without a close comes before the good one
         self.bars, self.symbols, self.period, self.late = bars, bars.symbols, period, late
         self.path, self.notices = pathlib.Path(path), notices or {}
         if not self.path.exists():
@@ -168,7 +169,10 @@ class Tape:
             part = self.path.with_suffix(".part")
             part.write_text(str(self.place + 1))
             part.replace(self.path)
-            yield from ReplayFeed(self.bars[self.place - 1 : self.place])
+            (bar,) = ReplayFeed(self.bars[self.place - 1 : self.place])
+            if self.place in self.bad:
+                yield bar._replace(close=np.full(len(bar.close), np.nan))
+            yield bar
 
     def close(self):
         pass

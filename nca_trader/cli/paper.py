@@ -57,6 +57,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     else:  # without --env nothing costs, and nothing limits its weights
         env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
     costs, rules = account_of(args, env, bool(args.env))
+    rules.pop("capital", None)  # the account has --capital
     # A bar is finished first, with its events in the journal.
     with stop_on_signal("bar") as stop:
         result = paper_trade(

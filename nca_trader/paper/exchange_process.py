@@ -104,7 +104,7 @@ class RemoteExchange:
         self._ask("quote", time, now, rows)
 
     def greet(self) -> dict[str, Any]:
-        """Return the process's `pid` and the `digest` of its settings."""
+        """Return the process's `pid`, the `digest` of its settings, and whether it has orders."""
         return self._ask("greet")
 
     def stop(self) -> None:
@@ -231,7 +231,7 @@ class Server:
 
     def _result(self, method: str, args: list[Any]) -> Any:
         if method == "greet":
-            return self._about
+            return self._about | {"used": self._exchange.used}
         if method == "stop":
             self._open = False
             return None
@@ -282,15 +282,20 @@ def start_exchange(
         "symbols": list(symbols),
         "rules": rules._asdict(),
         "faults": faults._asdict(),
-        "fresh": fresh,
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     settings |= {"digest": digest, "address": f"{journal}.exchange"}
-    found = None if fresh else _running(Path(settings["address"]), digest, timeout)
-    if found is not None:
-        return found
-    _replace(Path(settings["address"]), Path(settings["books"] + ".lock"))
-    return _spawn(settings, timeout)
+    found = _running(Path(settings["address"]), digest, timeout)
+    if found is None:
+        _replace(Path(settings["address"]), Path(settings["books"] + ".lock"))
+        found = _spawn(settings, timeout)
+    if fresh and found.greet()["used"]:
+        found.stop()
+        raise ConfigError(
+            f"{settings['books']}: holds orders of an earlier session whose journal is gone; "
+            "remove it, or name another journal."
+        )
+    return found
 
 
 def _running(address: Path, digest: str, timeout: float) -> RemoteExchange | None:
@@ -381,11 +386,6 @@ def main() -> int:
             Rules(**settings["rules"]),
             Faults(**settings["faults"]),
         )
-        if settings["fresh"] and exchange.used:
-            raise ConfigError(
-                f"{books}: holds orders of an earlier session whose journal is gone; remove it, or "
-                "name another journal."
-            )
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{folder}/socket")
             listener.listen()

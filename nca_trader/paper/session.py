@@ -22,7 +22,7 @@ import numpy as np
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
-from nca_trader.config.env import SIZES
+from nca_trader.config.env import SIZES, capital_problems
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
@@ -422,6 +422,9 @@ def paper_trade(
     opened_run = None if own else read_run(subject, seed=seed, force_agent=force_agent)
     base = Rules() if opened_run is None else rules_of(opened_run.env_config)
     costs = costs or (Costs() if opened_run is None else opened_run.env_config.costs)
+    known = {name: limit for name, limit in limits.items() if name in Rules._fields}
+    if "capital" not in known and any(capital_problems(base._replace(**known), costs)):
+        limits = limits | {"capital": float(capital)}  # lots and fees are amounts of money
     if opened_run is not None:
         rules = with_limits(base, fill, order, costs, limits)
         # As a backtest of the same file: every symbol of it, where the policy can trade others.
