@@ -64,6 +64,7 @@ class RemoteExchange:
         self._address, self._timeout = address, timeout
         self._socket: socket.socket | None = None
         self._left = b""
+        self.process: subprocess.Popen[bytes] | None = None  # where this session started it
 
     def instrument(self, symbol: str) -> Instrument:
         """Return how `symbol` trades."""
@@ -111,11 +112,14 @@ class RemoteExchange:
         """Ask the process to end; its books stay."""
         with contextlib.suppress(Unreachable):
             self._ask("stop")
-        self._drop()
+        self.disconnect()
 
     def close(self) -> None:
         """End the process, which nobody needs without its session."""
         self.stop()
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(ENDING)
 
     def _answered(self, method: str, *args: Any) -> Answer:
         try:
@@ -133,10 +137,10 @@ class RemoteExchange:
             self._socket.sendall(json.dumps([method, *args]).encode() + b"\n")
             line = self._line(self._socket)
         except TimeoutError:
-            self._drop()  # a late answer must not be taken for that of the next request
+            self.disconnect()  # a late answer must not be taken for that of the next request
             raise Unreachable("timeout", f"no answer in {self._timeout:g} s") from None
         except OSError as error:
-            self._drop()
+            self.disconnect()
             raise Unreachable("connection", str(error)) from None
         if "error" in line:
             raise StateError(line["error"])
@@ -154,7 +158,8 @@ class RemoteExchange:
         except ValueError:
             raise ConnectionResetError("the exchange's answer is not JSON") from None
 
-    def _drop(self) -> None:
+    def disconnect(self) -> None:
+        """Close the connection; the next request opens another."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -358,6 +363,7 @@ def _spawn(settings: dict[str, Any], timeout: float) -> RemoteExchange:
         lines = log.read_text(errors="replace").strip().splitlines() or ["no reason given"]
         kind = ConfigError if process.wait() == ConfigError.exit_code else StateError
         raise kind(f"the simulated exchange did not start: {lines[-1]}")
+    found[0].process = process
     return found[0]
 
 
