@@ -221,8 +221,7 @@ class Exchange:
 
     def submit(self, ticket: Ticket) -> Answer:
         """Accept an order; the same id twice is refused."""
-        attempt = self._attempts[ticket.client_id] = self._attempts.get(ticket.client_id, 0) + 1
-        fault = self._fault(f"{ticket.client_id}#{attempt}")
+        fault = self._fault(ticket.client_id)
         if fault == "lost":
             return Answer(Outcome.AMBIGUOUS, "lost")
         if fault == "busy":
@@ -384,12 +383,16 @@ class Exchange:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _fault(self, name: str) -> str:
+    def _fault(self, client_id: str) -> str:
         """Return the fault that a submission meets, or ""."""
-        drawn, sum_ = self._chance(name, "submit"), 0.0
-        for fault in ("reject", "busy", "mute", "reset", "lost"):
-            sum_ += getattr(self.faults, fault)
-            if drawn < sum_:
+        attempt = self._attempts[client_id] = self._attempts.get(client_id, 0) + 1
+        # The other faults are of one attempt; what is refused for good is refused again.
+        if self._chance(client_id, "reject") < self.faults.reject:
+            return "reject"
+        drawn, upto = self._chance(f"{client_id}#{attempt}", "submit"), 0.0
+        for fault in ("busy", "mute", "reset", "lost"):
+            upto += getattr(self.faults, fault)
+            if drawn < upto:
                 return fault
         return ""
 

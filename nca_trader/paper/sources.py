@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nca_trader.config.reading import parse_step, source_of
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, argument, user_line
@@ -17,8 +15,6 @@ from nca_trader.paper.exchange_process import start_exchange
 from nca_trader.paper.feed import LiveFeed
 from nca_trader.paper.venue import Venue
 from nca_trader.types import Costs
-
-MODULES = {"alpaca": "alpaca", "ccxt": "ccxt_venue"}
 
 
 def open_feed(text: str, every: str | None) -> LiveFeed:
@@ -34,10 +30,12 @@ def open_feed(text: str, every: str | None) -> LiveFeed:
     kind, rest = source_of(text, "feed")
     if kind == "module":
         return _made(text, "feed", ("symbols", "period", "history", "now", "close"))
-    step = parse_step(every)
-    if step is None:
+    if parse_step(every) is None:
         raise ConfigError(f"{argument('every')} is missing; give the length of a bar, e.g. 1min.")
-    return _adapter(kind).open_feed(rest, int(step / np.timedelta64(1, "s")))
+    if kind == "alpaca":
+        return _adapter(kind, "alpaca_feed").open_feed(_symbols(rest), every)
+    exchange, _, symbols = rest.partition(":")
+    return _adapter(kind, "ccxt_feed").open_feed(exchange, _symbols(symbols), every)
 
 
 def open_venue(
@@ -73,12 +71,23 @@ def open_venue(
     if kind == "module":
         methods = ("submit", "cancel", "look_up", "working", "activity", "holdings", "now")
         return _made(text, "broker", ("name", "instrument", *methods, "close"))
-    return _adapter(kind).open_venue(feed.symbols, *filter(None, [rest]))
+    if kind == "alpaca":
+        return _adapter(kind, "alpaca").open_venue(feed.symbols)
+    if not rest:
+        raise ConfigError(f"{argument('broker', text)}: names no exchange; give ccxt:EXCHANGE.")
+    return _adapter(kind, "ccxt_venue").open_venue(rest, feed.symbols)
 
 
-def _adapter(kind: str) -> Any:
+def _symbols(text: str) -> tuple[str, ...]:
+    found = tuple(symbol.strip() for symbol in text.split(",") if symbol.strip())
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"{argument('feed')}: {text!r} names no symbol, or one twice.")
+    return found
+
+
+def _adapter(kind: str, module: str) -> Any:
     try:
-        return importlib.import_module(f"nca_trader.paper.{MODULES[kind]}")
+        return importlib.import_module(f"nca_trader.paper.{module}")
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{kind} needs the package {error.name}; run: pip install 'nca-trader[{kind}]'"
