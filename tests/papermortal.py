@@ -1,13 +1,14 @@
 """Runs `nca-trader paper` in processes that die at a chosen call: one import, a fork for each.
 
-Lines of JSON on stdin: {"argv", "fatal", "log"}. `fatal` is null, a number (the call of the journal
-or the exchange that is the last), or "before:KIND" or "after:KIND" of an event of the journal that
-this process records as new. The answer is a line: the status of `waitpid`, and its CPU seconds.
+Lines of JSON on stdin: {"argv", "fatal", "log", "env"}. `fatal` is null, a number (the call of the
+journal or the exchange that is the last), "before:KIND" or "after:KIND" of an event of the journal
+that this process records as new, or [call, what]: "TERM", "TERM twice", or "exchange" to kill that.
+The answer is a line: the exit code, below 0 for a signal.
 """
 
 import json
 import os
-import resource
+import pathlib
 import signal
 import sys
 import warnings
@@ -17,12 +18,20 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm(fatal):
+def act(what, argv):
+    if what == "exchange":
+        about = pathlib.Path(argv[argv.index("--journal") + 1] + ".exchange").read_text()
+        return os.kill(json.loads(about)["pid"], signal.SIGKILL)
+    for _ in range(2 if what == "TERM twice" else 1):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def arm(fatal, argv):
     from nca_trader.paper.exchange_process import RemoteExchange
     from nca_trader.paper.journal import Journal
 
-    calls = 0
-    doomed = False
+    calls, doomed = 0, False
+    at, what = fatal if isinstance(fatal, list) else (fatal, "")
 
     def counted(owner, name):
         inner = getattr(owner, name)
@@ -31,15 +40,15 @@ def arm(fatal):
             nonlocal calls
             for moment in range(2):
                 calls += 1
-                if calls == fatal:
-                    die()
+                if calls == at:
+                    act(what, argv) if what else die()
                 if moment == 0:
                     found = inner(*args, **kwargs)
             return found
 
         setattr(owner, name, call)
 
-    if isinstance(fatal, int):
+    if not isinstance(fatal, str):
         for name in ("record", "commit", "_write_head"):
             counted(Journal, name)
         return counted(RemoteExchange, "_ask")
@@ -72,17 +81,57 @@ def hasten():
 
     Clock.sleep = lambda self, seconds: time.sleep(seconds / 20)
     Clock.monotonic = lambda self: time.monotonic() * 20
+    exchange_process.subprocess.Popen = Forked
     exchange_process.STARTING = exchange_process.ENDING = 2000.0  # a hundred seconds
 
 
-def child(argv, fatal, log):
+class Forked:
+    """In place of `subprocess.Popen` of the exchange: a fork, as its import costs two seconds."""
+
+    def __init__(self, command, stdout, **_):
+        assert command[-1] == "nca_trader.paper.exchange_process"
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for old, new in ((reading, 0), (stdout.fileno(), 1), (stdout.fileno(), 2)):
+                os.dup2(old, new)
+            os.closerange(3, 4096)  # the journal's lock is not the exchange's
+            from nca_trader.paper.exchange_process import main
+
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            sys.stdin = open(0)
+            try:
+                os._exit(main())
+            finally:
+                os._exit(1)
+        os.close(reading)
+        self.stdin = open(writing, "wb")
+
+    def poll(self):
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout=None):
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def child(argv, fatal, log, env):
+    import time
+
+    os.environ.update(env)
+    time.tzset()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(0)
     hasten()
     if fatal is not None:
-        arm(fatal)
+        arm(fatal, argv)
     from nca_trader.cli import main
 
     code = 97
@@ -115,8 +164,7 @@ def serve():
         if pid == 0:
             child(**task)
         _, status = os.waitpid(pid, 0)
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
+        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
