@@ -253,7 +253,10 @@ class _Bars:
     def named(self) -> None:
         symbols = self.feed.symbols
         _true(bool(symbols) and len(set(symbols)) == len(symbols), f"symbols are {symbols}")
-        _true(isinstance(self.feed.period, int) and self.feed.period > 0, "period is no seconds")
+        _true(
+            isinstance(self.feed.period, int) and self.feed.period > 0,
+            "period is not a whole number of seconds",
+        )
 
     def history(self) -> None:
         bars = self.feed.history(self.wanted)

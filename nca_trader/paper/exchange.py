@@ -1,7 +1,7 @@
 """A simulated exchange: a venue with books of its own in a SQLite file, and faults on request.
 
 It fills as `SimulatedBroker` does, whose code it runs: at the next bar's open, or at the close
-that it was last told. `paper.exchange_process` runs it in a process of its own.
+that it has seen last. `paper.exchange_process` runs it in a process of its own.
 """
 
 from __future__ import annotations

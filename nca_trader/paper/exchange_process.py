@@ -225,7 +225,7 @@ class Server:
             answer = {"error": f"the exchange refused {line[:200]!r}: {error}"}
         result = answer.get("result")
         if isinstance(result, Answer) and result.outcome is Outcome.AMBIGUOUS:
-            # It has been done or not, and the client is not told: that is the fault.
+            # It has been done or not, and the client does not hear which: that is the fault.
             if result.reason != "mute":
                 self._drop(connection)
             return

@@ -32,8 +32,8 @@ from nca_trader.types import Bar
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 SKEW = 30  # seconds between the clocks of feed and venue
 EARLY = 2  # seconds by which a bar may close before the feed's clock says so
-TICK = 0.1  # seconds between looks at signals and the kill switch while no bar comes
-LOOK = 5.0  # seconds between looks at an open order's fills
+TICK = 0.1  # seconds after which signals and the kill switch are read again while no bar comes
+LOOK = 5.0  # seconds after which an open order's fills are read again
 # Why an order ended although the decision behind it still stands: the next decision sends again.
 UNDONE = ("rejected", "expired", "never-arrived", "too-old", "symbol-held")
 

@@ -34,7 +34,7 @@ from nca_trader.paper.venue import (
 )
 from nca_trader.types import Costs
 
-OVERLAP = 3600 * NANOSECONDS  # of two looks at a venue's activity: fills may be listed late
+OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may be listed late
 CASH = 1e-6  # of what the account is worth: venues round money to cents
 
 
@@ -51,7 +51,7 @@ class Patience(NamedTuple):
 
     age: after a bar's close, in which its orders may be sent. grace: in which an order that the
     venue does not have may still appear. looks: of unanswered look-ups. first, last: of the waits
-    between attempts. recounts: number of looks at books that differ.
+    between attempts. recounts: how often books that differ are compared.
     """
 
     age: float = 60.0
@@ -101,7 +101,7 @@ class VenueBroker:
         self._clock, self._patience, self._refuse = clock or Clock(), patience, refuse
         self.ledger = Ledger(journal.events()) if ledger is None else ledger
         self.prefix = f"nca-{run[:8]}-"
-        self.held: dict[str, str] = {}  # symbols of which an order's fate is not known
+        self.held: dict[str, str] = {}  # symbols with an order whose fate is not known
         self._again: set[str] = set()  # orders that the venue has not got, to be sent again
         self.instruments: dict[str, Instrument] = {}
 

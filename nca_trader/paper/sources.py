@@ -53,7 +53,7 @@ def open_venue(
       text: "simulated", with faults as in "simulated:seed=7,mute=0.1"; "alpaca"; "ccxt:EXCHANGE";
         or "module:name", a callable that returns a venue.
       feed: whose symbols it must trade.
-      journal: beside which a simulated exchange keeps its books.
+      journal: next to which a simulated exchange keeps its books.
       fresh: whether the journal is new.
       capital: of a simulated exchange.
       costs: likewise.
