@@ -20,7 +20,7 @@ import numpy as np
 from nca_trader.errors import HaltError
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.core import Agent, Observed, Outcome
-from nca_trader.paper.feed import LiveFeed, Notice, ReplayFeed, rejection
+from nca_trader.paper.feed import LiveFeed, Notice, ReplayFeed
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
 from nca_trader.paper.router import PATIENCE, Halting, Patience, VenueBroker
@@ -77,7 +77,6 @@ class LiveSession(Session):
         self._feed, self._venue, self._warmup = feed, venue, warmup
         self._patience, self._clock = patience, clock or Clock()
         self._base: float | None = None  # the account's worth at the first decision
-        self._mute = False  # the feed is stale
         self._unanswered = 0  # bars in a row at which the venue did not answer
         self._looked = 0.0
         super().__init__(agent, None, journal, capital, start, live=names)
@@ -116,23 +115,26 @@ class LiveSession(Session):
         return self.result()
 
     def on_notice(self, notice: Notice) -> None:
-        """Journal what the feed says; send nothing while it is stale."""
-        self._mute = notice.code == "stale" or (self._mute and notice.code != "reconnected")
+        """Journal what the feed says. While it is stale no bar comes, and so no order goes."""
         now = self._feed.now()
         digest = hashlib.sha256(notice.detail.encode()).hexdigest()[:8]
         self._record("feed", f"{now}:{notice.code}:{digest}", notice._asdict(), now)
 
     def on_bar(self, bar: Bar) -> None:
-        """Process one closed bar: books, features, decision, orders."""
+        """Check one bar, which must have closed by now, and process it if it is usable."""
         bar = self._completed(bar)
+        if self._age(bar) < -EARLY:
+            return self._reject(bar, "not-closed", int(bar.time[0]) * NANOSECONDS)
+        super().on_bar(bar)
+
+    def _age(self, bar: Bar) -> float:
+        """Return the seconds since the bar closed."""
+        return self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
+
+    def _process(self, bar: Bar) -> None:
+        """Process one good bar: books, features, decision, orders."""
         ts = int(bar.time[0]) * NANOSECONDS
-        age = self._feed.now() - ts - self._feed.period * NANOSECONDS
-        early = age < -EARLY * NANOSECONDS
-        reason = rejection(bar, self._state.last) or ("not-closed" if early else None)
-        if reason is not None:
-            return self._reject(bar, reason, ts)
-        self._bad_bars, self._mute = 0, False
-        fresh = age <= self._patience.age * NANOSECONDS and self._core.ready(self._state, bar)
+        fresh = self._age(bar) <= self._patience.age and self._core.ready(self._state, bar)
         # Also at a bar that is not traded on: what an earlier one ordered may fill there.
         books = self._synced(bar, ts) if fresh or self._state.account is not None else None
         seen = self._observed(bar, books) if fresh else None

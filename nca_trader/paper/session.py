@@ -144,12 +144,17 @@ class Session:
         return self.result()
 
     def on_bar(self, bar: Bar) -> None:
-        """Process one closed bar: check, fills, features, decision, orders, reconciliation."""
+        """Check one closed bar, and process it if it is usable."""
         ts = int(bar.time[0]) * NANOSECONDS
         reason = rejection(bar, self._state.last)
         if reason is not None:
             return self._reject(bar, reason, ts)
         self._bad_bars = 0
+        self._process(bar)
+
+    def _process(self, bar: Bar) -> None:
+        """Process one good bar: fills, features, decision, orders, reconciliation."""
+        ts = int(bar.time[0]) * NANOSECONDS
         at_close = self._agent.rules.fill == "close"
         present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
         opened = np.where(present, bar.open, self._state.close)
