@@ -217,6 +217,8 @@ class Exchange:
                 if activity.cash:
                     self._pay_out(f"{moment}@{time}", activity.cash, now)
             self._close = closed
+            if self._rules.fill == "close":  # an order that met a missing bar waits for this one
+                self._list_fills(self.match(closed, legs.at_close, now))
             self._state |= {"missing": missing.tolist(), "rows": dict(rows)}
 
     def submit(self, ticket: Ticket) -> Answer:

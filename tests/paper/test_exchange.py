@@ -75,6 +75,15 @@ def test_a_missing_bar_fills_nothing_and_the_order_waits(make):
     assert exchange.look_up("one").status == "filled"
 
 
+def test_with_fills_at_the_close_too_an_order_waits_for_its_asset(make):
+    exchange = make(rules=Rules(fill="close"))
+    told(exchange, 1, other=None)
+    exchange.submit(Ticket("one", "B", 3.0))
+    assert exchange.look_up("one").status == "working"
+    told(exchange, 2, other=21.0)
+    assert exchange.activity(0).fills[0].price == pytest.approx(21.0 * 1.0002, rel=1e-15)
+
+
 def test_what_cash_does_not_pay_for_is_cancelled(make):
     exchange = make(costs=Costs())
     told(exchange, 1)

@@ -10,6 +10,7 @@ from livedesk import SECOND, Desk, Still, Tape
 import nca_trader as nca
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.agents import strategy_agent
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.live import LiveSession, Pump
@@ -373,3 +374,27 @@ def test_the_pump_asks_for_one_item_at_a_time():
     assert pump.get(5.0) == 0 and given == [0]
     assert pump.get(5.0) == 1 and pump.get(5.0) == 2
     assert pump.get(5.0) is Pump.END
+
+
+def test_live_orders_in_units_earn_what_a_backtest_of_their_targets_does(stage, tmp_path):
+    """Filled at the close that was seen, a target in units is the backtest's target weight.
+
+    The backtest knows weights alone; the exchange keeps units and cash, and the session sizes
+    orders from these.
+    """
+    agent = stage.agent(fill="close", targets=(-0.4, 0.0, 0.5))
+    room = Room(stage, tmp_path, agent)
+    room.bars = stage.bars(num_bars=80)
+    books = tmp_path / "books"
+    room.desk = Exchange(books, 1e5, agent.costs, agent.symbols, agent.rules)
+    result = room.trade()
+    assert result["fills"] > 20
+    targets = stage.decided(room.path, room.bars)
+    expected = nca.backtest(room.bars, targets, stage.costs, "close", "on_change", max_gross=1.0)
+    assert result["value"] / 1e5 == pytest.approx(expected.equity.iloc[-1], rel=1e-9)
+    # At every bar before, by the cash and units of the next snapshot, which the next bar moves.
+    snapshots = room.bodies("snapshot")
+    for row, (now, after) in enumerate(itertools.pairwise(snapshots), start=BEGIN - 1):
+        value = after["cash"] + np.dot(after["units"], room.bars.close[row])
+        assert value / 1e5 == pytest.approx(expected.equity.iloc[row], rel=1e-9)
+        assert now["value"] >= value - 1e-6  # less what the orders of this close cost
