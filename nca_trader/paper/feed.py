@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -149,3 +151,48 @@ def rejection(bar: Bar, last: int | None) -> str | None:
     if np.isinf(volume).any() or (volume < 0.0).any():  # NaN is a volume that nobody reported
         return "volume-not-usable"
     return None
+
+
+class Pump:
+    """Reads a feed in a thread of its own, one item at a time and only when asked for one.
+
+    The session's thread is never stuck in the feed, so that signals are heard between two bars.
+    """
+
+    END = object()
+
+    def __init__(self, feed: LiveFeed):
+        self._asked: queue.Queue[None] = queue.Queue()
+        self._given: queue.Queue[Any] = queue.Queue()
+        self._waiting = False
+        threading.Thread(target=self._run, args=(feed,), daemon=True, name="feed").start()
+
+    def get(self, seconds: float) -> Any:
+        """Return the next item, `END` after the last, or None if `seconds` pass without one.
+
+        Raises:
+          Exception: what the feed raised.
+        """
+        if not self._waiting:
+            self._asked.put(None)
+            self._waiting = True
+        try:
+            kind, item = self._given.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        self._waiting = False
+        if kind == "error":
+            raise item
+        return self.END if kind == "end" else item
+
+    def _run(self, feed: LiveFeed) -> None:
+        try:
+            items = iter(feed)
+            while True:
+                self._asked.get()
+                item = next(items, self.END)
+                self._given.put(("end" if item is self.END else "item", item))
+                if item is self.END:
+                    return
+        except BaseException as error:  # for the session's thread, which waits for an answer
+            self._given.put(("error", error))

@@ -15,11 +15,12 @@ import numpy as np
 from nca_trader.envs.account.state import ROUNDING
 from nca_trader.paper.broker import Order
 from nca_trader.paper.journal import Event
-from nca_trader.paper.venue import Fill, Instrument, Ticket
+from nca_trader.paper.venue import Fill, Holdings, Instrument, Ticket
 from nca_trader.types import Costs
 
 KEPT = 4096  # orders and fills that ended; older ones are in the journal alone
 UNITS = 1e-9  # relative, of a position: what floats add up to
+CASH = 1e-6  # relative, of cash: venues round money to cents
 
 
 class Books(NamedTuple):
@@ -103,6 +104,19 @@ class Ledger:
     def books(self, symbols: Sequence[str]) -> Books:
         """Return cash and units `[A]`."""
         return Books(self.cash, np.array([self.units.get(s, 0.0) for s in symbols], float))
+
+    def differences(self, held: Holdings, symbols: Sequence[str]) -> dict[str, Any]:
+        """Return what the venue has and the journal does not explain."""
+        off: dict[str, Any] = {}
+        for symbol in symbols:
+            there, here = held.units.get(symbol, 0.0), self.units.get(symbol, 0.0)
+            if not abs(there - here) <= UNITS * max(1.0, abs(there), abs(here)):
+                off[symbol] = {"venue": there, "journal": here}
+        # A venue rounds each payment to a cent.
+        near = CASH * max(abs(held.cash), abs(self.cash)) + 0.01 * (1 + self.moves)
+        if not abs(held.cash - self.cash) <= near:
+            off["cash"] = {"venue": held.cash, "journal": self.cash}
+        return off
 
     def order(self, name: str) -> Sent | None:
         """Return an order that is open, or ended not long ago."""

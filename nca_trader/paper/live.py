@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import queue
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from nca_trader.errors import HaltError
-from nca_trader.paper.clock import NANOSECONDS, Clock
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.core import Agent, Observed, Outcome
-from nca_trader.paper.feed import LiveFeed, Notice, ReplayFeed
+from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
-from nca_trader.paper.router import PATIENCE, Halting, Patience, VenueBroker
+from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
 from nca_trader.paper.venue import Ticket, Unreachable, Venue
@@ -399,48 +397,3 @@ def trade_live(
             warmup = WARMUP if warmup is None else warmup
             session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
             return session.trade(stop)
-
-
-class Pump:
-    """Reads a feed in a thread of its own, one item at a time and only when asked for one.
-
-    The session's thread is never stuck in the feed, so that signals are heard between two bars.
-    """
-
-    END = object()
-
-    def __init__(self, feed: LiveFeed):
-        self._asked: queue.Queue[None] = queue.Queue()
-        self._given: queue.Queue[Any] = queue.Queue()
-        self._waiting = False
-        threading.Thread(target=self._run, args=(feed,), daemon=True, name="feed").start()
-
-    def get(self, seconds: float) -> Any:
-        """Return the next item, `END` after the last, or None if `seconds` pass without one.
-
-        Raises:
-          Exception: what the feed raised.
-        """
-        if not self._waiting:
-            self._asked.put(None)
-            self._waiting = True
-        try:
-            kind, item = self._given.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        self._waiting = False
-        if kind == "error":
-            raise item
-        return self.END if kind == "end" else item
-
-    def _run(self, feed: LiveFeed) -> None:
-        try:
-            items = iter(feed)
-            while True:
-                self._asked.get()
-                item = next(items, self.END)
-                self._given.put(("end" if item is self.END else "item", item))
-                if item is self.END:
-                    return
-        except BaseException as error:  # for the session's thread, which waits for an answer
-            self._given.put(("error", error))

@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nca_trader.paper.broker import Order, Position
-from nca_trader.paper.clock import NANOSECONDS, Clock
+from nca_trader.paper.broker import Order
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.ledger import UNITS, Books, Ledger, Sent, tickets
 from nca_trader.paper.venue import (
@@ -35,7 +35,6 @@ from nca_trader.paper.venue import (
 from nca_trader.types import Costs
 
 OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may be listed late
-CASH = 1e-6  # of what the account is worth: venues round money to cents
 
 
 class Halting(Exception):
@@ -44,25 +43,6 @@ class Halting(Exception):
     def __init__(self, code: str, **detail: Any):
         super().__init__(code)
         self.code, self.detail = code, detail
-
-
-class Patience(NamedTuple):
-    """How long a router waits, in seconds unless said otherwise.
-
-    age: after a bar's close, in which its orders may be sent. grace: in which an order that the
-    venue does not have may still appear. looks: of unanswered look-ups. first, last: of the waits
-    between attempts. recounts: how often books that differ are compared.
-    """
-
-    age: float = 60.0
-    grace: float = 2.0
-    looks: float = 20.0
-    first: float = 0.25
-    last: float = 30.0
-    recounts: int = 4
-
-
-PATIENCE = Patience()
 
 
 class VenueBroker:
@@ -80,8 +60,6 @@ class VenueBroker:
       refuse: called before every order; raises `Halting` where nothing may be sent any more.
       ledger: of the journal, where its events have been read already.
     """
-
-    remembers = True
 
     def __init__(
         self,
@@ -148,7 +126,7 @@ class VenueBroker:
             self.take(ts, since=None if look == 0 else self.ledger.since)
             held, working = self.venue.holdings(), self.venue.working()
             unknown = self._follow({order.client_id: order for order in working}, ts)
-            off = self._differences(held)
+            off = self.ledger.differences(held, self._symbols)
             if not (off or unknown):
                 self._list_foreign(working, held, ts)
                 return self.books()
@@ -214,10 +192,6 @@ class VenueBroker:
     def books(self) -> Books:
         """Return cash and units `[A]` as the journal has them."""
         return self.ledger.books(self._symbols)
-
-    def position(self) -> Position:
-        """Return cash and units `[A]` as the journal has them."""
-        return Position(*self.books())
 
     def _deliver(self, order: Sent, ts: int) -> None:
         """Send an order, as often as the venue is busy or has not got it."""
@@ -387,19 +361,6 @@ class VenueBroker:
     def _pay(self, flow: CashFlow) -> None:
         body = {"amount": flow.amount, "kind": flow.kind, "symbol": flow.symbol, "ts": flow.ts}
         self._write("cash", flow.id, body, flow.ts)
-
-    def _differences(self, held: Holdings) -> dict[str, Any]:
-        """Return what the venue has and the journal does not explain."""
-        off: dict[str, Any] = {}
-        for symbol in self._symbols:
-            there, here = held.units.get(symbol, 0.0), self.ledger.units.get(symbol, 0.0)
-            if not abs(there - here) <= UNITS * max(1.0, abs(there), abs(here)):
-                off[symbol] = {"venue": there, "journal": here}
-        # A venue rounds each payment to a cent.
-        near = CASH * max(abs(held.cash), abs(self.ledger.cash)) + 0.01 * (1 + self.ledger.moves)
-        if not abs(held.cash - self.ledger.cash) <= near:
-            off["cash"] = {"venue": held.cash, "journal": self.ledger.cash}
-        return off
 
     def _list_foreign(self, working: Sequence[OrderState], held: Holdings, ts: int) -> None:
         """Journal orders and positions that are not ours where they changed; touch none of them."""

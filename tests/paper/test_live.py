@@ -11,9 +11,9 @@ import nca_trader as nca
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.agents import strategy_agent
 from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import Notice
+from nca_trader.paper.feed import Notice, Pump
 from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.live import LiveSession, Pump
+from nca_trader.paper.live import LiveSession
 from nca_trader.paper.venue import Unreachable
 
 BEGIN = 20  # bars that are history when the session starts
