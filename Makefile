@@ -30,12 +30,13 @@ DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/
 DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FORCE)
 DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test check test-slow test-fresh test-oracles lint format docs bench bench-peers lock wheel clean FORCE
+.PHONY: help setup demo test check test-slow soak test-fresh test-oracles lint format docs bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
 	@echo "make check      lint, and the tests nearest to what changed against main: under 2 minutes"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  fix style"
+	@echo "make soak       kill paper sessions: 200 times at random, and before and after each kind of event"
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
@@ -81,6 +82,9 @@ check: lint
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-slow: .venv/.installed
 	@$(PY) -m pytest -m slow --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+
+soak: .venv/.installed
+	@$(PY) -m pytest -m "" tests/paper/test_faults.py tests/paper/test_kill.py $(PYTEST_ARGS)
 
 test-fresh: .venv/.installed
 	@$(PY) -m pytest -m "hypothesis and not slow" --hypothesis-seed=$(SEED) $(IN_PARALLEL) $(PYTEST_ARGS)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
+    from nca_trader.paper.check import check_broker, check_feed
     from nca_trader.paper.session import paper_trade
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
@@ -78,7 +79,9 @@ __all__ = [
     "WithBaseline",
     "align",
     "backtest",
+    "check_broker",
     "check_env",
+    "check_feed",
     "check_policy",
     "compare",
     "flat_at_close",
@@ -135,7 +138,9 @@ _HOME = {
     "TradingEnv": "envs.trading",
     "WalkForward": "evaluate.walkforward.walk",
     "WithBaseline": "evaluate.baseline",
+    "check_broker": "paper.check",
     "check_env": "envs.check",
+    "check_feed": "paper.check",
     "check_policy": "agents.check",
     "align": "data.bars",
     "backtest": "evaluate.backtest",

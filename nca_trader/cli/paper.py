@@ -29,8 +29,12 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
         *ACCOUNT,
         env={"help": "with --strategy: an environment's costs and limits"},
     )
-    parser.add_argument("--feed", required=True, metavar="FEED", help="replay:FILE, a bar file")
-    parser.add_argument("--broker", default="simulated", help="simulated (default)")
+    feeds = "replay:FILE, a bar file; live: alpaca:SYM,.. or ccxt:EXCHANGE:SYM or module:name"
+    parser.add_argument("--feed", required=True, metavar="FEED", help=feeds)
+    brokers = "simulated (default), or with a live feed alpaca, ccxt:EXCHANGE or module:name"
+    parser.add_argument("--broker", default="simulated", help=brokers)
+    warmup = "bars of history that a live session begins with at least; default 500"
+    parser.add_argument("--warmup", type=int, metavar="BARS", help=warmup)
     journal = "SQLite journal; continued if it exists"
     parser.add_argument("--journal", required=True, metavar="FILE", help=journal)
     parser.add_argument("--start", metavar="DATE", help="decide nothing before; default: warm-up")
@@ -53,6 +57,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     else:  # without --env nothing costs, and nothing limits its weights
         env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
     costs, rules = account_of(args, env, bool(args.env))
+    rules.pop("capital", None)  # the account has --capital
     # A bar is finished first, with its events in the journal.
     with stop_on_signal("bar") as stop:
         result = paper_trade(
@@ -67,10 +72,12 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             seed=args.seed,
             force_agent=args.force_agent,
             costs=costs,
+            warmup=args.warmup,
             **rules,
         )
+        stopped = stop()
         # The journal has every event already, so nothing is lost by stopping between two bars.
-        if stop():
+        if stopped:
             print(f"stopped; all is in {args.journal}, and the same command resumes from there.")
     if result["agent"]:
         print(result["agent"])
@@ -86,6 +93,8 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
         f"{result['value']:,.2f} in money; journal {args.journal}, {result['events']} events, "
         f"head {result['head'][:16]}"
     )
+    if stopped:
+        raise KeyboardInterrupt  # the exit code of a command that was interrupted
     return result
 
 

@@ -123,21 +123,44 @@ def _refuse_unknown(what: str, name: str, known: Collection[str]) -> None:
         raise BarError(f"unknown {what} {name!r}; did you mean {near!r}?")
 
 
-def replayed(feed: str, broker: str = "simulated") -> str:
-    """Return the bar file that a feed replays.
+def replayed(feed: str, broker: str = "simulated") -> str | None:
+    """Return the bar file that a feed replays; None of a live feed.
 
     Raises:
-      ConfigError: this version does not have such a feed or broker.
+      ConfigError: there is no such feed or broker, or they do not go together.
     """
-    accepted = "replay:FILE, FILE a bar file"
-    expect("feed", feed, str, accepted)
-    if broker != "simulated":
-        raise ConfigError(f"{argument('broker', broker)} is not in this version; simulated is.")
-    kind, _, file = feed.partition(":")  # at the first colon: the file may be a URL
-    if kind in ("alpaca", "ccxt"):
+    expect("feed", feed, str, FEEDS)
+    kind, rest = source_of(feed, "feed")
+    at, faults = source_of(broker, "broker")
+    if kind != "replay":
+        return None
+    if at != "simulated" or faults:
         raise ConfigError(
-            f"{argument('feed', feed)}: {kind} is not in this version; replay:FILE is."
+            f"{argument('broker', broker)}: a replay's orders go to the simulated broker; give "
+            f"{argument('broker', 'simulated')}, or a live feed."
         )
-    if kind != "replay" or not file:
-        raise ConfigError(f"{argument('feed', feed)} is not a feed; give {accepted}.")
-    return file
+    return rest
+
+
+FEEDS = "replay:FILE, alpaca:SYM,.., ccxt:EXCHANGE:SYM or module:name"
+BROKERS = "simulated, alpaca, ccxt:EXCHANGE or module:name"
+
+
+def source_of(text: str, what: str) -> tuple[str, str]:
+    """Split a feed's or a broker's name into its kind and the rest.
+
+    Raises:
+      ConfigError: it is not one.
+
+    >>> source_of("ccxt:binance:BTC/USDT", "feed")
+    ('ccxt', 'binance:BTC/USDT')
+    """
+    kinds = ("replay", "alpaca", "ccxt") if what == "feed" else ("simulated", "alpaca", "ccxt")
+    kind, colon, rest = text.partition(":")  # at the first colon: a file may be a URL
+    if kind in kinds and (rest or (what == "broker" and not colon)):
+        return kind, rest
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text) and kind not in kinds:
+        return "module", text
+    raise ConfigError(
+        f"{argument(what, text)} is not a {what}; give {FEEDS if what == 'feed' else BROKERS}."
+    )

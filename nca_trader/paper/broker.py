@@ -15,9 +15,9 @@ import numpy as np
 
 from nca_trader.envs.account.state import Legs, Quote, Rules, executable, worsening
 from nca_trader.errors import ConfigError
+from nca_trader.paper.venue import MAX_CLIENT_ID, Fill
 from nca_trader.types import Costs, Tensor
 
-MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
 SECOND = 1_000_000_000  # in nanoseconds
 DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and makes no fill
 
@@ -33,22 +33,6 @@ class Order(NamedTuple):
     symbol: str
     weight: float
     buy_only: bool = False
-
-
-class Fill(NamedTuple):
-    """One execution.
-
-    units: signed, bought above 0. price: paid per unit, slippage included.
-    commission: in money, every fee included. ts: nanoseconds since 1970 UTC of the bar.
-    """
-
-    client_id: str
-    execution_id: str
-    symbol: str
-    units: float
-    price: float
-    commission: float
-    ts: int
 
 
 class Activity(NamedTuple):
@@ -208,7 +192,15 @@ class SimulatedBroker:
         notional[buy_only & (notional < 0.0)] = 0.0
         notional[np.abs(notional) < DUST * abs(equity)] = 0.0
         # A target is a fraction of equity before any of these fills: none of them sizes another.
-        units = self._taken(notional / known, known, quote)
+        names = [order.client_id if order else "" for order in orders]
+        return self.execute(notional / known, names, price, quote, ts)
+
+    def execute(
+        self, wanted: np.ndarray, names: list[str], price: np.ndarray, quote: Quote, ts: int
+    ) -> list[Fill]:
+        """Fill `wanted` units `[A]` at `price` `[A]`, as far as lots, volume and cash allow."""
+        known = np.where(np.isnan(price), 1.0, price)
+        units = self._taken(wanted, known, quote)
         worse = self._worse(units, known, quote)
         bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
         f = self._costs.commission
@@ -224,9 +216,13 @@ class SimulatedBroker:
         fills = []
         for i in order:
             if units[i] != 0.0:
-                name = self._working[self._symbols[i]].client_id
+                name = names[i]
                 fills.append(self._book(i, units.item(i), price.item(i), worse.item(i), name, ts))
         return fills
+
+    def restore(self, cash: float, units: np.ndarray, last: np.ndarray) -> None:
+        """Take over books of an earlier process: cash, units `[A]` and last closes `[A]`."""
+        self._cash, self._units, self._last = cash, units.copy(), np.nan_to_num(last)
 
     def position(self) -> Position:
         """Return cash and units now."""

@@ -23,6 +23,7 @@ from nca_trader.envs.account.state import (
     REST,
     WHOLE,
     Account,
+    Fill,
     Legs,
     Quote,
     Rules,
@@ -37,6 +38,7 @@ on_bar = jax.jit(accounting.on_bar, static_argnums=(2, 3))
 trade = jax.jit(accounting.trade, static_argnums=(2, 3))
 _on_bar_of_book = jax.jit(exits.on_bar, static_argnums=(4, 5))
 _entered = jax.jit(exits.entered)
+_aged = jax.jit(exits.aged)
 _capped = jax.jit(accounting.capped, static_argnums=1)
 
 
@@ -118,6 +120,22 @@ class State(NamedTuple):
     sizes: Seen
 
 
+class Observed(NamedTuple):
+    """An account as its venue has it at a close.
+
+    equity: as a fraction of the start's. weight: `[A]` held. waiting: `[A]` whether an order
+    works. undone: `[A]` whether the last order ended without a try. traded: `[A]` since the last
+    decision, as a fraction of equity. price: `[A]` mean price of that.
+    """
+
+    equity: float
+    weight: np.ndarray
+    waiting: np.ndarray
+    undone: np.ndarray
+    traded: np.ndarray
+    price: np.ndarray
+
+
 class Outcome(NamedTuple):
     """What follows from a bar. decision: None before trading starts.
 
@@ -191,23 +209,76 @@ class Core:
         Returns:
           The state after the bar, and what follows from it.
         """
-        agent, seconds = self.agent, int(bar.time[0])
-        account, book, first = state.account, state.book, state.account is None
+        account, book = state.account, state.book
         if account is not None:
             account, book = self._moved(account, book, bar, legs)
         # The agent sees the bars before `start` in any case, and decides at none of them.
-        elif state.rows >= agent.first_decision and seconds >= self._start:
-            account = agent.open()
-            book = _open_book(len(bar.close)) if agent.sees_book else None
-        memory, account, decision = agent.act(state.memory, bar, account, book, first)
+        elif self.ready(state, bar):
+            account, book = self._opened(bar)
+        return self._decide(state, bar, legs, account, book)
+
+    def follow(
+        self, state: State, bar: Bar, legs: Legs, seen: Observed | None
+    ) -> tuple[State, Outcome]:
+        """Decide at the close of `bar` on an account that a venue keeps.
+
+        Args:
+          state: after the bar before.
+          bar: the closed bar.
+          legs: of this bar, from `self.legs(state, bar)`.
+          seen: the account at this close; None learns the bar and decides nothing.
+
+        Returns:
+          As `step`.
+        """
+        if seen is None:
+            return self._decide(state, bar, legs, None, None)
+        account, book = state.account, state.book
+        if account is None:
+            account, book = self._opened(bar)
+        ordered = np.where(seen.undone, seen.weight, account.ordered)
+        account = account._replace(
+            log_equity=np.float64(np.log(max(seen.equity, self.agent.rules.floor))),
+            log_equity_low=np.float64(0.0),
+            weight=seen.weight,
+            weight_low=np.zeros_like(seen.weight),
+            ordered=ordered,
+            pending=np.where(seen.waiting, WHOLE, FILLED).astype(np.int8),
+            ruined=np.asarray(seen.equity <= self.agent.rules.floor),
+        )
+        if legs.size is not None:
+            account = account._replace(size=np.asarray(legs.size))
+        if book is not None:
+            with float64_on_cpu():
+                effects: Any = (seen.traded, np.float64(0.0), None)
+                book = _entered(book, account.held, Fill(*effects), seen.price)
+                book = _aged(book, account, bar, np.zeros(len(seen.weight), bool))
+                book = jax.tree.map(np.asarray, book)
+        return self._decide(state, bar, legs, account, book)
+
+    def ready(self, state: State, bar: Bar) -> bool:
+        """Whether `bar` may be decided at: the agent has seen enough, and `start` is reached."""
+        return state.rows >= self.agent.first_decision and int(bar.time[0]) >= self._start
+
+    def _opened(self, bar: Bar) -> tuple[Account, Book | None]:
+        book = _open_book(len(bar.close)) if self.agent.sees_book else None
+        return self.agent.open(), book
+
+    def _decide(
+        self, state: State, bar: Bar, legs: Legs, account: Account | None, book: Book | None
+    ) -> tuple[State, Outcome]:
+        """Let the agent see `bar`, and decide where there is an account."""
+        first, unseen = state.account is None, account is None
+        memory, account, decision = self.agent.act(state.memory, bar, account, book, first)
         after = state._replace(
             rows=state.rows + 1,
-            last=seconds,
+            last=int(bar.time[0]),
             close=np.where(bar.present, bar.close, state.close),
             missing=self._missing(state, bar),
             memory=memory,
-            account=account,
-            book=book,
+            # A bar that is only learnt leaves the account of an earlier decision as it is.
+            account=state.account if unseen else account,
+            book=state.book if unseen else book,
             sizes=self._sizes(state, bar)[0],
         )
         if decision is None or account is None:

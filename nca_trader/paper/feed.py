@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from nca_trader.config.reading import replayed
 from nca_trader.data.bars import read_bars
+from nca_trader.errors import ConfigError, argument
 from nca_trader.types import PRICES, Bar, Bars
 
 NANOSECONDS = 1_000_000_000
+
+
+class Notice(NamedTuple):
+    """What a live feed says between two bars.
+
+    code: "stale", "reconnected", "correction", "late" or "gap". detail: in words. Nothing is
+    traded from "stale" until the next bar.
+    """
+
+    code: str
+    detail: str = ""
 
 
 class Feed(Protocol):
@@ -27,6 +41,31 @@ class Feed(Protocol):
 
     def now(self) -> int:
         """Return the feed's clock."""
+        ...
+
+
+class LiveFeed(Protocol):
+    """A feed whose bars close while it is read.
+
+    symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
+    the last call of `history`, and gives notices between them.
+    """
+
+    symbols: tuple[str, ...]
+    period: int
+
+    def history(self, count: int) -> Bars:
+        """Return the last `count` closed bars, or as many as there are."""
+        ...
+
+    def __iter__(self) -> Iterator[Bar | Notice]: ...
+
+    def now(self) -> int:
+        """Return nanoseconds since 1970 UTC."""
+        ...
+
+    def close(self) -> None:
+        """End connections and threads."""
         ...
 
 
@@ -76,7 +115,10 @@ def parse_feed(
     Raises:
       ConfigError: this version does not have the feed. BarError: the file cannot be used.
     """
-    bars = read_bars(replayed(text), **(reading or {}))
+    file = replayed(text)
+    if file is None:
+        raise ConfigError(f"{argument('feed', text)}: is a live feed; give replay:FILE.")
+    bars = read_bars(file, **(reading or {}))
     if symbols is not None and bars.symbols != symbols:
         bars = bars.select(*symbols)
     return ReplayFeed(bars)
@@ -109,3 +151,48 @@ def rejection(bar: Bar, last: int | None) -> str | None:
     if np.isinf(volume).any() or (volume < 0.0).any():  # NaN is a volume that nobody reported
         return "volume-not-usable"
     return None
+
+
+class Pump:
+    """Reads a feed in a thread of its own, one item at a time and only when asked for one.
+
+    The session's thread is never stuck in the feed, so that signals are heard between two bars.
+    """
+
+    END = object()
+
+    def __init__(self, feed: LiveFeed):
+        self._asked: queue.Queue[None] = queue.Queue()
+        self._given: queue.Queue[Any] = queue.Queue()
+        self._waiting = False
+        threading.Thread(target=self._run, args=(feed,), daemon=True, name="feed").start()
+
+    def get(self, seconds: float) -> Any:
+        """Return the next item, `END` after the last, or None if `seconds` pass without one.
+
+        Raises:
+          Exception: what the feed raised.
+        """
+        if not self._waiting:
+            self._asked.put(None)
+            self._waiting = True
+        try:
+            kind, item = self._given.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        self._waiting = False
+        if kind == "error":
+            raise item
+        return self.END if kind == "end" else item
+
+    def _run(self, feed: LiveFeed) -> None:
+        try:
+            items = iter(feed)
+            while True:
+                self._asked.get()
+                item = next(items, self.END)
+                self._given.put(("end" if item is self.END else "item", item))
+                if item is self.END:
+                    return
+        except BaseException as error:  # for the session's thread, which waits for an answer
+            self._given.put(("error", error))

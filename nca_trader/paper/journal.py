@@ -26,8 +26,8 @@ from nca_trader.errors import ConfigError, StateError
 from nca_trader.machine import HeldError, take_lock
 
 KINDS = frozenset(
-    "run_started bar bar_rejected decision risk order_intent order_sent order_ack order_ambiguous "
-    "fill cash order_terminal recon halt resume snapshot run_ended".split()
+    "run_started bar bar_rejected feed decision risk order_intent order_sent order_ack "
+    "order_ambiguous fill cash order_terminal recon halt resume snapshot run_ended".split()
 )
 GENESIS = "0" * 64  # the hash before the first event
 HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all

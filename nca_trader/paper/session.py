@@ -22,7 +22,7 @@ import numpy as np
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
-from nca_trader.config.env import SIZES
+from nca_trader.config.env import SIZES, capital_problems
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
@@ -31,7 +31,14 @@ from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
 from nca_trader.paper.core import Agent, Core, Outcome
-from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed, rejection
+from nca_trader.paper.feed import (
+    NANOSECONDS,
+    Feed,
+    LiveFeed,
+    ReplayFeed,
+    parse_feed,
+    rejection,
+)
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
@@ -59,10 +66,11 @@ class Session:
 
     Args:
       agent: what trades.
-      broker: it starts with `capital` in cash and no positions.
+      broker: it starts with `capital` in cash and no positions; None where a venue keeps the books.
       journal: an open one.
       capital: money at the start.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
+      live: what else makes a live session this one.
 
     Raises:
       ConfigError: the journal is another session's; names what differs.
@@ -72,12 +80,14 @@ class Session:
     def __init__(
         self,
         agent: Agent,
-        broker: Broker,
+        broker: Broker | None,
         journal: Journal,
         capital: float,
         start: int | None = None,
+        live: Mapping[str, Any] | None = None,
     ):
-        self._agent, self._broker, self._journal = agent, broker, journal
+        self._agent, self._journal = agent, journal
+        self._broker: Any = broker  # a live session has a venue instead
         self._capital = capital
         # All that makes a session this one and no other: a journal belongs to one session.
         self._started = {
@@ -92,6 +102,7 @@ class Session:
             "capital": float(capital),
             "start": start,
             **agent.identity,
+            **(live or {}),
         }
         self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
         for event in journal.events("run_started"):
@@ -133,12 +144,17 @@ class Session:
         return self.result()
 
     def on_bar(self, bar: Bar) -> None:
-        """Process one closed bar: check, fills, features, decision, orders, reconciliation."""
+        """Check one closed bar, and process it if it is usable."""
         ts = int(bar.time[0]) * NANOSECONDS
         reason = rejection(bar, self._state.last)
         if reason is not None:
             return self._reject(bar, reason, ts)
         self._bad_bars = 0
+        self._process(bar)
+
+    def _process(self, bar: Bar) -> None:
+        """Process one good bar: fills, features, decision, orders, reconciliation."""
+        ts = int(bar.time[0]) * NANOSECONDS
         at_close = self._agent.rules.fill == "close"
         present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
         opened = np.where(present, bar.open, self._state.close)
@@ -197,13 +213,13 @@ class Session:
         if self._counts["bars"] == 0:
             self._record("run_started", "", self._started, ts)
         self._counts["bars"] += 1
-        self._record("bar", key, _bar_body(bar, self._agent.symbols), ts)
+        self._record("bar", key, bar_body(bar, self._agent.symbols), ts)
         self._record_fills(fills, ts)
         decision = outcome.decision
         if decision is None:
             return
         self._counts["decisions"] += 1
-        body = {name: _plain(value) for name, value in decision.body.items()}
+        body = {name: in_json(value) for name, value in decision.body.items()}
         self._record("decision", key, body, ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
@@ -227,9 +243,9 @@ class Session:
         body = {
             "equity": _equity(account),
             "log_equity": [float(account.log_equity), float(account.log_equity_low)],
-            "weight": _plain(held),
+            "weight": in_json(held),
             "cash": cash,
-            "units": _plain(units),
+            "units": in_json(units),
             "value": self._value(),
         }
         self._record("snapshot", key, body, ts)
@@ -244,7 +260,7 @@ class Session:
             self._failures = 0 if decision.usable else self._failures + 1
             if not off <= TOLERANCE:  # so that NaN is a disagreement
                 detail = {"broker": value, "account": expected}
-                halt = Halt("books-differ", detail | {"weights": [_plain(weights), _plain(held)]})
+                halt = Halt("books-differ", detail | {"weights": [in_json(weights), in_json(held)]})
             elif not decision.usable:
                 self._record("risk", key, {"code": "policy-not-finite"}, ts)
                 if self._failures >= MAX_IN_A_ROW:
@@ -258,7 +274,7 @@ class Session:
     def _reject(self, bar: Bar, reason: str, ts: int) -> None:
         self._bad_bars += 1
         self._counts["rejected"] += 1
-        body = {"reason": reason, "bar": _bar_body(bar, self._agent.symbols)}
+        body = {"reason": reason, "bar": bar_body(bar, self._agent.symbols)}
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
         # A feed may send several bad bars of one time; the digest keeps their keys apart.
         key = f"{ts // NANOSECONDS}:{digest}"
@@ -302,21 +318,35 @@ def _equity(account: Any) -> float:
     return float(np.exp(account.log_equity + account.log_equity_low))
 
 
-def _plain(value: Any) -> Any:
+def in_json(value: Any) -> Any:
     """Return numpy values in JSON's types; numbers that are not finite become None."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [in_json(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
+def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     """Return open, high, low, close, volume by symbol; None for an asset that has no bar."""
     fields = np.stack([np.asarray(getattr(bar, name)) for name in (*PRICES, "volume")], axis=-1)
     return {
-        symbol: _plain(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
+        symbol: in_json(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
     }
+
+
+def _recent(live: LiveFeed, symbols: tuple[str, ...] | None) -> ReplayFeed:
+    """Return the newest bars of a live feed, to make an agent for them.
+
+    Raises:
+      ConfigError: the agent trades other symbols only.
+    """
+    if symbols is not None and live.symbols != symbols:
+        raise ConfigError(
+            f"the feed has {', '.join(live.symbols)} and this agent trades {', '.join(symbols)} "
+            "alone; give a feed of these, in this order."
+        )
+    return ReplayFeed(live.history(2))
 
 
 def paper_trade(
@@ -333,6 +363,7 @@ def paper_trade(
     costs: Costs | None = None,
     fill: str | None = None,
     order: str | None = None,
+    warmup: int | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -340,10 +371,13 @@ def paper_trade(
     Args:
       run: a run folder, an exported file, a `Strategy` without stops and targets, or a function of
         bars. The function is called on all bars so far at each decision.
-      feed: `replay:FILE`. Every symbol of it is traded, but for a run whose policy is tied to the
-        symbols that trained it: these are selected.
+      feed: `replay:FILE`, or a live feed: `alpaca:SYM,..`, `ccxt:EXCHANGE:SYM`, or `module:name`, a
+        callable of yours that returns one; see the guide on paper trading. Every symbol of it is
+        traded, but for a run whose policy is tied to the symbols that trained it: these are
+        selected.
       journal: SQLite file, made if it does not exist.
-      broker: "simulated".
+      broker: "simulated"; with a live feed it is a process of its own, with its books next to the
+        journal. Or "alpaca", "ccxt:EXCHANGE", or `module:name` of a venue of yours.
       start: date before which nothing is decided; None is as early as can be.
       capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
@@ -353,6 +387,7 @@ def paper_trade(
       costs: of trading and holding; None are the run's, and nothing for a strategy.
       fill: as in `nca_trader.backtest`.
       order: as in `nca_trader.backtest`.
+      warmup: least number of bars of a live feed's history to begin with; None is 500.
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -382,17 +417,24 @@ def paper_trade(
         expect("run", run, str | os.PathLike | CloudPath, accepted)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
-    replayed(feed, broker)
+    live = None
+    if replayed(feed, broker) is None:
+        from nca_trader.paper.sources import open_feed  # it imports the adapters of venues
+
+        live = open_feed(feed, (reading or {}).get("every"))
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
     opened_run = None if own else read_run(subject, seed=seed, force_agent=force_agent)
     base = Rules() if opened_run is None else rules_of(opened_run.env_config)
     costs = costs or (Costs() if opened_run is None else opened_run.env_config.costs)
+    known = {name: limit for name, limit in limits.items() if name in Rules._fields}
+    if "capital" not in known and any(capital_problems(base._replace(**known), costs)):
+        limits = limits | {"capital": float(capital)}  # lots and fees are amounts of money
     if opened_run is not None:
         rules = with_limits(base, fill, order, costs, limits)
         # As a backtest of the same file: every symbol of it, where the policy can trade others.
         tied = None if trades_others(opened_run) else opened_run.spec.symbols
-        source = parse_feed(feed, tied, reading)
+        source = _recent(live, tied) if live else parse_feed(feed, tied, reading)
         rule = opened_run.replacement
         if rule is None:
             agent = run_agent(run_on(opened_run, source.bars), costs, rules)
@@ -402,9 +444,19 @@ def paper_trade(
         refuse_no_targets(run)
         order = order or (run.order if isinstance(run, Strategy) else "rebalance")
         rules = with_limits(base, fill, order, costs, limits)
-        source = parse_feed(feed, None, reading)
+        source = _recent(live, None) if live else parse_feed(feed, None, reading)
         make = strategy_agent if isinstance(run, Strategy) else function_agent
         agent = make(subject, source.bars, costs, rules)
+    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
+        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
+    if live:
+        from nca_trader.paper.live import trade_live
+
+        result = trade_live(agent, live, broker, Path(journal), capital, first, warmup, stop)
+        named = {"in_sample": 0, "seed": None, "agent": ""}
+        if opened_run is not None:
+            named |= {"seed": opened_run.selected, "agent": opened_run.described}
+        return result | named
     if len(source) <= agent.first_decision:
         raise BarError(
             f"{source.source}: {len(source)} bars, and the agent's first decision needs "
@@ -415,8 +467,6 @@ def paper_trade(
             f"{source.source}: ends at {np.datetime64(source.last, 's')}, before "
             f"{argument('start', start)}; give a later file or an earlier start."
         )
-    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
-        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     # By the feed's clock, so that two replays of one file write the same chain.
     with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:

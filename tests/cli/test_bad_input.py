@@ -201,7 +201,7 @@ def test_a_rule_that_does_not_exist_names_the_nearest(command, mine):
     ("option", "says"),
     [
         ("--feed=bars.csv", "--feed bars.csv is not a feed; give replay:FILE"),
-        ("--broker=alpaca", "--broker alpaca is not in this version"),
+        ("--broker=alpaca", "--broker alpaca: a replay's orders go to the simulated broker"),
         ("--start=then", "--start then is not a date"),
         ("--capital=-1", "capital"),
         ("--journal=/nowhere/at/all.sqlite", "/nowhere/at: there is no such folder"),

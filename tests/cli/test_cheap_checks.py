@@ -112,7 +112,7 @@ CASES = (
     (REPLAY.replace("bars.csv", "nowhere.csv"), "nowhere.csv: D001 no such file."),
     (REPLAY.replace("replay:", ""), "--feed bars.csv is not a feed"),
     (REPLAY.replace("j.db", "no/j.db"), "no: there is no such folder"),
-    (REPLAY + "--broker alpaca", "--broker alpaca is not in this version"),
+    (REPLAY + "--broker alpaca", "--broker alpaca: a replay's orders go to the simulated broker"),
     (REPLAY + "--capital 0", "--capital 0.0: give a sum of money above 0"),
     (REPLAY + "--start 05/06/2006", "--start 05/06/2006 may mean two days"),
     ("journal verify nowhere.db", "nowhere.db"),

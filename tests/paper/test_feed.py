@@ -46,8 +46,8 @@ def test_a_file_is_replayed_with_the_symbols_asked_for(stage, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("alpaca:SPY", "alpaca is not in this version; replay:FILE is"),
-        ("ccxt:binance:BTC/USDT", "ccxt is not in this version"),
+        ("alpaca:SPY", "is a live feed; give replay:FILE"),
+        ("ccxt:binance:BTC/USDT", "is a live feed"),
         ("replay:", "give replay:FILE"),
         ("bars.csv", "give replay:FILE"),
         ("", "give replay:FILE"),

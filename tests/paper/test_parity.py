@@ -263,14 +263,14 @@ def test_the_command_says_what_it_did_and_twice_is_once(run, files, tmp_path, ca
     [
         ({"--run": "none"}, "not a run folder"),
         ({"--feed": "replay:none.csv"}, "none.csv"),
-        ({"--feed": "alpaca:SPY"}, "not in this version"),
+        ({"--feed": "alpaca:SPY"}, "--every is missing"),
         ({"--feed": "replay:short.parquet"}, "40 bars"),
         ({"--feed": "replay:empty.csv"}, "empty.csv"),
         ({"--start": "tomorrow-ish"}, "not a date"),
         ({"--start": "2031-01-01"}, "before --start 2031-01-01"),
         ({"--capital": "-5"}, "capital"),
         ({"--capital": "nan"}, "capital"),
-        ({"--broker": "alpaca"}, "not in this version"),
+        ({"--broker": "alpaca"}, "a replay's orders go to the simulated broker"),
         ({"--journal": "no-folder/paper.db"}, "no such folder"),
     ],
 )

@@ -179,7 +179,7 @@ def on_bar(
     account, whole = to_close(now, [*fills, fill, closed], legs, costs, rules)
     price = jnp.where(left, level, jnp.nan)
     exit_ = Exit(closed.traded, price, jnp.where(left, reason, NONE))
-    return account, _closed(book, account, bar, left), fills, whole, exit_
+    return account, aged(book, account, bar, left), fills, whole, exit_
 
 
 def place_order(
@@ -260,7 +260,7 @@ def _reached(book: Book, now: Intrabar, bar: Bar) -> tuple[Array, Array]:
     return jnp.where(can, side * price, bar.open), reason
 
 
-def _closed(book: Book, account: Account, bar: Bar, left: Array) -> Book:
+def aged(book: Book, account: Account, bar: Bar, left: Array) -> Book:
     """Close the bar: positions that were left are forgotten, the others are a bar older."""
     held = account.held
     flat = jnp.abs(held) < FLAT

@@ -1,0 +1,344 @@
+"""Checks of a user's own venue or feed: `nca.check_broker(venue)` and `nca.check_feed(feed)`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from nca_trader.envs.check import Check, Report
+from nca_trader.errors import NcaTraderError
+from nca_trader.paper.clock import NANOSECONDS, Clock
+from nca_trader.paper.feed import LiveFeed, Notice, rejection
+from nca_trader.paper.venue import MAX_CLIENT_ID, Outcome, Ticket, Venue
+from nca_trader.types import Bar
+
+FILLING = 30.0  # seconds for a market order to fill
+STATES = ("working", "filled", "cancelled", "rejected", "expired")
+NOTICES = ("stale", "reconnected", "correction", "late", "gap")
+NEAR = 1e-9  # relative
+
+
+class _Failed(Exception):
+    """A property that does not hold; the text is what was seen."""
+
+
+def check_broker(
+    venue: Venue,
+    symbol: str,
+    units: float,
+    advance: Callable[[], None] = lambda: None,
+    clock: Clock | None = None,
+) -> Report:
+    """Send a few small market orders to a venue, and check what a session relies on.
+
+    Use a paper or test account: the orders are real ones there. What was bought is sold again.
+
+    Args:
+      venue: an open one, whose account holds no open order of `symbol`.
+      symbol: to buy and sell.
+      units: size of an order, a multiple of the lot and above the least order.
+      advance: makes the market move on, for a simulation; called while an order waits for its fill.
+      clock: for waits.
+
+    Returns:
+      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import nca_trader as nca
+      >>> from nca_trader.paper.exchange import Exchange
+      >>> books = pathlib.Path(tempfile.mkdtemp()) / "books"
+      >>> venue = Exchange(books, 1000.0, nca.Costs(), ["X"])
+      >>> days = iter(range(1, 100))
+      >>> def advance():
+      ...     day = next(days)
+      ...     venue.quote(day, (day + 1) * 10**9, {"X": [10.0, 10.0, 10.0, 10.0, 1.0]})
+      >>> advance()
+      >>> print(nca.check_broker(venue, "X", 2.0, advance))
+      ok       an order that was never sent is not found
+      ok       an order is found by its id
+      ok       the same id twice is one order
+      ok       a fill has the order's id, sign and size
+      ok       fills are listed again, with the same ids
+      ok       nothing is listed from the future
+      ok       positions and cash are what fills and payments say
+      ok       an order that ended does not work
+      ok       a cancelled order keeps what it filled
+      ok       a wrong order is refused and not kept
+      ok       the clock does not go back
+    """
+    return _report(_Orders(venue, symbol, units, advance, clock or Clock()).checks())
+
+
+class _Orders:
+    """The checks of a venue, in the order in which they build on each other."""
+
+    def __init__(
+        self, venue: Venue, symbol: str, units: float, advance: Callable[[], None], clock: Clock
+    ):
+        self.venue, self.symbol, self.units = venue, symbol, units
+        self.advance, self.clock = advance, clock
+        self.begun = venue.now()
+        # The venue's clock makes the ids of two runs of this check different.
+        self.names = (f"nca-check-{self.begun % 10**15}-{i}" for i in itertools.count())
+        self.name = ""
+        self.before = venue.holdings()
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "an order that was never sent is not found", self.unknown
+        yield "an order is found by its id", self.found
+        yield "the same id twice is one order", self.duplicate
+        yield "a fill has the order's id, sign and size", self.filled
+        yield "fills are listed again, with the same ids", self.repeated
+        yield "nothing is listed from the future", self.later
+        yield "positions and cash are what fills and payments say", self.books
+        yield "an order that ended does not work", self.ended
+        yield "a cancelled order keeps what it filled", self.cancelled
+        yield "a wrong order is refused and not kept", self.refused
+        yield "the clock does not go back", self.time
+
+    def unknown(self) -> None:
+        name = next(self.names)
+        _same("look_up of an id that was never sent", self.venue.look_up(name), None)
+
+    def found(self) -> None:
+        self.name = next(self.names)
+        _true(len(self.name) <= MAX_CLIENT_ID, "the check's own id is too long")
+        answer = self.venue.submit(Ticket(self.name, self.symbol, self.units))
+        _same("the answer to a market order", answer.outcome, Outcome.ACCEPTED)
+        state = self.venue.look_up(self.name)
+        if state is None:
+            raise _Failed("look_up does not find an order that was accepted")
+        _same("its client_id", state.client_id, self.name)
+        _same("its symbol", state.symbol, self.symbol)
+        _near("its units", state.units, self.units)
+        _true(
+            state.status in STATES, f"its status is {state.status!r}, none of {', '.join(STATES)}"
+        )
+
+    def duplicate(self) -> None:
+        answer = self.venue.submit(Ticket(self.name, self.symbol, self.units))
+        allowed = (Outcome.ACCEPTED, Outcome.REJECTED)
+        _true(answer.outcome in allowed, f"a resend is answered {answer.outcome}")
+        same = [state for state in self.venue.working() if state.client_id == self.name]
+        _true(len(same) <= 1, f"{len(same)} orders work under one id")
+
+    def wait(self) -> list[Any]:
+        """Return the fills of the last order, once it has ended."""
+        end, pause = self.clock.monotonic() + FILLING, 0.05
+        while True:
+            state = self.venue.look_up(self.name)
+            fills = self.fills()
+            got = sum(fill.units for fill in fills)
+            if state is not None and state.status != "working" and _is_near(got, state.filled):
+                return fills
+            if self.clock.monotonic() > end:
+                raise _Failed(
+                    f"after {FILLING:g} s the order is {state.status if state else 'gone'} and its "
+                    f"fills add up to {got:g} of {self.units:g}"
+                )
+            self.advance()
+            self.clock.sleep(pause)
+            pause = min(2.0 * pause, 2.0)
+
+    def fills(self) -> list[Any]:
+        """Return the fills of the last order, each id once."""
+        found = {}
+        for fill in self.venue.activity(self.begun).fills:
+            known = found.setdefault(fill.execution_id, fill)
+            _true(known == fill, f"execution {fill.execution_id} is listed with two contents")
+        return [fill for fill in found.values() if fill.client_id == self.name]
+
+    def filled(self) -> None:
+        fills = self.wait()
+        _near("the sum of its fills", sum(fill.units for fill in fills), self.units)
+        for fill in fills:
+            _same("a fill's symbol", fill.symbol, self.symbol)
+            _true(fill.units * self.units > 0.0, f"a fill has {fill.units:g} units")
+            _true(fill.price > 0.0, f"a fill's price is {fill.price:g}")
+            _true(np.isfinite(fill.commission), f"a fill's commission is {fill.commission}")
+            _true(fill.ts >= self.begun, "a fill is dated before its order")
+
+    def repeated(self) -> None:
+        _same("a second look at the fills", sorted(self.fills()), sorted(self.fills()))
+
+    def later(self) -> None:
+        found = self.venue.activity(self.venue.now() + 3600 * NANOSECONDS)
+        _same("the fills of an hour from now on", found.fills, [])
+        _same("the payments of an hour from now on", found.flows, [])
+
+    def books(self) -> None:
+        activity, now = self.venue.activity(self.begun), self.venue.holdings()
+        fills = {fill.execution_id: fill for fill in activity.fills}.values()
+        flows = {flow.id: flow for flow in activity.flows}.values()
+        here = self.before.units.get(self.symbol, 0.0)
+        here += sum(fill.units for fill in fills if fill.symbol == self.symbol)
+        _near("the position", now.units.get(self.symbol, 0.0), here)
+        cash = self.before.cash + sum(flow.amount for flow in flows)
+        cash -= sum(fill.units * fill.price + fill.commission for fill in fills)
+        off = abs(now.cash - cash)
+        _true(off <= 0.02 + 1e-6 * abs(cash), f"cash is {now.cash}, and fills say {cash}")
+
+    def ended(self) -> None:
+        working = [state.client_id for state in self.venue.working()]
+        _true(self.name not in working, "an order that is filled is listed as working")
+
+    def cancelled(self) -> None:
+        self.name = next(self.names)
+        self.venue.submit(Ticket(self.name, self.symbol, -self.units))
+        self.venue.cancel(self.name)
+        state, fills = self.venue.look_up(self.name), self.wait()
+        if state is None:
+            raise _Failed("look_up does not find an order that was cancelled")
+        _near("its filled units", sum(fill.units for fill in fills), self.filled_units())
+        rest = -self.units - self.filled_units()
+        if abs(rest) > NEAR * abs(self.units):
+            # What was bought is sold again.
+            self.name = next(self.names)
+            self.venue.submit(Ticket(self.name, self.symbol, rest))
+            self.wait()
+
+    def filled_units(self) -> float:
+        state = self.venue.look_up(self.name)
+        return 0.0 if state is None else state.filled
+
+    def refused(self) -> None:
+        name = next(self.names)
+        answer = self.venue.submit(Ticket(name, "NO-SUCH-SYMBOL", self.units))
+        _same("the answer to an unknown symbol", answer.outcome, Outcome.REJECTED)
+        state = self.venue.look_up(name)
+        kept = state is not None and state.status != "rejected"
+        _true(not kept, "an order that was refused is kept")
+
+    def time(self) -> None:
+        _true(self.venue.now() >= self.begun, "now() went back")
+
+
+def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> Report:
+    """Read a live feed's history and its next bars, and check what a session relies on.
+
+    It waits for `count` bars to close, so take a feed of short bars.
+
+    Args:
+      feed: an open one; it is closed at the end.
+      count: bars to wait for.
+      history: bars to ask for.
+
+    Returns:
+      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+    """
+    return _report(_Bars(feed, count, history).checks())
+
+
+class _Bars:
+    """The checks of a feed."""
+
+    def __init__(self, feed: LiveFeed, count: int, history: int):
+        self.feed, self.count, self.wanted = feed, count, history
+        self.last: int | None = None
+        self.first = feed.now()
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "it has symbols and a period", self.named
+        yield "history gives closed bars in order", self.history
+        yield "live bars are closed, in order and of the symbols", self.live
+        yield "bars are on one grid with history", self.grid
+        yield "the clock does not go back", self.time
+        yield "it can be closed twice", self.closed
+
+    def named(self) -> None:
+        symbols = self.feed.symbols
+        _true(bool(symbols) and len(set(symbols)) == len(symbols), f"symbols are {symbols}")
+        _true(
+            isinstance(self.feed.period, int) and self.feed.period > 0,
+            "period is not a whole number of seconds",
+        )
+
+    def history(self) -> None:
+        bars = self.feed.history(self.wanted)
+        _same("history's symbols", tuple(bars.symbols), tuple(self.feed.symbols))
+        _true(0 < len(bars) <= self.wanted, f"history({self.wanted}) gave {len(bars)} bars")
+        times = bars.time.astype("datetime64[s]").astype(np.int64)
+        close = (int(times[-1]) + self.feed.period) * NANOSECONDS
+        _true(close <= self.feed.now() + 2 * NANOSECONDS, "history's last bar is not closed yet")
+        rows = bars.as_bar()
+        for row in range(len(bars)):
+            self.take(jax.tree.map(lambda field, row=row: np.array(field[row]), rows))
+        few = self.feed.history(1)
+        _same("the bars of history(1)", len(few), 1)
+
+    def take(self, bar: Bar) -> None:
+        reason = rejection(bar, self.last)
+        when = np.datetime64(int(np.asarray(bar.time).flat[0]), "s")
+        _true(reason is None, f"the bar of {when} is refused: {reason}")
+        self.last = int(bar.time[0])
+
+    def live(self) -> None:
+        before, seen = self.last, []
+        for item in self.feed:
+            if isinstance(item, Notice):
+                _true(item.code in NOTICES, f"a notice has the code {item.code!r}")
+                continue
+            _same("the number of assets of a bar", len(item.close), len(self.feed.symbols))
+            self.take(item)
+            now, seen = self.feed.now(), [*seen, self.last]
+            close = (seen[-1] + self.feed.period) * NANOSECONDS
+            _true(now >= close - 2 * NANOSECONDS, "a bar was given before it was closed")
+            _true(before is None or seen[-1] > before, "a live bar was in history already")
+            if len(seen) == self.count:
+                return
+        _true(len(seen) == self.count, f"it ended after {len(seen)} of {self.count} bars")
+
+    def grid(self) -> None:
+        bars = self.feed.history(self.wanted)
+        times = bars.time.astype("datetime64[s]").astype(np.int64)
+        steps = np.diff(times)
+        _true(
+            bool((steps >= self.feed.period).all()), "bars are nearer to each other than the period"
+        )
+        _true(self.last in times, "the last live bar is not in the history that follows")
+
+    def time(self) -> None:
+        _true(self.feed.now() >= self.first, "now() went back")
+
+    def closed(self) -> None:
+        self.feed.close()
+        self.feed.close()
+
+
+def _report(checks: Iterator[tuple[str, Callable[[], None]]]) -> Report:
+    """Run the checks; what follows the first fault may depend on it, and is run all the same."""
+    found = []
+    for name, check in checks:
+        fault = ""
+        try:
+            check()
+        except _Failed as error:
+            fault = str(error)
+        except NcaTraderError as error:
+            fault = f"raises {type(error).__name__}: {error}"
+        except Exception as error:  # of the user's code
+            fault = f"raises {type(error).__name__}: {error}".splitlines()[0]
+        found.append(Check(name, fault))
+    return Report(tuple(found))
+
+
+def _true(holds: bool, fault: str) -> None:
+    if not holds:
+        raise _Failed(fault)
+
+
+def _same(what: str, found: object, expected: object) -> None:
+    _true(found == expected, f"{what} is {found!r} and not {expected!r}")
+
+
+def _is_near(found: float, expected: float) -> bool:
+    return abs(found - expected) <= NEAR * max(1.0, abs(expected))
+
+
+def _near(what: str, found: float, expected: float) -> None:
+    _true(_is_near(found, expected), f"{what} is {found:g} and not {expected:g}")

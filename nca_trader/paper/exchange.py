@@ -1,0 +1,404 @@
+"""A simulated exchange: a venue with books of its own in a SQLite file, and faults on request.
+
+It fills as `SimulatedBroker` does, whose code it runs: at the next bar's open, or at the close
+that it has seen last. `paper.exchange_process` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nca_trader.config.ranges import nearest
+from nca_trader.envs.account.state import Quote, Rules, next_legs
+from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.venue import (
+    Activity,
+    Answer,
+    CashFlow,
+    Fill,
+    Holdings,
+    Instrument,
+    OrderState,
+    Outcome,
+    Ticket,
+)
+from nca_trader.types import Bar, Costs
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS state(name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS orders(
+  seq INTEGER PRIMARY KEY, client_id TEXT UNIQUE NOT NULL, symbol TEXT NOT NULL,
+  units REAL NOT NULL, filled REAL NOT NULL, status TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS fills(
+  seq INTEGER PRIMARY KEY, client_id TEXT NOT NULL, execution_id TEXT UNIQUE NOT NULL,
+  symbol TEXT NOT NULL, units REAL NOT NULL, price REAL NOT NULL, commission REAL NOT NULL,
+  ts INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS flows(
+  seq INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, kind TEXT NOT NULL, amount REAL NOT NULL,
+  ts INTEGER NOT NULL, symbol TEXT NOT NULL) STRICT;
+CREATE INDEX IF NOT EXISTS fill_times ON fills(ts);
+CREATE INDEX IF NOT EXISTS order_status ON orders(status);
+"""
+BUSY_SECONDS = 0.05  # what a busy exchange asks a client to wait
+
+
+class Faults(NamedTuple):
+    """What goes wrong, as probabilities of each order; drawn from `seed` and the order's id.
+
+    reject, busy: refused, for good or for now. mute, reset: accepted, and then no answer or a
+    closed connection. lost: a closed connection, and not accepted. partial: half fills in a bar.
+    repeat: fills are listed twice. latency: seconds before each answer.
+    """
+
+    seed: int = 0
+    reject: float = 0.0
+    busy: float = 0.0
+    mute: float = 0.0
+    reset: float = 0.0
+    lost: float = 0.0
+    partial: float = 0.0
+    repeat: float = 0.0
+    latency: float = 0.0
+
+
+NO_FAULTS = Faults()
+
+
+def parse_faults(text: str) -> Faults:
+    """Return the faults of "seed=7,mute=0.1".
+
+    Raises:
+      ConfigError: a name is unknown, or a value is not a number in its range.
+
+    >>> parse_faults("seed=7,mute=0.1").mute
+    0.1
+    """
+    given: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in Faults._fields:
+            raise ConfigError(
+                f"{argument('broker')}: unknown fault {name!r}; {nearest(name, Faults._fields)}"
+                f"There are {', '.join(Faults._fields)}."
+            )
+        try:
+            given[name] = int(value) if name == "seed" else float(value)
+        except ValueError:
+            given[name] = np.nan
+        most = np.inf if name == "seed" else 10.0 if name == "latency" else 1.0
+        if not 0 <= given[name] <= most:
+            raise ConfigError(
+                f"{argument('broker')}: {name}={value} is not a number from 0 to {most:g}."
+            )
+    return Faults(**given)
+
+
+class _Books(SimulatedBroker):
+    """Cash and positions, which fill the exchange's orders where a session's would fill."""
+
+    def __init__(self, exchange: Exchange, *args: Any):
+        super().__init__(*args)
+        self._exchange = exchange
+
+    def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
+        """Fill the open orders at `price` `[A]`."""
+        return self._exchange.match(price, quote, ts)
+
+    def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
+        fills = super()._margin_call(price, quote, ts, moment)
+        if fills:  # a call withdraws all orders
+            self._exchange.withdraw()
+        return fills
+
+
+class Exchange:
+    """A `SimulatedVenue`. Whatever it has answered is in its file.
+
+    Args:
+      path: the SQLite file, made with mode 0600 where it does not exist.
+      capital: cash at the start.
+      costs: what trading and holding cost.
+      symbols: `A` names.
+      rules: of the account, as in `SimulatedBroker`.
+      faults: what goes wrong.
+
+    Raises:
+      ConfigError: the file holds the books of other symbols or another capital.
+      StateError: the file cannot be used.
+    """
+
+    name = "simulated"
+
+    def __init__(
+        self,
+        path: str | Path,
+        capital: float,
+        costs: Costs,
+        symbols: Sequence[str],
+        rules: Rules = Rules(),
+        faults: Faults = NO_FAULTS,
+    ):
+        self._symbols, self._costs, self._rules = tuple(symbols), costs, rules
+        self._books = _Books(self, capital, costs, self._symbols, rules)
+        self.path, self.faults = Path(path), faults
+        self._attempts: dict[str, int] = {}
+        none = [None] * len(self._symbols)
+        about = {"symbols": list(self._symbols), "capital": float(capital)}
+        self._state: dict[str, Any] = {
+            **about, "cash": float(capital), "units": [0.0] * len(none), "clock": 0,
+            "time": None, "missing": [0] * len(none), "close": none, "rows": None,
+        }  # fmt: skip
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            self._db = sqlite3.connect(self.path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(SCHEMA)
+            found = self._db.execute("SELECT value FROM state WHERE name = 'books'").fetchone()
+        except (sqlite3.Error, OSError) as error:
+            raise StateError(
+                f"{self.path}: the exchange's books cannot be used ({error}); restore the file, or "
+                "name another journal."
+            ) from error
+        if found:
+            self._state = json.loads(found[0])
+            if {name: self._state[name] for name in about} != about:
+                raise ConfigError(
+                    f"{self.path}: holds the books of {', '.join(self._state['symbols'])} and "
+                    f"{self._state['capital']:,.2f} at the start; name another journal."
+                )
+        self._close = np.array(self._state["close"], float)
+        self._books.restore(self._state["cash"], np.array(self._state["units"]), self._close)
+        with self._transaction():
+            pass
+
+    @property
+    def used(self) -> bool:
+        """Whether an order was ever sent here."""
+        return self._db.execute("SELECT 1 FROM orders LIMIT 1").fetchone() is not None
+
+    def instrument(self, symbol: str) -> Instrument:
+        """Return the lots and the least order of the account's rules."""
+        return Instrument(symbol, self._rules.lot, self._rules.tick, self._rules.min_notional)
+
+    def quote(self, time: int, now: int, rows: Mapping[str, Sequence[float | None] | None]) -> None:
+        """Fill at the open of a bar that is newer than the last, and charge what holding costs."""
+        last = self._state["time"]
+        if last is not None and time <= last:
+            if now > self._state["clock"]:
+                self._state["clock"] = now
+            return
+        bar = self._bar_of(time, rows)
+        present = np.asarray(bar.present)
+        seconds = 0 if last is None else time - last
+        gone = ~present & np.isfinite(self._close)
+        missing = np.where(gone, np.array(self._state["missing"]) + 1, 0)
+        legs = next_legs(self._close, bar, seconds, missing, self._costs, self._rules)
+        opened = np.where(present, bar.open, self._close)
+        closed = np.where(present, bar.close, self._close)
+        with self._transaction():
+            self._state |= {"clock": max(now, self._state["clock"]), "time": time}
+            now = self._state["clock"]
+            at_open = self._books.open(opened, legs, now)
+            at_close = self._books.close(closed, legs, now)
+            for moment, activity in (("open", at_open), ("close", at_close)):
+                self._list_fills(activity.fills)
+                if activity.cash:
+                    self._pay_out(f"{moment}@{time}", activity.cash, now)
+            self._close = closed
+            if self._rules.fill == "close":  # an order that met a missing bar waits for this one
+                self._list_fills(self.match(closed, legs.at_close, now))
+            self._state |= {"missing": missing.tolist(), "rows": dict(rows)}
+
+    def submit(self, ticket: Ticket) -> Answer:
+        """Accept an order; the same id twice is refused."""
+        fault = self._fault(ticket.client_id)
+        if fault == "lost":
+            return Answer(Outcome.AMBIGUOUS, "lost")
+        if fault == "busy":
+            return Answer(Outcome.BUSY, "rate-limit", BUSY_SECONDS)
+        if self.look_up(ticket.client_id) is not None:
+            return Answer(Outcome.REJECTED, "duplicate-id")
+        why = "fault" if fault == "reject" else self._refusal(ticket)
+        if why:
+            return Answer(Outcome.REJECTED, why)
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO orders(client_id, symbol, units, filled, status) "
+                "VALUES (?, ?, ?, 0.0, 'working')",
+                (ticket.client_id, ticket.symbol, ticket.units),
+            )
+            rows = self._state["rows"]
+            if self._rules.fill == "close" and rows is not None:
+                bar = self._bar_of(self._state["time"], rows)
+                volume = None if self._rules.capital is None else np.nan_to_num(bar.volume)
+                quote = Quote(np.asarray(bar.present), self._close, volume)
+                self._list_fills(self.match(self._close, quote, self._state["clock"]))
+        if fault in ("mute", "reset"):
+            return Answer(Outcome.AMBIGUOUS, fault)
+        return Answer(Outcome.ACCEPTED)
+
+    def cancel(self, client_id: str) -> Answer:
+        """Withdraw an order, if it still works."""
+        if self.look_up(client_id) is None:
+            return Answer(Outcome.REJECTED, "unknown-order")
+        with self._transaction():
+            self._db.execute(
+                "UPDATE orders SET status = 'cancelled' WHERE client_id = ? AND status = 'working'",
+                (client_id,),
+            )
+        return Answer(Outcome.ACCEPTED)
+
+    def look_up(self, client_id: str) -> OrderState | None:
+        """Return an order; None if it was never accepted."""
+        return next(iter(self._orders("client_id = ?", client_id)), None)
+
+    def working(self) -> list[OrderState]:
+        """Return every open order."""
+        return self._orders("status = ?", "working")
+
+    def activity(self, since: int) -> Activity:
+        """Return fills and payments at or after `since`."""
+        names = "client_id, execution_id, symbol, units, price, commission, ts"
+        rows = self._db.execute(f"SELECT {names} FROM fills WHERE ts >= ? ORDER BY seq", (since,))
+        fills = [Fill(*row) for row in rows]
+        fills += [f for f in fills if self._chance(f.execution_id, "repeat") < self.faults.repeat]
+        query = "SELECT id, kind, amount, ts, symbol FROM flows WHERE ts >= ? ORDER BY seq"
+        return Activity(fills, [CashFlow(*row) for row in self._db.execute(query, (since,))])
+
+    def holdings(self) -> Holdings:
+        """Return cash and units."""
+        cash, units = self._books.position()
+        held = zip(self._symbols, units.tolist(), strict=True)
+        return Holdings(cash, {symbol: n for symbol, n in held if n})
+
+    def now(self) -> int:
+        """Return the time of the last quote."""
+        return self._state["clock"]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def match(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
+        """Fill the open orders at `price` `[A]`, the oldest of each symbol first."""
+        fills: list[Fill] = []
+        waiting = self.working()
+        while waiting:
+            first = {order.symbol: order for order in reversed(waiting)}
+            waiting = [order for order in waiting if first[order.symbol] is not order]
+            orders = [first.get(symbol) for symbol in self._symbols]
+            wanted = np.array([0.0 if o is None else self._part(o, ts) for o in orders])
+            names = ["" if order is None else order.client_id for order in orders]
+            wanted = np.where(quote.present, wanted, 0.0)
+            made = self._books.execute(wanted, names, price, quote, ts)
+            fills += made
+            done = {fill.client_id: fill.units for fill in made}
+            for i, order in enumerate(orders):
+                if order is not None and quote.present[i]:
+                    self._after(order, done.get(order.client_id, 0.0), wanted.item(i))
+        return fills
+
+    def withdraw(self) -> None:
+        """Cancel every open order."""
+        self._db.execute("UPDATE orders SET status = 'cancelled' WHERE status = 'working'")
+
+    def _after(self, order: OrderState, filled: float, wanted: float) -> None:
+        """Note what an order has filled; what cash or lots did not allow is cancelled."""
+        rest = order.units - order.filled - filled
+        waits = wanted != order.units - order.filled or self._rules.max_participation is not None
+        status = "filled" if rest == 0.0 else "working" if waits else "cancelled"
+        self._db.execute(
+            "UPDATE orders SET filled = ?, status = ? WHERE client_id = ?",
+            (order.units - rest, status, order.client_id),
+        )
+
+    def _part(self, order: OrderState, ts: int) -> float:
+        """Return the units that an order may fill now."""
+        rest = order.units - order.filled
+        half = self._chance(f"{order.client_id}@{ts}", "partial") < self.faults.partial
+        return rest / 2.0 if half and order.filled == 0.0 else rest
+
+    def _refusal(self, ticket: Ticket) -> str:
+        if ticket.symbol not in self._symbols:
+            return "unknown-symbol"
+        if not np.isfinite(ticket.units) or ticket.units == 0.0:
+            return "bad-size"
+        return "" if ticket.stop is None else "stop-orders-are-not-supported"
+
+    def _list_fills(self, fills: Sequence[Fill]) -> None:
+        self._db.executemany(
+            "INSERT INTO fills(client_id, execution_id, symbol, units, price, commission, ts) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            fills,
+        )
+
+    def _pay_out(self, name: str, amount: float, ts: int) -> None:
+        self._db.execute(
+            "INSERT INTO flows(id, kind, amount, ts, symbol) VALUES (?, 'other', ?, ?, '')",
+            (name, amount, ts),
+        )
+
+    def _orders(self, where: str, value: str) -> list[OrderState]:
+        rows = self._db.execute(
+            "SELECT client_id, symbol, units, filled, status, seq FROM orders "
+            f"WHERE {where} ORDER BY seq",
+            (value,),
+        )
+        return [OrderState(*row[:5], venue_id=str(row[5])) for row in rows]
+
+    def _bar_of(self, time: int, rows: Mapping[str, Sequence[float | None] | None]) -> Bar:
+        given = [rows.get(symbol) for symbol in self._symbols]
+        present = np.array([row is not None for row in given])
+        fields: Any = np.array([[None] * 5 if row is None else list(row) for row in given], float).T
+        return Bar(np.full(len(given), time), *fields, present=present)
+
+    @contextlib.contextmanager
+    def _transaction(self):
+        """Write what happens inside, and the books after it, at once or not at all."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            cash, units = self._books.position()
+            self._state |= {
+                "cash": cash,
+                "units": units.tolist(),
+                "close": [None if np.isnan(x) else x for x in self._close.tolist()],
+            }
+            self._db.execute(
+                "INSERT OR REPLACE INTO state VALUES ('books', ?)", (json.dumps(self._state),)
+            )
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _fault(self, client_id: str) -> str:
+        """Return the fault that a submission meets, or ""."""
+        attempt = self._attempts[client_id] = self._attempts.get(client_id, 0) + 1
+        # The other faults are of one attempt; what is refused for good is refused again.
+        if self._chance(client_id, "reject") < self.faults.reject:
+            return "reject"
+        drawn, upto = self._chance(f"{client_id}#{attempt}", "submit"), 0.0
+        for fault in ("busy", "mute", "reset", "lost"):
+            upto += getattr(self.faults, fault)
+            if drawn < upto:
+                return fault
+        return ""
+
+    def _chance(self, name: str, what: str) -> float:
+        """Return a number in [0, 1) that depends on the seed and the names alone."""
+        text = f"{self.faults.seed}:{what}:{name}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

@@ -1,0 +1,285 @@
+"""The simulated exchange in a process of its own.
+
+The process listens on a socket of the local machine that only its user can open. It outlives a
+session that is killed, and the next one finds it by `JOURNAL.exchange`; its books are in
+`JOURNAL.books`. One request and one answer are one line of JSON each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nca_trader.config.records import plain
+from nca_trader.envs.account.state import Rules
+from nca_trader.errors import ConfigError, NcaTraderError, StateError
+from nca_trader.machine import HeldError, take_lock, write_atomically
+from nca_trader.paper.clock import Clock
+from nca_trader.paper.exchange import NO_FAULTS, Exchange, Faults
+from nca_trader.paper.exchange_client import ENDING, LONGEST, TIMEOUT, RemoteExchange
+from nca_trader.paper.venue import Answer, Outcome, Ticket, Unreachable
+from nca_trader.types import Costs
+
+STARTING = 60.0  # seconds for the process to answer first: it imports jax
+IDLE = 900.0  # seconds without a connection, after which it ends by itself
+METHODS = ("instrument", "submit", "cancel", "look_up", "working", "activity", "holdings", "now")
+
+
+class Server:
+    """Answers requests one after the other, of any number of connections.
+
+    Args:
+      exchange: the venue.
+      listener: a listening socket.
+      about: what `greet` returns.
+      idle: seconds without a connection, after which `serve` returns.
+      clock: for latency.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        listener: socket.socket,
+        about: dict[str, Any],
+        idle: float = IDLE,
+        clock: Clock | None = None,
+    ):
+        self._exchange, self._about, self._idle = exchange, about, idle
+        self._clock, self._open = clock or Clock(), True
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._listener, self._left = listener, {}
+
+    def serve(self) -> None:
+        """Answer until asked to stop, or until nobody has been connected for a while."""
+        while self._open:
+            ready = self._selector.select(None if self._left else self._idle)
+            if not ready:
+                return
+            for key, _ in ready:
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    self._left[connection] = b""
+                    self._selector.register(connection, selectors.EVENT_READ)
+                else:
+                    self._read(key.fileobj)
+
+    def _read(self, connection: Any) -> None:
+        try:
+            more = connection.recv(1 << 16)
+        except OSError:
+            more = b""
+        if not more or len(self._left[connection]) > LONGEST:
+            return self._drop(connection)
+        *lines, self._left[connection] = (self._left[connection] + more).split(b"\n")
+        for line in lines:
+            if connection in self._left:
+                self._serve_one(connection, line)
+
+    def _serve_one(self, connection: socket.socket, line: bytes) -> None:
+        self._clock.sleep(self._exchange.faults.latency)
+        try:
+            method, *args = json.loads(line)
+            answer = {"result": self._result(method, args)}
+        except (NcaTraderError, ValueError, TypeError, KeyError) as error:
+            answer = {"error": f"the exchange refused {line[:200]!r}: {error}"}
+        result = answer.get("result")
+        if isinstance(result, Answer) and result.outcome is Outcome.AMBIGUOUS:
+            # It has been done or not, and the client does not hear which: that is the fault.
+            if result.reason != "mute":
+                self._drop(connection)
+            return
+        try:
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+        except OSError:
+            self._drop(connection)
+
+    def _result(self, method: str, args: list[Any]) -> Any:
+        if method == "greet":
+            return self._about | {"used": self._exchange.used}
+        if method == "stop":
+            self._open = False
+            return None
+        if method not in (*METHODS, "quote"):
+            raise ValueError(f"there is no request {method!r}")
+        args = [Ticket(*args[0])] if method == "submit" else args
+        return getattr(self._exchange, method)(*args)
+
+    def _drop(self, connection: Any) -> None:
+        self._selector.unregister(connection)
+        del self._left[connection]
+        connection.close()
+
+
+def start_exchange(
+    journal: str | Path,
+    capital: float,
+    costs: Costs,
+    symbols: Sequence[str],
+    rules: Rules = Rules(),
+    faults: Faults = NO_FAULTS,
+    timeout: float = TIMEOUT,
+    fresh: bool = False,
+) -> RemoteExchange:
+    """Return the exchange of a journal: the one that runs already, or a new process.
+
+    A process that a killed session left is used again if it has the same settings, and replaced
+    if it has others or does not answer.
+
+    Args:
+      journal: its books are `JOURNAL.books`.
+      capital: cash at the start.
+      costs: what trading and holding cost.
+      symbols: `A` names.
+      rules: of the account.
+      faults: what goes wrong.
+      timeout: seconds for each answer.
+      fresh: whether the journal is new, so that books with orders cannot be its.
+
+    Raises:
+      ConfigError: the books are those of another session.
+      StateError: the process does not start.
+    """
+    settings = {
+        "books": str(Path(f"{journal}.books").resolve()),
+        "capital": float(capital),
+        "costs": plain(costs),
+        "symbols": list(symbols),
+        "rules": rules._asdict(),
+        "faults": faults._asdict(),
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    settings |= {"digest": digest, "address": f"{journal}.exchange"}
+    found = _running(Path(settings["address"]), digest, timeout)
+    if found is None:
+        _replace(Path(settings["address"]), Path(settings["books"] + ".lock"))
+        found = _spawn(settings, timeout)
+    if fresh and found.greet()["used"]:
+        found.stop()
+        raise ConfigError(
+            f"{settings['books']}: holds orders of an earlier session whose journal is gone; "
+            "remove it, or name another journal."
+        )
+    return found
+
+
+def _running(address: Path, digest: str, timeout: float) -> RemoteExchange | None:
+    """Return the process that answers at an address, if it has these settings."""
+    with contextlib.suppress(OSError, ValueError, KeyError, Unreachable):
+        found = RemoteExchange(json.loads(address.read_text())["socket"], timeout)
+        if found.greet()["digest"] == digest:
+            return found
+        found.stop()
+    return None
+
+
+def _replace(address: Path, lock: Path) -> None:
+    """End the process that holds the books, if there is one."""
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if number is not None:
+                about = json.loads(address.read_text())
+                # The lock says who holds it: another process may have that number by now.
+                if f"process {about['pid']} on " in lock.read_text():
+                    os.kill(about["pid"], number)
+        if _within(ENDING, lambda: _is_free(lock)):
+            return
+    raise StateError(f"{lock}: another process keeps these books; end it, or name another journal.")
+
+
+def _is_free(lock: Path) -> bool:
+    try:
+        os.close(take_lock(lock))
+    except HeldError:
+        return False
+    return True
+
+
+def _spawn(settings: dict[str, Any], timeout: float) -> RemoteExchange:
+    address, log = Path(settings["address"]), Path(settings["address"] + ".log")
+    address.unlink(missing_ok=True)
+    package = str(Path(__file__).parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nca_trader.paper.exchange_process"],
+            stdin=subprocess.PIPE,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,  # a Ctrl-C for the session is not for the exchange
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as given:
+        given.write(json.dumps(settings).encode())
+    found: list[RemoteExchange] = []
+
+    def answers() -> bool:
+        found.extend(filter(None, [_running(address, settings["digest"], timeout)]))
+        return bool(found) or process.poll() is not None
+
+    if not _within(STARTING, answers) or not found:
+        process.kill()
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no reason given"]
+        kind = ConfigError if process.wait() == ConfigError.exit_code else StateError
+        raise kind(f"the simulated exchange did not start: {lines[-1]}")
+    found[0].process = process
+    return found[0]
+
+
+def _within(seconds: float, done: Callable[[], bool], clock: Clock | None = None) -> bool:
+    clock = clock or Clock()
+    begun = clock.monotonic()
+    while not done():
+        if clock.monotonic() - begun > seconds:
+            return False
+        clock.sleep(0.02)
+    return True
+
+
+def main() -> int:
+    """Serve the exchange that the settings on stdin describe."""
+    settings = json.load(sys.stdin)
+    books = Path(settings["books"])
+    folder = tempfile.mkdtemp(prefix="nca-exchange.")  # 0700, and short enough for a socket's name
+    try:
+        lock = take_lock(Path(f"{books}.lock"))
+        exchange = Exchange(
+            books,
+            settings["capital"],
+            Costs(**settings["costs"]),
+            settings["symbols"],
+            Rules(**settings["rules"]),
+            Faults(**settings["faults"]),
+        )
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/socket")
+            listener.listen()
+            about = {"socket": f"{folder}/socket", "pid": os.getpid()}
+            write_atomically(Path(settings["address"]), json.dumps(about))
+            Server(exchange, listener, {**about, "digest": settings["digest"]}).serve()
+        exchange.close()
+        os.close(lock)
+    except (NcaTraderError, HeldError) as error:
+        print(error, file=sys.stderr)
+        return getattr(error, "exit_code", StateError.exit_code)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    sys.exit(main())

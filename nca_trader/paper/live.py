@@ -1,0 +1,399 @@
+"""A live session: bars as they close, orders at a venue, and an account that follows its books.
+
+A session that starts on its journal first repeats its bars, on the books that the journal had at
+each of them; every decision must be the same again. Then it compares the books with the venue's,
+learns the bars that closed in between without trading on them, and goes live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nca_trader.errors import HaltError
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
+from nca_trader.paper.core import Agent, Observed, Outcome
+from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
+from nca_trader.paper.journal import Event, Journal
+from nca_trader.paper.ledger import Books, Ledger
+from nca_trader.paper.router import Halting, VenueBroker
+from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
+from nca_trader.paper.sources import open_venue
+from nca_trader.paper.venue import Ticket, Unreachable, Venue
+from nca_trader.types import Bar
+
+WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
+SKEW = 30  # seconds between the clocks of feed and venue
+EARLY = 2  # seconds by which a bar may close before the feed's clock says so
+TICK = 0.1  # seconds after which signals and the kill switch are read again while no bar comes
+LOOK = 5.0  # seconds after which an open order's fills are read again
+# Why an order ended although the decision behind it still stands: the next decision sends again.
+UNDONE = ("rejected", "expired", "never-arrived", "too-old", "symbol-held")
+
+
+class LiveSession(Session):
+    """Trades one agent on a live feed at a venue, and keeps one journal.
+
+    Args:
+      agent: what trades.
+      feed: of the agent's symbols.
+      venue: the account.
+      journal: an open one.
+      capital: money at the start, of a simulated venue; others have their own.
+      start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
+      warmup: least number of bars of history to begin with.
+      patience: how long it waits for answers, and how old a decision may be.
+      clock: for waits.
+
+    Raises:
+      ConfigError: the journal is another session's; names what differs.
+      HaltError: the journal says that trading was halted.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        feed: LiveFeed,
+        venue: Venue,
+        journal: Journal,
+        capital: float,
+        start: int | None = None,
+        warmup: int = WARMUP,
+        patience: Patience = PATIENCE,
+        clock: Clock | None = None,
+    ):
+        # Two sessions of one agent must not share client ids: the time of the first start is part
+        # of the hash that they carry.
+        known = next((e.body.get("opened") for e in journal.events("run_started")), None)
+        opened = feed.now() if known is None else known
+        names = {"venue": venue.name, "period": feed.period, "opened": opened}
+        self._feed, self._venue, self._warmup = feed, venue, warmup
+        self._patience, self._clock = patience, clock or Clock()
+        self._base: float | None = None  # the account's worth at the first decision
+        self._unanswered = 0  # bars in a row at which the venue did not answer
+        self._looked = 0.0
+        super().__init__(agent, None, journal, capital, start, live=names)
+
+    def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Trade until the feed ends or `stop()` is true; return `result()`.
+
+        Raises:
+          HaltError: books that differ, a venue that does not answer, unusable bars or decisions.
+          StateError: the journal cannot be written, or says that something else happened.
+          Unreachable: the venue did not answer at the start.
+        """
+        pump = None
+        try:
+            self._begin(stop)
+            pump = Pump(self._feed)
+            while not stop():
+                item = pump.get(TICK)
+                if item is pump.END:
+                    break
+                if isinstance(item, Notice):
+                    self.on_notice(item)
+                elif item is None:
+                    self._idle()
+                else:
+                    self.on_bar(item)
+        except Halting as halting:
+            raise self._halted(halting) from None
+        finally:
+            self._feed.close()
+        if self._state.last is not None:
+            # A session may end several times at one bar, with more fills each time.
+            key = f"{self._state.last}:{self._journal.head.seq}"
+            self._counts["fills"] = self._router.ledger.count
+            self._record("run_ended", key, dict(self._counts), self._state.last * NANOSECONDS)
+        return self.result()
+
+    def on_notice(self, notice: Notice) -> None:
+        """Journal what the feed says. While it is stale no bar comes, and so no order goes."""
+        now = self._feed.now()
+        digest = hashlib.sha256(notice.detail.encode()).hexdigest()[:8]
+        self._record("feed", f"{now}:{notice.code}:{digest}", notice._asdict(), now)
+
+    def on_bar(self, bar: Bar) -> None:
+        """Check one bar, which must have closed by now, and process it if it is usable."""
+        bar = self._completed(bar)
+        if self._age(bar) < -EARLY:
+            return self._reject(bar, "not-closed", int(bar.time[0]) * NANOSECONDS)
+        super().on_bar(bar)
+
+    def _age(self, bar: Bar) -> float:
+        """Return the seconds since the bar closed."""
+        return self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
+
+    def _process(self, bar: Bar) -> None:
+        """Process one good bar: books, features, decision, orders."""
+        ts = int(bar.time[0]) * NANOSECONDS
+        fresh = self._age(bar) <= self._patience.age and self._core.ready(self._state, bar)
+        # Also at a bar that is not traded on: what an earlier one ordered may fill there.
+        books = self._synced(bar, ts) if fresh or self._state.account is not None else None
+        seen = self._observed(bar, books) if fresh else None
+        legs = self._core.legs(self._state, bar)
+        self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        # A size is of what is held, so what an order replaces has to end first.
+        self._router.withdraw([name for name, _ in outcome.closed], ts)
+        sized, refused = self._sized(outcome)
+        with self._journal.transaction(durable=outcome.decision is not None):
+            self._record_live(bar, outcome, seen, sized, refused, ts)
+        self._refuse_failures(outcome, ts)
+        # Before this line nothing is sent: a decision counts once it is on disk.
+        self._router.deliver(ts)
+        if sized:
+            with contextlib.suppress(Unreachable):  # the next bar looks again
+                self._router.take(ts)
+
+    def _begin(self, stop: Callable[[], bool]) -> None:
+        """Repeat the journal, compare books, and learn what closed in between."""
+        ledger = self._repeated()
+        last, now = self._state.last, self._feed.now()
+        count = max(self._agent.first_decision + 1, self._warmup)
+        if last is not None:
+            missed = (now // NANOSECONDS - last) // self._feed.period
+            count = max(missed + 1, 2)
+        self._router = VenueBroker(
+            self._venue,
+            self._journal,
+            self.run,
+            self._agent.symbols,
+            self._feed.period,
+            self._feed.now,
+            self._clock,
+            self._patience,
+            self._refuse,
+            ledger,
+        )
+        self._refuse()
+        self._router.start(now)
+        self._refuse_skew()
+        history = self._feed.history(count)
+        first = history.time[:1].astype("datetime64[s]").astype(np.int64)
+        if last is not None and len(first) and first[0] > last + self._feed.period:
+            self.on_notice(Notice("gap", f"no bars from {last} to {first[0]}"))
+        for bar in ReplayFeed(history):
+            if self._state.last is None or int(bar.time[0]) > self._state.last:
+                self.on_bar(bar)
+            if stop():
+                break
+
+    def _repeated(self) -> Ledger:
+        """Process the journal's bars again, on the books of then; return the books of now."""
+        decided = {event.key for event in self._journal.events("decision")}
+        ledger = Ledger()
+        with self._journal.transaction(durable=False):
+            for event in self._journal.events():
+                if event.kind == "bar":
+                    self._repeat(event, ledger, event.key in decided)
+                ledger.apply(event.kind, event.key, event.body)
+                self._counts["rejected"] += event.kind == "bar_rejected"
+                self._counts["orders"] += event.kind == "order_intent"
+        return ledger
+
+    def _repeat(self, event: Event, ledger: Ledger, decided: bool) -> None:
+        bar = self._bar_of(event)
+        seen = None
+        if decided:
+            seen = self._observed(bar, ledger.books(self._agent.symbols), ledger)
+        legs = self._core.legs(self._state, bar)
+        self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        self._counts["bars"] += 1
+        if outcome.decision is not None:
+            self._record_decision(outcome, event.ts_event)
+            self._failures = 0 if outcome.decision.usable else self._failures + 1
+
+    def _bar_of(self, event: Event) -> Bar:
+        rows = [event.body[symbol] for symbol in self._agent.symbols]
+        present = np.array([row is not None for row in rows])
+        none = [None] * 5
+        fields: Any = np.array([none if row is None else row for row in rows], float).T
+        time = np.full(len(rows), event.ts_event // NANOSECONDS)
+        return self._completed(Bar(time, *fields, present=present))
+
+    def _completed(self, bar: Bar) -> Bar:
+        """Give assets without a bar their last close and volume 0, as bar files do."""
+        present, close = np.asarray(bar.present), self._state.close
+        prices = {
+            name: np.where(present, getattr(bar, name), close)
+            for name in ("open", "high", "low", "close")
+        }
+        return bar._replace(volume=np.where(present, bar.volume, 0.0), **prices)
+
+    def _quote(self, bar: Bar, ts: int) -> None:
+        """Tell the bar to a venue that has no market of its own."""
+        quote = getattr(self._venue, "quote", None)
+        if quote is not None:
+            quote(ts // NANOSECONDS, self._feed.now(), bar_body(bar, self._agent.symbols))
+
+    def _synced(self, bar: Bar, ts: int) -> Books | None:
+        """Return the venue's books; None where it does not answer, which must not last."""
+        try:
+            self._refuse()
+            self._quote(bar, ts)
+            books = self._router.sync(ts)
+            self._refuse_skew()
+        except Unreachable as error:
+            self._unanswered += 1
+            body = {"code": "venue-unreachable", "reason": error.reason}
+            self._record("risk", f"{ts // NANOSECONDS}:venue-unreachable", body, ts)
+            if self._unanswered >= MAX_IN_A_ROW:
+                raise Halting("venue-unreachable", in_a_row=self._unanswered) from None
+            return None
+        self._unanswered = 0
+        return books
+
+    def _observed(
+        self, bar: Bar, books: Books | None, ledger: Ledger | None = None
+    ) -> Observed | None:
+        """Return the account of `books` at the close of `bar`."""
+        if books is None:
+            return None
+        ledger = self._router.ledger if ledger is None else ledger
+        close = np.where(bar.present, bar.close, self._state.close)
+        worth = np.where(books.units == 0.0, 0.0, books.units * close)
+        value = books.cash + float(worth.sum())
+        self._base = value if self._base is None else self._base
+        units, price = ledger.flush(self._agent.symbols)
+        working = self._state.working
+        orders = [
+            ledger.order(working[s].client_id) if s in working else None
+            for s in self._agent.symbols
+        ]
+        return Observed(
+            equity=value / self._base,
+            weight=worth / value,
+            waiting=np.array([o is not None and o.state != "done" for o in orders]),
+            undone=np.array([o is not None and o.reason in UNDONE for o in orders]),
+            traded=np.where(units == 0.0, 0.0, units * np.nan_to_num(price)) / value,
+            price=np.where(np.isnan(price), close, price),
+        )
+
+    def _sized(self, outcome: Outcome) -> tuple[list[Ticket], list[tuple[str, str]]]:
+        rules, books = self._agent.rules, self._router.books()
+        return self._router.size(
+            outcome.sent, books, self._state.close, self._agent.costs, rules.borrow
+        )
+
+    def _record_live(
+        self,
+        bar: Bar,
+        outcome: Outcome,
+        seen: Observed | None,
+        sized: list[Ticket],
+        refused: list[tuple[str, str]],
+        ts: int,
+    ) -> None:
+        """Record all that is known at the bar's close, before anything is sent."""
+        key = str(ts // NANOSECONDS)
+        if self._counts["bars"] == 0:
+            self._record("run_started", "", self._started, ts)
+        self._counts["bars"] += 1
+        self._record("bar", key, bar_body(bar, self._agent.symbols), ts)
+        if outcome.decision is None or seen is None:
+            return
+        self._record_snapshot(seen, ts)
+        self._record_decision(outcome, ts)
+        orders = {order.client_id: order for order in outcome.sent}
+        for name, code in refused:
+            body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
+            self._record("risk", f"{key}:{name}:{code}", body, ts)
+        for ticket in sized:
+            order = orders[ticket.client_id]
+            self._counts["orders"] += 1
+            more = {"weight": order.weight, "buy_only": order.buy_only}
+            self._router.intend(ticket, ts // NANOSECONDS, more, ts)
+
+    def _record_snapshot(self, seen: Observed, ts: int) -> None:
+        books = self._router.books()
+        body = {
+            "equity": seen.equity,
+            "log_equity": [float(np.log(seen.equity)), 0.0] if seen.equity > 0.0 else None,
+            "weight": in_json(seen.weight),
+            "cash": books.cash,
+            "units": in_json(books.units),
+            "value": seen.equity * (self._base or 0.0),
+        }
+        self._record("snapshot", str(ts // NANOSECONDS), body, ts)
+
+    def _record_decision(self, outcome: Outcome, ts: int) -> None:
+        if outcome.decision is None:
+            return
+        self._counts["decisions"] += 1
+        body = {name: in_json(value) for name, value in outcome.decision.body.items()}
+        self._record("decision", str(ts // NANOSECONDS), body, ts)
+
+    def _refuse_failures(self, outcome: Outcome, ts: int) -> None:
+        """Halt where decisions are unusable in a row, or nothing is left to trade with."""
+        decision, account = outcome.decision, self._state.account
+        if decision is None or account is None:
+            return
+        if account.ruined:
+            raise Halting("ruined", equity=float(np.exp(account.log_equity)))
+        self._failures = 0 if decision.usable else self._failures + 1
+        if not decision.usable:
+            code = {"code": "policy-not-finite"}
+            self._record("risk", str(ts // NANOSECONDS), code, ts)
+        if self._failures >= MAX_IN_A_ROW:
+            raise Halting("policy-not-finite", in_a_row=self._failures)
+
+    def _refuse_skew(self) -> None:
+        """Halt where the venue's clock and the feed's are apart: ages would be wrong."""
+        if hasattr(self._venue, "quote"):  # it has the session's own clock
+            return
+        off = (self._venue.now() - self._feed.now()) / NANOSECONDS
+        if abs(off) > SKEW:
+            raise Halting("clock-skew", seconds=off)
+
+    def _refuse(self) -> None:
+        """Halt where somebody asked for it, by a file next to the journal."""
+        asked = self._journal.path.with_name(self._journal.path.name + ".halt")
+        if asked.exists():
+            raise Halting("asked", reason=asked.read_text(errors="replace").strip()[:500])
+
+    def _idle(self) -> None:
+        """Between two bars: look at the kill switch, and now and then at open orders."""
+        self._refuse()
+        now = self._clock.monotonic()
+        if now - self._looked < LOOK or not self._router.ledger.open:
+            return
+        self._looked = now
+        with contextlib.suppress(Unreachable):
+            self._router.take(self._feed.now())
+
+    def _value(self) -> float:
+        """Return cash and positions in money at the last closes."""
+        books = self._router.books()
+        worth = np.where(books.units == 0.0, 0.0, books.units * self._state.close)
+        return float(books.cash + worth.sum())
+
+    def _halted(self, halting: Halting) -> HaltError:
+        halt, now = Halt(halting.code, halting.detail), self._feed.now()
+        self._record("halt", f"{now}:{halt.code}", halt._asdict(), now)
+        self._journal.commit()
+        return self._halt_error(halt)
+
+
+def trade_live(
+    agent: Agent,
+    feed: LiveFeed,
+    broker: str,
+    journal: Path,
+    capital: float,
+    start: int | None,
+    warmup: int | None,
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
+    with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
+        fresh = opened.head.seq == 0
+        venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
+        with contextlib.closing(venue):
+            warmup = WARMUP if warmup is None else warmup
+            session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
+            return session.trade(stop)

@@ -1,0 +1,408 @@
+"""Sends a session's orders to a venue so that each has effect once, whatever fails in between.
+
+An order is in the journal before it is sent, and each step before the next: `order_intent`,
+`order_sent`, then `order_ack`, or `order_ambiguous` until the venue has been asked what it has,
+and `order_terminal` at the end. All that this module knows is a function of those events: a
+session that was killed reads them and goes on. The venue's own books are compared with them at
+the start and at every bar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nca_trader.paper.broker import Order
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
+from nca_trader.paper.journal import Journal, canonical
+from nca_trader.paper.ledger import UNITS, Books, Ledger, Sent, tickets
+from nca_trader.paper.venue import (
+    Answer,
+    CashFlow,
+    Fill,
+    Holdings,
+    Instrument,
+    OrderState,
+    Outcome,
+    Ticket,
+    Unreachable,
+    Venue,
+)
+from nca_trader.types import Costs
+
+OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may be listed late
+
+
+class Halting(Exception):
+    """Trading must stop. code: stable. detail: numbers and names, in JSON types."""
+
+    def __init__(self, code: str, **detail: Any):
+        super().__init__(code)
+        self.code, self.detail = code, detail
+
+
+class VenueBroker:
+    """A session's account at a venue.
+
+    Args:
+      venue: the account.
+      journal: an open one.
+      run: the session's hash, which its client ids carry.
+      symbols: `A` names that the session trades; the account may hold others.
+      period: of a bar, in seconds.
+      now: nanoseconds since 1970 UTC, the feed's clock, by which an order's age is counted.
+      clock: for waits.
+      patience: how long they are.
+      refuse: called before every order; raises `Halting` where nothing may be sent any more.
+      ledger: of the journal, where its events have been read already.
+    """
+
+    def __init__(
+        self,
+        venue: Venue,
+        journal: Journal,
+        run: str,
+        symbols: Sequence[str],
+        period: int,
+        now: Callable[[], int],
+        clock: Clock | None = None,
+        patience: Patience = PATIENCE,
+        refuse: Callable[[], None] = lambda: None,
+        ledger: Ledger | None = None,
+    ):
+        self.venue, self._journal, self._run = venue, journal, run
+        self._symbols, self._period, self._now = tuple(symbols), period, now
+        self._clock, self._patience, self._refuse = clock or Clock(), patience, refuse
+        self.ledger = Ledger(journal.events()) if ledger is None else ledger
+        self.prefix = f"nca-{run[:8]}-"
+        self.held: dict[str, str] = {}  # symbols with an order whose fate is not known
+        self._again: set[str] = set()  # orders that the venue has not got, to be sent again
+        self.instruments: dict[str, Instrument] = {}
+
+    def start(self, ts: int) -> None:
+        """Take over the venue's books, or compare them with the journal; end what is unknown.
+
+        Args:
+          ts: nanoseconds since 1970 UTC, for the journal.
+
+        Raises:
+          Halting: they differ.
+          Unreachable: the venue does not answer.
+        """
+        self.instruments = {s: self.venue.instrument(s) for s in self._symbols}
+        if self.ledger.since is None:  # the first start, or a person lifted a halt
+            self._abandon(ts)
+            self.adopt(ts)
+        asked = [o for o in self.ledger.open.values() if o.state in ("sent", "ambiguous")]
+        self._again = {o.ticket.client_id for o in asked if self._resolve(o, ts)}
+        self.sync(ts)
+        self.deliver(ts)
+
+    def adopt(self, ts: int, reason: str = "first start") -> None:
+        """Make the venue's books the journal's, whatever they are."""
+        now, held = self.venue.now(), self.venue.holdings()
+        units = {name: n for name, n in sorted(held.units.items()) if n}
+        body = {"code": "adopted", "reason": reason, "cash": held.cash, "units": units, "now": now}
+        # After a halt the books may be taken over again, at the same time of the same venue.
+        self._write("recon", f"adopted:{now}:{self._journal.head.seq}", body, ts)
+
+    def sync(self, ts: int) -> Books:
+        """Take in what happened at the venue, and compare its books with the journal's.
+
+        Raises:
+          Halting: a position or the cash is not what the fills and payments say, after as many
+            looks as `Patience` allows; a fill is more than its order, or not of an order of ours.
+          Unreachable: the venue does not answer.
+        """
+        off: dict[str, Any] = {}
+        for look in range(self._patience.recounts):
+            if look:
+                # A venue may list a fill later than the position that it made.
+                self._clock.sleep(self._patience.first * 2**look)
+            self.take(ts, since=None if look == 0 else self.ledger.since)
+            held, working = self.venue.holdings(), self.venue.working()
+            unknown = self._follow({order.client_id: order for order in working}, ts)
+            off = self.ledger.differences(held, self._symbols)
+            if not (off or unknown):
+                self._list_foreign(working, held, ts)
+                return self.books()
+        code = "cash-differs" if set(off) == {"cash"} else "position-differs"
+        raise Halting(code if off else "fills-missing", **off, **unknown)
+
+    def take(self, ts: int, since: int | None = None) -> list[Fill]:
+        """Journal the fills and payments that are new; return the fills.
+
+        Args:
+          ts: nanoseconds since 1970 UTC, for orders that a fill ends.
+          since: from where to look, on the venue's clock; None is an hour before the last.
+        """
+        begun = self.ledger.since or 0
+        # Never before the books were taken over: what happened until then is in them.
+        since = max(begun, self.ledger.last - OVERLAP) if since is None else since
+        found = self.venue.activity(since)
+        fills = [f for f in found.fills if f.ts >= begun and self._is_new(f)]
+        flows = [f for f in found.flows if f.ts >= begun]
+        fills.sort(key=lambda fill: (fill.ts, fill.execution_id))
+        with self._journal.transaction():
+            for flow in flows:
+                self._pay(flow)
+            for fill in fills:
+                self._fill(fill, ts)
+        self._refuse_fills(fills)
+        return fills
+
+    def size(
+        self, orders: Sequence[Order], books: Books, close: np.ndarray, costs: Costs, borrow: bool
+    ) -> tuple[list[Ticket], list[tuple[str, str]]]:
+        """Turn target weights into units, by the books and the last close `[A]`.
+
+        Where cash does not pay for the buys, every buy is cut by one factor. Sales come first.
+
+        Returns:
+          Tickets, and `(client_id, code)` of orders that are too small or not possible.
+        """
+        return tickets(orders, books, close, self._symbols, self.instruments, costs, borrow)
+
+    def withdraw(self, names: Iterable[str], ts: int) -> None:
+        """Cancel orders of ours, and wait until the venue says that they no longer work."""
+        for name in names:
+            order = self.ledger.open.get(name)
+            if order is None:
+                continue
+            self.venue.cancel(name)
+            self._wait_for_end(order, ts)
+
+    def intend(self, ticket: Ticket, bar: int, more: Mapping[str, Any], ts: int) -> None:
+        """Journal an order that `deliver` may send; call it in the transaction of its decision."""
+        body = {**more, "client_id": ticket.client_id, "symbol": ticket.symbol}
+        body |= {"units": ticket.units, "bar": bar}
+        self._write("order_intent", ticket.client_id, body, ts)
+
+    def deliver(self, ts: int) -> None:
+        """Send every order that is in the journal and has not reached the venue."""
+        for name, order in list(self.ledger.open.items()):
+            if order.state == "intent" or name in self._again:
+                self._deliver(order, ts)
+        self._again.clear()
+
+    def books(self) -> Books:
+        """Return cash and units `[A]` as the journal has them."""
+        return self.ledger.books(self._symbols)
+
+    def _deliver(self, order: Sent, ts: int) -> None:
+        """Send an order, as often as the venue is busy or has not got it."""
+        ticket = order.ticket
+        wait = self._patience.first
+        while order.state != "done":
+            self._refuse()
+            if ticket.symbol in self.held:
+                return self._end(order, "symbol-held", ts)
+            # What was sent before is not at the venue, or this would not be reached.
+            if not self._fresh(order):
+                return self._end(order, "too-old", ts)
+            # Before it leaves: after a crash here the venue is asked what it has.
+            self._write("order_sent", f"{ticket.client_id}#{order.attempts}", {}, ts)
+            answer = self.venue.submit(ticket)
+            if answer.outcome is Outcome.ACCEPTED:
+                return self._acknowledge(order, {}, ts)
+            if answer.outcome is Outcome.BUSY:
+                self._clock.sleep(max(answer.retry_after, self._jittered(wait, order)))
+                wait = min(2.0 * wait, self._patience.last)
+                continue
+            if answer.outcome is Outcome.AMBIGUOUS:
+                body = {"reason": answer.reason}
+                key = f"{ticket.client_id}#{order.attempts - 1}"
+                self._write("order_ambiguous", key, body, ts)
+            if not self._resolve(order, ts, answer):
+                return None
+
+    def _resolve(self, order: Sent, ts: int, answer: Answer | None = None) -> bool:
+        """Ask the venue what became of an order; return whether it is to be sent again.
+
+        An order that the venue has is adopted. One that it refused, or that it has not got after
+        the grace, ends; the second kind may be sent again under the same id while it is fresh.
+        """
+        name = order.ticket.client_id
+        refused = answer is not None and answer.outcome is Outcome.REJECTED
+        begun, wait = self._clock.monotonic(), self._patience.first
+        while True:
+            waited = self._clock.monotonic() - begun
+            try:
+                state = self.venue.look_up(name)
+            except Unreachable as error:
+                if waited >= self._patience.looks:
+                    self._hold(order, error.reason, ts)
+                    return False
+            else:
+                if state is not None and state.status != "rejected":
+                    self._acknowledge(order, {"by": "look-up"}, ts)
+                    return False
+                if refused or state is not None:
+                    why = answer.reason if answer and refused else "venue"
+                    self._end(order, "rejected", ts, code=why)
+                    return False
+                if waited >= self._patience.grace:
+                    break
+            self._clock.sleep(self._jittered(wait, order))
+            wait = min(2.0 * wait, self._patience.last)
+        if not self._fresh(order):
+            self._end(order, "never-arrived", ts)
+        return order.state != "done"
+
+    def _wait_for_end(self, order: Sent, ts: int) -> None:
+        """Wait until a cancelled order no longer works and its fills are all in the journal."""
+        begun, wait = self._clock.monotonic(), self._patience.first
+        while order.state != "done":
+            with contextlib.suppress(Unreachable):
+                self.take(ts, self.ledger.since)
+                working = {found.client_id: found for found in self.venue.working()}
+                if order.state != "done":
+                    self._follow_one(order, working, ts)
+            if order.state == "done":
+                return
+            if self._clock.monotonic() - begun >= self._patience.looks:
+                return self._hold(order, "not-cancelled", ts)
+            self._clock.sleep(self._jittered(wait, order))
+            wait = min(2.0 * wait, self._patience.last)
+
+    def _abandon(self, ts: int) -> None:
+        """Cancel and end every order of ours: the venue's books will be taken as they are."""
+        for name, order in list(self.ledger.open.items()):
+            state = None
+            if order.state != "intent":
+                self.venue.cancel(name)
+                state = self.venue.look_up(name)
+            if state is not None and state.status == "working":
+                raise Halting("not-cancelled", client_id=name)
+            reason = "never-arrived" if state is None else state.status
+            self._end(order, reason, ts, venue=0.0 if state is None else state.filled)
+
+    def _follow(self, working: dict[str, OrderState], ts: int) -> dict[str, Any]:
+        """Bring our open orders up to date; return those whose fills are not all listed yet."""
+        for name, state in working.items():
+            if name.startswith(self.prefix) and self.ledger.order(name) is None:
+                # The journal is older than the venue, e.g. restored from a copy.
+                ticket = Ticket(name, state.symbol, state.units)
+                self.intend(ticket, ts // NANOSECONDS, {"adopted": True}, ts)
+                self._acknowledge(self.ledger.open[name], {"by": "adopted"}, ts)
+        late = {}
+        for name, order in list(self.ledger.open.items()):
+            if order.state == "intent" or name in self._again:
+                continue
+            try:
+                found = self._follow_one(order, working, ts)
+            except Unreachable:
+                if order.ticket.symbol not in self.held:
+                    raise
+                continue
+            if found is not None:
+                late[name] = {"venue": found.filled, "journal": order.filled}
+        return late
+
+    def _follow_one(
+        self, order: Sent, working: Mapping[str, OrderState], ts: int
+    ) -> OrderState | None:
+        """Bring an order up to date; return it as the venue has it where fills are missing."""
+        name = order.ticket.client_id
+        if name in working:
+            # Kept whatever the positions are: its fills may be listed late.
+            if order.state != "working":
+                self._acknowledge(order, {"by": "look-up"}, ts)
+            return None
+        state = self.venue.look_up(name)
+        if state is None:
+            if order.state == "working":
+                raise Halting("order-lost", client_id=name)
+            self._end(order, "never-arrived", ts)
+        elif state.status != "working":
+            if abs(state.filled - order.filled) > UNITS * abs(order.ticket.units):
+                return state
+            self._end(order, state.status, ts)
+        elif order.state != "working":
+            self._acknowledge(order, {"by": "look-up"}, ts)
+        return None
+
+    def _is_new(self, fill: Fill) -> bool:
+        known = self.ledger.fills.get(fill.execution_id)
+        if known is not None and known != list(fill):
+            raise Halting("fill-changed", fill=list(fill), journal=known)
+        return known is None
+
+    def _fill(self, fill: Fill, ts: int) -> None:
+        order = self.ledger.order(fill.client_id)
+        self._write("fill", fill.execution_id, fill._asdict(), fill.ts)
+        if order is None or order.state == "done":
+            return
+        if order.state != "working":  # a fill before the answer is an answer
+            self._acknowledge(order, {"by": "fill"}, ts)
+        if order.whole:
+            self._end(order, "filled", ts)
+
+    def _refuse_fills(self, fills: Sequence[Fill]) -> None:
+        """Halt on fills that no order of ours explains; they are in the journal already."""
+        for fill in fills:
+            order = self.ledger.order(fill.client_id)
+            if order is None:
+                ours = fill.client_id.startswith(self.prefix)
+                if fill.symbol in self._symbols and not ours:
+                    raise Halting("foreign-fill", symbol=fill.symbol, units=fill.units)
+                continue
+            wanted = order.ticket.units
+            excess = order.filled * np.sign(wanted) - abs(wanted)
+            if fill.symbol != order.ticket.symbol or excess > UNITS * abs(wanted):
+                raise Halting(
+                    "overfilled", client_id=fill.client_id, ordered=wanted, filled=order.filled
+                )
+
+    def _pay(self, flow: CashFlow) -> None:
+        body = {"amount": flow.amount, "kind": flow.kind, "symbol": flow.symbol, "ts": flow.ts}
+        self._write("cash", flow.id, body, flow.ts)
+
+    def _list_foreign(self, working: Sequence[OrderState], held: Holdings, ts: int) -> None:
+        """Journal orders and positions that are not ours where they changed; touch none of them."""
+        orders = [list(o) for o in working if not o.client_id.startswith(self.prefix)]
+        units = {s: n for s, n in sorted(held.units.items()) if n and s not in self._symbols}
+        body: dict[str, Any] = {"orders": sorted(orders), "units": units}
+        found = hashlib.sha256(canonical(body).encode()).hexdigest()[:16]
+        if found != self.ledger.recon and (orders or units or self.ledger.recon):
+            body |= {"code": "foreign", "found": found}
+            self._write("recon", f"foreign:{ts // NANOSECONDS}:{found[:8]}", body, ts)
+
+    def _acknowledge(self, order: Sent, how: dict[str, Any], ts: int) -> None:
+        if order.state not in ("working", "done"):
+            self._write("order_ack", order.ticket.client_id, how, ts)
+        self._release(order)
+
+    def _end(self, order: Sent, reason: str, ts: int, **more: Any) -> None:
+        body = {"reason": reason, "filled": order.filled, **more}
+        self._write("order_terminal", order.ticket.client_id, body, ts)
+        self._release(order)
+
+    def _release(self, order: Sent) -> None:
+        if self.held.get(order.ticket.symbol) == order.ticket.client_id:
+            del self.held[order.ticket.symbol]
+
+    def _hold(self, order: Sent, reason: str, ts: int) -> None:
+        """Send nothing more for a symbol until the fate of its order is known."""
+        name, symbol = order.ticket.client_id, order.ticket.symbol
+        self.held[symbol] = name
+        body = {"code": "symbol-held", "symbol": symbol, "client_id": name, "reason": reason}
+        self._write("risk", f"{ts // NANOSECONDS}:{name}:held", body, ts)
+
+    def _fresh(self, order: Sent) -> bool:
+        """Whether the decision behind an order is young enough to be sent."""
+        closed = (order.bar + self._period) * NANOSECONDS
+        return self._now() - closed <= self._patience.age * NANOSECONDS
+
+    def _jittered(self, wait: float, order: Sent) -> float:
+        """Return half to all of `wait`: sessions that failed together must not return together."""
+        text = f"{order.ticket.client_id}{order.attempts}{wait}"
+        return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)
+
+    def _write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
+        if self._journal.record(self._run, kind, key, body, ts):
+            self.ledger.apply(kind, key, body)

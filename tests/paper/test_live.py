@@ -1,0 +1,400 @@
+"""A live session: decisions on the venue's books, restarts, stale bars, notices, halts."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+from livedesk import SECOND, Desk, Still, Tape
+
+import nca_trader as nca
+from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.paper.agents import strategy_agent
+from nca_trader.paper.exchange import Exchange
+from nca_trader.paper.feed import Notice, Pump
+from nca_trader.paper.journal import Journal, read_events, verify
+from nca_trader.paper.live import LiveSession
+from nca_trader.paper.venue import Unreachable
+
+BEGIN = 20  # bars that are history when the session starts
+
+
+@pytest.fixture(autouse=True)
+def _quick(quick_disk):
+    pass
+
+
+class Room:
+    """A session over bars of `stage`, which a test can start again and again."""
+
+    def __init__(self, stage, folder, agent=None, desk=None, num_bars=60, **tape):
+        self.bars, self.folder = stage.bars(num_bars=num_bars), folder
+        self.path, self.agent = folder / "paper.db", agent or stage.agent()
+        self.desk, self.tape_options = desk or Desk(), tape
+        self.clock = Still()
+
+    def tape(self):
+        return Tape(self.bars, self.folder / "tape", BEGIN, **self.tape_options)
+
+    def trade(self, bars=10**6, tape=None):
+        """Trade until the given number of bars has closed while the session was alive."""
+        tape = tape or self.tape()
+        until = min(tape.place + bars, len(self.bars)) - 1
+        last = self.bars.time[until].astype("datetime64[s]").astype(int)
+        with Journal(self.path, tape.now) as journal:
+            session = LiveSession(
+                self.agent, tape, self.desk, journal, 1e5, warmup=10, clock=self.clock
+            )
+            return session.trade(lambda: (session._state.last or 0) >= last)
+
+    def bodies(self, kind):
+        return [event.body for event in read_events(self.path, kind)]
+
+    def kinds(self):
+        return collections.Counter(event.kind for event in read_events(self.path))
+
+
+@pytest.fixture
+def room(stage, tmp_path):
+    return Room(stage, tmp_path)
+
+
+def test_the_agent_sees_what_the_venue_holds(room, stage):
+    """Each decision's account is worked out again from the desk's own fills."""
+    seen = []
+
+    def spy(window, present, account):
+        seen.append((float(np.exp(account.log_equity)), np.array(account.held)))
+        return stage.momentum(window, present, account)
+
+    room.agent = stage.agent(decide=spy)
+    result = room.trade()
+    assert result["decisions"] == len(seen) == 41 and result["fills"] > 20
+    cash, units = 1e5, np.zeros(2)
+    fills = iter(room.desk.fills)
+    fill = next(fills)
+    for row, (equity, weight) in enumerate(seen, start=BEGIN - 1):
+        closed = (room.bars.time[row].astype("datetime64[s]").astype(int) + 86_400) * SECOND
+        while fill is not None and fill.ts < closed:  # ordered at an earlier close
+            cash -= fill.units * fill.price + fill.commission
+            units[room.bars.symbols.index(fill.symbol)] += fill.units
+            fill = next(fills, None)
+        value = cash + units @ room.bars.close[row]
+        assert equity == pytest.approx(value / 1e5, rel=1e-12)
+        np.testing.assert_allclose(weight, units * room.bars.close[row] / value, rtol=1e-12)
+
+
+def test_orders_reach_their_targets(room):
+    room.trade()
+    decided = [e for e in read_events(room.path, "decision")]
+    last, snapshot = decided[-2], list(read_events(room.path, "snapshot"))[-2]
+    assert snapshot.ts_event == last.ts_event
+    weights = [body["weight"] for body in room.bodies("order_intent")]
+    assert set(weights) <= {-0.4, 0.0, 0.5}
+    assert room.kinds()["order_intent"] == room.kinds()["order_terminal"]
+
+
+def test_history_warms_up_and_is_not_traded(room):
+    room.trade(1)
+    assert room.kinds()["bar"] == 11  # ten of history and one that closed
+    assert room.kinds()["decision"] == 2  # the newest of history is as fresh as a live one
+    first = min(e.ts_event for e in read_events(room.path, "decision"))
+    assert first == room.bars.time[BEGIN - 1].astype(int)
+
+
+def test_a_restarted_session_ends_as_one_that_was_not(stage, tmp_path):
+    whole, cut = (Room(stage, tmp_path / name) for name in ("whole", "cut"))
+    for room in (whole, cut):
+        room.folder.mkdir()
+    expected = whole.trade()
+    for _ in range(8):
+        cut.trade(5)
+    found = cut.trade()
+    assert found["equity"] == expected["equity"] and found["fills"] == expected["fills"]
+    assert [b["target"] for b in cut.bodies("decision")] == [
+        b["target"] for b in whole.bodies("decision")
+    ]
+    assert cut.desk.units == whole.desk.units
+    verify(cut.path)
+
+
+def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage, tmp_path):
+    def act(state, bar, portfolio):
+        leave = portfolio.bars_held >= 4
+        fell = (bar.close < portfolio.best_price * 0.99) & (portfolio.bars_held > 0)
+        target = np.where(False, 0.0, 0.4)
+        import jax.numpy as jnp
+
+        return state, jnp.where(leave | fell, 0.0, target * jnp.ones_like(bar.close))
+
+    strategy = nca.Strategy(lambda n: 0.0, act, "patient")
+    results = []
+    for name, stops in (("whole", 0), ("cut", 12)):
+        (tmp_path / name).mkdir()
+        room = Room(stage, tmp_path / name)
+        room.agent = strategy_agent(strategy, room.bars, stage.costs, stage.agent().rules)
+        for _ in range(stops):
+            room.trade(3)
+        room.trade()
+        results.append([b["target"] for b in room.bodies("decision")])
+        assert {t for row in results[-1] for t in row} == {0.0, 0.4}
+    assert results[0] == results[1]
+
+
+def test_bars_missed_while_away_teach_but_do_not_trade(room):
+    room.trade(5)
+    decided, tape = room.kinds()["decision"], room.folder / "tape"
+    tape.write_text(str(int(tape.read_text()) + 10))
+    room.trade(1)
+    assert room.kinds()["bar"] == 10 + 5 + 10 + 1
+    assert room.kinds()["decision"] == decided + 2  # the newest missed bar, and a live one
+    times = [e.ts_event for e in read_events(room.path, "bar")]
+    assert np.diff(times).tolist() == [86_400 * SECOND] * (len(times) - 1)
+
+
+def test_a_hole_in_history_is_said(room):
+    """The feed gives at most five bars back, and twenty were missed."""
+    room.trade(2)
+    tape = room.folder / "tape"
+    tape.write_text(str(int(tape.read_text()) + 20))
+    short = room.tape()
+    give = short.history
+    short.history = lambda count: give(min(count, 5))
+    room.trade(1, short)
+    assert [b["code"] for b in room.bodies("feed")] == ["gap"]
+    assert room.kinds()["bar"] == 10 + 2 + 5 + 1
+
+
+def test_a_bar_that_comes_too_late_is_not_traded_on(stage, tmp_path):
+    room = Room(stage, tmp_path, late=61)
+    result = room.trade()
+    assert result["decisions"] == 0 and room.desk.submitted == []
+    assert room.kinds()["bar"] == 50
+
+
+def test_a_decision_that_took_too_long_sends_nothing(room, stage):
+    """The clock runs on while the agent thinks."""
+    tape = room.tape()
+    late = [0]
+
+    def slow(window, present, account):
+        late[0] = 90
+        return stage.momentum(window, present, account)
+
+    agent = stage.agent(decide=slow)
+    now = tape.now
+    tape.now = lambda: now() + late[0] * SECOND
+    give = tape.history
+
+    def on_time(count):
+        late[0] = 0
+        return give(count)
+
+    tape.history = on_time
+    room.agent = agent
+    room.trade(1, tape)
+    assert room.bodies("decision") and room.desk.submitted == []
+    assert {b["reason"] for b in room.bodies("order_terminal")} == {"too-old"}
+
+
+def test_a_feed_from_the_future_is_refused(stage, tmp_path):
+    room = Room(stage, tmp_path, late=-30)
+    with pytest.raises(HaltError, match="bad-bars"):
+        room.trade()
+    assert {b["reason"] for b in room.bodies("bar_rejected")} == {"not-closed"}
+    assert room.desk.submitted == []
+
+
+def test_notices_are_journalled(room):
+    room.tape_options = {
+        "notices": {
+            25: [Notice("stale", "no bar for 2 days")],
+            30: [Notice("stale", "a"), Notice("reconnected", "b")],
+        }
+    }
+    room.trade()
+    assert [b["code"] for b in room.bodies("feed")] == ["stale", "stale", "reconnected"]
+
+
+def test_clocks_that_differ_halt(room):
+    class Skewed(Desk):
+        quote = None
+
+        def __getattribute__(self, name):
+            if name == "quote":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+        def now(self):
+            return room.tape().now() + 31 * SECOND
+
+    room.desk = Skewed()
+    with pytest.raises(HaltError, match="clock-skew"):
+        room.trade()
+    assert room.desk.submitted == []
+
+
+def test_a_venue_that_is_away_for_a_bar_costs_a_bar_and_for_three_halts(room):
+    room.trade(3)
+    decided = room.kinds()["decision"]
+    calls = itertools.count()
+
+    def holdings(inner=room.desk.holdings):
+        if next(calls) in (3, 4):
+            raise Unreachable("timeout")
+        return inner()
+
+    room.desk.holdings = holdings
+    room.trade(6)
+    assert [b["code"] for b in room.bodies("risk")].count("venue-unreachable") == 2
+    assert room.kinds()["decision"] == decided + 4
+
+    def never():
+        raise Unreachable("timeout")
+
+    start = room.desk.holdings
+    count = itertools.count()
+    room.desk.holdings = lambda: start() if next(count) < 1 else never()
+    with pytest.raises(HaltError, match="venue-unreachable"):
+        room.trade()
+
+
+def test_a_venue_that_is_away_at_the_start_ends_the_command_and_a_later_one_goes_on(room):
+    room.desk.down = 1
+    with pytest.raises(Unreachable):
+        room.trade()
+    assert room.trade()["decisions"] == 41
+
+
+def test_a_position_moved_by_hand_halts_and_stays_halted(room):
+    room.trade(5)
+    room.desk.units["AAA"] = room.desk.units.get("AAA", 0.0) + 3.0
+    with pytest.raises(HaltError, match="position-differs"):
+        room.trade()
+    sent = len(room.desk.submitted)
+    with pytest.raises(HaltError, match="halted at"):
+        room.trade()
+    assert len(room.desk.submitted) == sent
+    assert room.bodies("halt")[0]["code"] == "position-differs"
+
+
+def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stage, tmp_path):
+    always = stage.agent(
+        symbols=("AAA",), targets=(0.0, 0.5), decide=lambda w, p, a: np.array([[0.0, 1.0]])
+    )
+    for script, orders in ((["reject", "reject"], 3), (["rests"], 1)):
+        folder = tmp_path / script[0]
+        folder.mkdir()
+        room = Room(stage, folder, always, Desk(script=script))
+        room.bars = stage.bars(num_bars=60, symbols=("AAA",))
+        room.trade(3)
+        for order in room.desk.orders.values():
+            order[2] = "cancelled" if order[2] == "working" else order[2]
+        room.trade()
+        assert len(room.desk.submitted) == orders
+        reasons = [b["reason"] for b in room.bodies("order_terminal")]
+        assert reasons == (["rejected", "rejected", "filled"] if orders == 3 else ["cancelled"])
+
+
+def test_the_file_that_asks_for_a_halt_is_seen_before_the_next_order(room):
+    room.trade(5)
+    room.path.with_name("paper.db.halt").write_text("I want to look at it\n")
+    sent = len(room.desk.submitted)
+    with pytest.raises(HaltError, match=r"asked \(reason I want to look at it\)"):
+        room.trade()
+    assert len(room.desk.submitted) == sent
+
+
+def test_a_full_disk_stops_before_the_order(room):
+    tape = room.tape()
+    with pytest.raises(StateError, match="full"), Journal(room.path, tape.now) as journal:
+        journal._db.execute("PRAGMA max_page_count = 14")
+        LiveSession(room.agent, tape, room.desk, journal, 1e5, warmup=10, clock=Still()).trade()
+    known = {event.key for event in read_events(room.path, "order_intent")}
+    assert {ticket.client_id for ticket in room.desk.submitted} <= known
+    verify(room.path)
+    assert room.trade()["bars"] == 50
+
+
+def test_a_journal_belongs_to_its_venue_and_agent(room, stage):
+    room.trade(2)
+    room.desk.name = "another"
+    with pytest.raises(ConfigError, match="venue desk there, another here"):
+        room.trade()
+
+
+def test_two_journals_of_one_agent_do_not_share_ids(stage, tmp_path):
+    ids = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        room = Room(stage, tmp_path / name)
+        room.tape().path.write_text("20" if name == "one" else "22")
+        room.trade(8)
+        ids.append(set(room.desk.placed))
+    assert ids[0] and ids[1] and not ids[0] & ids[1]
+
+
+def test_decisions_repeat_exactly_or_the_session_refuses(room, stage):
+    room.trade(8)
+    room.agent = stage.agent(decide=lambda w, p, a: -stage.momentum(w, p, a))
+    with pytest.raises(StateError, match="diverged at seq"):
+        room.trade()
+
+
+def test_three_unusable_decisions_halt(room, stage):
+    room.agent = stage.agent(decide=lambda w, p, a: np.full((2, 3), np.nan))
+    with pytest.raises(HaltError, match="policy-not-finite"):
+        room.trade()
+    assert len(room.bodies("decision")) == 3 and room.desk.submitted == []
+
+
+def test_a_feed_that_raises_ends_the_session_with_its_error(stage, tmp_path):
+    class Broken(Tape):
+        def __iter__(self):
+            yield from itertools.islice(super().__iter__(), 3)
+            raise ConfigError("the feed broke")
+
+    room = Room(stage, tmp_path)
+    room.tape = lambda: Broken(room.bars, room.folder / "tape", BEGIN)
+    with pytest.raises(ConfigError, match="the feed broke"):
+        room.trade()
+    assert room.kinds()["bar"] == 13
+
+
+def test_the_pump_asks_for_one_item_at_a_time():
+    given = []
+
+    def feed():
+        for i in range(3):
+            given.append(i)
+            yield i
+
+    pump = Pump(feed())
+    assert given == []
+    assert pump.get(5.0) == 0 and given == [0]
+    assert pump.get(5.0) == 1 and pump.get(5.0) == 2
+    assert pump.get(5.0) is Pump.END
+
+
+def test_live_orders_in_units_earn_what_a_backtest_of_their_targets_does(stage, tmp_path):
+    """Filled at the close that was seen, a target in units is the backtest's target weight.
+
+    The backtest knows weights alone; the exchange keeps units and cash, and the session sizes
+    orders from these.
+    """
+    agent = stage.agent(fill="close", targets=(-0.4, 0.0, 0.5))
+    room = Room(stage, tmp_path, agent)
+    room.bars = stage.bars(num_bars=80)
+    books = tmp_path / "books"
+    room.desk = Exchange(books, 1e5, agent.costs, agent.symbols, agent.rules)
+    result = room.trade()
+    assert result["fills"] > 20
+    targets = stage.decided(room.path, room.bars)
+    expected = nca.backtest(room.bars, targets, stage.costs, "close", "on_change", max_gross=1.0)
+    assert result["value"] / 1e5 == pytest.approx(expected.equity.iloc[-1], rel=1e-9)
+    # At every bar before, by the cash and units of the next snapshot, which the next bar moves.
+    snapshots = room.bodies("snapshot")
+    for row, (now, after) in enumerate(itertools.pairwise(snapshots), start=BEGIN - 1):
+        value = after["cash"] + np.dot(after["units"], room.bars.close[row])
+        assert value / 1e5 == pytest.approx(expected.equity.iloc[row], rel=1e-9)
+        assert now["value"] >= value - 1e-6  # less what the orders of this close cost
