@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -13,6 +13,17 @@ from nca_trader.data.bars import read_bars
 from nca_trader.types import PRICES, Bar, Bars
 
 NANOSECONDS = 1_000_000_000
+
+
+class Notice(NamedTuple):
+    """What a live feed says between two bars.
+
+    code: "stale", "reconnected", "correction", "late" or "gap". detail: in words. Nothing is
+    traded from "stale" until the next bar.
+    """
+
+    code: str
+    detail: str = ""
 
 
 class Feed(Protocol):
@@ -27,6 +38,31 @@ class Feed(Protocol):
 
     def now(self) -> int:
         """Return the feed's clock."""
+        ...
+
+
+class LiveFeed(Protocol):
+    """A feed whose bars close while it is read.
+
+    symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
+    the last call of `history`, and gives notices between them.
+    """
+
+    symbols: tuple[str, ...]
+    period: int
+
+    def history(self, count: int) -> Bars:
+        """Return the last `count` closed bars, or as many as there are."""
+        ...
+
+    def __iter__(self) -> Iterator[Bar | Notice]: ...
+
+    def now(self) -> int:
+        """Return nanoseconds since 1970 UTC."""
+        ...
+
+    def close(self) -> None:
+        """End connections and threads."""
         ...
 
 

@@ -1,0 +1,192 @@
+"""The interface of a venue: an exchange or a broker whose books outlive the session.
+
+An adapter of a broker implements `Venue`, and `paper.router` sends orders to it. Your own is named
+`module:function` on the command line, and `nca.check_broker` tests it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, Protocol
+
+from nca_trader.errors import NcaTraderError
+
+MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
+
+
+class Unreachable(NcaTraderError):
+    """The venue gave no usable answer. `reason` is a stable code, e.g. "timeout"."""
+
+    exit_code = 1
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class Instrument(NamedTuple):
+    """How a symbol trades. Zero means no limit.
+
+    lot: units trade in multiples of it. tick: prices are multiples of it, in money.
+    min_notional: smallest order, in money. shortable: whether a position may be below 0.
+    """
+
+    symbol: str
+    lot: float = 0.0
+    tick: float = 0.0
+    min_notional: float = 0.0
+    shortable: bool = True
+
+
+class Ticket(NamedTuple):
+    """An order as it is sent.
+
+    client_id: ours, the same at every resend. units: signed, bought above 0.
+    stop: price of a resting stop order; None is a market order.
+    """
+
+    client_id: str
+    symbol: str
+    units: float
+    stop: float | None = None
+
+
+class Outcome(enum.StrEnum):
+    """What a venue's answer says about an order.
+
+    BUSY: refused for now, so the same order may be sent again. AMBIGUOUS: the order may be at the
+    venue or not; only `Venue.look_up` tells.
+    """
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    BUSY = "busy"
+    AMBIGUOUS = "ambiguous"
+
+
+class Answer(NamedTuple):
+    """The answer to an order. reason: a stable code. retry_after: seconds, of BUSY."""
+
+    outcome: Outcome
+    reason: str = ""
+    retry_after: float = 0.0
+
+
+class OrderState(NamedTuple):
+    """An order as the venue has it.
+
+    units, filled: signed. status: "working", "filled", "cancelled", "rejected" or "expired".
+    """
+
+    client_id: str
+    symbol: str
+    units: float
+    filled: float
+    status: str
+    venue_id: str = ""
+
+
+class Fill(NamedTuple):
+    """One execution.
+
+    units: signed, bought above 0. price: paid per unit, slippage included.
+    commission: in money, every fee included. ts: nanoseconds since 1970 UTC of the bar.
+    """
+
+    client_id: str
+    execution_id: str
+    symbol: str
+    units: float
+    price: float
+    commission: float
+    ts: int
+
+
+class CashFlow(NamedTuple):
+    """Money paid in, or out below 0, other than by a fill.
+
+    id: unique at the venue. kind: "interest", "borrow", "dividend", "funding", "fee" or "other".
+    ts: nanoseconds since 1970 UTC. symbol: what it was paid for, "" for none.
+    """
+
+    id: str
+    kind: str
+    amount: float
+    ts: int
+    symbol: str = ""
+
+
+class Activity(NamedTuple):
+    """What happened at a venue, in any order."""
+
+    fills: list[Fill]
+    flows: list[CashFlow]
+
+
+class Holdings(NamedTuple):
+    """What an account holds. cash: money. units: by symbol, foreign ones too; 0 may be absent."""
+
+    cash: float
+    units: dict[str, float]
+
+
+class Venue(Protocol):
+    """An account at a broker. Calls come from one thread; every network call has a timeout.
+
+    name: e.g. "alpaca-paper".
+
+    `submit` and `cancel` never raise for the network's faults: they answer AMBIGUOUS. The other
+    methods raise `Unreachable`.
+    """
+
+    name: str
+
+    def instrument(self, symbol: str) -> Instrument:
+        """Return how `symbol` trades."""
+        ...
+
+    def submit(self, ticket: Ticket) -> Answer:
+        """Send an order. The same `client_id` twice is one order."""
+        ...
+
+    def cancel(self, client_id: str) -> Answer:
+        """Withdraw an order; what it has filled stays."""
+        ...
+
+    def look_up(self, client_id: str) -> OrderState | None:
+        """Return an order; None where the venue says that it never had it."""
+        ...
+
+    def working(self) -> list[OrderState]:
+        """Return every open order of the account, foreign ones too."""
+        ...
+
+    def activity(self, since: int) -> Activity:
+        """Return fills and cash flows at or after `since` (nanoseconds); repeats are allowed."""
+        ...
+
+    def holdings(self) -> Holdings:
+        """Return cash and positions."""
+        ...
+
+    def now(self) -> int:
+        """Return the venue's clock, nanoseconds since 1970 UTC."""
+        ...
+
+    def close(self) -> None:
+        """End connections and threads."""
+        ...
+
+
+class SimulatedVenue(Venue, Protocol):
+    """A venue without a market of its own: the session tells it each bar, and it fills there."""
+
+    def quote(self, time: int, now: int, rows: dict[str, list[float | None] | None]) -> None:
+        """Fill what works at this bar's open. A bar that is not newer than the last is ignored.
+
+        Args:
+          time: seconds since 1970 UTC of the bar's open.
+          now: nanoseconds since 1970 UTC, the venue's clock from here on.
+          rows: open, high, low, close, volume by symbol; None where the bar is missing.
+        """
+        ...
