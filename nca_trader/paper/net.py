@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import pathlib
 import socket
@@ -17,8 +18,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import requests
-import urllib3
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
 
 from nca_trader.errors import ConfigError, NcaTraderError
 
@@ -82,8 +84,11 @@ def _of_file(path: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
             lines = file.read().splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: can't be read ({error.strerror}); see {KEY_FILE}.") from None
-    pairs = dict(line.partition("=")[::2] for line in lines if "=" in line and line[0] != "#")
-    values = {name.strip(): value.strip().strip("\"'") for name, value in pairs.items()}
+    values: dict[str, str] = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            values[name.strip()] = value.strip().strip("\"'")
     return {name: values.get(name, "") for name in names}
 
 
@@ -107,9 +112,9 @@ def check_url(url: str, hosts: Iterable[str], schemes: tuple[str, str] = ("https
     """
     try:
         # The parser that connects: two parsers may see two hosts in one text.
-        parts = urllib3.util.parse_url(url)
-    except urllib3.exceptions.LocationParseError:
-        parts = urllib3.util.Url()
+        parts = parse_url(url)
+    except LocationParseError:
+        parts = Url()
     host = (parts.host or "").lower()
     safe = parts.scheme == schemes[0] and parts.port in (None, 443) and host in set(hosts)
     if not safe and not (parts.scheme in schemes and is_loopback(host)):
@@ -123,7 +128,7 @@ class GuardedSession(requests.Session):
     """Calls allowed hosts, each call within `timeout` seconds; does not follow redirects.
 
     One thread uses it. After a call `status` is the answer's, None where none came, and `fault`
-    says what broke: "timeout", "connection", "redirected" or "".
+    says what broke: "timeout", "connection", "redirected", "unreadable-body" or "".
 
     Args:
       hosts: that may be called; this machine always may.
@@ -203,7 +208,18 @@ class GuardedSession(requests.Session):
         if 300 <= response.status_code < 400:
             self.fault = "redirected"
             raise requests.TooManyRedirects("a redirect is not followed")
+        if self.status < 300 and self.body and not _is_json(self.body):
+            # ccxt takes a page of HTML for an account that holds nothing.
+            self.fault = "unreadable-body"
+            raise requests.exceptions.ContentDecodingError("the answer is not JSON")
         return response
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except ValueError:
+        return False
 
 
 class _Adapter(HTTPAdapter):
