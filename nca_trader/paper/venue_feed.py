@@ -102,8 +102,10 @@ class VenueFeed:
             else:
                 yield from self._ask()
             yield from self._give(whole)
-            if wait <= 0.0 or self._due() > due:
+            if wait <= 0.0:  # the next attempt, if the bar is still not there
                 due = max(self._due(), self._now() + self._pause())
+            else:
+                due = max(self._due(), due)
 
     def close(self) -> None:
         """End connections and threads."""
