@@ -89,6 +89,8 @@ class FakeAlpaca(FakeVenue):
         name = data.get("client_order_id") or str(uuid.uuid4())
         if self.refuse:
             return 403, {"code": 40310000, "message": self.refuse}
+        if data["symbol"] not in self.prices:
+            return 422, {"code": 42210000, "message": f"asset {data['symbol']!r} not found"}
         if name in self.orders:
             return 422, {"code": 40010001, "message": "client_order_id must be unique"}
         self.orders[name] = {

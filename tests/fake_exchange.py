@@ -50,6 +50,9 @@ class FakeExchange(FakeVenue):
             return 200, [order for order in self.orders if order["status"] == "NEW"]
         if name == "myTrades":
             found = [t for t in self.trades if t["symbol"] == data["symbol"]]
+            found = [
+                t for t in found if str(t["orderId"]) == data.get("orderId", str(t["orderId"]))
+            ]
             found = [t for t in found if t["time"] >= int(data.get("startTime", 0))]
             return 200, found[: int(data.get("limit", 500))]
         if name == "account":

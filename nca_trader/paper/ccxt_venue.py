@@ -173,7 +173,7 @@ def open_venue(
       timeout: seconds of a call.
 
     Raises:
-      ConfigError: another exchange; a symbol that is no spot market; no keys.
+      ConfigError: another exchange; a symbol without a spot market; no keys.
       Unreachable: the exchange does not list its markets.
     """
     if exchange not in EXCHANGES:
@@ -194,7 +194,7 @@ def open_venue(
 
 
 def check_symbols(exchange: str, markets: dict[str, Any], symbols: Iterable[str]) -> None:
-    """Check that every symbol is a spot market.
+    """Check that every symbol names a spot market.
 
     Raises:
       ConfigError: one is not.
@@ -233,6 +233,8 @@ class CcxtVenue:
 
         Binance takes an id again once its order has ended, so it is looked up before each sending.
         """
+        if ticket.symbol not in self._symbols:
+            return Answer(Outcome.REJECTED, "unknown-symbol")
         units = abs(ticket.units)
         lot = self.instrument(ticket.symbol).lot
         if lot:  # as a decimal: ccxt cuts what is beyond the lot, and 0.29999999 to 0.2
@@ -366,34 +368,48 @@ class CcxtVenue:
         return Answer(Outcome.REJECTED, f"{reason}: {said}")
 
     def _state(self, order: dict[str, Any]) -> OrderState:
-        sign = 1.0 if order["side"] == "buy" else -1.0
-        name, symbol = str(order["clientOrderId"]), order["symbol"]
-        if symbol in self._symbols:
-            self._symbol_of[name] = symbol
-        self._client_ids[symbol, str(order["id"])] = name
+        self._note(order)
+        symbol, sign = order["symbol"], 1.0 if order["side"] == "buy" else -1.0
+        filled = sign * float(order["filled"] or 0.0)
+        if filled > 0.0 and symbol in self._symbols:
+            # What the account received, as its fills say it: less than the exchange's count.
+            trades = self._read(lambda: self._client.fetch_order_trades(order["id"], symbol))
+            filled = sum(self._booked(symbol, trade)[0] for trade in trades)
         return OrderState(
-            name,
+            str(order["clientOrderId"]),
             symbol,
             sign * float(order["amount"] or 0.0),
-            sign * float(order["filled"] or 0.0),
+            filled,
             STATUS.get(order["status"], "working"),
             str(order["id"]),
         )
 
+    def _note(self, order: dict[str, Any]) -> None:
+        """Remember the symbol of an order, and both its ids."""
+        name, symbol = str(order["clientOrderId"]), order["symbol"]
+        if symbol in self._symbols:
+            self._symbol_of[name] = symbol
+        self._client_ids[symbol, str(order["id"])] = name
+
     def _fill(self, symbol: str, trade: dict[str, Any]) -> Fill:
         order = str(trade["order"])
         if (symbol, order) not in self._client_ids:
-            self._state(self._read(lambda: self._client.fetch_order(order, symbol)))
-        sign = 1.0 if trade["side"] == "buy" else -1.0
-        units, price = float(trade["amount"]), float(trade["price"])
-        fee, coin = float(trade["fee"]["cost"] or 0.0), trade["fee"]["currency"]
-        commission = fee if coin == self._quote else 0.0
-        received = sign * units
-        if coin == self._client.market(symbol)["base"]:
-            # The fee of a buy is taken from the coins. Fewer are received, and the price of the
-            # missing ones is the commission: cash and units both agree with the exchange's.
-            received, commission = received - fee, fee * price
+            self._note(self._read(lambda: self._client.fetch_order(order, symbol)))
+        units, commission = self._booked(symbol, trade)
         execution = f"{symbol}-{trade['id']}"  # Binance counts trades for each symbol
         ts = int(trade["timestamp"]) * MILLION
         name = self._client_ids[symbol, order]
-        return Fill(name, execution, symbol, received, price, commission, ts)
+        return Fill(name, execution, symbol, units, float(trade["price"]), commission, ts)
+
+    def _booked(self, symbol: str, trade: dict[str, Any]) -> tuple[float, float]:
+        """Return the units and the commission with which a trade changes the account.
+
+        The fee of a buy is taken from the coins. Fewer are received, and the price of the missing
+        ones is the commission: cash and units both agree with the exchange's.
+        """
+        sign = 1.0 if trade["side"] == "buy" else -1.0
+        units, price = sign * float(trade["amount"]), float(trade["price"])
+        fee, coin = float(trade["fee"]["cost"] or 0.0), trade["fee"]["currency"]
+        if coin == self._client.market(symbol)["base"]:
+            return units - fee, fee * price
+        return units, fee if coin == self._quote else 0.0

@@ -39,8 +39,8 @@ def fetch_bars(
 ) -> Bars:
     """Download closed bars into a file, which appears once it is whole.
 
-    What has come is kept next to it as FILE.partial. The same call after an interruption goes on
-    from there, and writes the same bytes.
+    What has come is kept next to it as FILE.partial. The same call after an interruption resumes
+    there, and writes the same bytes.
 
     Args:
       source: the venue.
@@ -115,7 +115,7 @@ def _patient(
         except Unreachable as error:
             if attempt == ATTEMPTS:
                 raise Unreachable(
-                    error.reason, f"{error}; the same command goes on where this one stopped."
+                    error.reason, f"{error}; the same command resumes where this one stopped."
                 ) from None
             sleep(max(1.0, min(LONGEST, 2.0**attempt) * (0.5 + 0.5 * jitter.random())))
     return []
@@ -161,7 +161,8 @@ def _resumed(partial: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, An
             break  # a crash may leave a torn line at the end
         size = at
     if head and any(head.get(name) != value for name, value in about.items()):
-        raise ConfigError(f"{partial}: is of another download; remove it, or give another --out.")
+        other = argument("out")
+        raise ConfigError(f"{partial}: is of another download; remove it, or give another {other}.")
     os.truncate(partial, size)
     return head, rows, reached
 

@@ -1,6 +1,6 @@
 """HTTP for the clients of venues: allowed hosts, a deadline for each call, no redirects, and keys.
 
-Both clients send through one `GuardedSession`. It looks at the URL that is really called, so that
+Both clients send through one `GuardedSession`. It checks the URL that is really called, so that
 neither an option nor an answer of a server leads an order to another host.
 """
 
@@ -134,7 +134,7 @@ class GuardedSession(requests.Session):
       hosts: that may be called; this machine always may.
       read_only: refuse all methods except GET.
       timeout: seconds of a whole call. A timeout of `requests` alone is of each read, so a server
-        that sends a byte now and then would hold a call for ever.
+        that sends a byte now and then would hold a call without end.
       timer: makes the deadline, for tests.
     """
 

@@ -49,7 +49,7 @@ def test_books_follow_from_fills_with_fees_in_coins_and_in_money(fake, venue):
     assert held.cash == pytest.approx(cash, abs=1e-9) == 7_497.5
     assert held.units == {"BTC/USDT": pytest.approx(0.0499), "XYZ": 7.0}
     order = venue.look_up("nca-1-a")
-    assert (order.status, order.units, order.filled) == ("filled", 0.1, 0.1)
+    assert (order.status, order.units, order.filled) == ("filled", 0.1, bought.units)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_venue_that_is_busy_is_asked_again_and_then_the_rest_is_kept(tmp_path)
     args = (Grid(3600), START, START + DAY, path, about)
     fetch_bars(source, *args, clock=Clock(START + 2 * DAY), sleep=waits.append)
     assert len(waits) == 3 and waits == sorted(waits) and min(waits) >= 1.0 and max(waits) <= 60.0
-    with pytest.raises(Unreachable, match="the same command goes on where this one stopped"):
+    with pytest.raises(Unreachable, match="the same command resumes where this one stopped"):
         download(tmp_path / "other.csv", Source(broken=99))
     assert (tmp_path / "other.csv.partial").exists() and not (tmp_path / "other.csv").exists()
 
