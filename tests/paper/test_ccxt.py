@@ -220,6 +220,17 @@ def test_market_data_comes_without_keys_and_only_by_get():
     client.session.close()
 
 
+def test_a_redirect_takes_neither_order_nor_keys_elsewhere(fake, venue):
+    with FakeExchange(CANARY) as other:
+        fake.elsewhere = other.url
+        fake.fail("POST", ORDER, "redirect-before")
+        fake.fail("GET", "/api/v3/account", "redirect-before")
+        assert venue.submit(BUY).reason == "redirected"
+        with pytest.raises(Unreachable, match="redirected"):
+            venue.holdings()
+        assert other.calls == []
+
+
 def test_symbols_that_cannot_be_traded_are_named(fake):
     with pytest.raises(ConfigError, match="DOGE/USDT: no spot market"):
         ccxt_venue.open_venue("binance", ["DOGE/USDT"], url=fake.url)
