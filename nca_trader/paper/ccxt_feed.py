@@ -9,7 +9,8 @@ import numpy as np
 
 from nca_trader.config.reading import parse_step
 from nca_trader.errors import ConfigError
-from nca_trader.paper.ccxt_venue import check_symbols, loaded, open_client
+from nca_trader.paper.ccxt_client import loaded, open_client
+from nca_trader.paper.ccxt_venue import check_symbols
 from nca_trader.paper.closing import Grid, Row
 from nca_trader.paper.net import TIMEOUT, GuardedSession
 from nca_trader.paper.venue import Unreachable

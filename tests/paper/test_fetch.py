@@ -1,6 +1,8 @@
 """Downloads of history: the same bytes after an interruption, and no bar that is not over."""
 
+import importlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -167,3 +169,19 @@ def test_a_span_without_bars_is_said(tmp_path):
     with pytest.raises(BarError, match="no bar in that span"):
         download(tmp_path / "none.csv", Empty())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "extra"),
+    [("alpaca", "alpaca_feed", "alpaca"), ("alpaca", "alpaca", "alpaca"),
+     ("ccxt", "ccxt_feed", "ccxt"), ("ccxt", "ccxt_venue", "ccxt")],
+)  # fmt: skip
+def test_a_missing_extra_is_named_in_one_line(monkeypatch, package, module, extra):
+    for name in list(sys.modules):
+        ours = name.startswith(("nca_trader.paper.alpaca", "nca_trader.paper.ccxt"))
+        if ours or name.partition(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf'pip install "nca-trader\[{extra}\]"') as caught:
+        importlib.import_module(f"nca_trader.paper.{module}")
+    assert "\n" not in str(caught.value)
