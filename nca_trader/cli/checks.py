@@ -197,6 +197,8 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
     from nca_trader.machine import run_file
 
     bars = given.get("file") if command == "data" else given.get("data")
+    if given.get("what") == "fetch":  # a venue in place of a file
+        bars = None
     if command == "paper":
         from nca_trader.config.reading import replayed
 

@@ -1,4 +1,4 @@
-"""`nca-trader data check`: lists every problem of a bar file, or summarises its bars."""
+"""`nca-trader data`: checks a bar file, or downloads one from a venue's history."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from nca_trader.cli.options import READING, add_options, reading_options
+from nca_trader.errors import ConfigError
 
 if TYPE_CHECKING:
     from nca_trader.types import Bars
@@ -13,18 +14,43 @@ if TYPE_CHECKING:
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("what", choices=("check",), help="check: read the file, and say how it is")
-    parser.add_argument("file", metavar="FILE", help="a CSV, Parquet or Feather file")
+    what = "check: read the file, and say how it is; fetch: download a venue's history to --out"
+    parser.add_argument("what", choices=("check", "fetch"), help=what)
+    parser.add_argument(
+        "file",
+        metavar="FILE|VENUE",
+        help="check: a CSV, Parquet or Feather file; fetch: alpaca or ccxt:EXCHANGE",
+    )
+    parser.add_argument("symbols", nargs="?", metavar="SYMBOLS", help="fetch: e.g. SPY,QQQ")
+    parser.add_argument("--from", dest="begin", metavar="DATE", help="fetch: the first bar's date")
+    parser.add_argument("--to", dest="end", metavar="DATE", help="fetch: bars close by then; now")
+    parser.add_argument("--bar", metavar="LENGTH", help="fetch: length of a bar, e.g. 1d, 1h, 1m")
+    parser.add_argument(
+        "--out", metavar="FILE", help="fetch: a .parquet, .feather or .csv; a second run resumes"
+    )
     add_options(parser, *READING)
 
 
 def run_data(args: argparse.Namespace) -> dict[str, Any]:
-    """Read the file; return its summary.
+    """Read the file, downloaded first where that is asked for; return its summary.
 
     Raises:
-      BarError: every problem of the file.
+      BarError: every problem of the file. ConfigError: an option of the other task, or none.
     """
     from nca_trader.data.bars import read_bars
+
+    needed = {"SYMBOLS": args.symbols, "--from": args.begin, "--bar": args.bar, "--out": args.out}
+    if args.what == "fetch":
+        missing = [name for name, value in needed.items() if value is None]
+        if missing:
+            raise ConfigError(f"data fetch: give {', '.join(missing)} as well.")
+        from nca_trader.paper.fetch import fetch
+
+        symbols = [symbol for symbol in args.symbols.split(",") if symbol]
+        fetch(args.file, symbols, args.begin, args.end, args.bar, args.out)
+        args.file = args.out
+    elif used := [name for name, value in (needed | {"--to": args.end}).items() if value]:
+        raise ConfigError(f"data check: {', '.join(used)} is of data fetch; leave it out.")
 
     bars = read_bars(args.file, **reading_options(args))
     # A file with a fault has raised by now, with all of its faults.

@@ -9,7 +9,8 @@ from sources import tree_of
 import nca_trader.paper
 
 FOLDER = pathlib.Path(nca_trader.paper.__file__).parent
-ADAPTERS = {"clock.py"}  # files that talk to a venue or are the clock
+# Files that are the clock or talk to a venue; the seeds of their jitter are given.
+ADAPTERS = {"clock.py", "venue_feed.py", "alpaca_feed.py", "fetch.py"}
 BANNED = {
     "time", "datetime", "random", "secrets", "uuid", "pickle", "marshal", "shelve", "yaml",
     "urandom", "default_rng", "now_ns", "utcnow", "today", "eval", "exec", "getrandom",

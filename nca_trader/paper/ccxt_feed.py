@@ -1,0 +1,109 @@
+"""Bars of spot markets from an exchange's public REST interface, on ccxt, without keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nca_trader.config.reading import parse_step
+from nca_trader.errors import ConfigError
+from nca_trader.paper.ccxt_client import loaded, open_client
+from nca_trader.paper.ccxt_venue import check_symbols
+from nca_trader.paper.closing import Grid, Row
+from nca_trader.paper.net import TIMEOUT, GuardedSession
+from nca_trader.paper.venue import Unreachable
+from nca_trader.paper.venue_feed import VenueFeed
+
+PAGE = 1000
+
+
+def open_source(
+    exchange: str,
+    symbols: Sequence[str],
+    every: str,
+    *,
+    url: str | None = None,
+    timeout: float = TIMEOUT,
+) -> CcxtSource:
+    """Return an exchange's closed bars, of the run's length or of its longest divisor there.
+
+    Args:
+      exchange: ccxt's name, e.g. "binance".
+      symbols: spot markets, e.g. "BTC/USDT".
+      every: the run's length of a bar, e.g. "1h".
+      url: a server of this machine in place of the exchange; else NCA_TRADER_CCXT_URL.
+      timeout: seconds of a call.
+
+    Raises:
+      ConfigError: an unknown exchange, symbol or length. Unreachable: no list of markets.
+    """
+    length = parse_step(every)
+    period = int(length / np.timedelta64(1, "s")) if length is not None else 0
+    client, session = open_client(exchange, url=url, timeout=timeout)
+    if not client.has.get("fetchOHLCV"):
+        raise ConfigError(f"{exchange} has no bars; choose another exchange.")
+    steps = {client.parse_timeframe(name): name for name in client.timeframes or ()}
+    fits = [step for step in steps if step <= period and period % step == 0]
+    if not fits:
+        raise ConfigError(f"bars of {every}: {exchange} has none that fit in; give 1h or 1d.")
+    check_symbols(exchange, loaded(client.load_markets, session), symbols)
+    return CcxtSource(tuple(symbols), int(max(fits)), steps[max(fits)], client, session)
+
+
+def open_feed(exchange: str, symbols: Sequence[str], every: str, **options: Any) -> VenueFeed:
+    """Return live bars of spot markets, round the clock from midnight UTC.
+
+    Args:
+      exchange: ccxt's name, e.g. "binance".
+      symbols: spot markets, e.g. "BTC/USDT".
+      every: length of a bar, e.g. "1h".
+      **options: those of `open_source`.
+    """
+    source = open_source(exchange, symbols, every, **options)
+    length = parse_step(every)
+    assert length is not None
+    return VenueFeed(source, Grid(int(length / np.timedelta64(1, "s"))))
+
+
+class CcxtSource:
+    """A `Source`: an exchange's closed bars, one symbol after the other."""
+
+    delay, settle = 1.0, 15.0
+
+    def __init__(
+        self, symbols: tuple[str, ...], step: int, name: str, client: Any, session: GuardedSession
+    ):
+        self.symbols, self.step = symbols, step
+        self._name, self._client, self._session = name, client, session
+
+    def fetch(self, start: int, stop: int) -> list[Row]:
+        """Return the bars that open at or after `start` and end by `stop`, all pages of them."""
+        rows: list[Row] = []
+        for symbol in self.symbols:
+            since = start
+            while since + self.step <= stop:
+                page = self._page(symbol, since)
+                rows += [row for row in page if since <= row.time <= stop - self.step]
+                if not page or page[-1].time < since:
+                    break
+                since = page[-1].time + self.step
+        return rows
+
+    def _page(self, symbol: str, since: int) -> list[Row]:
+        found = loaded(
+            lambda: self._client.fetch_ohlcv(symbol, self._name, 1000 * since, PAGE), self._session
+        )
+        try:
+            rows = [Row(symbol, int(t) // 1000, *map(float, values)) for t, *values in found]
+        except (TypeError, ValueError):
+            raise Unreachable("unreadable-body") from None
+        return sorted(rows, key=lambda row: row.time)
+
+    def stream(self, post: Callable[[Row], None]) -> None:
+        """Do nothing: bars are asked for a second after they close."""
+
+    def close(self) -> None:
+        """End the connections."""
+        self._session.close()

@@ -1,0 +1,290 @@
+"""A spot account at an exchange's test host as a venue, on ccxt. There is no live mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from nca_trader.errors import ConfigError
+from nca_trader.paper.ccxt_client import FAULTS, ccxt, loaded, open_client, reason_of, said
+from nca_trader.paper.net import REFUSED, TIMEOUT, GuardedSession, Keys, read_keys
+from nca_trader.paper.venue import (
+    Activity,
+    Answer,
+    Fill,
+    Holdings,
+    Instrument,
+    OrderState,
+    Outcome,
+    Ticket,
+    Unreachable,
+)
+
+MILLION = 1_000_000  # nanoseconds per millisecond
+PAGE = 1000  # trades of one answer
+# The exchanges whose look-up by client id and codes the tests know.
+EXCHANGES = ("binance",)
+STATUS = {
+    "open": "working",
+    "closed": "filled",
+    "canceled": "cancelled",
+    "expired": "expired",
+    "rejected": "rejected",
+}
+
+
+def open_venue(
+    exchange: str, symbols: Sequence[str], *, url: str | None = None, timeout: float = TIMEOUT
+) -> CcxtVenue:
+    """Return a spot account at an exchange's test host.
+
+    The variables CCXT_API_KEY and CCXT_SECRET hold the keys of the test account.
+
+    Args:
+      exchange: "binance".
+      symbols: of spot markets with one quote currency, e.g. "BTC/USDT".
+      url: a server of this machine in place of the test host; else NCA_TRADER_CCXT_URL.
+      timeout: seconds of a call.
+
+    Raises:
+      ConfigError: another exchange; a symbol without a spot market; no keys.
+      Unreachable: the exchange does not list its markets.
+    """
+    if exchange not in EXCHANGES:
+        known = ", ".join(EXCHANGES)
+        raise ConfigError(f"orders at {exchange!r} are not in this version; {known} is.")
+    keys = read_keys("CCXT_API_KEY", "CCXT_SECRET")
+    client, session = open_client(exchange, url=url, keys=keys, timeout=timeout)
+    markets = loaded(client.load_markets, session, keys)
+    check_symbols(exchange, markets, symbols)
+    quotes = {markets[symbol]["quote"] for symbol in symbols}
+    if len(quotes) != 1:
+        raise ConfigError(
+            f"{', '.join(symbols)}: cash would be {' and '.join(sorted(quotes))}; give symbols "
+            "with one quote currency."
+        )
+    client.options["warnOnFetchOpenOrdersWithoutSymbol"] = False
+    return CcxtVenue(client, session, keys, symbols, quotes.pop())
+
+
+def check_symbols(exchange: str, markets: dict[str, Any], symbols: Iterable[str]) -> None:
+    """Check that every symbol names a spot market.
+
+    Raises:
+      ConfigError: one is not.
+    """
+    for symbol in symbols:
+        if symbol not in markets or not markets[symbol].get("spot"):
+            raise ConfigError(f"{symbol}: no spot market of {exchange}; write e.g. BTC/USDT.")
+
+
+class CcxtVenue:
+    """A `Venue`: a spot account at an exchange's test host. `open_venue` makes one."""
+
+    def __init__(
+        self, client: Any, session: GuardedSession, keys: Keys, symbols: Sequence[str], quote: str
+    ):
+        self.name = f"{client.id}-test"
+        self._client, self._session, self._keys = client, session, keys
+        self._symbols, self._quote = tuple(symbols), quote
+        self._symbol_of: dict[str, str] = {}  # by client id
+        self._client_ids: dict[tuple[str, str], str] = {}  # by symbol and the exchange's id
+
+    def instrument(self, symbol: str) -> Instrument:
+        """Return how `symbol` trades; a spot position never goes below 0."""
+        market = self._client.market(symbol)
+        precision, limits = market["precision"], market["limits"]
+        return Instrument(
+            symbol,
+            float(precision.get("amount") or 0.0),
+            float(precision.get("price") or 0.0),
+            float((limits.get("cost") or {}).get("min") or 0.0),
+            shortable=False,
+        )
+
+    def submit(self, ticket: Ticket) -> Answer:
+        """Send an order, unless its id is at the exchange already.
+
+        Binance takes an id again once its order has ended, so it is looked up before each sending.
+        """
+        if ticket.symbol not in self._symbols:
+            return Answer(Outcome.REJECTED, "unknown-symbol")
+        units = abs(ticket.units)
+        lot = self.instrument(ticket.symbol).lot
+        if lot:  # as a decimal: ccxt cuts what is beyond the lot, and 0.29999999 to 0.2
+            count = round(units / lot)
+            if abs(units - count * lot) > 1e-6 * lot:
+                return Answer(Outcome.REJECTED, "not-a-multiple-of-the-lot")
+            units = float(count * Decimal(str(lot)))
+        self._symbol_of[ticket.client_id] = ticket.symbol
+        try:
+            if self._found(ticket.client_id, ticket.symbol) is not None:
+                return Answer(Outcome.ACCEPTED, "duplicate-id")
+        except Unreachable as error:
+            return self._unanswered(error.reason)
+        params: dict[str, Any] = {"clientOrderId": ticket.client_id}
+        if ticket.stop is not None:
+            params["stopLossPrice"] = ticket.stop
+        side = "buy" if ticket.units > 0.0 else "sell"
+        self._session.forget()
+        try:
+            order = self._client.create_order(ticket.symbol, "market", side, units, None, params)
+        except FAULTS as error:
+            return self._unsure(ticket, error)
+        if order.get("clientOrderId") != ticket.client_id:
+            return Answer(Outcome.AMBIGUOUS, "unreadable-body")
+        return Answer(Outcome.ACCEPTED)
+
+    def cancel(self, client_id: str) -> Answer:
+        """Withdraw an order."""
+        try:
+            order = self.look_up(client_id)
+        except Unreachable as error:
+            return self._unanswered(error.reason)
+        if order is None:
+            return Answer(Outcome.REJECTED, "unknown-order")
+        if order.status != "working":
+            return Answer(Outcome.REJECTED, "not-cancellable")
+        self._session.forget()
+        try:
+            self._client.cancel_order(order.venue_id, order.symbol)
+        except ccxt.OrderNotFound:  # it ended since
+            return Answer(Outcome.REJECTED, "not-cancellable")
+        except FAULTS as error:
+            return self._unanswered(reason_of(error, self._session))
+        return Answer(Outcome.ACCEPTED)
+
+    def look_up(self, client_id: str) -> OrderState | None:
+        """Return an order; None where the exchange has it in none of the symbols."""
+        known = self._symbol_of.get(client_id)
+        for symbol in self._symbols if known is None else (known,):
+            order = self._found(client_id, symbol)
+            if order is not None:
+                return order
+        return None
+
+    def working(self) -> list[OrderState]:
+        """Return every open order of the account."""
+        return [self._state(order) for order in self._read(self._client.fetch_open_orders)]
+
+    def activity(self, since: int) -> Activity:
+        """Return the fills of the symbols from `since` on; a spot account has no other payments."""
+        fills = []
+        for symbol in self._symbols:
+            start, seen = since // MILLION, set()
+            while True:
+                page = self._read(
+                    lambda s=symbol, t=start: self._client.fetch_my_trades(s, t, PAGE)
+                )
+                fresh = [trade for trade in page if trade["id"] not in seen]
+                fills += [self._fill(symbol, trade) for trade in fresh]
+                seen |= {trade["id"] for trade in fresh}
+                if len(page) < PAGE:
+                    break
+                if not fresh:
+                    raise Unreachable("too-many-trades")
+                start = page[-1]["timestamp"]
+        return Activity([fill for fill in fills if fill.ts >= since], [])
+
+    def holdings(self) -> Holdings:
+        """Return cash and coins; a coin that no symbol trades has its own name."""
+        totals = self._read(self._client.fetch_balance)["total"]
+        names = {str(self._client.market(symbol)["base"]): symbol for symbol in self._symbols}
+        units = {
+            names.get(coin, str(coin)): float(total)
+            for coin, total in totals.items()
+            if total and coin != self._quote
+        }
+        return Holdings(float(totals.get(self._quote) or 0.0), units)
+
+    def now(self) -> int:
+        """Return the exchange's clock."""
+        return int(self._read(self._client.fetch_time)) * MILLION
+
+    def close(self) -> None:
+        """End the connections."""
+        self._session.close()
+
+    def _read(self, call: Callable[[], Any], missing: bool = False) -> Any:
+        return loaded(call, self._session, self._keys, missing)
+
+    def _found(self, client_id: str, symbol: str) -> OrderState | None:
+        """Return an order of one symbol; None where the exchange says that there is none."""
+        params = {"clientOrderId": client_id}
+        order = self._read(lambda: self._client.fetch_order(None, symbol, params), missing=True)
+        if order is not None and order["clientOrderId"] != client_id:
+            raise Unreachable("unreadable-body")
+        return None if order is None else self._state(order)
+
+    def _unanswered(self, reason: str) -> Answer:
+        if reason == "rate-limit":
+            return Answer(Outcome.BUSY, reason, self._session.retry_after)
+        return Answer(Outcome.AMBIGUOUS, reason)
+
+    def _unsure(self, ticket: Ticket, error: Exception) -> Answer:
+        """Return the class of an answer that is not an acceptance."""
+        session = self._session
+        reason, wait = reason_of(error, session), session.retry_after
+        words = said(session, self._keys)
+        if reason == "rate-limit":
+            return Answer(Outcome.BUSY, reason, wait)
+        # Of the kind OperationFailed are also codes such as -1007, "execution status unknown".
+        unclear = isinstance(error, ccxt.OperationFailed) or not isinstance(error, ccxt.BaseError)
+        if unclear or session.status not in REFUSED or session.fault or not words:
+            return Answer(Outcome.AMBIGUOUS, reason)
+        # -2010 is a duplicate id as well as a lack of funds: only the look-up tells.
+        try:
+            found = self._found(ticket.client_id, ticket.symbol)
+        except Unreachable:
+            return Answer(Outcome.AMBIGUOUS, reason)
+        if found is not None:
+            return Answer(Outcome.ACCEPTED, "duplicate-id")
+        return Answer(Outcome.REJECTED, f"{reason}: {words}")
+
+    def _state(self, order: dict[str, Any]) -> OrderState:
+        self._note(order)
+        symbol, sign = order["symbol"], 1.0 if order["side"] == "buy" else -1.0
+        filled = sign * float(order["filled"] or 0.0)
+        if filled > 0.0 and symbol in self._symbols:
+            # What the account received, as its fills say it: less than the exchange's count.
+            trades = self._read(lambda: self._client.fetch_order_trades(order["id"], symbol))
+            filled = sum(self._booked(symbol, trade)[0] for trade in trades)
+        return OrderState(
+            str(order["clientOrderId"]),
+            symbol,
+            sign * float(order["amount"] or 0.0),
+            filled,
+            STATUS.get(order["status"], "working"),
+            str(order["id"]),
+        )
+
+    def _note(self, order: dict[str, Any]) -> None:
+        """Remember the symbol of an order, and both its ids."""
+        name, symbol = str(order["clientOrderId"]), order["symbol"]
+        if symbol in self._symbols:
+            self._symbol_of[name] = symbol
+        self._client_ids[symbol, str(order["id"])] = name
+
+    def _fill(self, symbol: str, trade: dict[str, Any]) -> Fill:
+        order = str(trade["order"])
+        if (symbol, order) not in self._client_ids:
+            self._note(self._read(lambda: self._client.fetch_order(order, symbol)))
+        units, commission = self._booked(symbol, trade)
+        execution = f"{symbol}-{trade['id']}"  # Binance counts trades for each symbol
+        ts = int(trade["timestamp"]) * MILLION
+        name = self._client_ids[symbol, order]
+        return Fill(name, execution, symbol, units, float(trade["price"]), commission, ts)
+
+    def _booked(self, symbol: str, trade: dict[str, Any]) -> tuple[float, float]:
+        """Return the units and the commission with which a trade changes the account.
+
+        The fee of a buy is taken from the coins. Fewer are received, and the price of the missing
+        ones is the commission: cash and units both agree with the exchange's.
+        """
+        sign = 1.0 if trade["side"] == "buy" else -1.0
+        units, price = sign * float(trade["amount"]), float(trade["price"])
+        fee, coin = float(trade["fee"]["cost"] or 0.0), trade["fee"]["currency"]
+        if coin == self._client.market(symbol)["base"]:
+            return units - fee, fee * price
+        return units, fee if coin == self._quote else 0.0

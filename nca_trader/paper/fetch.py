@@ -1,0 +1,232 @@
+"""Downloads a venue's history into a bar file, and resumes where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tqdm import tqdm
+
+from nca_trader.config.ranges import moment
+from nca_trader.config.reading import parse_step
+from nca_trader.data.bars import write_bars
+from nca_trader.data.calendar import EVERY_DAY
+from nca_trader.errors import BarError, ConfigError, StateError, argument
+from nca_trader.paper.clock import NANOSECONDS, Clock
+from nca_trader.paper.closing import DAY_SECONDS, Grid, Row, Source, bars_of
+from nca_trader.paper.venue import Unreachable
+from nca_trader.types import Bars
+
+CHUNK = 10_000  # rows of a chunk, about
+ATTEMPTS = 8  # of a chunk
+LONGEST = 60.0  # seconds between two attempts, at most
+DONE = "done"  # the line after a chunk
+
+
+def fetch_bars(
+    source: Source,
+    grid: Grid,
+    start: int,
+    stop: int | None,
+    out: str | os.PathLike[str],
+    about: dict[str, Any],
+    clock: Clock | None = None,
+    sleep: Callable[[float], None] | None = None,
+) -> Bars:
+    """Download closed bars into a file, which appears once it is whole.
+
+    What has come is kept next to it as FILE.partial. The same call after an interruption resumes
+    there, and writes the same bytes.
+
+    Args:
+      source: the venue.
+      grid: the bars' opens.
+      start: seconds since 1970 UTC of the first open.
+      stop: seconds by which the last bar has closed; None is now, or what it was at first.
+      out: ends in .parquet, .feather or .csv.
+      about: what is asked for; a partial file of something else is refused.
+      clock: of this machine.
+      sleep: waits between attempts.
+
+    Raises:
+      BarError: the venue has no bar there. Unreachable: it does not answer, after several attempts.
+      ConfigError: the partial file is of another download, or the span is empty.
+      StateError: the file cannot be written.
+    """
+    clock = clock or Clock()
+    path = pathlib.Path(out)
+    partial = path.with_name(path.name + ".partial")
+    now = clock.now() // NANOSECONDS
+    about = {**about, "start": start, "stop": stop, "step": source.step}
+    kept, rows, reached = _resumed(partial, about)
+    end = kept.get("end", min(now if stop is None else stop, now))
+    if end <= start:
+        raise ConfigError(
+            f"{argument('from')} is not before {argument('to')} or now; give an earlier one."
+        )
+    jitter = random.Random(0)
+    chunks = list(_chunks(max(reached, start), end, source))
+    try:
+        with (
+            partial.open("a", encoding="utf-8") as file,
+            tqdm(total=len(chunks), unit=" chunks", disable=None, leave=False) as shown,
+        ):
+            if not kept:
+                _append(file, [json.dumps(about | {"end": end}, sort_keys=True)])
+            for low, high in chunks:
+                found = _patient(source, low, high, sleep or clock.sleep, jitter)
+                rows += found
+                lines = [json.dumps(row) for row in found]
+                _append(file, [*lines, json.dumps([DONE, high])])
+                shown.update()
+    except OSError as error:
+        raise StateError(f"{partial}: can't be written ({error.strerror or error}).") from error
+    bars = bars_of(rows, grid, source.symbols, str(path))
+    opens = bars.time.astype("datetime64[s]").astype("int64")
+    bars = bars[: int((opens + grid.period <= end).sum())]
+    if not len(bars):
+        partial.unlink()
+        raise BarError(f"{', '.join(source.symbols)}: no bar in that span; give another one.")
+    _replace(bars, path)
+    partial.unlink()
+    return bars
+
+
+def _chunks(start: int, end: int, source: Source) -> Iterator[tuple[int, int]]:
+    """Yield spans of about CHUNK rows, of whole days."""
+    days = max(1, CHUNK * source.step // max(1, len(source.symbols)) // DAY_SECONDS)
+    while start < end:
+        high = min((start // DAY_SECONDS + days) * DAY_SECONDS, end)
+        yield start, high
+        start = high
+
+
+def _patient(
+    source: Source, low: int, high: int, sleep: Callable[[float], None], jitter: random.Random
+) -> list[Row]:
+    """Ask for a span again while the venue does not answer."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return source.fetch(low, high)
+        except Unreachable as error:
+            if attempt == ATTEMPTS:
+                raise Unreachable(
+                    error.reason, f"{error}; the same command resumes where this one stopped."
+                ) from None
+            sleep(max(1.0, min(LONGEST, 2.0**attempt) * (0.5 + 0.5 * jitter.random())))
+    return []
+
+
+def _append(file: Any, lines: list[str]) -> None:
+    file.write("".join(f"{line}\n" for line in lines))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _resumed(partial: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Row], int]:
+    """Return what a partial file holds: its first line, its rows, and how far it reaches.
+
+    Lines after the last whole chunk are cut off.
+
+    Raises:
+      ConfigError: it is of another download.
+    """
+    try:
+        lines = partial.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return {}, [], 0
+    except OSError as error:
+        raise StateError(f"{partial}: can't be read ({error.strerror}).") from None
+    head: dict[str, Any] = {}
+    rows: list[Row] = []
+    pending: list[Row] = []
+    reached = size = at = 0
+    for line in lines:
+        at += len(line)
+        try:
+            item: Any = json.loads(line) if line.endswith(b"\n") else None
+            if not head:
+                head.update(item)
+            elif item[0] == DONE:
+                rows.extend(pending)
+                pending, reached = [], int(item[1])
+            else:
+                pending.append(Row(*item))
+                continue
+        except (ValueError, TypeError, IndexError, KeyError):
+            break  # a crash may leave a torn line at the end
+        size = at
+    if head and any(head.get(name) != value for name, value in about.items()):
+        other = argument("out")
+        raise ConfigError(f"{partial}: is of another download; remove it, or give another {other}.")
+    os.truncate(partial, size)
+    return head, rows, reached
+
+
+def _replace(bars: Bars, path: pathlib.Path) -> None:
+    """Write the file at once, so that no reader sees a part of it."""
+    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    whole = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
+    try:
+        write_bars(bars, whole)
+        os.replace(whole, path)
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def fetch(
+    venue: str,
+    symbols: list[str],
+    start: str,
+    stop: str | None,
+    every: str,
+    out: str | os.PathLike[str],
+    **options: Any,
+) -> Bars:
+    """Download the history of symbols from a venue into a bar file, and return its bars.
+
+    Args:
+      venue: "alpaca", or "ccxt:EXCHANGE", e.g. "ccxt:binance".
+      symbols: e.g. ["SPY"] or ["BTC/USDT"].
+      start: the first date, e.g. "2020-01-01".
+      stop: bars close by then; None: now.
+      every: length of a bar, e.g. "1d", "1h", "1min".
+      out: ends in .parquet, .feather or .csv.
+      **options: of the venue's `open_source`.
+
+    Raises:
+      ConfigError: an argument is wrong. Unreachable: the venue does not answer.
+    """
+    suffixes = (".parquet", ".feather", ".csv", ".csv.gz")
+    if not str(out).endswith(suffixes):
+        known = ", ".join(suffixes)
+        raise ConfigError(f"{argument('out', str(out))}: bars are written as {known}.")
+    kind, _, exchange = venue.partition(":")
+    length = parse_step(every)
+    period = 0 if length is None else int(length.astype("timedelta64[s]").astype(int))
+    if kind == "alpaca":
+        from nca_trader.paper import alpaca_feed
+
+        source = alpaca_feed.open_source(symbols, every, **options)
+        sessions = alpaca_feed.stock_sessions()
+    elif kind == "ccxt" and exchange:
+        from nca_trader.paper import ccxt_feed
+
+        source = ccxt_feed.open_source(exchange, symbols, every, **options)
+        sessions = EVERY_DAY
+    else:
+        raise ConfigError(f"{venue!r} has no history; give alpaca or ccxt:EXCHANGE.")
+    about = {"venue": venue, "symbols": list(symbols), "every": every}
+    begin, end = (
+        None if text is None else int(moment(text, name).timestamp())
+        for text, name in ((start, "from"), (stop, "to"))
+    )
+    assert begin is not None
+    try:
+        return fetch_bars(source, Grid(period, sessions), begin, end, out, about)
+    finally:
+        source.close()

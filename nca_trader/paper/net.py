@@ -1,0 +1,254 @@
+"""HTTP for the clients of venues: allowed hosts, a deadline for each call, no redirects, and keys.
+
+Both clients send through one `GuardedSession`. It checks the URL that is really called, so that
+neither an option nor an answer of a server leads an order to another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import pathlib
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
+
+from nca_trader.errors import ConfigError, NcaTraderError
+
+TIMEOUT = 10.0  # seconds of a call, from its first byte out to its last byte in
+REFUSED = (400, 401, 403, 422)  # answers that refuse a request, if a look-up agrees
+LIMITED = (418, 429)  # answers that ask to wait; Binance bans an address with the first
+KEY_FILE = "NCA_TRADER_KEYS"  # the environment variable that names a file of keys
+
+
+class HostError(NcaTraderError):
+    """A host or a method that is not allowed: never taken for a fault of the network."""
+
+
+class Keys:
+    """An API key and its secret. They print as stars, and `redact` removes them from a text."""
+
+    def __init__(self, key: str, secret: str):
+        self.key, self.secret = key, secret
+
+    def __repr__(self) -> str:
+        return "Keys(***)"
+
+    def redact(self, text: object) -> str:
+        """Return `text` without the keys, at most 200 characters of it."""
+        line = str(text)
+        for word in (self.secret, self.key):
+            line = line.replace(word, "***") if word else line
+        return line[:200]
+
+
+def read_keys(key: str, secret: str) -> Keys:
+    """Return the keys of two environment variables, or of the file that NCA_TRADER_KEYS names.
+
+    Args:
+      key: the variable of the API key, e.g. "APCA_API_KEY_ID".
+      secret: that of its secret.
+
+    Raises:
+      ConfigError: one is missing; the file can be read by others, or has no such line.
+    """
+    found = {name: os.environ.get(name, "") for name in (key, secret)}
+    path = os.environ.get(KEY_FILE)
+    if path and not all(found.values()):
+        found = _of_file(pathlib.Path(path).expanduser(), (key, secret))
+    missing = [name for name, value in found.items() if not value]
+    if missing:
+        raise ConfigError(
+            f"{' and '.join(missing)}: not set; set the variables of the environment, or let "
+            f"{KEY_FILE} name a file of mode 0600 with lines {key}=... and {secret}=...."
+        )
+    return Keys(found[key], found[secret])
+
+
+def _of_file(path: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+    try:
+        with path.open() as file:
+            # Of the open file: the name could point to another one by the next line.
+            mode = os.fstat(file.fileno())
+            if stat.S_IMODE(mode.st_mode) & 0o077 or mode.st_uid != os.getuid():
+                raise ConfigError(f"{path}: others may read your keys; run chmod 600 on it.")
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read ({error.strerror}); see {KEY_FILE}.") from None
+    values: dict[str, str] = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            values[name.strip()] = value.strip().strip("\"'")
+    return {name: values.get(name, "") for name in names}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
+
+
+def check_url(url: str, hosts: Iterable[str], schemes: tuple[str, str] = ("https", "http")) -> None:
+    """Check that a URL is of an allowed host with TLS, or of this machine.
+
+    Args:
+      url: as it is called.
+      hosts: that are allowed.
+      schemes: with TLS and without.
+
+    Raises:
+      HostError: it is neither.
+    """
+    try:
+        # The parser that connects: two parsers may see two hosts in one text.
+        parts = parse_url(url)
+    except LocationParseError:
+        parts = Url()
+    host = (parts.host or "").lower()
+    safe = parts.scheme == schemes[0] and parts.port in (None, 443) and host in set(hosts)
+    if not safe and not (parts.scheme in schemes and is_loopback(host)):
+        raise HostError(
+            f"{parts.scheme}://{host}: not called; only {', '.join(sorted(hosts))} by "
+            f"{schemes[0]} and this machine are. Orders have paper and test hosts only."
+        )
+
+
+class GuardedSession(requests.Session):
+    """Calls allowed hosts, each call within `timeout` seconds; does not follow redirects.
+
+    One thread uses it. After a call `status` is the answer's, None where none came, and `fault`
+    says what broke: "timeout", "connection", "redirected", "unreadable-body" or "".
+
+    Args:
+      hosts: that may be called; this machine always may.
+      read_only: refuse all methods except GET.
+      timeout: seconds of a whole call. A timeout of `requests` alone is of each read, so a server
+        that sends a byte now and then would hold a call without end.
+      timer: makes the deadline, for tests.
+    """
+
+    def __init__(
+        self,
+        hosts: Iterable[str],
+        read_only: bool = False,
+        timeout: float = TIMEOUT,
+        timer: Callable[..., Any] = threading.Timer,
+    ):
+        super().__init__()
+        self.hosts, self.read_only, self.timeout, self._timer = (
+            frozenset(hosts),
+            read_only,
+            timeout,
+            timer,
+        )
+        self.status: int | None = None
+        self.fault, self.retry_after, self.body = "", 0.0, ""
+        self._adapter = _Adapter()
+        self.mount("https://", self._adapter)
+        self.mount("http://", self._adapter)
+
+    def forget(self) -> None:
+        """Forget the last answer."""
+        self.status, self.fault, self.retry_after, self.body = None, "", 0.0, ""
+
+    def reason(self) -> str:
+        """Return the stable code of what was wrong with the last call."""
+        if self.fault or self.status is None:
+            return self.fault or "not-sent"
+        return f"http-{self.status}" if self.status >= 400 else "unreadable-body"
+
+    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
+        """Send one request.
+
+        Raises:
+          HostError: the host or the method is not allowed.
+          requests.RequestException: no answer, or a redirect.
+        """
+        self.forget()
+        check_url(request.url or "", self.hosts)
+        if self.read_only and request.method != "GET":
+            raise HostError(f"{request.method} to a host of market data: only GET is sent.")
+        kwargs |= {"timeout": self.timeout, "allow_redirects": False, "stream": False}
+        over = threading.Event()
+
+        def cut() -> None:
+            over.set()
+            self._adapter.cut()
+
+        deadline = self._timer(self.timeout, cut)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            response = super().send(request, **kwargs)
+        except requests.Timeout:
+            self.fault = "timeout"
+            raise
+        except requests.RequestException:
+            self.fault = "timeout" if over.is_set() else "connection"
+            raise
+        finally:
+            deadline.cancel()
+        if over.is_set():  # a body without a length, cut short, looks complete
+            self.fault = "timeout"
+            raise requests.Timeout("the answer took too long")
+        self.status, self.body = response.status_code, response.text
+        with contextlib.suppress(ValueError):
+            self.retry_after = float(response.headers.get("Retry-After", 0.0))
+        if 300 <= response.status_code < 400:
+            self.fault = "redirected"
+            raise requests.TooManyRedirects("a redirect is not followed")
+        if self.status < 300 and self.body and not _is_json(self.body):
+            # ccxt takes a page of HTML for an account that holds nothing.
+            self.fault = "unreadable-body"
+            raise requests.exceptions.ContentDecodingError("the answer is not JSON")
+        return response
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except ValueError:
+        return False
+
+
+class _Adapter(HTTPAdapter):
+    """Keeps hold of its connections, so that another thread can end a call."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+        super().__init__(max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Make pools of connections that are noted as they connect."""
+        super().init_poolmanager(*args, **kwargs)
+        noted = self._open
+
+        def noting(pool: type) -> type:
+            class Noted(pool.ConnectionCls):  # pyright: ignore
+                def connect(self) -> None:
+                    noted[:] = [c for c in noted if getattr(c, "sock", None) is not None]
+                    noted.append(self)
+                    super().connect()
+
+            return type(pool.__name__, (pool,), {"ConnectionCls": Noted})
+
+        pools = self.poolmanager.pool_classes_by_scheme
+        self.poolmanager.pool_classes_by_scheme = {name: noting(p) for name, p in pools.items()}
+
+    def cut(self) -> None:
+        """End every connection: a read on it returns at once."""
+        for connection in list(self._open):
+            if (sock := getattr(connection, "sock", None)) is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,236 @@
+"""Live bars of a venue: asked for as each one closes, early where a stream has them.
+
+Every bar is complete by the venue's own list of bars, or by a stream that has the bar of each
+symbol. A stream that drops or falls silent therefore loses nothing: the bar is asked for anyway.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from nca_trader.paper.clock import NANOSECONDS, Clock
+from nca_trader.paper.closing import DAY_SECONDS, Grid, Row, Source, bar_of, bars_of
+from nca_trader.paper.feed import Notice
+from nca_trader.paper.venue import Unreachable
+from nca_trader.types import Bar, Bars
+
+STALE = 2  # bars without data
+LONGEST = 30.0  # seconds between two attempts, at most
+REMEMBERED = 100  # bars that a correction is compared with
+EARLY = 1  # seconds by which a venue's clock may be ahead
+
+
+class VenueFeed:
+    """A `LiveFeed` of a source's bars.
+
+    Args:
+      source: of the bars.
+      grid: the run's bars.
+      clock: of this machine.
+      seed: of the jitter between attempts.
+      get: waits for a message for some seconds and returns it, or None; for tests.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        grid: Grid,
+        clock: Clock | None = None,
+        seed: int = 0,
+        get: Callable[[float], Row | None] | None = None,
+    ):
+        self.symbols, self.period = source.symbols, grid.period
+        self._source, self._grid, self._clock = source, grid, clock or Clock()
+        self._jitter = random.Random(seed)
+        self._messages: queue.Queue[Row | None] = queue.Queue()
+        self._get = get or self._wait
+        self._closed = self._stale = False
+        self._rows: dict[int, dict[tuple[str, int], Row]] = {}  # by the open of their bar
+        self._last: int | None = None  # the open of the last bar that was given
+        self._closes: np.ndarray | None = None  # the last ones: a missing bar repeats them
+        self._settled = 0.0  # bars that closed by then are complete
+        self._failures, self._following = 0, (-1, 0)
+
+    def now(self) -> int:
+        """Return nanoseconds since 1970 UTC."""
+        return self._clock.now()
+
+    def history(self, count: int) -> Bars:
+        """Return the last `count` closed bars, or as many as there are.
+
+        Raises:
+          Unreachable: the venue does not answer.
+        """
+        stop = self._seconds() // self._source.step * self._source.step
+        span, before = count * self.period, -1
+        while True:
+            span *= 2
+            # From midnight on, so that bars which count from it are whole.
+            start = max(stop - span, 0) // DAY_SECONDS * DAY_SECONDS
+            rows = self._source.fetch(start, stop)
+            closed = self._closed_by(rows, start, stop)
+            if len(closed) >= count or start == 0 or len(rows) == before:
+                break
+            # Days without a session may lie in between: a short span without more is not the end.
+            before = len(rows) if span > 30 * DAY_SECONDS else -1
+        bars = closed[-count:] if len(closed) > count else closed
+        if len(bars):
+            self._closes = bars.close[-1]
+            self._last = int(bars.time[-1].astype("datetime64[s]").astype(np.int64))
+        return bars
+
+    def __iter__(self) -> Iterator[Bar | Notice]:
+        """Yield each bar after it closes, and notices between bars, until `close`."""
+        if self._last is None:
+            past = self._grid.expected(self._seconds() - 14 * DAY_SECONDS, self._seconds())
+            self._last = int(past[-1]) if len(past) else self._seconds() - self.period
+        whole = self._source.step == self.period
+        if whole:  # parts of a bar would not show what a dropped stream lost of it
+            self._source.stream(self._messages.put)
+        due = self._due()
+        while not self._closed:
+            wait = due - self._now()
+            if wait > 0.0:
+                row = self._get(min(wait, 60.0))
+                if row is not None:
+                    yield from self._take([row])
+            else:
+                yield from self._ask()
+            yield from self._give(whole)
+            if wait <= 0.0:  # the next attempt, if the bar is still not there
+                due = max(self._due(), self._now() + self._pause())
+            else:
+                due = max(self._due(), due)
+
+    def close(self) -> None:
+        """End connections and threads."""
+        self._closed = True
+        self._messages.put(None)
+        self._source.close()
+
+    def _wait(self, seconds: float) -> Row | None:
+        try:
+            return self._messages.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _now(self) -> float:
+        return self._clock.now() / NANOSECONDS
+
+    def _seconds(self) -> int:
+        return self._clock.now() // NANOSECONDS
+
+    def _due(self) -> float:
+        """Return when the next bar is asked for."""
+        assert self._last is not None
+        return self._next() + self.period + self._source.delay
+
+    def _next(self) -> int:
+        """Return the open of the next bar; found once for each, since calendars are slow."""
+        assert self._last is not None
+        if self._following[0] != self._last:
+            self._following = (self._last, self._grid.following(self._last))
+        return self._following[1]
+
+    def _pause(self) -> float:
+        """Return the seconds until the next attempt: longer after each failure, never in step."""
+        if not self._failures:
+            return self._source.delay
+        longest = min(LONGEST, 2.0 ** min(self._failures, 10))
+        return max(1.0, longest * (0.5 + 0.5 * self._jitter.random()))
+
+    def _ask(self) -> Iterator[Notice]:
+        """Ask for every bar since the last one that was given."""
+        assert self._last is not None
+        asked = self._seconds()
+        stop = asked // self._source.step * self._source.step
+        try:
+            # The last bar as well: it may have been corrected.
+            rows = self._source.fetch(self._last, stop)
+        except Unreachable as error:
+            self._failures += 1
+            if self._failures == 1:
+                yield Notice("unreachable", str(error))
+            return
+        self._failures = 0
+        self._settled = max(self._settled, asked - self._source.settle)
+        yield from self._take(rows)
+
+    def _take(self, rows: list[Row]) -> Iterator[Notice]:
+        """Keep rows of bars to come; say which differ from bars that were given."""
+        assert self._last is not None
+        if not rows:
+            return
+        opens = self._grid.opens(np.array([row.time for row in rows], np.int64)).tolist()
+        limit = self._now() + EARLY
+        for row, at in zip(rows, opens, strict=True):
+            if at < 0 or row.symbol not in self.symbols:
+                continue
+            name = f"{row.symbol} {_stamp(row.time)}"
+            if row.time + self._source.step > limit:
+                yield Notice("unfinished", f"{name} is not over")
+            elif at > self._last:
+                self._rows.setdefault(at, {})[row.symbol, row.time] = row
+            elif at in self._rows:
+                known = self._rows[at].get((row.symbol, row.time))
+                if known is None:
+                    yield Notice("late", f"{name} came after its bar was given")
+                elif known != row:
+                    parts = [
+                        f"{field} {old:g} is now {new:g}"
+                        for field, old, new in zip(Row._fields[2:], known[2:], row[2:], strict=True)
+                        if old != new
+                    ]
+                    yield Notice("correction", f"{name}: {', '.join(parts)}")
+                self._rows[at][row.symbol, row.time] = row
+
+    def _give(self, whole: bool) -> Iterator[Bar | Notice]:
+        """Yield the bars that are complete, in order."""
+        assert self._last is not None
+        now = self._seconds()
+        if now < self._next() + self.period:
+            return
+        ahead = self._grid.expected(self._last, now).tolist()
+        if len(ahead) >= STALE and not self._stale:
+            self._stale = True
+            yield Notice("stale", f"no bar since {_stamp(self._last)}")
+        for i, at in enumerate(ahead):
+            rows = self._rows.get(at, {})
+            here = {symbol for symbol, _ in rows}
+            every = whole and len(here) == len(self.symbols)
+            if not every and at + self.period > self._settled:
+                return
+            self._last = at
+            self._rows.setdefault(at, {})
+            if self._stale and i == len(ahead) - 1:
+                self._stale = False
+                yield Notice("reconnected", f"all bars until {_stamp(at)} are here")
+            if not rows:
+                yield Notice("gap", f"{_stamp(at)} has no bar of any symbol")
+                continue
+            yield self._bar(list(rows.values()))
+            for old in sorted(self._rows)[: -REMEMBERED or None]:
+                if old <= at:
+                    del self._rows[old]
+
+    def _bar(self, rows: list[Row]) -> Bar:
+        bars = bars_of(rows, self._grid, self.symbols, before=self._closes)
+        self._closes = bars.close[-1]
+        return bar_of(bars, 0)
+
+    def _closed_by(self, rows: list[Row], start: int, stop: int) -> Bars:
+        """Return the bars of rows from `start` on that are over by `stop`."""
+        bars = bars_of(rows, self._grid, self.symbols, "history")
+        opens = bars.time.astype("datetime64[s]").astype(np.int64)
+        # The rows may begin within a bar of a session that began before them.
+        first, last = np.searchsorted(opens, [start, stop - self.period + 1])
+        return bars[int(first) : int(last)]
+
+
+def _stamp(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

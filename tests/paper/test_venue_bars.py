@@ -1,0 +1,268 @@
+"""Bars of Alpaca and of an exchange through their clients, against local servers."""
+
+import logging
+import time
+
+import numpy as np
+import pytest
+from fake_alpaca import FakeAlpaca, FakeStream
+from fake_exchange import FakeExchange
+
+from nca_trader.errors import ConfigError
+from nca_trader.paper import alpaca_feed, ccxt_feed, net
+from nca_trader.paper.closing import Row
+from nca_trader.paper.feed import Notice
+from nca_trader.paper.venue import Unreachable
+
+CANARY, KEY = "CANARY-5b-secret", "PKCANARYKEY5"
+MINUTE = 1_750_082_400 // 60 * 60  # 2025-06-16 14:00 UTC, a Monday with a session
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch):
+    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
+    monkeypatch.setenv("APCA_API_SECRET_KEY", CANARY)
+
+
+def walk(count, first=MINUTE, step=60, price=100.0):
+    return {
+        first + step * i: (price + i, price + i + 1, price + i - 1, price + i + 0.5, 10.0 + i)
+        for i in range(count)
+    }
+
+
+@pytest.fixture
+def fake():
+    with FakeAlpaca() as fake:
+        fake.bars = {"SPY": walk(50), "QQQ": walk(50, price=50.0)}
+        yield fake
+
+
+def test_minutes_of_many_pages_and_symbols(fake):
+    fake.pages = 7
+    source = alpaca_feed.open_source(["SPY", "QQQ"], "5min", url=fake.url)
+    rows = source.fetch(MINUTE + 60, MINUTE + 600)
+    assert len(rows) == 18 and len(set(rows)) == 18
+    assert {row.time for row in rows} == {MINUTE + 60 * i for i in range(1, 10)}
+    assert Row("SPY", MINUTE + 120, 102.0, 103.0, 101.0, 102.5, 12.0) in rows
+    assert source.fetch(MINUTE, MINUTE + 59) == []  # no unfinished bar
+    assert len(source.fetch(MINUTE, MINUTE + 60)) == 2
+    source.close()
+
+
+def test_days_are_named_by_their_date(fake):
+    day = 86_400
+    monday = MINUTE // day * day
+    fake.days = {"SPY": {monday + 4 * 3600 + i * day: (1, 2, 0.5, 1.5, 9) for i in range(3)}}
+    source = alpaca_feed.open_source(["SPY"], "1d", url=fake.url)
+    assert [row.time for row in source.fetch(monday, monday + 2 * day)] == [monday, monday + day]
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("429", "http-429"), ("500", "http-500"), ("html", "unreadable-body"), ("hang-before",
+      "timeout"), ("reset-before", "connection"), ("redirect", "redirected")],
+)  # fmt: skip
+def test_history_that_does_not_answer_is_unreachable_and_asked_once(fake, fault, reason):
+    source = alpaca_feed.open_source(["SPY"], "1min", url=fake.url, timeout=0.3)
+    fake.fail("GET", "/v2/stocks", fault)
+    with pytest.raises(Unreachable) as caught:
+        source.fetch(MINUTE, MINUTE + 600)
+    assert caught.value.reason == reason
+    assert fake.count("GET", "/v2/stocks") == 1
+    assert len(source.fetch(MINUTE, MINUTE + 600)) == 10
+    source.close()
+
+
+def wait_for(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_the_stream_posts_bars_and_corrections_and_comes_back_after_a_drop(fake, caplog):
+    caplog.set_level(logging.DEBUG)
+    with FakeStream() as stream:
+        source = alpaca_feed.open_source(["SPY"], "1min", url=fake.url, stream_url=stream.url)
+        posted = []
+        source.stream(posted.append)
+        assert stream.subscribed.wait(5)
+        assert stream.messages[0] == {"action": "auth", "key": KEY, "secret": CANARY}
+        assert stream.messages[1]["bars"] == stream.messages[1]["updatedBars"] == ["SPY"]
+        stream.send("b", "SPY", MINUTE, (1.0, 2.0, 0.5, 1.5, 9.0))
+        stream.send("u", "SPY", MINUTE, (1.0, 2.0, 0.5, 1.75, 9.0))
+        wait_for(lambda: len(posted) == 2)
+        assert posted[0] == Row("SPY", MINUTE, 1.0, 2.0, 0.5, 1.5, 9.0)
+        assert posted[1].close == 1.75
+        source._streaming._stream._reconnect_delay = lambda retries: 0.01
+        stream.drop()
+        assert stream.subscribed.wait(5) and stream.connections == 2
+        stream.send("b", "SPY", MINUTE + 60, (1.0, 2.0, 0.5, 1.5, 9.0))
+        wait_for(lambda: len(posted) == 3)
+        began = time.monotonic()
+        source.close()
+        assert time.monotonic() - began < 2.0
+        assert not source._streaming._thread.is_alive()
+    for word in (KEY, CANARY):
+        assert word not in caplog.text
+    # Frames are logged as hexadecimal digits, in which a search finds no key.
+    assert not [record for record in caplog.records if record.name == "websockets.client"]
+
+
+def test_a_mute_stream_is_opened_again(fake, monkeypatch):
+    monkeypatch.setattr(alpaca_feed, "QUIET", 0.05)
+    with FakeStream() as stream:
+        source = alpaca_feed.open_source(["SPY"], "1min", url=fake.url, stream_url=stream.url)
+        source.step = 0.02  # twice a bar is the least silence
+        opened = alpaca_feed._Streaming(source, lambda row: None)
+        opened._stream._reconnect_delay = lambda retries: 0.01
+        wait_for(lambda: stream.connections >= 3)
+        opened.close()
+        source.close()
+
+
+def test_a_stream_that_redirects_does_not_get_the_keys(fake):
+    with FakeStream() as stream, FakeStream() as other:
+        stream.redirect = other.url
+        source = alpaca_feed.open_source(["SPY"], "1min", url=fake.url, stream_url=stream.url)
+        source.stream(lambda row: None)
+        wait_for(lambda: other.connections)
+        time.sleep(0.1)
+        source.close()
+        assert other.messages == []
+
+
+def test_waits_between_connections_grow_to_half_a_minute_by_the_seed(fake):
+    def waits(seed):
+        with FakeStream() as stream:
+            source = alpaca_feed.open_source(
+                ["SPY"], "1min", url=fake.url, stream_url=stream.url, seed=seed
+            )
+            source.stream(lambda row: None)
+            found = [source._streaming._stream._reconnect_delay(i) for i in range(1, 12)]
+            source.close()
+        return found
+
+    found = waits(3)
+    assert found == waits(3) != waits(4)
+    assert min(found) >= 1.0 and max(found) <= 30.0 and found[-1] >= 15.0
+
+
+def test_live_minutes_from_stream_and_rest_end_to_end(fake, monkeypatch):
+    """The whole feed on real threads: the clock alone is made up."""
+
+    class Made:
+        time = MINUTE + 600.2
+
+        def now(self):
+            return int(self.time * 1e9)
+
+    with FakeStream() as stream:
+        feed = alpaca_feed.open_feed(["SPY", "QQQ"], "1min", url=fake.url, stream_url=stream.url)
+        feed._clock = clock = Made()
+        past = feed.history(5)
+        assert past.close[:, 0].tolist() == [105.5 + i for i in range(5)]
+        items = iter(feed)
+        clock.time = MINUTE + 660.3
+
+        def send_late(seconds):
+            for symbol in ("SPY", "QQQ"):
+                t = int(clock.time) // 60 * 60 - 60
+                feed._messages.put(Row(symbol, t, *fake.bars[symbol][t]))
+            return feed._messages.get(timeout=1)
+
+        feed._get = send_late
+        bar = next(items)
+        assert int(bar.time[0]) == MINUTE + 600 and bar.close.tolist() == [110.5, 60.5]
+        assert stream.subscribed.wait(5)
+        feed._get = lambda seconds: None
+        clock.time = MINUTE + 730.0  # nothing came by the stream
+        bar = next(items)
+        assert int(bar.time[0]) == MINUTE + 660 and bar.close.tolist() == [111.5, 61.5]
+        feed.close()
+
+
+def test_hosts_of_market_data(monkeypatch):
+    with pytest.raises(net.HostError, match="not called"):
+        alpaca_feed.open_source(["SPY"], "1d", url="https://api.alpaca.markets")
+    with pytest.raises(net.HostError, match="not called"):
+        alpaca_feed.open_source(["SPY"], "1d", stream_url="wss://evil.example/v2/iex")
+    with pytest.raises(net.HostError, match="not called"):
+        alpaca_feed.open_source(["SPY"], "1d", stream_url="ws://stream.data.alpaca.markets/v2")
+    with pytest.raises(ConfigError, match="iex and sip"):
+        alpaca_feed.open_source(["SPY"], "1d", feed="otc")
+    with pytest.raises(ConfigError, match="shortest bar is 1min"):
+        alpaca_feed.open_source(["SPY"], "30s")
+    source = alpaca_feed.open_source(["SPY"], "1d")
+    assert source._session.hosts == {"data.alpaca.markets"} and source._session.read_only
+    source.close()
+
+
+# --- an exchange ---
+
+HOUR = 1_750_082_400 // 3600 * 3600
+
+
+@pytest.fixture
+def exchange():
+    with FakeExchange("none", clock=lambda: HOUR + 9.5 * 3600) as fake:
+        for symbol, price in (("BTCUSDT", 50_000.0), ("ETHUSDT", 2_000.0)):
+            bars = walk(10, HOUR, 3600, price)
+            fake.klines[symbol] = {1000 * t: values for t, values in bars.items()}
+        yield fake
+
+
+def test_candles_of_many_pages_without_the_unfinished_one(exchange):
+    exchange.kline_limit = 3
+    source = ccxt_feed.open_source("binance", ["BTC/USDT", "ETH/USDT"], "1h", url=exchange.url)
+    assert source.step == 3600
+    rows = source.fetch(HOUR, HOUR + 9 * 3600 + 1800)
+    assert [row.time for row in rows] == 2 * [HOUR + 3600 * i for i in range(9)]
+    assert rows[1] == Row("BTC/USDT", HOUR + 3600, 50_001.0, 50_002.0, 50_000.0, 50_001.5, 11.0)
+    assert not any("X-MBX-APIKEY" in call[4] for call in exchange.calls)
+    source.close()
+
+
+def test_lengths_that_an_exchange_does_not_have_are_made_of_shorter_ones(exchange):
+    source = ccxt_feed.open_source("binance", ["BTC/USDT"], "3h", url=exchange.url)
+    assert source.step == 3600
+    with pytest.raises(ConfigError, match="no spot market"):
+        ccxt_feed.open_source("binance", ["NO/USDT"], "1h", url=exchange.url)
+    source.close()
+
+
+def test_candles_that_do_not_come_are_unreachable(exchange):
+    source = ccxt_feed.open_source("binance", ["BTC/USDT"], "1h", url=exchange.url, timeout=0.3)
+    for fault in ("429", "500", "html", "hang-before", "reset-before"):
+        exchange.fail("GET", "/api/v3/klines", fault)
+        with pytest.raises(Unreachable):
+            source.fetch(HOUR, HOUR + 7200)
+    source.close()
+
+
+def test_live_candles_of_an_exchange(exchange):
+    class Made:
+        time = HOUR + 3 * 3600 + 0.5
+
+        def now(self):
+            return int(self.time * 1e9)
+
+    feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], "1h", url=exchange.url)
+    feed._clock = clock = Made()
+    exchange.clock = lambda: clock.time
+
+    def get(seconds):
+        clock.time += seconds
+
+    feed._get = get
+    assert feed.history(2).close.ravel().tolist() == [50_001.5, 50_002.5]
+    found = []
+    for item in feed:
+        found.append(item)
+        if len(found) == 3:
+            feed.close()
+    assert not any(isinstance(item, Notice) for item in found)
+    assert [float(bar.close[0]) for bar in found] == [50_003.5, 50_004.5, 50_005.5]
+    assert np.array([bar.present.all() for bar in found]).all()

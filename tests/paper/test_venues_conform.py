@@ -1,0 +1,69 @@
+"""The suite that a user's own venue and feed pass is passed by ours, on their local servers."""
+
+import time
+
+import pytest
+from fake_alpaca import FakeAlpaca
+from fake_exchange import FakeExchange
+
+from nca_trader.paper import alpaca, alpaca_feed, ccxt_feed, ccxt_venue
+
+check = pytest.importorskip("nca_trader.paper.check", reason="the suite is of another part")
+MINUTE = 1_750_082_400  # 2025-06-16 14:00 UTC, in a session
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch):
+    for name in ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY", "CCXT_API_KEY", "CCXT_SECRET"):
+        monkeypatch.setenv(name, "made-up")
+
+
+def test_an_alpaca_account():
+    with FakeAlpaca(clock=time.time()) as fake:
+        check.check_broker(alpaca.open_venue(["SPY"], url=fake.url), "SPY", 2.0).raise_if_failed()
+
+
+def test_a_ccxt_account():
+    with FakeExchange("made-up") as fake:
+        fake.fee = 0.0  # as on Binance's test host
+        venue = ccxt_venue.open_venue("binance", ["BTC/USDT"], url=fake.url)
+        check.check_broker(venue, "BTC/USDT", 0.01).raise_if_failed()
+
+
+class Made:
+    """A clock that the feed's waits move."""
+
+    def __init__(self, feed, now):
+        self.time, feed._clock, feed._get = now, self, self.get
+
+    def now(self):
+        return int(self.time * 1e9)
+
+    def get(self, seconds):
+        self.time += seconds
+
+
+def bars(step, scale=1):
+    return {
+        scale * (MINUTE + step * i): (100.0 + i % 9, 110.0, 90.0, 101.0 + i % 9, 5.0)
+        for i in range(-700, 200)
+    }
+
+
+def test_an_alpaca_feed():
+    with FakeAlpaca() as fake:
+        fake.bars = {"SPY": bars(60)}
+        feed = alpaca_feed.open_feed(
+            ["SPY"], "1min", url=fake.url, stream_url="ws://127.0.0.1:9/v2/iex"
+        )
+        Made(feed, MINUTE + 1800.0)
+        check.check_feed(feed).raise_if_failed()
+
+
+def test_a_ccxt_feed():
+    with FakeExchange("made-up") as fake:
+        fake.klines["BTCUSDT"] = bars(3600, 1000)
+        feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], "1h", url=fake.url)
+        clock = Made(feed, MINUTE + 1800.0)
+        fake.clock = lambda: clock.time
+        check.check_feed(feed).raise_if_failed()
