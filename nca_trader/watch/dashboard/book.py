@@ -63,6 +63,8 @@ class Book:
         self.drawdown: list[float] = []
         self.snapshot: dict[str, Any] = {}
         self.decision: dict[str, Any] = {}
+        self.ordered: list[float] = []  # targets in force before the newest decision
+        self._wanted: list[float] = []
         self.decisions: dict[int, dict[str, Any]] = {}
         self.verdicts: dict[int, list[dict[str, Any]]] = {}
         self.orders: dict[str, Order] = {}
@@ -162,6 +164,10 @@ class Book:
 
     def _on_decision(self, event: Event) -> None:
         self.decision = event.body
+        found = numbers(event.body.get("target"))
+        self.ordered = self._wanted or [0.0] * len(found)
+        pairs = zip(found, self.ordered, strict=False)
+        self._wanted = [new if math.isfinite(new) else old for new, old in pairs]
         self.decisions[event.ts_event] = event.body
         _keep_newest(self.decisions)
 
