@@ -151,9 +151,11 @@ class Sight:
         if here.shape != there.shape or not float(np.abs(here - there).max()) < CLOSE:
             return "The account's part of the input is not in the journal, so the value is left out."
         difference = float(np.abs(here - there).max())
+        agree = "are the journal's, bit for bit"
+        if difference > 0.0:
+            agree = f"differ from the journal's by {difference:.0e} at most"
         return (
-            f"Value of the last decision {short(float(value))}. Logits computed again differ from "
-            f"the journal's by {difference:.0e} at most."
+            f"Value of the last decision {short(float(value))}. The logits, computed again, {agree}."
         )
 
 

@@ -95,14 +95,15 @@
     const write = (u, v) => (v === null || v === undefined ? "–" : made.percent ? `${(100 * v).toFixed(2)}%` : String(Number(v.toPrecision(5))));
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const y = { ...axis, size: 54 };
-    if (made.percent) y.values = percent;
+    const few = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+    y.values = made.percent ? percent : (u, values) => values.map((v) => few.format(v));
     return new uPlot({
       width: Math.max(box.clientWidth, 200),
       height: Math.max(box.clientHeight - 30, 90),
       tzDate: (ts) => uPlot.tzDate(new Date(1e3 * ts), "Etc/UTC"),
       scales: { x: { time: made.time } },
       series: [
-        { label: made.time ? "time" : "update", value: made.time ? dated : undefined },
+        { label: made.time ? "time" : "update", value: made.time ? dated : (u, v) => (v === null ? "" : String(v)) },
         ...made.lines.map((line, i) => ({
           label: line.label, stroke: colours[i], width: i === 1 && made.time ? 1.25 : 1.6, value: write,
           points: { show: made.x.length < 2 }, fill: made.area ? `rgba(${colour("--fall")}, .18)` : undefined,
