@@ -89,7 +89,7 @@ def test_equity_buy_and_hold_and_drawdown_are_those_of_a_hand_count(book):
     assert book.equity == [1.0, 1.08, 0.81]
     assert book.drawdown == pytest.approx([0.0, 0.0, -0.25])
     view = session_view(book, Vitals("j", now=0.0))
-    assert tile(view, "return") == ("−19.00%", "buy and hold −37.50%")
+    assert tile(view, "return") == ("-19.00%", "buy and hold -37.50%")
     assert tile(view, "drawdown") == ("25.00%", "largest 25.00%")
     assert view["charts"]["equity"]["lines"][1]["y"][-1] == 0.625
 

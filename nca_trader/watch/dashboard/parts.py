@@ -14,7 +14,7 @@ from typing import Any
 
 POINTS = 1200  # of a line at most: a screen has no more columns
 TONES = ("", "good", "warn", "bad", "idle")
-NOTHING = "–"
+NOTHING = "n/a"
 
 
 def number(value: Any) -> float:
@@ -33,45 +33,45 @@ def numbers(value: Any) -> list[float]:
 
 
 def percent(share: float, digits: int = 1, signed: bool = False) -> str:
-    """Write a share, e.g. "12.5%"; "–" for NaN.
+    """Write a share, e.g. "12.5%"; "n/a" for NaN.
 
     >>> percent(0.125), percent(-0.0312, 2), percent(0.02, signed=True), percent(math.nan)
-    ('12.5%', '−3.12%', '+2.0%', '–')
+    ('12.5%', '-3.12%', '+2.0%', 'n/a')
     """
     if not math.isfinite(share):
         return NOTHING
     text = f"{100.0 * share:{'+' if signed else ''},.{digits}f}%"
     # A loss that rounds to zero has no sign.
     text = text.lstrip("+-") if not text.strip("+-0.%") else text
-    return text.replace("-", "−")
+    return text
 
 
 def amount(value: float, digits: int = 2) -> str:
     """Write a sum of money or units.
 
     >>> amount(1234.5), amount(-0.25, 4), amount(math.inf)
-    ('1,234.50', '−0.2500', '–')
+    ('1,234.50', '-0.2500', 'n/a')
     """
-    return f"{value:,.{digits}f}".replace("-", "−") if math.isfinite(value) else NOTHING
+    return f"{value:,.{digits}f}" if math.isfinite(value) else NOTHING
 
 
 def short(value: float) -> str:
     """Write a number in about four digits, e.g. a metric.
 
     >>> short(0.00012345), short(73412.0), short(math.nan)
-    ('0.0001234', '73,412', '–')
+    ('0.0001234', '73,412', 'n/a')
     """
     if not math.isfinite(value):
         return NOTHING
     large = abs(value) >= 1000.0
-    return (f"{value:,.0f}" if large else f"{value:.4g}").replace("-", "−")
+    return f"{value:,.0f}" if large else f"{value:.4g}"
 
 
 def moment(nanoseconds: int, seconds: bool = False) -> str:
     """Write a time, UTC, without the time of day at midnight.
 
     >>> moment(1546214400 * 10**9), moment(1546254061 * 10**9), moment(2**70)
-    ('2018-12-31', '2018-12-31 11:01', '–')
+    ('2018-12-31', '2018-12-31 11:01', 'n/a')
     """
     try:
         at = datetime.datetime.fromtimestamp(nanoseconds // 10**9, datetime.UTC)
@@ -85,7 +85,7 @@ def ago(seconds: float) -> str:
     """Write an age.
 
     >>> [ago(x) for x in (0.4, 12, 125, 7300, 200_000, math.nan)]
-    ['now', '12 s', '2 min', '2 h', '2 days', '–']
+    ['now', '12 s', '2 min', '2 h', '2 days', 'n/a']
     """
     if not math.isfinite(seconds):
         return NOTHING

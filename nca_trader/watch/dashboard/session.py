@@ -185,7 +185,7 @@ def _points(share: float) -> str:
     """Write a fraction of a price in basis points."""
     if not math.isfinite(share):
         return NOTHING
-    return f"{1e4 * share:.1f} bp".replace("-", "−").replace("−0.0 ", "0.0 ")
+    return f"{1e4 * share:.1f} bp".replace("-0.0 ", "0.0 ")
 
 
 def _charts(book: Book) -> dict[str, Any]:
@@ -259,7 +259,9 @@ def _positions(book: Book) -> dict[str, Any]:
         )
     if book.snapshot:
         cash = number(book.snapshot.get("cash"))
-        rows.append(["Cash", percent(cash / number(book.snapshot.get("value"))), "", "", amount(cash)])
+        rows.append(
+            ["Cash", percent(cash / number(book.snapshot.get("value"))), "", "", amount(cash)]
+        )
     headers = ["Asset", "Weight", "Units", "Last close", "Value"]
     return table(headers, rows, _more(book), "Nothing is held before the first decision.")
 

@@ -80,7 +80,9 @@ class Sight:
             part, bars = bars[:CHUNK], bars[CHUNK:]
             rows = jax.tree.map(lambda *x: np.stack(x), *part)
             with float64_on_cpu():
-                self._state, _ = jax.tree.map(np.asarray, self._features.jitted[1](self._state, rows))
+                self._state, _ = jax.tree.map(
+                    np.asarray, self._features.jitted[1](self._state, rows)
+                )
         for bar in bars:
             self._state, row = self._features.step(self._state, bar)
             with float64_on_cpu():
@@ -124,7 +126,11 @@ class Sight:
         what = "Cells" if self.kind == "nca" else f"Hidden state ({self.kind})"
         return {
             "maps": [
-                {"key": "features", "label": "Features", **_heat(self.spec.features, columns, seen)},
+                {
+                    "key": "features",
+                    "label": "Features",
+                    **_heat(self.spec.features, columns, seen),
+                },
                 {"key": "cells", "label": what, **_heat(names[:ROWS], columns, cells[:ROWS])},
             ],
             "assets": list(symbols),
@@ -149,14 +155,15 @@ class Sight:
             found, value = self._act(self._params, self.cells[-1], shown)
         here = np.asarray(found)
         if here.shape != there.shape or not float(np.abs(here - there).max()) < CLOSE:
-            return "The account's part of the input is not in the journal, so the value is left out."
+            return (
+                "The account's part of the input is not in the journal, so the value is left out."
+            )
         difference = float(np.abs(here - there).max())
         agree = "are the journal's, bit for bit"
         if difference > 0.0:
             agree = f"differ from the journal's by {difference:.0e} at most"
-        return (
-            f"Value of the last decision {short(float(value))}. The logits, computed again, {agree}."
-        )
+        worth = short(float(value))
+        return f"Value of the last decision {worth}. The logits, computed again, {agree}."
 
 
 def _heat(names: Any, columns: list[str], values: np.ndarray) -> dict[str, Any]:

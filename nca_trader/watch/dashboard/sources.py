@@ -87,7 +87,9 @@ class RunSource(Source):
         about, fault = {}, ""
         with contextlib.suppress(FileNotFoundError):
             try:
-                about = read_json((self.path / "run.json").read_bytes(), str(self.path / "run.json"))
+                about = read_json(
+                    (self.path / "run.json").read_bytes(), str(self.path / "run.json")
+                )
             except (NcaTraderError, OSError) as error:
                 fault = str(error)
         written = self._follower.written()
@@ -129,7 +131,7 @@ class JournalSource(Source):
         self._book, self._inode = Book(keeps_bars=True), 0
         self._checked, self._damage = "", ""
         self._check: Future[None] | None = None
-        self._next_check, self._verified_seq = 0.0, -1
+        self._next_check, self._written, self._verified = 0.0, 0.0, (-1, 0.0)
         self._sight: Any = None
         self._sight_note, self._sight_job = "", None
         self._bars: list[Any] = []
@@ -143,7 +145,7 @@ class JournalSource(Source):
                 self._begin()
             self._inode = status.st_ino
             self._book.add_all(list(read_events(self.path, after=self._book.seq)))
-            written = _written(self.path)
+            written = self._written = _written(self.path)
         except FileNotFoundError:
             fault = f"{self.path}: there is no such journal yet"
         except (NcaTraderError, sqlite3.Error, OSError, ValueError) as error:
@@ -165,12 +167,12 @@ class JournalSource(Source):
         running = self._check is not None and not self._check.done()
         if running or time.monotonic() < self._next_check or not self._inode:
             return
-        if self._book.seq == self._verified_seq:
+        if (self._book.seq, self._written) == self._verified:
             return
         self._check = self._pool.submit(self._verify, self._book)
 
     def _verify(self, book: Book) -> None:
-        began, seq = time.monotonic(), book.seq
+        began, version = time.monotonic(), (book.seq, self._written)
         found, damage = "", ""
         try:
             found = f"holds up to event {verify(self.path).seq:,}"
@@ -179,7 +181,7 @@ class JournalSource(Source):
         except (NcaTraderError, sqlite3.Error, OSError) as error:  # e.g. moved away meanwhile
             found = f"not checked this time ({printable(error)})"
         if book is self._book:
-            self._checked, self._damage, self._verified_seq = found, damage, seq
+            self._checked, self._damage, self._verified = found, damage, version
         spent = time.monotonic() - began
         self._next_check = time.monotonic() + max(VERIFY_EVERY, VERIFY_SHARE * spent)
 
@@ -364,6 +366,8 @@ class Sources:
 
     def get(self, name: str) -> Source | None:
         """Return the source of a name, or None."""
+        if name not in self._found:
+            self.all()  # an address that was kept, before anyone looked at the list
         return self._found.get(name)
 
     def _checked(self, text: str) -> pathlib.Path:

@@ -6,7 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nca_trader.watch.dashboard.parts import ago, cell, chart, number, numbers, percent, short, table
+from nca_trader.watch.dashboard.parts import (
+    ago,
+    cell,
+    chart,
+    number,
+    numbers,
+    percent,
+    short,
+    table,
+)
 from nca_trader.watch.dashboard.session import Vitals
 from nca_trader.watch.progress import human
 
