@@ -98,7 +98,7 @@ def access(host: str, port: int, names: tuple[str, ...] = (), token: str = "") -
         )
     if names and not token:
         raise ConfigError(
-            f"{argument('expose')} needs {argument('token_file')}: whoever reaches the page can "
+            f"{argument('expose')} needs {argument('token_file')}: anyone who reaches the page can "
             "see the strategy and halt it."
         )
     known = ["127.0.0.1", "localhost", "[::1]", *names]

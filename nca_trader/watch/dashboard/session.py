@@ -252,17 +252,17 @@ def _positions(book: Book) -> dict[str, Any]:
                     "idle" if flat else "long" if weight > 0.0 else "short",
                     None if flat else abs(weight) / widest,
                 ),
+                amount(unit * price),
                 short(unit),
                 short(price),
-                amount(unit * price),
             ]
         )
     if book.snapshot:
         cash = number(book.snapshot.get("cash"))
         rows.append(
-            ["Cash", percent(cash / number(book.snapshot.get("value"))), "", "", amount(cash)]
+            ["Cash", percent(cash / number(book.snapshot.get("value"))), amount(cash), "", ""]
         )
-    headers = ["Asset", "Weight", "Units", "Last close", "Value"]
+    headers = ["Asset", "Weight", "Value", "Units", "Last close"]
     return table(headers, rows, _more(book), "Nothing is held before the first decision.")
 
 

@@ -23,7 +23,7 @@ from nca_trader.errors import RunError
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.agents import params_digest
 from nca_trader.runs.exported import read_run
-from nca_trader.types import Bar
+from nca_trader.types import PRICES, Bar
 from nca_trader.watch.dashboard.book import NANOSECONDS, Book
 from nca_trader.watch.dashboard.parts import heat, moment, number, numbers, short
 
@@ -103,7 +103,8 @@ class Sight:
             else:
                 fields[:4, i], fields[4, i] = self._close[i], 0.0
         self._close = fields[3].copy()
-        return Bar(np.full(count, ts // NANOSECONDS), *fields, present)
+        priced = dict(zip((*PRICES, "volume"), fields, strict=True))
+        return Bar(time=np.full(count, ts // NANOSECONDS), present=present, **priced)
 
     def view(self, book: Book, asset: str) -> dict[str, Any]:
         """Return the heat maps of one asset, the value of the last bar and a remark.
