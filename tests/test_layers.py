@@ -33,6 +33,8 @@ MAY_IMPORT = {
     "paper": AGENTS | {"runs", "evaluate.metrics"},
     "scale": EVALUATE | {"learner"},
     "watch": FOUNDATION | {"runs", "paper"},
+    # It computes again what a session's agent saw, with the run's own features and policy.
+    "watch.dashboard": AGENTS | {"runs", "paper", "watch"},
     "cli": EVALUATE | {"learner", "paper", "scale", "watch"},
 }
 # Running code that came in a file: a bar file or a run folder may be a stranger's.
@@ -41,7 +43,7 @@ UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 MESSAGES = ("parallel/jobs.py", "cloudpickle")
 # Packages that reach the network, and the call by which processes of a run meet.
 NETWORK = {"socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "websockets"}
-NETWORK |= {"distributed", "alpaca", "ccxt", "urllib3"}
+NETWORK |= {"distributed", "alpaca", "ccxt", "urllib3", "uvicorn", "starlette"}
 NETWORK |= {"obstore", "prometheus_client", "fsspec", "etils", "gcsfs", "boto3", "jax.distributed"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "read_pickle", "to_pickle"}
 

@@ -1,0 +1,275 @@
+"""What a journal has said so far: one event in, sums and the newest rows out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from nca_trader.paper.journal import Event
+from nca_trader.watch.dashboard.parts import number, numbers
+
+NANOSECONDS = 1_000_000_000
+DAY = 86_400  # seconds
+GAPS = 256  # bars whose spacing tells when the next is due
+NEWEST = 200  # orders and decisions that are kept
+LATENCIES = 5000
+# Fields of a bar in the journal.
+OPEN, CLOSE = 0, 3
+
+
+class Order:
+    """An order: what was sent, and what became of it."""
+
+    def __init__(self, name: str, ts: int, body: dict[str, Any]):
+        self.name, self.ts, self.body = name, ts, body
+        self.state, self.reason = "intended", ""
+        self.units = self.paid = self.slippage = 0.0
+
+    @property
+    def price(self) -> float:
+        """Mean price paid per unit; NaN before a fill."""
+        return self.paid / self.units if self.units else math.nan
+
+
+class Book:
+    """The sums of a journal; `add` takes every event once, in order.
+
+    Bodies are read with care: a journal that was changed by hand still has a page, which says so.
+
+    Attributes:
+      counts: events by kind. rejected, notices, risks: by their code.
+      started: the body of `run_started`. symbols: the assets.
+      times, equity, hold, drawdown: at each snapshot; times in seconds. `hold` buys every asset
+        with the same money when the session first may, and never trades again, at no cost.
+      snapshot, decision: the newest bodies. decisions: by time. orders: by client id.
+      bars: (time in nanoseconds, body) of bars that nobody has taken yet, where `keeps_bars`.
+      slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
+      latencies: seconds from a bar's close to its receipt. halts: events of kind halt and resume.
+      live: whether the session's clock is a real one. seq: of the newest event.
+    """
+
+    def __init__(self, keeps_bars: bool = False):
+        self.counts: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.notices: Counter[str] = Counter()
+        self.risks: Counter[str] = Counter()
+        self.started: dict[str, Any] = {}
+        self.symbols: list[str] = []
+        self.times: list[float] = []
+        self.equity: list[float] = []
+        self.hold: list[float] = []
+        self.drawdown: list[float] = []
+        self.snapshot: dict[str, Any] = {}
+        self.decision: dict[str, Any] = {}
+        self.ordered: list[float] = []  # targets in force before the newest decision
+        self._wanted: list[float] = []
+        self.decisions: dict[int, dict[str, Any]] = {}
+        self.verdicts: dict[int, list[dict[str, Any]]] = {}
+        self.orders: dict[str, Order] = {}
+        self.bars: list[tuple[int, dict[str, Any]]] = []
+        self.slippage: list[float] = []
+        self.latencies: deque[float] = deque(maxlen=LATENCIES)
+        self.halts: list[Event] = []
+        self.recons: list[Event] = []
+        self.flows: dict[str, float] = {}
+        self.commission = self.traded = 0.0
+        self.live = self.stale = self.ended = False
+        self.seq = 0
+        self.bar_ts = self.bar_recv = 0
+        self.opens: dict[str, float] = {}
+        self.closes: dict[str, float] = {}
+        self.sent_at: deque[int] = deque(maxlen=NEWEST)
+        self.missing = 0
+        self._keeps_bars = keeps_bars
+        self._gaps: deque[int] = deque(maxlen=GAPS)
+        self._bought: dict[str, float] | None = None
+        self._peak = 0.0
+        self._day, self.day_start, self._before = -1, math.nan, math.nan
+
+    def add_all(self, events: Iterable[Event]) -> None:
+        """Take events in order."""
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Take one event."""
+        self.seq = event.seq
+        self.counts[event.kind] += 1
+        self.ended = event.kind == "run_ended"
+        take = getattr(self, f"_on_{event.kind}", None)
+        if take is not None:  # kinds of other versions are counted and no more
+            take(event)
+
+    @property
+    def spacing(self) -> float:
+        """Median seconds between bars; NaN before the second."""
+        return float(sorted(self._gaps)[len(self._gaps) // 2]) if self._gaps else math.nan
+
+    @property
+    def patience(self) -> float:
+        """Seconds after a bar's open when the next one is overdue; NaN before the second bar."""
+        # Weekends and nights are among the gaps, so a market that is closed is not overdue.
+        return max(self._gaps) + 2.0 * self.spacing if self._gaps else math.nan
+
+    @property
+    def halted(self) -> Event | None:
+        """The halt in force, or None."""
+        return self.halts[-1] if self.halts and self.halts[-1].kind == "halt" else None
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """The account's rules."""
+        found = self.started.get("rules")
+        return found if isinstance(found, dict) else {}
+
+    def _on_run_started(self, event: Event) -> None:
+        self.started = event.body
+        symbols = event.body.get("symbols")
+        self.symbols = [str(s) for s in symbols] if isinstance(symbols, list) else []
+
+    def _on_bar(self, event: Event) -> None:
+        if self.bar_ts:
+            self._gaps.append((event.ts_event - self.bar_ts) // NANOSECONDS)
+        self.bar_ts, self.bar_recv = event.ts_event, event.ts_recv
+        # A replay's clock is the bar's own time.
+        self.live = event.ts_recv != event.ts_event
+        self.opens = {}
+        for symbol, fields in event.body.items():
+            prices = numbers(fields)
+            if len(prices) > CLOSE:
+                self.opens[symbol], self.closes[symbol] = prices[OPEN], prices[CLOSE]
+            else:
+                self.missing += 1
+        if self._bought == {}:  # it waits for this bar's open
+            self._bought = {s: self.opens.get(s, p) for s, p in self.closes.items()}
+        spacing = self.spacing
+        if self.live and math.isfinite(spacing):
+            late = (event.ts_recv - event.ts_event) / NANOSECONDS - spacing
+            # Bars of the warm-up come long after their close, and their delay says nothing.
+            if late < spacing:
+                self.latencies.append(late)
+        self.stale = False
+        if self._keeps_bars:
+            self.bars.append((event.ts_event, event.body))
+
+    def _on_bar_rejected(self, event: Event) -> None:
+        self.rejected[str(event.body.get("reason", event.body.get("code", "no reason")))] += 1
+
+    def _on_feed(self, event: Event) -> None:
+        code = str(event.body.get("code", "no code"))
+        self.notices[code] += 1
+        self.stale = code == "stale" or (self.stale and code != "reconnected")
+
+    def _on_decision(self, event: Event) -> None:
+        self.decision = event.body
+        found = numbers(event.body.get("target"))
+        self.ordered = self._wanted or [0.0] * len(found)
+        pairs = zip(found, self.ordered, strict=False)
+        self._wanted = [new if math.isfinite(new) else old for new, old in pairs]
+        self.decisions[event.ts_event] = event.body
+        _keep_newest(self.decisions)
+
+    def _on_risk(self, event: Event) -> None:
+        self.risks[str(event.body.get("code", "no code"))] += 1
+        self.verdicts.setdefault(event.ts_event, []).append(event.body)
+        _keep_newest(self.verdicts)
+
+    def _on_order_intent(self, event: Event) -> None:
+        name = str(event.body.get("client_id", event.key))
+        self.orders[name] = Order(name, event.ts_event, event.body)
+        self.sent_at.append(event.ts_recv)
+        _keep_newest(self.orders)
+
+    def _on_order_sent(self, event: Event) -> None:
+        self._become(event, "sent")
+
+    def _on_order_ack(self, event: Event) -> None:
+        self._become(event, "accepted")
+
+    def _on_order_ambiguous(self, event: Event) -> None:
+        self._become(event, "ambiguous")
+
+    def _on_order_terminal(self, event: Event) -> None:
+        order = self._order(event)
+        reason = str(event.body.get("reason", event.body.get("status", "ended")))
+        # A filled order is over: that a later one replaced it says nothing.
+        if order is not None and not order.units:
+            order.state, order.reason = reason, reason
+
+    def _on_fill(self, event: Event) -> None:
+        body = event.body
+        units, price = number(body.get("units")), number(body.get("price"))
+        if not math.isfinite(units * price):
+            return
+        self.traded += abs(units * price)
+        fee = number(body.get("commission"))
+        self.commission += fee if math.isfinite(fee) else 0.0
+        symbol = str(body.get("symbol", ""))
+        # Orders fill at the open of the bar that reports it, or at the close that they saw.
+        at_open = self.rules.get("fill", "next_open") == "next_open"
+        same_bar = event.ts_event == self.bar_ts
+        market = (self.opens if at_open and same_bar else self.closes).get(symbol, math.nan)
+        slipped = math.copysign(1.0, units) * (price / market - 1.0) if market > 0.0 else math.nan
+        order = self.orders.get(str(body.get("client_id", "")))
+        if math.isfinite(slipped) and order is not None:  # not of a margin call or a delisting
+            self.slippage.append(slipped)
+        if order is not None:
+            order.state, order.slippage = "filled", slipped
+            order.units, order.paid = order.units + units, order.paid + units * price
+
+    def _on_cash(self, event: Event) -> None:
+        paid = number(event.body.get("amount"))
+        kind = str(event.body.get("kind", "cash"))
+        self.flows[kind] = self.flows.get(kind, 0.0) + (paid if math.isfinite(paid) else 0.0)
+
+    def _on_snapshot(self, event: Event) -> None:
+        equity = number(event.body.get("equity"))
+        if not math.isfinite(equity):
+            return
+        if not self.equity:
+            # The session decided at this close for the first time; its order fills at the open.
+            waits = self.rules.get("fill", "next_open") == "next_open"
+            self._bought = {} if waits else dict(self.closes)
+        self.snapshot = event.body
+        seconds = event.ts_event // NANOSECONDS
+        if seconds // DAY != self._day:
+            self._day = seconds // DAY
+            self.day_start = self._before if math.isfinite(self._before) else equity
+        self._before = equity
+        self._peak = max(self._peak, equity, 1.0)
+        self.times.append(seconds)
+        self.equity.append(equity)
+        self.hold.append(self._held())
+        self.drawdown.append(equity / self._peak - 1.0)
+
+    def _held(self) -> float:
+        """Return what one unit of money is worth that was spread over all assets and left there."""
+        if self._bought is None or not self._bought:
+            return 1.0
+        grown = [self.closes[s] / price for s, price in self._bought.items() if price > 0.0]
+        return sum(grown) / len(grown) if grown else 1.0
+
+    def _on_halt(self, event: Event) -> None:
+        self.halts.append(event)
+
+    def _on_resume(self, event: Event) -> None:
+        self.halts.append(event)
+
+    def _on_recon(self, event: Event) -> None:
+        self.recons = [*self.recons[-19:], event]
+
+    def _order(self, event: Event) -> Order | None:
+        return self.orders.get(str(event.body.get("client_id", event.key)))
+
+    def _become(self, event: Event, state: str) -> None:
+        order = self._order(event)
+        if order is not None and not order.units:
+            order.state = state
+            order.reason = str(event.body.get("reason", ""))
+
+
+def _keep_newest(found: dict[Any, Any]) -> None:
+    if len(found) > NEWEST:
+        del found[next(iter(found))]

@@ -1,0 +1,166 @@
+"""The parts of a view model: cells, tables, charts and heat maps of JSON types, and their texts.
+
+A template and a script place them without a decision of their own, so that all that a page says
+can be tested in Python.
+"""
+
+from __future__ import annotations
+
+import bisect
+import datetime
+import math
+from collections.abc import Sequence
+from typing import Any
+
+POINTS = 1200  # of a line at most: a screen has no more columns
+TONES = ("", "good", "warn", "bad", "idle")
+NOTHING = "n/a"
+
+
+def number(value: Any) -> float:
+    """Return a number of a journal's body; NaN where it holds something else.
+
+    >>> number(0.5), number(None), number(True)
+    (0.5, nan, nan)
+    """
+    usable = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if usable else math.nan
+
+
+def numbers(value: Any) -> list[float]:
+    """Return a list of numbers of a journal's body; [] where it holds something else."""
+    return [number(item) for item in value] if isinstance(value, list) else []
+
+
+def percent(share: float, digits: int = 1, signed: bool = False) -> str:
+    """Write a share, e.g. "12.5%"; "n/a" for NaN.
+
+    >>> percent(0.125), percent(-0.0312, 2), percent(0.02, signed=True), percent(math.nan)
+    ('12.5%', '-3.12%', '+2.0%', 'n/a')
+    """
+    if not math.isfinite(share):
+        return NOTHING
+    text = f"{100.0 * share:{'+' if signed else ''},.{digits}f}%"
+    # A loss that rounds to zero has no sign.
+    text = text.lstrip("+-") if not text.strip("+-0.%") else text
+    return text
+
+
+def amount(value: float, digits: int = 2) -> str:
+    """Write a sum of money or units.
+
+    >>> amount(1234.5), amount(-0.25, 4), amount(math.inf)
+    ('1,234.50', '-0.2500', 'n/a')
+    """
+    return f"{value:,.{digits}f}" if math.isfinite(value) else NOTHING
+
+
+def short(value: float) -> str:
+    """Write a number in about four digits, e.g. a metric.
+
+    >>> short(0.00012345), short(73412.0), short(math.nan)
+    ('0.0001234', '73,412', 'n/a')
+    """
+    if not math.isfinite(value):
+        return NOTHING
+    large = abs(value) >= 1000.0
+    return f"{value:,.0f}" if large else f"{value:.4g}"
+
+
+def moment(nanoseconds: int, seconds: bool = False) -> str:
+    """Write a time, UTC, without the time of day at midnight.
+
+    >>> moment(1546214400 * 10**9), moment(1546254061 * 10**9), moment(2**70)
+    ('2018-12-31', '2018-12-31 11:01', 'n/a')
+    """
+    try:
+        at = datetime.datetime.fromtimestamp(nanoseconds // 10**9, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return NOTHING
+    text = at.strftime("%Y-%m-%d %H:%M:%S")
+    return text if seconds else text[:10] if text.endswith(" 00:00:00") else text[:16]
+
+
+def ago(seconds: float) -> str:
+    """Write an age.
+
+    >>> [ago(x) for x in (0.4, 12, 125, 7300, 200_000, math.nan)]
+    ['now', '12 s', '2 min', '2 h', '2 days', 'n/a']
+    """
+    if not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 1.0:
+        return "now"
+    for most, unit, name in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h")):
+        if seconds < most:
+            return f"{seconds // unit:.0f} {name}"
+    return f"{seconds // 86_400:.0f} days"
+
+
+def cell(text: str, tone: str = "", bar: float | None = None) -> dict[str, Any]:
+    """Return a table's cell. bar: a length in [0, 1] that is drawn before the text."""
+    if bar is None or not math.isfinite(bar):
+        return {"text": text, "tone": tone}
+    return {"text": text, "tone": tone, "bar": round(min(max(bar, 0.0), 1.0), 4)}
+
+
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "", empty: str = ""
+) -> dict[str, Any]:
+    """Return a table; a text stands for a plain cell. empty: said where there is no row."""
+    made = [[item if isinstance(item, dict) else cell(str(item)) for item in row] for row in rows]
+    return {"headers": list(headers), "rows": made, "note": note if made else empty}
+
+
+def chart(
+    x: Sequence[float], lines: Sequence[tuple[str, Sequence[float], str]], **how: Any
+) -> dict[str, Any]:
+    """Return a line chart of at most `POINTS` points.
+
+    Args:
+      x: rising, seconds since 1970 UTC or a count.
+      lines: `(label, y, way)`; of several points that share a place, way "last" keeps the last,
+        "low" the lowest and "high" the highest.
+      **how: `time` says whether x is a time; `percent` whether y is a share; `area` fills below.
+    """
+    size = max(-(-len(x) // POINTS), 1)
+    ends = list(range(size, len(x), size)) + ([len(x)] if x else [])
+    kept = []
+    for label, y, way in lines:
+        values = []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            part = [v for v in y[begin:end] if math.isfinite(v)]
+            pick = {"last": lambda p: p[-1], "low": min, "high": max}[way]
+            values.append(float(f"{pick(part):.7g}") if part else None)
+        kept.append({"label": label, "y": values})
+    return {"x": [x[end - 1] for end in ends], "lines": kept, "per_point": size, **how}
+
+
+def heat(
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], scale: float
+) -> dict[str, Any]:
+    """Return a heat map: `values[row][column]`, where +-`scale` has the strongest colour."""
+    rounded = [[round(v, 3) if math.isfinite(v) else None for v in line] for line in values]
+    return {"rows": list(rows), "columns": list(columns), "values": rounded, "scale": scale}
+
+
+def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:
+    """Count values in `(edge before, edge]`; the last bin holds all above the last edge.
+
+    >>> histogram([1, 10, 11, 5000], [10, 100])
+    [2, 1, 1]
+    """
+    counts = [0] * (len(edges) + 1)
+    for value in values:
+        counts[bisect.bisect_left(edges, value)] += 1
+    return counts
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that `share` of all do not exceed; NaN of none.
+
+    >>> quantile([3.0, 1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0], 0.99)
+    (2.0, 2.0)
+    """
+    ranked = sorted(values)
+    return ranked[max(math.ceil(share * len(ranked)) - 1, 0)] if ranked else math.nan

@@ -1,0 +1,392 @@
+"""Serves the pages of a dashboard: HTML, a stream of view models, and the HALT button.
+
+Every request passes `Guard`, which checks its Host, its Origin and, where there is a token, its
+cookie. Only the HALT form writes anything, and only a halt file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import math
+import os
+import pathlib
+import secrets
+import socket
+import stat
+import urllib.parse
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import jinja2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.watch.dashboard.sources import JournalSource, Source, Sources
+
+FOLDER = pathlib.Path(__file__).parent
+# Each file that is served, and its type: no name of a request reaches the disk.
+STATIC = {
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "uplot/uPlot.iife.min.js": "text/javascript",
+    "uplot/uPlot.min.css": "text/css",
+    "uplot/LICENSE": "text/plain",
+}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Not "no-referrer": a browser then sends the Origin "null" with our own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+COOKIE = "nca_dashboard"
+LONGEST_BODY = 4096  # bytes of a form
+BODY_SECONDS = 5.0
+STREAMS = 48  # at once
+LEAST_TOKEN = 16  # characters
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Access(NamedTuple):
+    """Who may ask.
+
+    hosts: values of the Host header. origins: of the Origin header. token: that the login form
+    asks for, "" for none.
+    """
+
+    hosts: frozenset[str]
+    origins: frozenset[str]
+    token: str = ""
+
+
+def access(host: str, port: int, names: tuple[str, ...] = (), token: str = "") -> Access:
+    """Return who may ask a server at `host` and `port`.
+
+    Args:
+      host: that it is bound to.
+      port: that it is bound to.
+      names: by which other machines reach it; none keeps it to this machine.
+      token: of the login form.
+
+    Raises:
+      ConfigError: the host is not this machine's loopback, and there are no names or no token.
+    """
+    if host not in LOOPBACK and not names:
+        raise ConfigError(
+            f"{argument('host', host)} opens the page to other machines; say so with "
+            f"{argument('expose')} and the name by which they reach this one, or leave it out."
+        )
+    if names and not token:
+        raise ConfigError(
+            f"{argument('expose')} needs {argument('token_file')}: anyone who reaches the page can "
+            "see the strategy and halt it."
+        )
+    known = ["127.0.0.1", "localhost", "[::1]", *names]
+    hosts = {f"{name.lower()}:{port}" for name in known}
+    # Without a port where a proxy with a certificate stands before it.
+    hosts |= {name.lower() for name in names}
+    origins = {f"{scheme}://{name}" for name in hosts for scheme in ("http", "https")}
+    return Access(frozenset(hosts), frozenset(origins), token)
+
+
+def read_token(path: str | os.PathLike[str]) -> str:
+    """Return the token in a file of mode 0600; make the file where there is none.
+
+    Raises:
+      ConfigError: others may read the file, or the token is short.
+      StateError: it cannot be read or made.
+    """
+    try:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with open(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        with open(path, encoding="utf-8") as file:
+            mode, token = os.fstat(file.fileno()).st_mode, file.read(1000).strip()
+    except OSError as error:
+        raise StateError(f"{path}: the token cannot be read ({error.strerror}).") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{path}: others may read this token; chmod 600 it.")
+    if len(token) < LEAST_TOKEN:
+        raise ConfigError(f"{path}: the token has fewer than {LEAST_TOKEN} characters; delete it.")
+    return token
+
+
+class Guard:
+    """Lets a request pass to `app` if it may ask, and adds the security headers to any answer."""
+
+    def __init__(self, app: Any, allowed: Access, cookie: str):
+        self._app, self._allowed, self._cookie = app, allowed, cookie
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        headers = [(name.lower(), value) for name, value in scope["headers"]]
+        refused = self._refusal(scope, headers)
+        if scope["type"] != "http":  # no page has a WebSocket
+            return await send({"type": "websocket.close", "code": 1008})
+
+        async def secured(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message.get("headers", ())}
+                added = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [
+                    *message.get("headers", ()), *(h for h in added if h[0] not in own)
+                ]  # fmt: skip
+            await send(message)
+
+        app = self._app if refused is None else refused
+        await app(scope, receive, secured)
+
+    def _refusal(self, scope: Any, headers: list[tuple[bytes, bytes]]) -> Response | None:
+        """Return the answer to a request that may not ask; None where it may."""
+        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+        origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
+        # A page elsewhere whose name was pointed at this machine has another Host.
+        if len(hosts) != 1 or hosts[0] not in self._allowed.hosts:
+            return PlainTextResponse("This host name is not allowed.", 421)
+        method = scope.get("method", "GET")
+        if any(origin not in self._allowed.origins for origin in origins):
+            return PlainTextResponse("This origin is not allowed.", 403)
+        if method not in ("GET", "HEAD") and len(origins) != 1:
+            return PlainTextResponse("A form of this page has an origin.", 403)
+        path = scope.get("path", "")
+        if not self._allowed.token or path == "/login" or path == "/static/dashboard.css":
+            return None
+        found = Request({**scope, "type": "http"}).cookies.get(COOKIE, "")
+        if hmac.compare_digest(found.encode(), self._cookie.encode()):
+            return None
+        if method == "GET" and not path.endswith("/events"):
+            return RedirectResponse("/login", 303)
+        return PlainTextResponse("Log in first.", 403)
+
+
+def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
+    """Return the ASGI application of a dashboard.
+
+    Args:
+      sources: what it shows.
+      allowed: who may ask.
+      every: seconds between two looks of a stream.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,  # names of runs, symbols and reasons are anybody's text
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    files = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
+    cookie, streams = secrets.token_urlsafe(32), 0
+
+    def page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
+        return HTMLResponse(environment.get_template(template).render(shown), status)
+
+    def source_of(request: Request) -> Source:
+        found = sources.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404, "There is no such session or run.")
+        return found
+
+    def asset_of(request: Request) -> str:
+        return request.query_params.get("asset", "")[:64]
+
+    def model_of(source: Source, asset: str) -> dict[str, Any]:
+        return {**source.view(asset), "nav": nav(sources)}
+
+    async def overview(request: Request) -> Response:
+        model = await run_in_threadpool(overview_of, sources)
+        return page("overview.html", model=model)
+
+    async def detail(request: Request) -> Response:
+        source = source_of(request)
+        model = await run_in_threadpool(model_of, source, asset_of(request))
+        return page(f"{source.kind}.html", model=model, source=source, asset=asset_of(request))
+
+    async def stream(request: Request) -> Response:
+        nonlocal streams
+        if streams >= STREAMS:
+            return PlainTextResponse("Too many pages are open.", 503)
+        make: Callable[[], dict[str, Any]]
+        if "name" in request.path_params:
+            source, asset = source_of(request), asset_of(request)
+            make = lambda: model_of(source, asset)  # noqa: E731
+        else:
+            make = lambda: overview_of(sources)  # noqa: E731
+
+        async def events() -> AsyncIterator[str]:
+            nonlocal streams
+            streams += 1
+            last = ""
+            try:
+                while not await request.is_disconnected():
+                    text = json.dumps(finite(await run_in_threadpool(make)), allow_nan=False)
+                    # A comment keeps the connection and finds out that it is gone.
+                    yield f"data: {text}\n\n" if text != last else ": the same\n\n"
+                    last = text
+                    await asyncio.sleep(every)
+            finally:
+                streams -= 1
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def halt(request: Request) -> Response:
+        source = source_of(request)
+        if not isinstance(source, JournalSource):
+            raise HTTPException(404, "A training run has no orders to halt.")
+        form = await form_of(request)
+        await run_in_threadpool(source.halt, form.get("reason", ""))
+        return RedirectResponse(f"/s/{source.name}", 303)
+
+    async def login(request: Request) -> Response:
+        if not allowed.token:
+            return RedirectResponse("/", 303)
+        if request.method == "GET":
+            return page("login.html", wrong=False)
+        given = (await form_of(request)).get("token", "")
+        if not hmac.compare_digest(given.encode(), allowed.token.encode()):
+            await asyncio.sleep(0.5)
+            return page("login.html", 403, wrong=True)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", path="/")
+        return answer
+
+    async def static(request: Request) -> Response:
+        name = request.path_params["file"]
+        if name not in files:
+            raise HTTPException(404, "There is no such file.")
+        return Response(files[name], media_type=STATIC[name], headers={"cache-control": "no-cache"})
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(str(error), 500)
+
+    routes = [
+        Route("/", overview),
+        Route("/events", stream),
+        Route("/login", login, methods=["GET", "POST"]),
+        Route("/s/{name}", detail),
+        Route("/s/{name}/events", stream),
+        Route("/s/{name}/halt", halt, methods=["POST"]),
+        Route("/static/{file:path}", static),
+    ]
+    app = Starlette(routes=routes, exception_handlers={StateError: failed})
+    return Guard(app, allowed, cookie)
+
+
+def nav(sources: Sources) -> list[dict[str, str]]:
+    """Return the name, label, kind and state of every source."""
+    return [
+        {
+            "name": source.name,
+            "label": source.label,
+            "kind": source.kind,
+            **{key: source.view()["state"][key] for key in ("word", "tone")},
+        }
+        for source in sources.all()
+    ]
+
+
+def overview_of(sources: Sources) -> dict[str, Any]:
+    """Return the view model of the page of all sources."""
+    cards = []
+    for source in sources.all():
+        view = source.view()
+        line = view["charts"].get("equity") or view["charts"].get("reward")
+        cards.append(
+            {
+                "name": source.name,
+                "label": source.label,
+                "kind": source.kind,
+                "state": view["state"],
+                "tiles": view["tiles"][:4],
+                "chart": line,
+            }
+        )
+    return {"kind": "overview", "cards": cards, "nav": nav(sources)}
+
+
+def finite(value: Any) -> Any:
+    """Return a view model with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a short form.
+
+    Raises:
+      HTTPException: it is long, or does not come to its end.
+    """
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > LONGEST_BODY:
+                    raise HTTPException(413, "The form is too long.")
+    except TimeoutError:
+        raise HTTPException(408, "The form did not come to its end.") from None
+    return dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=8))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at `host` and `port`; 0 is any port that is free.
+
+    Raises:
+      ConfigError: the host is not an address of this machine. StateError: the port is taken.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=64)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"{argument('host', host)}: is not an address of this machine ({error.strerror})."
+        ) from None
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise StateError(
+            f"{argument('port', port)}: cannot be listened on ({why}); give another port."
+        ) from None
+
+
+def serve(app: Guard, listener: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="critical",
+        server_header=False,
+        limit_concurrency=4 * STREAMS,  # clients that hang cost this many connections at most
+        timeout_graceful_shutdown=1,
+        proxy_headers=False,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,517 @@
+"""The view of a paper session: a pure function of what its journal said and of its vital signs."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any, NamedTuple
+
+from nca_trader.watch.dashboard.book import NANOSECONDS, Book, Order
+from nca_trader.watch.dashboard.parts import (
+    NOTHING,
+    ago,
+    amount,
+    cell,
+    chart,
+    histogram,
+    moment,
+    number,
+    numbers,
+    percent,
+    quantile,
+    short,
+    table,
+)
+
+ASSETS = 24  # rows of a table of assets
+ORDERS = 60  # rows of the table of orders
+EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of the latencies
+CLOSE_TO = 0.8  # of a limit: worth a look
+
+
+class Vitals(NamedTuple):
+    """What the machine says about a journal or a run.
+
+    path: of it. now, written: seconds since 1970, of this look and of the last write. holder:
+    the process that writes, "" if none does. halt: the text of the halt file, None without one.
+    fault: why it cannot be read or trusted, "" where it can. checked: what the last walk of the
+    hash chain found.
+    """
+
+    path: str
+    now: float
+    written: float = math.nan
+    holder: str = ""
+    halt: str | None = None
+    fault: str = ""
+    checked: str = ""
+
+
+def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the view model of a session.
+
+    Args:
+      book: what its journal said.
+      vitals: of its file and its process.
+      sight: the heat maps, from `Sight.view`; None without a run.
+    """
+    return {
+        "kind": "paper",
+        "path": vitals.path,
+        "state": state_of(book, vitals),
+        "tiles": _tiles(book),
+        "charts": _charts(book),
+        "tables": {
+            "positions": _positions(book),
+            "why": _why(book),
+            "orders": _orders(book),
+            "gauges": _gauges(book),
+            "latency": _latency(book),
+            "quality": _quality(book, vitals),
+            "halts": _halts(book),
+        },
+        "halt": _halt(book, vitals),
+        "sight": sight or {"maps": [], "assets": [], "asset": "", "note": NO_RUN},
+    }
+
+
+NO_RUN = "Start the dashboard with the session's run to see what the agent sees."
+
+
+def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
+    """Return the state in a word, its tone, and a sentence with the evidence."""
+    written = f"last write {_since(vitals)}"
+    if vitals.fault:
+        return _state("Damaged", "bad", vitals.fault)
+    halt = book.halted
+    if halt is not None:
+        return _state("Halted", "bad", f"{_reason(halt.body)}, at {moment(halt.ts_event)} UTC")
+    if vitals.halt is not None:
+        waits = "the session stops before its next order" if vitals.holder else "no session runs"
+        return _state("Halt requested", "bad", f"{vitals.halt or 'no reason given'}; {waits}")
+    if not book.seq:
+        return _state("Waiting", "idle", "the journal has no event yet")
+    if not vitals.holder:
+        if book.ended:
+            return _state("Ended", "idle", f"the session came to its end; {written}")
+        return _state("Gone", "warn", f"no process writes, and the session did not end; {written}")
+    if book.stale:
+        return _state("Stale", "warn", f"the feed says that it is stale; {written}")
+    age = vitals.now - book.bar_ts / NANOSECONDS
+    if book.live and age > book.patience:
+        return _state("Stale", "warn", f"a bar is overdue; the last one opened {ago(age)} ago")
+    return _state("Running", "good", f"{written}; {vitals.holder}")
+
+
+def _state(word: str, tone: str, sentence: str) -> dict[str, str]:
+    return {"word": word, "tone": tone, "sentence": sentence}
+
+
+def _since(vitals: Vitals) -> str:
+    age = ago(max(vitals.now - vitals.written, 0.0))
+    return "just now" if age == "now" else NOTHING if age == NOTHING else f"{age} ago"
+
+
+def _reason(body: dict[str, Any]) -> str:
+    parts = [str(body[k]) for k in ("code", "reason") if body.get(k)]
+    detail = body.get("detail")
+    if isinstance(detail, dict):
+        parts += [f"{name} {_plain(value)}" for name, value in list(detail.items())[:4]]
+    elif detail:
+        parts.append(str(detail))
+    return ", ".join(parts) or "no reason given"
+
+
+def _plain(value: Any) -> str:
+    return short(value) if isinstance(value, float) else str(value)
+
+
+def _tile(key: str, label: str, value: str, note: str = "", tone: str = "") -> dict[str, str]:
+    return {"key": key, "label": label, "value": value, "note": note, "tone": tone}
+
+
+def _tiles(book: Book) -> list[dict[str, str]]:
+    equity = book.equity[-1] if book.equity else math.nan
+    gained, held = equity - 1.0, book.hold[-1] - 1.0 if book.hold else math.nan
+    fallen = book.drawdown[-1] if book.drawdown else math.nan
+    weights = _weights(book)
+    gross = sum(abs(w) for w in weights.values()) if weights else math.nan
+    net = sum(weights.values()) if weights else math.nan
+    holding = sum(1 for w in weights.values() if abs(w) > 5e-5)
+    value = number(book.snapshot.get("value"))
+    capital = number(book.started.get("capital"))
+    return [
+        _tile("equity", "Equity", amount(value), f"{amount(capital)} at the start"),
+        _tile(
+            "return",
+            "Return",
+            percent(gained, 2, True),
+            f"buy and hold {percent(held, 2, True)}",
+            "good" if gained > 0.0 else "bad" if gained < 0.0 else "",
+        ),
+        _tile(
+            "drawdown",
+            "Below its peak",
+            percent(-fallen, 2),
+            f"largest {percent(-min(book.drawdown, default=math.nan), 2)}",
+        ),
+        _tile(
+            "position",
+            "Position",
+            f"{percent(gross)} gross",
+            f"{percent(net, signed=True)} net, {holding} of {len(book.symbols)} assets",
+        ),
+        _tile(
+            "bar",
+            "Last bar",
+            moment(book.bar_ts) if book.bar_ts else NOTHING,
+            f"{book.counts['bar']:,} bars, {book.counts['decision']:,} decisions"
+            + ("" if book.live else "; replay"),
+        ),
+        _tile(
+            "trading",
+            "Fills",
+            f"{book.counts['fill']:,}",
+            f"slippage {_points(_mean(book.slippage))} on average, fees {amount(book.commission)}",
+        ),
+    ]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _points(share: float) -> str:
+    """Write a fraction of a price in basis points."""
+    if not math.isfinite(share):
+        return NOTHING
+    return f"{1e4 * share:.1f} bp".replace("-0.0 ", "0.0 ")
+
+
+def _charts(book: Book) -> dict[str, Any]:
+    return {
+        "equity": chart(
+            book.times,
+            [("session", book.equity, "last"), ("buy and hold", book.hold, "last")],
+            time=True,
+        ),
+        "drawdown": chart(
+            book.times,
+            [("below its peak", book.drawdown, "low")],
+            time=True,
+            percent=True,
+            area=True,
+        ),
+    }
+
+
+def _weights(book: Book) -> dict[str, float]:
+    return dict(zip(book.symbols, numbers(book.snapshot.get("weight")), strict=False))
+
+
+def _targets(book: Book, body: dict[str, Any]) -> dict[str, float]:
+    return dict(zip(book.symbols, numbers(body.get("target")), strict=False))
+
+
+def _shown(book: Book) -> list[str]:
+    """Return the symbols of a table: all of a few, else those with the largest positions."""
+    if len(book.symbols) <= ASSETS:
+        return book.symbols
+    held, wanted = _weights(book), _targets(book, book.decision)
+
+    def size(symbol: str) -> float:
+        pair = (held.get(symbol, 0.0), wanted.get(symbol, 0.0))
+        return max(abs(w) if math.isfinite(w) else 0.0 for w in pair)
+
+    return sorted(book.symbols, key=size, reverse=True)[:ASSETS]
+
+
+def _more(book: Book) -> str:
+    left = len(book.symbols) - ASSETS
+    return f"The largest {ASSETS} of {len(book.symbols)} assets." if left > 0 else ""
+
+
+def _positions(book: Book) -> dict[str, Any]:
+    held, units = _weights(book), book.snapshot.get("units")
+    if isinstance(units, dict):  # of a venue, which may hold other symbols too
+        owned = {str(s): number(u) for s, u in units.items()}
+    else:
+        owned = dict(zip(book.symbols, numbers(units), strict=False))
+    foreign = [s for s in owned if s not in book.symbols]
+    widest = max((abs(w) for w in held.values() if math.isfinite(w)), default=0.0)
+    rows = []
+    for symbol in [*_shown(book), *foreign]:
+        weight, price = held.get(symbol, math.nan), book.closes.get(symbol, math.nan)
+        unit = owned.get(symbol, math.nan)
+        flat = not abs(weight) > 5e-5
+        rows.append(
+            [
+                symbol,
+                cell(
+                    percent(weight, signed=not flat),
+                    "idle" if flat else "long" if weight > 0.0 else "short",
+                    None if flat else abs(weight) / widest,
+                ),
+                amount(unit * price),
+                short(unit),
+                short(price),
+            ]
+        )
+    if book.snapshot:
+        cash = number(book.snapshot.get("cash"))
+        rows.append(
+            ["Cash", percent(cash / number(book.snapshot.get("value"))), amount(cash), "", ""]
+        )
+    headers = ["Asset", "Weight", "Value", "Units", "Last close"]
+    return table(headers, rows, _more(book), "Nothing is held before the first decision.")
+
+
+def _why(book: Book) -> dict[str, Any]:
+    """Return the last decision: of each asset the probabilities that led to the target."""
+    target = _targets(book, book.decision)
+    targets, logits = numbers(book.started.get("targets")), book.decision.get("logits")
+    actions = str(book.started.get("actions", ""))
+    empty = "No decision yet: the first bars warm up the features."
+    if not book.decision:
+        return table(["Asset", "Target"], [], empty=empty)
+    opinions = {}
+    if isinstance(logits, list):
+        labels = action_labels(actions, targets)
+        for symbol, row in zip(book.symbols, logits, strict=False):
+            opinions[symbol] = probabilities(numbers(row), actions, targets)
+    else:
+        labels = []
+    rows = []
+    for symbol in _shown(book):
+        weight = target.get(symbol, math.nan)
+        wanted = percent(weight, 1, True) if math.isfinite(weight) else "no order"
+        shares = opinions.get(symbol, [])
+        if actions == "weights":
+            says = ", ".join(percent(x, 1, True) for x in shares[:8])
+            rows.append([symbol, wanted, says or NOTHING])
+            continue
+        best = max(shares, default=math.nan)
+        rows.append(
+            [symbol, wanted]
+            + [cell(percent(p, 0), "agent" if p == best else "idle", p) for p in shares]
+        )
+    if not labels:
+        note = "A rule decided: it has no probabilities."
+    elif actions == "weights":
+        note = "The target is the mean of the agents' own, times the size that its risk allows."
+    else:
+        note = "The most probable action of each asset is taken; of several agents the mean."
+    return table(["Asset", "Target", *labels], rows, f"{note} {_more(book)}".strip(), empty)
+
+
+def action_labels(actions: str, targets: list[float]) -> list[str]:
+    """Return a header for each action.
+
+    >>> action_labels("direction", [-0.5, 0.0, 0.5])
+    ['short 50%', 'flat', 'long 50%']
+    """
+    if actions == "orders":
+        return ["sell", "hold", "buy"]
+    if actions == "weights":
+        return ["Each agent"]
+    sides = {-1.0: "short ", 1.0: "long "}
+    named = [(t, sides[math.copysign(1.0, t)] + percent(abs(t), 0)) for t in targets]
+    return ["flat" if t == 0.0 else name for t, name in named]
+
+
+def probabilities(logits: list[float], actions: str, targets: list[float]) -> list[float]:
+    """Return the probability of each action, the mean over agents; with "weights" each target.
+
+    >>> probabilities([0.0, math.log(3.0)] * 2, "direction", [0.0, 1.0])
+    [0.25, 0.75]
+    >>> probabilities([0.0, -1.0], "weights", [-0.5, 0.0, 0.5])
+    [0.0]
+    """
+    if actions == "weights":
+        low, high = targets[0], targets[-1]
+        return [low + (high - low) * 0.5 * (1.0 + math.tanh(mean)) for mean in logits[::2]]
+    width = 3 if actions == "orders" else len(targets)
+    agents = [logits[i : i + width] for i in range(0, len(logits), width)] if width else []
+    agents = [one for one in agents if len(one) == width and all(map(math.isfinite, one))]
+    sums = [0.0] * width
+    for one in agents:
+        parts = [math.exp(x - max(one)) for x in one]
+        sums = [s + p / sum(parts) for s, p in zip(sums, parts, strict=True)]
+    return [round(s / len(agents), 12) for s in sums] if agents else []
+
+
+def _orders(book: Book) -> dict[str, Any]:
+    newest = list(book.orders.values())[: -ORDERS - 1 : -1]
+    rows = [_order_row(book, order) for order in newest]
+    headers = ["Time", "Asset", "Order", "Why", "State", "Filled", "Price", "Slippage"]
+    slipped = book.slippage
+    note = ""
+    if slipped:
+        modelled = number(_costs(book).get("slippage"))
+        note = (
+            f"Slippage against the market's price at the fill, above 0 a loss: mean "
+            f"{_points(_mean(slipped))}, worst {_points(max(slipped))}; modelled "
+            f"{_points(modelled)}."
+        )
+    return table(headers, rows, note, "No order yet.")
+
+
+def _costs(book: Book) -> dict[str, Any]:
+    found = book.started.get("costs")
+    return found if isinstance(found, dict) else {}
+
+
+def _order_row(book: Book, order: Order) -> list[Any]:
+    symbol = str(order.body.get("symbol", ""))
+    weight, units = number(order.body.get("weight")), number(order.body.get("units"))
+    wanted = f"to {percent(weight, 2, True)}" if math.isfinite(weight) else _signed(units)
+    if math.isfinite(weight) and math.isfinite(units):
+        wanted += f" ({_signed(units)})"
+    tones = {"filled": "good", "ambiguous": "bad", "rejected": "bad", "expired": "warn"}
+    return [
+        moment(order.ts),
+        symbol,
+        wanted,
+        _because(book, order, symbol),
+        cell(order.state, tones.get(order.state, "idle")),
+        _signed(order.units) if order.units else NOTHING,
+        short(order.price),
+        _points(order.slippage) if order.units else NOTHING,
+    ]
+
+
+def _signed(units: float) -> str:
+    return f"{'buy' if units > 0 else 'sell'} {short(abs(units))}" if units == units else NOTHING
+
+
+def _because(book: Book, order: Order, symbol: str) -> str:
+    """Say why an order was sent: the decision, its probability, and what the limits made of it."""
+    if order.body.get("buy_only"):
+        return "the rest of an earlier buy"
+    said = [f"stop at {short(stop)}"] if (stop := number(order.body.get("stop"))) == stop else []
+    body = book.decisions.get(order.ts)
+    if body is not None and symbol in book.symbols:
+        place = book.symbols.index(symbol)
+        weight = _targets(book, body).get(symbol, math.nan)
+        logits, actions = body.get("logits"), str(book.started.get("actions", ""))
+        text = f"target {percent(weight, 1, True)}"
+        if isinstance(logits, list) and place < len(logits) and actions != "weights":
+            targets = numbers(book.started.get("targets"))
+            shares = probabilities(numbers(logits[place]), actions, targets)
+            if shares:
+                best = shares.index(max(shares))
+                text = f"{action_labels(actions, targets)[best]}, p {max(shares):.2f}"
+        said.append(text)
+    for verdict in book.verdicts.get(order.ts, []):
+        if verdict.get("symbol", symbol) == symbol:
+            said.append(f"limit: {_reason(verdict)}")
+    if order.reason and order.reason != order.state:
+        said.append(order.reason)
+    return "; ".join(said) or NOTHING
+
+
+def _limits(book: Book) -> dict[str, float]:
+    """Return the limits that are set, by name: those of the session, then of the account."""
+    found = {}
+    for source in (book.rules, book.started.get("limits")):
+        if isinstance(source, dict):
+            found |= {name: number(value) for name, value in source.items()}
+    return found
+
+
+def _gauges(book: Book) -> dict[str, Any]:
+    weights = [w for w in _weights(book).values() if math.isfinite(w)]
+    known = bool(weights)
+    last = list(book.orders.values())[-1:]
+    decided = [_targets(book, body) for body in list(book.decisions.values())[-2:]]
+    moved = math.nan
+    if last and len(decided) == 2:
+        before, after = ({k: v for k, v in d.items() if math.isfinite(v)} for d in decided)
+        moved = max((abs(v - before.get(k, 0.0)) for k, v in after.items()), default=math.nan)
+    minute = [t for t in book.sent_at if book.sent_at[-1] - t < 60 * NANOSECONDS]
+    equity = book.equity[-1] if book.equity else math.nan
+    present = {
+        "max_position": ("Largest position", max(map(abs, weights)) if known else math.nan),
+        "max_gross": ("Gross position", sum(map(abs, weights)) if known else math.nan),
+        "max_net": ("Net position", abs(sum(weights)) if known else math.nan),
+        "max_order": ("Last change of a target", moved),
+        "max_orders_per_minute": ("Orders in the last minute of trading", float(len(minute))),
+        "price_collar": ("Worst slippage", max(book.slippage, default=math.nan)),
+        "max_daily_loss": ("Loss today", max(1.0 - equity / book.day_start, 0.0)),
+        "max_drawdown": ("Below its peak", -book.drawdown[-1] if book.drawdown else math.nan),
+    }
+    limits, rows = _limits(book), []
+    for name, (label, value) in present.items():
+        limit = limits.get(name, math.nan)
+        write = (lambda x: short(x)) if name == "max_orders_per_minute" else percent
+        used = value / limit if limit > 0.0 else math.nan
+        tone = "bad" if used >= 1.0 else "warn" if used >= CLOSE_TO else "good"
+        shown = cell(write(value), tone if math.isfinite(used) else "", used)
+        rows.append([label, shown, write(limit) if math.isfinite(limit) else "no limit"])
+    return table(["Risk", "Now", "Limit"], rows)
+
+
+def _latency(book: Book) -> dict[str, Any]:
+    values = list(book.latencies)
+    empty = "A replay has no latency: its clock is that of its bars."
+    if not values:
+        return table(["Latency", "Bars"], [], empty=empty if not book.live else "No bar yet.")
+    counts = histogram(values, EDGES)
+    names = [f"to {_span(edge)}" for edge in EDGES] + [f"above {_span(EDGES[-1])}"]
+    rows = [
+        [name, cell(f"{n:,}", "agent", n / max(counts))]
+        for name, n in zip(names, counts, strict=True)
+    ]
+    half, most = quantile(values, 0.5), quantile(values, 0.99)
+    note = (
+        f"From a bar's close to its receipt; median {_span(half)}, 99% within {_span(most)}, "
+        f"of the last {len(values):,} bars."
+    )
+    return table(["Latency", "Bars"], rows, note)
+
+
+def _span(seconds: float) -> str:
+    return f"{short(1000.0 * seconds)} ms" if abs(seconds) < 1.0 else f"{short(seconds)} s"
+
+
+def _quality(book: Book, vitals: Vitals) -> dict[str, Any]:
+    rejected = sum(book.rejected.values())
+    chain = cell(vitals.fault or vitals.checked or "being checked", "bad" if vitals.fault else "")
+    rows: list[list[Any]] = [
+        ["Hash chain", chain],
+        ["Events", f"{book.seq:,}"],
+        ["Bars used", f"{book.counts['bar']:,}"],
+        ["Bars rejected", cell(f"{rejected:,}", "warn" if rejected else "good")],
+        *[[f"· {code}", f"{n:,}"] for code, n in book.rejected.most_common(6)],
+        ["Assets without a bar", f"{book.missing:,}"],
+        *[[f"Feed: {code}", cell(f"{n:,}", "warn")] for code, n in book.notices.most_common(6)],
+        *[[f"Risk: {code}", cell(f"{n:,}", "warn")] for code, n in book.risks.most_common(8)],
+        *[[f"Paid: {kind}", amount(paid)] for kind, paid in list(book.flows.items())[:6]],
+    ]
+    return table(["Health", ""], rows)
+
+
+def _halts(book: Book) -> dict[str, Any]:
+    past = [*book.halts, *(r for r in book.recons if r.body.get("code"))]
+    rows = [
+        [
+            moment(event.ts_event),
+            cell(event.kind, {"halt": "bad", "resume": "good"}.get(event.kind, "warn")),
+            _reason(event.body),
+        ]
+        for event in sorted(past, key=lambda event: -event.seq)[:20]
+    ]
+    headers = ["Time", "Event", "Reason"]
+    return table(headers, rows, empty="Never halted; books and venue never differed.")
+
+
+def _halt(book: Book, vitals: Vitals) -> dict[str, Any]:
+    halt = book.halted
+    on = halt is not None or vitals.halt is not None
+    reason = _reason(halt.body) if halt is not None else (vitals.halt or "no reason given")
+    command = ["nca-trader", "resume", "--journal", vitals.path, "--reason", "WHY IT MAY GO ON"]
+    return {
+        "on": on,
+        "reason": reason if on else "",
+        "command": shlex.join(command) if on else "",
+    }

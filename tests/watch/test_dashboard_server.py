@@ -1,0 +1,268 @@
+"""Who may ask the dashboard, what it answers, and the one file that it writes."""
+
+import asyncio
+import json
+import os
+import re
+import time
+
+import pytest
+
+from nca_trader.cli import main
+from nca_trader.errors import ConfigError, RunError
+from nca_trader.paper.journal import Journal
+from nca_trader.watch.dashboard.sources import Sources, holder_of, write_halt
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+from nca_trader.watch.dashboard.server import (
+    HEADERS,
+    access,
+    listen,
+    make_app,
+    read_token,
+)
+
+HOST, PORT = "127.0.0.1", 8321
+HOME = f"http://{HOST}:{PORT}"
+TOKEN = "a-token-of-enough-characters"
+
+
+@pytest.fixture
+def journal(tmp_path):
+    path = tmp_path / "root" / "mine.sqlite"
+    path.parent.mkdir()
+    with Journal(path, lambda: 0) as opened:
+        opened.record("r", "run_started", "", {"symbols": ["<b>X</b>"]}, 0)
+        opened.record("r", "decision", "1", {"target": [0.5]}, 10**9)
+        opened.record("r", "bar", "1", {"<b>X</b>": [1.0, 1.0, 1.0, 1.0, 1.0]}, 10**9)
+    return path
+
+
+@pytest.fixture
+def app(journal):
+    sources = Sources(root=str(journal.parent))
+    yield make_app(sources, access(HOST, PORT))
+    sources.close()
+
+
+def ask(app, path="/", method="GET", body=b"", events=0, kind="http", **headers):
+    """One request; (status, headers, body). Of a stream as many events as asked for."""
+    given = {"host": f"{HOST}:{PORT}", **{k.replace("_", "-"): v for k, v in headers.items()}}
+    path, _, query = path.partition("?")
+    scope = {
+        "type": kind, "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+        "method": method, "path": path, "raw_path": path.encode(), "root_path": "",
+        "query_string": query.encode(), "scheme": "http", "server": (HOST, PORT),
+        "headers": [(k.encode(), v.encode()) for k, v in given.items() if v is not None],
+        "client": ("127.0.0.1", 5),
+    }  # fmt: skip
+    sent, incoming = [], [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if incoming:
+            return incoming.pop(0)
+        while sum(m.get("body", b"").startswith(b"data") for m in sent) < events:
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 30))
+    if kind == "websocket":
+        return sent
+    found = [(k.decode(), v.decode()) for k, v in sent[0]["headers"]]
+    return sent[0]["status"], dict(found), b"".join(m.get("body", b"") for m in sent[1:]).decode()
+
+
+def halted(journal):
+    return journal.with_name(journal.name + ".halt")
+
+
+@pytest.mark.parametrize("host", ["evil.example:8321", "127.0.0.1:9", "127.0.0.1", "", None])
+@pytest.mark.parametrize("path", ["/", "/events", "/s/mine.sqlite/halt", "/static/dashboard.js"])
+def test_another_host_name_is_refused_everywhere(app, journal, host, path):
+    method = "POST" if path.endswith("halt") else "GET"
+    status, headers, _ = ask(app, path, method, b"reason=x", host=host, origin=HOME)
+    assert status == 421 and "content-security-policy" in headers
+    assert not halted(journal).exists()
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9", None])
+def test_a_form_of_another_page_halts_nothing(app, journal, origin):
+    status, _, _ = ask(app, "/s/mine.sqlite/halt", "POST", b"reason=x", origin=origin)
+    assert status == 403 and not halted(journal).exists()
+
+
+def test_a_page_elsewhere_reads_no_stream_and_opens_no_websocket(app):
+    assert ask(app, "/events", origin="http://evil.example")[0] == 403
+    for origin in ("http://evil.example", HOME):
+        sent = ask(app, "/events", kind="websocket", origin=origin)
+        assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_every_answer_has_the_security_headers_and_no_inline_code(app):
+    for path in ("/", "/s/mine.sqlite", "/nowhere", "/static/dashboard.js", "/login"):
+        status, headers, body = ask(app, path)
+        assert {k: headers[k] for k in HEADERS if k != "cache-control"} == {
+            k: v for k, v in HEADERS.items() if k != "cache-control"
+        }
+        if status == 200 and path.startswith(("/s/", "/login")):
+            assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|<style", body)
+    assert "unsafe" not in HEADERS["content-security-policy"]
+
+
+def test_scripts_of_the_page_make_no_markup(root):
+    text = (root / "nca_trader/watch/dashboard/static/dashboard.js").read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+def test_a_name_from_a_journal_is_text(app):
+    _, _, body = ask(app, "/s/mine.sqlite")
+    assert "&lt;b&gt;X" in body and "<b>X" not in body
+
+
+def test_halt_writes_its_file_once_and_nothing_else(app, journal):
+    before = {p.name: p.read_bytes() for p in journal.parent.iterdir()}
+    for reason in (b"reason=too+hot%0Anow", b"reason=later"):
+        status, headers, _ = ask(app, "/s/mine.sqlite/halt", "POST", reason, origin=HOME)
+        assert (status, headers["location"]) == (303, "/s/mine.sqlite")
+    assert halted(journal).read_text() == "too hot now (dashboard)\n"
+    assert halted(journal).stat().st_mode & 0o777 == 0o600
+    after = {p.name: p.read_bytes() for p in journal.parent.iterdir()}
+    assert after.pop(halted(journal).name) and after == before
+    _, _, body = ask(app, "/s/mine.sqlite")
+    assert "Halt requested" in body and "too hot now (dashboard)" in body
+    assert "nca-trader resume --journal" in body
+
+
+def test_reading_changes_no_file(app, journal):
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in journal.parent.iterdir()}
+    for path in ("/", "/s/mine.sqlite", "/s/mine.sqlite?asset=../../etc"):
+        assert ask(app, path)[0] == 200
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(app, "/s/mine.sqlite", method, origin=HOME)[0] == 405
+    after = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in journal.parent.iterdir()}
+    assert after == before
+
+
+def test_a_long_form_is_refused(app, journal):
+    body = b"reason=" + b"x" * 5000
+    assert ask(app, "/s/mine.sqlite/halt", "POST", body, origin=HOME)[0] == 413
+    assert not halted(journal).exists()
+
+
+@pytest.mark.parametrize("path", ["/s/nobody", "/s/..%2Fetc", "/static/../server.py", "/static/x"])
+def test_what_is_not_listed_is_not_there(app, path):
+    assert ask(app, path)[0] == 404
+
+
+def test_the_stream_sends_the_view_and_follows_the_journal(app, journal):
+    _, headers, body = ask(app, "/s/mine.sqlite/events", events=1)
+    assert headers["content-type"].startswith("text/event-stream")
+    model = json.loads(body.split("data: ")[1].split("\n")[0])
+    assert model["state"]["word"] == "Gone" and model["nav"][0]["name"] == "mine.sqlite"
+    with Journal(journal, lambda: 2 * 10**9) as opened:  # a replay's clock
+        opened.record("r", "bar", "2", {"<b>X</b>": [1.0, 1.0, 1.0, 1.0, 1.0]}, 2 * 10**9)
+        time.sleep(0.6)
+        _, _, body = ask(app, "/s/mine.sqlite/events", events=1)
+        model = json.loads(body.split("data: ")[1].split("\n")[0])
+        assert model["state"]["word"] == "Running"
+        assert f"process {os.getpid()}" in model["state"]["sentence"]
+        assert model["tiles"][4]["note"].startswith("2 bars")
+
+
+def test_a_token_is_asked_for_and_kept_in_a_strict_cookie(journal):
+    sources = Sources(root=str(journal.parent))
+    app = make_app(sources, access("0.0.0.0", PORT, ("box.lan",), TOKEN))
+    home = {"host": f"box.lan:{PORT}", "origin": f"http://box.lan:{PORT}"}
+    assert ask(app, "/", host=home["host"])[1]["location"] == "/login"
+    assert ask(app, "/s/mine.sqlite/events", host=home["host"])[0] == 403
+    assert ask(app, "/s/mine.sqlite/halt", "POST", b"reason=x", **home)[0] == 403
+    assert ask(app, "/", cookie=f"nca_dashboard={TOKEN}", host=home["host"])[0] == 303
+    assert ask(app, "/login", "POST", b"token=wrong", **home)[0] == 403
+    status, headers, _ = ask(app, "/login", "POST", f"token={TOKEN}".encode(), **home)
+    cookie = headers["set-cookie"]
+    assert status == 303 and TOKEN not in cookie
+    assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
+    kept = cookie.split(";")[0]
+    assert ask(app, "/", cookie=kept, host=home["host"])[0] == 200
+    assert ask(app, "/s/mine.sqlite/halt", "POST", b"reason=x", cookie=kept, **home)[0] == 303
+    assert halted(journal).exists()
+    sources.close()
+
+
+def test_other_machines_need_a_name_and_a_token(tmp_path):
+    with pytest.raises(ConfigError, match="opens the page to other machines"):
+        access("0.0.0.0", PORT)
+    with pytest.raises(ConfigError, match="needs token_file"):
+        access("0.0.0.0", PORT, ("box.lan",))
+    made = read_token(tmp_path / "token")
+    assert len(made) > 30 and read_token(tmp_path / "token") == made
+    os.chmod(tmp_path / "token", 0o644)
+    with pytest.raises(ConfigError, match="others may read"):
+        read_token(tmp_path / "token")
+
+
+def test_links_and_paths_outside_the_root_are_refused(journal, tmp_path):
+    outside = tmp_path / "other.sqlite"
+    with Journal(outside, lambda: 0):
+        pass
+    link = journal.parent / "link.sqlite"
+    link.symlink_to(outside)
+    (journal.parent / "folder").symlink_to(tmp_path)
+    sources = Sources(root=str(journal.parent))
+    assert [source.name for source in sources.all()] == ["mine.sqlite"]
+    sources.close()
+    with pytest.raises(ConfigError, match="outside the root"):
+        Sources(journals=[str(outside)], root=str(journal.parent))
+    with pytest.raises(ConfigError, match="outside the root"):
+        Sources(journals=[str(journal.parent / "folder/other.sqlite")], root=str(journal.parent))
+    with pytest.raises(ConfigError, match="is a link"):
+        Sources(journals=[str(link)])
+    with pytest.raises(RunError, match="no such folder"):
+        Sources(runs=[str(tmp_path / "none")])
+
+
+def test_a_halt_file_is_no_way_out_of_the_folder(journal, tmp_path):
+    victim = tmp_path / "victim"
+    halted(journal).symlink_to(victim)
+    assert not write_halt(journal, "x") and not victim.exists()
+
+
+def test_a_damaged_journal_shows_its_damage(app, journal):
+    import sqlite3
+
+    db = sqlite3.connect(journal)
+    db.execute("UPDATE event SET body = replace(body, '1.0', '2.0') WHERE seq = 3")
+    db.commit()
+    db.close()
+    deadline = time.monotonic() + 20
+    while "Damaged" not in (body := ask(app, "/s/mine.sqlite")[2]):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert "damaged at seq 3" in body
+    journal.write_bytes(b"nothing like a database" * 100)
+    time.sleep(0.6)
+    assert "Damaged" in ask(app, "/s/mine.sqlite")[2]
+
+
+def test_the_holder_of_a_lock_is_seen_without_taking_it(journal):
+    lock = journal.with_name(journal.name + ".lock")
+    assert holder_of(lock) == ""
+    with Journal(journal, lambda: 0):
+        assert holder_of(lock) == f"process {os.getpid()}"
+    assert holder_of(lock.with_name("none")) == ""
+
+
+def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["dashboard"]) == 2
+    assert main(["dashboard", "--root", "none"]) == 2
+    assert main(["dashboard", "--root", ".", "--host", "0.0.0.0"]) == 2
+    with listen(HOST, 0) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["dashboard", "--root", ".", "--port", port]) == 4
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4 and "--expose" in said[2] and "give another port" in said[3]
