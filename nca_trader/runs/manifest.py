@@ -302,7 +302,8 @@ class Run:
         where = f" on {span.first[:10]} to {span.last[:10]}" if span else ""
         if acting is None:
             known = f"; each{where}: {', '.join(map(named, range(several)))}" if scores else ""
-            return f"the mean of {several} agents{known}"
+            cut = ", cut where they disagree" * (self.agent_config.ensemble == "agreement")
+            return f"the mean of {several} agents{cut}{known}"
         how = "as asked for"
         # --seed may name another agent than the selected one.
         if selection is not None and selection.selected == acting:
@@ -358,7 +359,9 @@ class Run:
     @functools.cached_property
     def policy(self) -> Policy:
         """The policy of what acts, as pure functions."""
-        return self.each if self.selected is not None else mean_policy(self.each, self.num_acting)
+        if self.selected is not None:
+            return self.each
+        return mean_policy(self.each, self.num_acting, self.agent_config.ensemble)
 
     @functools.cached_property
     def each(self) -> Policy:
