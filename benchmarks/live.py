@@ -2,9 +2,10 @@
 
     python -m benchmarks.live 1 8
 
-The agents are `nano` on the two sample indexes, after one short update. A bar is everything that a
-session does for it: features, the policies, the account, the broker and the journal on disk. Seconds
-are of this process's own CPU and of the clock; the first do not count other work on the machine.
+The agents are `nano` on the two sample indexes, after one short update. A bar is everything that
+a session does for it: features, the policies, the account, the broker and the journal on disk.
+Seconds are of this process's own CPU and of the clock; the first do not count other work on the
+machine.
 """
 
 import argparse
