@@ -120,6 +120,8 @@ class Report:
       seeds: every seed's scores, and those of the mean.
       deployment: what was decided to trade, in words; "" where nothing was.
       deployed: whether the agent is what trades.
+      checks: name and finding of each further check, in words.
+      advice: what to try next, in words.
       other_seeds: backtests of the seeds that do not act.
       training: rows of `metrics.jsonl`; a value is a number, or a list with one per seed.
       parity: with a paper replay of the same bars.
@@ -151,6 +153,8 @@ class Report:
     seeds: Sequence[SeedScore] = ()
     deployment: str = ""
     deployed: bool = True
+    checks: Sequence[tuple[str, str]] = ()
+    advice: Sequence[str] = ()
     other_seeds: Sequence[Result] = ()
     training: Sequence[Mapping[str, object]] = ()
     parity: Parity | None = None
