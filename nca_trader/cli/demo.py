@@ -37,6 +37,7 @@ TRAIN_SHARE, SELECT_SHARE = 0.5, 0.8
 # A checkout may have real futures next to it; their file has closes alone.
 FUTURES = "shared/data/futures_daily.parquet"
 MOST_WARM = 300  # bars: the longest feature of `panel_daily` and some more
+SIMULATED = "simulated"
 REPAIR = "close-only,no-volume,keep-jumps"
 # Files in the run's folder.
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
@@ -57,7 +58,8 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="a panel of assets: those of FILE, else futures next to the checkout, else simulated",
+        help="a panel of assets: those of FILE, else futures next to the checkout, else (or for FILE "
+        "simulated) simulated ones",
     )
     parser.add_argument("--steps", type=int, help="environment steps of each seed (%(default)s)")
     parser.set_defaults(**DEFAULTS)
@@ -94,23 +96,15 @@ class Job:
     note: str
 
     @property
-    def last(self) -> str:
-        """The last bar's year."""
-        return str(self.bars.index[-1].year)
-
-    @property
     def spans(self) -> tuple[str, str]:
         """The years of selection, and those of the test."""
-        edges = [
-            self.bars.index[self.bars.row(x, "start")]
-            for x in (self.train_until, self.select_until)
-        ]
-        before = self.bars.index[self.bars.row(self.select_until, "start") - 1]
-        return f"{edges[0].year}-{before.year}", f"{edges[1].year}-{self.last}"
+        index, test = self.bars.index, self.bars.row(self.select_until, "start")
+        first = index[self.bars.row(self.train_until, "start")]
+        return f"{first.year}-{index[test - 1].year}", f"{index[test].year}-{index[-1].year}"
 
 
 def job_of(panel: str | None) -> Job:
-    """Return the job of a demo; `panel` is "" for one that is found or simulated, or a file.
+    """Return the job of a demo; `panel` is a file, "simulated", or "" for what is found.
 
     Raises:
       BarError: the file cannot be read, or has too few bars.
@@ -126,13 +120,13 @@ def job_of(panel: str | None) -> Job:
     from nca_trader.data.synthetic.trend import trend_panel
     from nca_trader.errors import BarError
 
-    found = panel or next(filter(pathlib.Path.is_file, _beside()), None)
-    if found:
+    found = panel or next(filter(pathlib.Path.is_file, _beside()), SIMULATED)
+    if found != SIMULATED:
         bars = read_bars(found, repair=REPAIR)
         title = f"NCA agents on a panel: {pathlib.Path(found).stem}"
         note = (
-            "Trades are filled at closes where the file has no opens, and one look at the test "
-            "span is honest: change nothing and look again, and it is training."
+            "Where the file has no opens, trades fill at the next close. The first look at the test "
+            "span is a test; every later one, after a change, is training."
         )
     else:
         drawn = trend_panel()
@@ -287,12 +281,13 @@ def _evaluate(
             args, job, mean, results, table, baselines, found, checks, advice, parity, stage.seconds
         )
     rows = [agent, *baselines.values()]
-    print(f"\n{testing:<32}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
+    width = max(len(result.name) for result in rows) + 2
+    print(f"\n{testing:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
     for result in rows:
         m = result.metrics
         ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
         print(
-            f"{result.name:<32}{m['total_return']:>10.1%}{ratio:>10}"
+            f"{result.name:<{width}}{m['total_return']:>10.1%}{ratio:>10}"
             f"{m['max_drawdown']:>10.1%}{m['turnover']:>9.1f}x"
         )
     print(parity.sentence)
@@ -340,6 +335,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     ratio = run.manifest.data.rows / parameters
     warning = "" if ratio >= 1.0 else " WARNING: below 1, it can memorise the noise."
     return [
+        ("Looks at the test span", looks_sentence(agent)),
         (
             "The same exposure without its timing",
             f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",
