@@ -58,8 +58,8 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="a panel of assets: those of FILE, else futures next to the checkout, else (or for FILE "
-        "simulated) simulated ones",
+        help="a panel of assets: FILE, or futures that lie next to the checkout; without them, or "
+        "with `simulated`, drawn ones",
     )
     parser.add_argument("--steps", type=int, help="environment steps of each seed (%(default)s)")
     parser.set_defaults(**DEFAULTS)
@@ -125,8 +125,8 @@ def job_of(panel: str | None) -> Job:
         bars = read_bars(found, repair=REPAIR)
         title = f"NCA agents on a panel: {pathlib.Path(found).stem}"
         note = (
-            "Where the file has no opens, trades fill at the next close. The first look at the test "
-            "span is a test; every later one, after a change, is training."
+            "Where the file has no opens, trades fill at the next close. The first look at the "
+            "test span is a test; every later one, after a change, is training."
         )
     else:
         drawn = trend_panel()
