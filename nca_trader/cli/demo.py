@@ -37,7 +37,7 @@ TRAIN_SHARE, SELECT_SHARE = 0.5, 0.8
 # A checkout may have real futures next to it; their file has closes alone.
 FUTURES = "shared/data/futures_daily.parquet"
 MOST_WARM = 300  # bars: the longest feature of `panel_daily` and some more
-SIMULATED = "simulated"
+SIMULATED, PLANTED = "simulated", 2.0  # the Sharpe ratio of the best rule
 REPAIR = "close-only,no-volume,keep-jumps"
 # Files in the run's folder.
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
@@ -129,7 +129,7 @@ def job_of(panel: str | None) -> Job:
             "test span is a test; every later one, after a change, is training."
         )
     else:
-        drawn = trend_panel()
+        drawn = trend_panel(sharpe=PLANTED)
         bars, title = drawn.bars, "NCA agents on a simulated panel with a planted trend"
         note = (
             f"The panel is simulated: trends begin by chance and decay. The best rule has a Sharpe "
