@@ -261,7 +261,7 @@ def _evaluate(
         # In the order of what a reader asks first: what trades, then what is simplest.
         first = [name for name in (found.deployed, "buy and hold") if name in baselines]
         baselines = {name: baselines[name] for name in dict.fromkeys([*first, *baselines])}
-    with stage("checks", "shift its positions in time, raise its costs"):
+    with stage("checks", "shift its positions in time"):
         checks = _checks(run, agent, baselines)
     with stage("paper", f"replay {testing} on paper, in another process"):
         paper = _replay(path, job)
@@ -323,13 +323,16 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     """Return what else a reader should know of the mean agent: name and finding."""
     from nca_trader.agents.baselines import MATCHED
     from nca_trader.agents.policy import num_parameters
-    from nca_trader.evaluate.permutation import timing_test
+    from nca_trader.evaluate.permutation import break_even, timing_test
     from nca_trader.evaluate.verdict import decimal
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
-    stress = agent.stress(delays=(0, 1), capitals=())
-    gained = agent.metrics["total_return"] > 0.0
-    even = stress.sentence if gained else f"It loses at the costs given. {stress.sentence}"
+    even, paid = break_even(agent), agent.charged.commission + agent.charged.slippage
+    costs = (
+        f"It earns nothing where trades cost {1e4 * even:.1f} bp; {1e4 * paid:g} bp are charged."
+    )
+    if not even > 0.0:
+        costs = "It loses before costs, so that no cost is low enough."
     parameters = num_parameters(run.each)
     # Seeds see the same bars: they count once.
     ratio = run.manifest.data.rows / parameters
@@ -341,7 +344,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
             f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",
         ),
         ("Timing, by permutation", timing_test(agent).sentence),
-        ("Break-even costs", even),
+        ("Break-even costs", costs),
         (
             "Independent bars per parameter",
             f"{ratio:.2g} ({run.manifest.data.rows:,} bars, {parameters:,} parameters).{warning}",

@@ -86,3 +86,22 @@ def shifted(held: np.ndarray, moved: np.ndarray, bars_per_year: float, seed: int
         p_value=float(1 + (others >= least).sum()) / (1 + len(others)),
         shifts=len(others),
     )
+
+
+def break_even(result: Result) -> float:
+    """Return the cost per traded notional at which a result's mean return is 0.
+
+    It is what the account earned before costs, divided by what it traded; negative where it lost
+    before costs, and NaN where it never traded. Decisions are those at the costs that were charged.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[-500:]
+      >>> result = nca.backtest(bars, nca.rules.momentum(20), nca.Costs(commission=5e-4))
+      >>> bool(break_even(result) < 5e-4) == bool(result.judged_returns.mean() < 0)
+      True
+    """
+    traded = float(result.turnover.sum())
+    if traded == 0.0:
+        return float("nan")
+    return float(np.nansum(result.judged_returns) + result.cost.sum()) / traded

@@ -8,11 +8,11 @@ nothing is sampled, and no critic adds a bias.
     dJ = sum_t (dr_t/da_t + lambda_{t+1} ds_{t+1}/da_t) dpi_t
     lambda_t = gamma (dr_t/ds_t + lambda_{t+1} ds_{t+1}/ds_t), the total derivative along pi
 
-Rewards have kinks, and there the derivative is one of those around it: that of the cost of an order
-of nothing is 0, or that of buying or of selling where rounding leaves an order; at the edge of a cap or of the
-no-borrow cut it is that of the branch that was computed, or the mean of both. A target that equals
-the last one orders nothing with `order = "on_change"`, and has the derivative of that branch. An
-account that goes bankrupt passes no derivative on.
+Rewards have kinks, and there the derivative is one of those around it. That of the cost of an order
+of nothing is 0, or that of buying or of selling where rounding leaves an order. At the edge of a
+cap or of the no-borrow cut it is that of the branch that was computed, or the mean of both. A target
+that equals the last one orders nothing with `order = "on_change"`, and has the derivative of that.
+An account that goes bankrupt passes no derivative on.
 
 `pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
 count as 0, as with exact advantages.

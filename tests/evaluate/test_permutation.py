@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nca_trader import backtest, rules, sample_bars
-from nca_trader.evaluate.permutation import shifted, timing_test
+from nca_trader import Costs, backtest, rules, sample_bars
+from nca_trader.evaluate.permutation import break_even, shifted, timing_test
 
 YEAR = 252.0
 
@@ -40,3 +40,13 @@ def test_a_hold_has_no_timing_and_long_spans_draw_their_shifts():
     long = rng.normal(size=(2, 6000, 1))
     ours, again, other = (shifted(*long, YEAR, seed=seed) for seed in (0, 0, 1))
     assert ours.shifts == 5000 and ours == again and ours != other
+
+
+def test_at_the_break_even_cost_nothing_is_earned():
+    bars = sample_bars("sp500")[-1500:]
+    rule = rules.sma_cross(5, 20)
+    even = break_even(backtest(bars, rule, Costs(commission=1e-4)))
+    assert even > 2e-4
+    less, at = (backtest(bars, rule, Costs(commission=c)).judged_returns for c in (1e-4, even))
+    # Costs move the weights that are held, hence not exactly.
+    assert abs(at.mean()) < 0.03 * less.mean()
