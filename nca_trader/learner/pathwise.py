@@ -10,8 +10,9 @@ nothing is sampled, and no critic adds a bias.
 
 Rewards have kinks, and there the derivative is one of those around it. That of the cost of an order
 of nothing is 0, or that of buying or of selling where rounding leaves an order. At the edge of a
-cap or of the no-borrow cut it is that of the branch that was computed, or the mean of both. A target
-that equals the last one orders nothing with `order = "on_change"`, and has the derivative of that.
+cap or of the no-borrow cut it is that of the branch that was computed, or the mean of both. A
+target that equals the last one orders nothing with `order = "on_change"`, and has the derivative of
+that.
 An account that goes bankrupt passes no derivative on.
 
 `pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
