@@ -259,7 +259,8 @@ def _evaluate(
         # On the same bars and at the same costs; `weigh` refuses others.
         baselines = deployable(agent, bars, job.select_until)
         # In the order of what a reader asks first: what trades, then what is simplest.
-        first = [name for name in (found.deployed, "buy and hold") if name in baselines]
+        wanted = (found.deployed, "buy and hold", "SMA cross 50/200", "always flat")
+        first = [name for name in wanted if name in baselines]
         baselines = {name: baselines[name] for name in dict.fromkeys([*first, *baselines])}
     with stage("checks", "shift its positions in time"):
         checks = _checks(run, agent, baselines)
@@ -338,7 +339,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     ratio = run.manifest.data.rows / parameters
     warning = "" if ratio >= 1.0 else " WARNING: below 1, it can memorise the noise."
     return [
-        ("Looks at the test span", looks_sentence(agent)),
+        ("Evaluations on the test span", looks_sentence(agent)),
         (
             "The same exposure without its timing",
             f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",

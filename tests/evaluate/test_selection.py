@@ -17,8 +17,8 @@ from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig, Sele
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
 from nca_trader.evaluate.gate import gate
-from nca_trader.learner.stopping import read_returns
 from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run
 
 FROM, TO = "2020-08-01", "2020-11-01"

@@ -141,7 +141,7 @@ class WalkForward:
                     f"walk {argument('env')} and {argument('agent')} as the run has them."
                 )
         last = self.result.equity.index[-1]
-        if seen_rows(self.bars, run) <= self.bars.index.get_loc(last):
+        if seen_rows(self.bars, run) <= int(self.bars.index.searchsorted(last)):
             raise ConfigError(
                 f"{run.path}: the walk-forward judges on bars up to {last.date()}, after those "
                 "that trained or selected the run, which could then be no test; walk earlier bars "
