@@ -361,8 +361,9 @@ def _advice(args: argparse.Namespace, run: Any) -> list[str]:
     more = [
         f"Judge the recipe on more years than one span has: {walk} --deploy {run.path}",
         f"Train at other costs than {factor} times the true ones (random_costs of the "
-        "environment), and select on the same span; more looks at the test span find luck.",
-        "Trade what is deployed: a baseline that no agent was shown to beat is no failure.",
+        "environment), and select on the same span. The more often a test span is used, the "
+        "luckier is its best.",
+        "Trade what is deployed: a baseline that no agent was shown to beat is a result.",
     ]
     if args.panel is None:
         panel = "Give one policy the bars of more assets: nca-trader demo --panel, and "
