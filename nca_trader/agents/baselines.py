@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from nca_trader.agents import rules
 from nca_trader.agents.strategy import Strategy
 from nca_trader.types import Bar
 
+MATCHED = "exposure-matched hold"
 LONGEST = 2000  # bars of the trend that is a baseline: its memory is a window of so many
 
 
@@ -45,6 +48,26 @@ def baseline_rules(year: int, sized: bool = False) -> dict[str, Strategy]:
         rules.always_flat(),
     )
     return {rule.name: rule for rule in found}
+
+
+def constant_exposure(targets: Sequence[float]) -> Strategy:
+    """Return the strategy that holds the exposure that an agent had on average: its timing is gone.
+
+    Args:
+      targets: of each asset. Where other assets are traded, each gets their mean.
+
+    Example:
+      >>> constant_exposure((0.3, 0.1)).name
+      'exposure-matched hold'
+    """
+    own = np.asarray(targets, np.float64)
+
+    def act(state: Any, bar: Bar) -> Any:
+        num_assets = bar.close.shape[0]
+        every = own if len(own) == num_assets else np.full(num_assets, own.mean())
+        return state, jnp.asarray(every)
+
+    return Strategy(lambda num_assets: (), act, MATCHED)
 
 
 def half_and_half(one: Strategy, other: Strategy) -> Strategy:

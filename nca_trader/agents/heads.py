@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -227,13 +227,40 @@ def distribution(spec: EnvSpec) -> Distribution:
     return SQUASHED_GAUSSIAN if spec.actions == "weights" else CATEGORICAL
 
 
-def best_target(spec: EnvSpec, logits: Array, ordered: Array) -> Array:
-    """Return the target weights of the most probable action, or their mean over several agents.
+def mean_order(targets: Sequence[Any], ensemble: str) -> Any:
+    """Return what S agents trade together: the mean m of their target weights, or less of it.
+
+    With "agreement" each asset's mean is multiplied by `m^2 / mean of squares`, which is
+    `1 / (1 + (s / m)^2)` for agents whose orders have standard deviation s (ddof 0): 1 where all
+    order the same, 1 / 2 where they spread as far as their mean, 0 where they cancel out.
+
+    Args:
+      targets: `[..., A]` weights of each agent.
+      ensemble: "mean" or "agreement".
+
+    Example:
+      >>> import numpy as np
+      >>> orders = [np.array([0.5, 1.0, 1.0]), np.array([0.5, 0.0, -1.0])]
+      >>> mean_order(orders, "mean"), mean_order(orders, "agreement")
+      (array([0.5, 0.5, 0. ]), array([0.5 , 0.25, 0.  ]))
+    """
+    # Sums in this order: backtests and live loops round alike.
+    mean = functools.reduce(operator.add, targets) / len(targets)
+    if ensemble == "mean" or len(targets) == 1:
+        return mean
+    squares = functools.reduce(operator.add, [target**2 for target in targets]) / len(targets)
+    # Orders of nothing have a mean of 0, which any divisor leaves.
+    return mean * (mean**2 / (squares + (squares == 0.0)))
+
+
+def best_target(spec: EnvSpec, logits: Array, ordered: Array, ensemble: str = "mean") -> Array:
+    """Return the target weights of the most probable action, or of several agents together.
 
     Args:
       spec: of the environment.
       logits: `[A, n]` of an agent; `[A, S n]` of S agents, one after the other, see `mean_policy`.
       ordered: `[A]` last ordered targets of the account that they share.
+      ensemble: how the orders of several agents become one, see `mean_order`.
 
     Returns:
       `[A]` target weights.
@@ -242,5 +269,4 @@ def best_target(spec: EnvSpec, logits: Array, ordered: Array) -> Array:
     width = chosen.outputs(spec)
     parts = [logits[..., i : i + width] for i in range(0, logits.shape[-1], width)]
     targets = [to_target(spec, chosen.order(spec, chosen.mode(part)), ordered) for part in parts]
-    # A sum in this order: backtests and live loops round alike.
-    return functools.reduce(operator.add, targets) / len(targets)
+    return mean_order(targets, ensemble)

@@ -47,6 +47,7 @@ class Policy(NamedTuple):
       fire_rate: share of cell updates that take place in training; 1 needs no `fire`.
       hidden_axis: `(module, name) ->` the parameter's axis that is the width of a hidden layer,
         which a mesh may split; None if there is none.
+      ensemble: of several agents, how their orders become one, see `heads.mean_order`.
     """
 
     init: Callable[[Array], Params]
@@ -58,6 +59,7 @@ class Policy(NamedTuple):
     spec: EnvSpec
     fire_rate: float
     hidden_axis: Callable[[str, str], int | None]
+    ensemble: str = "mean"
 
     @property
     def distribution(self) -> Distribution:
@@ -151,7 +153,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
 
 
 @functools.lru_cache(maxsize=64)
-def mean_policy(policy: Policy, num_agents: int) -> Policy:
+def mean_policy(policy: Policy, num_agents: int, ensemble: str = "mean") -> Policy:
     """Return the policy of S agents that trade the mean of their orders, for decisions alone.
 
     Its parameters are those of all agents, with a leading axis `[S]` as training stacks them. Cells
@@ -161,6 +163,7 @@ def mean_policy(policy: Policy, num_agents: int) -> Policy:
     Args:
       policy: of each agent.
       num_agents: S.
+      ensemble: how their orders become one, see `heads.mean_order`.
     """
 
     def split(cells: Array) -> Array:
@@ -189,6 +192,7 @@ def mean_policy(policy: Policy, num_agents: int) -> Policy:
         act=act,
         begin=lambda: stacked([policy.begin()] * num_agents),
         stream=stream,
+        ensemble=ensemble,
     )
 
 

@@ -19,10 +19,7 @@ from nca_trader.cli.backtest import looks_sentence
 from nca_trader.cli.options import add_options, training_progress, typed
 from nca_trader.cli.train import selection_line
 
-# Train before the first date, decide what is deployed between the two, evaluate after them once.
-TRAIN_UNTIL, SELECT_UNTIL = "2011-01-01", "2013-01-01"
-NUM_SEEDS, MEAN = 3, "the mean of the seeds"
-FIRST = "2000-03-01"  # after the warm-up of the first bars
+NUM_SEEDS = 3
 OFTEN_SEEN = (
     "The years 2013 to 2018 have been looked at dozens of times: they illustrate, and nothing is "
     "judged on them."
@@ -32,7 +29,16 @@ AS_FUTURES = (
     "interest that the price of a future contains is left out."
 )
 # What `command_of` leaves out.
-DEFAULTS = {"env": "panel_daily", "agent": "panel_nca", "steps": 3_000_000, "seed": 0}
+DEFAULTS = {
+    "env": "panel_daily", "agent": "panel_nca", "steps": 3_000_000, "seed": 0, "panel": None,
+}  # fmt: skip
+# Bars of a panel: half of them train, three tenths select and judge, the rest are the test.
+TRAIN_SHARE, SELECT_SHARE = 0.5, 0.8
+# A checkout may have real futures next to it; their file has closes alone.
+FUTURES = "shared/data/futures_daily.parquet"
+MOST_WARM = 300  # bars: the longest feature of `panel_daily` and some more
+SIMULATED, PLANTED = "simulated", 2.0  # the Sharpe ratio of the best rule
+REPAIR = "close-only,no-volume,keep-jumps"
 # Files in the run's folder.
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 
@@ -47,6 +53,14 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         agent={"help": "agent (%(default)s)"},
         seed={"help": "of everything random (%(default)s)"},
     )
+    parser.add_argument(
+        "--panel",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="a panel of assets: FILE, or futures that lie next to the checkout; without them, or "
+        "with `simulated`, drawn ones",
+    )
     parser.add_argument("--steps", type=int, help="environment steps of each seed (%(default)s)")
     parser.set_defaults(**DEFAULTS)
 
@@ -55,7 +69,87 @@ def command_of(args: argparse.Namespace, resume: pathlib.Path | None = None) -> 
     """Return the command that makes a demo again, or that resumes its run folder."""
     given = {key: getattr(args, key) for key in DEFAULTS}
     changed = {key: value for key, value in given.items() if value != DEFAULTS[key]}
-    return typed("demo", **changed, resume=resume and str(resume))
+    # An empty FILE is the option alone.
+    bare = changed.pop("panel", None) if changed.get("panel") == "" else None
+    command = typed("demo", **changed, resume=resume and str(resume))
+    return command if bare is None else f"{command} --panel"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a demo trains, selects and tests on.
+
+    Attributes:
+      bars: all of them.
+      title: of the page.
+      first: the first bar that counts of training, after the warm-up.
+      train_until, select_until: train before the first date, decide what is deployed between the
+        two, evaluate from the second on, once.
+      note: what a reader has to know of the test span.
+    """
+
+    bars: Any
+    title: str
+    first: str
+    train_until: str
+    select_until: str
+    note: str
+
+    @property
+    def spans(self) -> tuple[str, str]:
+        """The years of selection, and those of the test."""
+        index, test = self.bars.index, self.bars.row(self.select_until, "start")
+        first = index[self.bars.row(self.train_until, "start")]
+        return f"{first.year}-{index[test - 1].year}", f"{index[test].year}-{index[-1].year}"
+
+
+def job_of(panel: str | None) -> Job:
+    """Return the job of a demo; `panel` is a file, "simulated", or "" for what is found.
+
+    Raises:
+      BarError: the file cannot be read, or has too few bars.
+    """
+    from nca_trader.data.samples import sample_bars
+
+    if panel is None:
+        bars = sample_bars("sp500")
+        title = "NCA agents on the S&P 500 and NASDAQ indexes"
+        dates = {"first": "2000-03-01", "train_until": "2011-01-01", "select_until": "2013-01-01"}
+        return Job(bars=bars, title=title, **dates, note=OFTEN_SEEN)
+    from nca_trader.data.bars import read_bars
+    from nca_trader.data.synthetic.trend import trend_panel
+    from nca_trader.errors import BarError
+
+    found = panel or next(filter(pathlib.Path.is_file, _beside()), SIMULATED)
+    if found != SIMULATED:
+        bars = read_bars(found, repair=REPAIR)
+        title = f"NCA agents on a panel: {pathlib.Path(found).stem}"
+        note = (
+            "Where the file has no opens, trades fill at the next close. The first look at the "
+            "test span is a test; every later one, after a change, is training."
+        )
+    else:
+        drawn = trend_panel(sharpe=PLANTED)
+        bars, title = drawn.bars, "NCA agents on a simulated panel with a planted trend"
+        note = (
+            f"The panel is simulated: trends begin by chance and decay. The best rule has a Sharpe "
+            f"ratio of {drawn.sharpe:.2f} before costs, which no agent can exceed but by luck."
+        )
+    if len(bars) < MOST_WARM * 4:
+        raise BarError(
+            f"{bars.source}: {len(bars)} bars; a demo of a panel needs {MOST_WARM * 4} daily bars."
+        )
+    rows = (MOST_WARM, int(TRAIN_SHARE * len(bars)), int(SELECT_SHARE * len(bars)))
+    first, train, select = (str(bars.index[row])[:10] for row in rows)
+    return Job(
+        bars=bars, title=title, first=first, train_until=train, select_until=select, note=note
+    )
+
+
+def _beside() -> list[pathlib.Path]:
+    """Return where a checkout may have futures next to it."""
+    here = pathlib.Path(__file__).resolve().parents[2]
+    return [folder / FUTURES for folder in (pathlib.Path.cwd().parent, here.parent)]
 
 
 def run_demo(args: argparse.Namespace) -> dict[str, Any]:
@@ -69,7 +163,6 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.agents import load_agent
     from nca_trader.cloud import local
-    from nca_trader.data.samples import sample_bars
     from nca_trader.envs import load_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.evaluate.selection import Selector
@@ -82,11 +175,12 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
         Run(path)  # refused here where there is none, else a run would begin there
     print(f"the run's folder is {path}")
     stage = Stages()
-    bars = sample_bars("sp500")
+    job = job_of(args.panel)
+    bars = job.bars
     try:
         with stage("features", "read bars, compute features"):
             # Training gets no later bar, so it cannot learn from one.
-            env = TradingEnv(bars.between(None, TRAIN_UNTIL), load_env(args.env))
+            env = TradingEnv(bars.between(None, job.train_until), load_env(args.env))
         agent = dataclasses.replace(load_agent(args.agent), num_seeds=NUM_SEEDS)
         total = planned_steps(agent, args.steps)
         with (
@@ -94,14 +188,14 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             stop_on_signal("update") as stop,
             training_progress(total, f"train {NUM_SEEDS} seeds") as report,
         ):
-            select = Selector(bars, TRAIN_UNTIL, SELECT_UNTIL)
+            select = Selector(bars, job.train_until, job.select_until)
             given = {"steps": args.steps, "seed": args.seed, "select": select}
             run = train(env, agent, path, **given, report=report, stop=stop)
         # `train` also returns where it was asked to stop.
         chosen = run.selection
         if chosen is not None and (steps_done(run) >= total or bool(chosen.ended)):
             print(selection_line(chosen, agent.selection.patience))
-            return _evaluate(args, run, bars, stage)
+            return _evaluate(args, run, job, select, stage)
     except KeyboardInterrupt:
         # Training that was interrupted twice may have saved nothing yet.
         if not (path / "run.json").exists():
@@ -127,50 +221,35 @@ class Stages:
         self.seconds[name] = time.perf_counter() - began
 
 
-def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> dict[str, Any]:
+def _evaluate(
+    args: argparse.Namespace, run: Any, job: Job, select: Any, stage: Stages
+) -> dict[str, Any]:
     """Decide on the selection span what is deployed, evaluate it, and write the page."""
-    from nca_trader.agents.baselines import baseline_rules, year_of
     from nca_trader.errors import CheckFailed
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.gate import gate
-    from nca_trader.evaluate.report.contents import SeedScore, backtest_baselines
-    from nca_trader.learner.stopping import read_returns
+    from nca_trader.evaluate.deploy import deployable
+    from nca_trader.evaluate.report.contents import SeedScore
     from nca_trader.paper.parity import compare
     from nca_trader.runs import trials
-    from nca_trader.runs.manifest import Deployment, Run
+    from nca_trader.runs.manifest import Run
 
-    path = run.path
+    path, bars = run.path, job.bars
     mean = Run(path, force_agent=True)
     agents = [*(Run(path, seed=i, force_agent=True) for i in range(NUM_SEEDS)), mean]
-    selecting: dict[str, Any] = {"start": TRAIN_UNTIL, "stop": SELECT_UNTIL}
-    with stage("select", "compare with the baselines on 2011-2012"):
+    selecting, testing = job.spans
+    with stage("select", f"compare with the baselines on {selecting}"):
         # `look=False`: only test bars count as evaluations.
-        before = [
-            backtest(bars, each, stop=TRAIN_UNTIL, start=FIRST, look=False) for each in agents
-        ]
-        chosen = [backtest(bars, each, **selecting, look=False) for each in agents]
-        year = year_of(bars.bars_per_year, bars.row(TRAIN_UNTIL, "start"))
-        held = {
-            name: backtest(
-                bars, rule, chosen[-1].charged, **selecting, **chosen[-1].rules._asdict()
-            )
-            for name, rule in baseline_rules(year, chosen[-1].rules.sizing == "volatility").items()
-        }
-        found = gate(
-            # Each of them could have been chosen, and the bound allows for that.
-            {f"{MEAN} after update {name}": column for name, column in read_returns(run).items()},
-            {name: result.judged_returns for name, result in held.items()},
-            bars.bars_per_year,
+        edges = ((job.first, job.train_until), (job.train_until, job.select_until))
+        before, chosen = (
+            [backtest(bars, each, start=start, stop=stop, look=False) for each in agents]
+            for start, stop in edges
         )
-        seen = trials.data_record(bars.between(TRAIN_UNTIL, SELECT_UNTIL))
-        baseline = "" if found.passed else found.baseline
-        decided = Deployment(baseline=baseline, year=year, sentence=found.sentence, data=seen)
-        run.write_json("deployment.json", decided)
-    with stage("backtest", "backtest 2013-2018"):
+        found = select.decide(run)
+    with stage("backtest", f"backtest {testing}"):
         # The seeds show how much a seed matters. None is chosen, so only the mean counts as an
         # evaluation of the test span.
         results = [
-            backtest(bars, each, start=SELECT_UNTIL, name=f"NCA, {name}", look=each is mean)
+            backtest(bars, each, start=job.select_until, name=f"agent, {name}", look=each is mean)
             for each, name in zip(
                 agents, [*map("seed {}".format, range(NUM_SEEDS)), "mean"], strict=True
             )
@@ -178,12 +257,15 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
         agent = results[-1]
         agent.save(path / TABLE)
         # On the same bars and at the same costs; `weigh` refuses others.
-        baselines = backtest_baselines(bars, agent, start=SELECT_UNTIL)
-        if baseline and baseline not in baselines:
-            deployed = backtest(bars, Run(path), start=SELECT_UNTIL, name=baseline)
-            baselines[baseline] = deployed
-    with stage("paper", "replay 2013-2018 on paper, in another process"):
-        paper = _replay(path, bars)
+        baselines = deployable(agent, bars, job.select_until)
+        # In the order of what a reader asks first: what trades, then what is simplest.
+        wanted = (found.deployed, "buy and hold", "SMA cross 50/200", "always flat")
+        first = [name for name in wanted if name in baselines]
+        baselines = {name: baselines[name] for name in dict.fromkeys([*first, *baselines])}
+    with stage("checks", "shift its positions in time"):
+        checks = _checks(run, agent, baselines)
+    with stage("paper", f"replay {testing} on paper, in another process"):
+        paper = _replay(path, job)
         parity = compare(path, path / JOURNAL)
     with stage("page", "write the page"):
         table = [
@@ -195,21 +277,29 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
             )
             for i, spans in enumerate(zip(before, chosen, results, strict=True))
         ]
+        advice = [] if found.passed else _advice(args, run)
         page = _write_page(
-            args, bars, mean, results, table, baselines, found.sentence, parity, stage.seconds
+            args, job, mean, results, table, baselines, found, checks, advice, parity, stage.seconds
         )
     rows = [agent, *baselines.values()]
-    print(f"\n{'2013-2018':<28}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
+    width = max(len(result.name) for result in rows) + 2
+    print(f"\n{testing:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
     for result in rows:
         m = result.metrics
         ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
         print(
-            f"{result.name:<28}{m['total_return']:>10.1%}{ratio:>10}"
+            f"{result.name:<{width}}{m['total_return']:>10.1%}{ratio:>10}"
             f"{m['max_drawdown']:>10.1%}{m['turnover']:>9.1f}x"
         )
     print(parity.sentence)
     print(f"  {mean.described}")
     print(found.sentence)
+    for name, text in checks:
+        print(f"  {name}: {text}")
+    if advice:
+        print("What to try next:")
+        for text in advice:
+            print(f"  - {text}")
     trained = trials.count(run.root, "train", run.manifest.data)
     print(f"Agents trained so far: {trained}. {looks_sentence(agent)}")
     print(f"The page: {page}")
@@ -220,7 +310,9 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
         "run": str(path),
         "page": str(page),
         "complete": True,
-        "deployed": found.deployed,
+        "deployed": found.deployed if not found.passed else "the mean agent",
+        "gate": dataclasses.asdict(found),
+        "checks": dict(checks),
         "parity": parity.ok,
         "paper": paper,
         "results": {result.name: result.metrics for result in rows},
@@ -228,17 +320,68 @@ def _evaluate(args: argparse.Namespace, run: Any, bars: Any, stage: Stages) -> d
     }
 
 
-def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
+def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what else a reader should know of the mean agent: name and finding."""
+    from nca_trader.agents.baselines import MATCHED
+    from nca_trader.agents.policy import num_parameters
+    from nca_trader.evaluate.permutation import break_even, timing_test
+    from nca_trader.evaluate.verdict import decimal
+
+    ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
+    even, paid = break_even(agent), agent.charged.commission + agent.charged.slippage
+    costs = (
+        f"It earns nothing where trades cost {1e4 * even:.1f} bp; {1e4 * paid:g} bp are charged."
+    )
+    if not even > 0.0:
+        costs = "It loses before costs, so that no cost is low enough."
+    parameters = num_parameters(run.each)
+    # Seeds see the same bars: they count once.
+    ratio = run.manifest.data.rows / parameters
+    warning = "" if ratio >= 1.0 else " WARNING: below 1, it can memorise the noise."
+    return [
+        ("Evaluations on the test span", looks_sentence(agent)),
+        (
+            "The same exposure without its timing",
+            f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",
+        ),
+        ("Timing, by permutation", timing_test(agent).sentence),
+        ("Break-even costs", costs),
+        (
+            "Independent bars per parameter",
+            f"{ratio:.2g} ({run.manifest.data.rows:,} bars, {parameters:,} parameters).{warning}",
+        ),
+    ]
+
+
+def _advice(args: argparse.Namespace, run: Any) -> list[str]:
+    """Return what a user should try next where the gate says no."""
+    config = run.env_config
+    factor = " to ".join(f"{x:g}" for x in config.random_costs or (1.0, 1.0))
+    walk = typed("walkforward", agent=args.agent, env=args.env, data="FILE", train=2520, test=252)
+    more = [
+        f"Judge the recipe on more years than one span has: {walk} --deploy {run.path}",
+        f"Train at other costs than {factor} times the true ones (random_costs of the "
+        "environment), and select on the same span. The more often a test span is used, the "
+        "luckier is its best.",
+        "Trade what is deployed: a baseline that no agent was shown to beat is a result.",
+    ]
+    if args.panel is None:
+        panel = "Give one policy the bars of more assets: nca-trader demo --panel, and "
+        more.insert(0, panel + "docs/guides/panels.md.")
+    return more
+
+
+def _replay(path: pathlib.Path, job: Job) -> dict[str, Any]:
     """Paper-trade the test span in another process, from only the run folder and a bar file."""
     from nca_trader.data.bars import write_bars
     from nca_trader.errors import CheckFailed
 
-    write_bars(bars, path / BARS)  # all bars: features need those before the span
+    write_bars(job.bars, path / BARS)  # all bars: features need those before the span
     command = [
         # This interpreter, since `nca-trader` need not be on the PATH.
         *(sys.executable, "-m", "nca_trader", "paper", "--run", str(path)),
         *("--feed", f"replay:{path / BARS}", "--broker", "simulated"),
-        *("--journal", str(path / JOURNAL), "--start", SELECT_UNTIL, "--json"),
+        *("--journal", str(path / JOURNAL), "--start", job.select_until, "--json"),
         # Deployed or not, the agent's own decisions are what the replay has to repeat.
         "--force-agent",
     ]
@@ -253,12 +396,14 @@ def _replay(path: pathlib.Path, bars: Any) -> dict[str, Any]:
 
 def _write_page(
     args: argparse.Namespace,
-    bars: Any,
+    job: Job,
     run: Any,
     results: list[Any],
     scores: list[Any],
     baselines: dict[str, Any],
-    deployment: str,
+    found: Any,
+    checks: list[tuple[str, str]],
+    advice: list[str],
     parity: Any,
     seconds: dict[str, float],
 ) -> pathlib.Path:
@@ -266,11 +411,14 @@ def _write_page(
     from nca_trader.evaluate.report import contents, page
     from nca_trader.evaluate.report.contents import report_on
 
+    as_futures = AS_FUTURES if run.env_config.borrow else ""
     report = dataclasses.replace(
-        report_on(bars, results[-1], baselines, run, command_of(args)),
-        title="NCA agents on the S&P 500 and NASDAQ indexes",
-        deployment=f"{deployment} {OFTEN_SEEN}" + (AS_FUTURES if run.env_config.borrow else ""),
-        deployed=run.deployment.baseline == "",
+        report_on(job.bars, results[-1], baselines, run, command_of(args)),
+        title=job.title,
+        deployment=f"{found.sentence} {job.note}{as_futures}",
+        deployed=found.passed,
+        checks=checks,
+        advice=advice,
         other_seeds=results[:-1],
         seeds=scores,
         parity=contents.Parity(

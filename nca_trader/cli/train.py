@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import shutil
 import statistics
 import sys
@@ -122,6 +123,14 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     print(watch.sentence)
     if chosen is not None and chosen.update is not None:
         print(selection_line(chosen, agent.selection.patience))
+    gate = None
+    if select is not None and (done >= steps or ended):
+        from nca_trader.parallel import hosts
+
+        found = hosts.on_first(lambda: select.decide(run))
+        if found is not None:
+            gate = dataclasses.asdict(found) | {"deployed": found.deployed}
+            print(found.sentence)
     if done < steps and not ended:
         print(
             f"stopped at {done:,} steps, all is saved in {args.run_dir}; the same command resumes"
@@ -138,6 +147,8 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     about = {"run": str(run.path), "complete": done >= steps or ended, "trades": trades(run)}
     if chosen is not None:
         about |= {"selected_update": chosen.update, "selection_sharpe": chosen.score}
+    if gate is not None:
+        about |= {"gate": gate}
     return about | last | watch.figures
 
 

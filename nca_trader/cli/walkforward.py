@@ -19,6 +19,7 @@ from nca_trader.cli.options import (
     params_of,
     typed,
 )
+from nca_trader.errors import ConfigError
 
 NOTE = (
     "Each fold is fitted on its train span alone, and decides in the test span after it; one "
@@ -69,6 +70,12 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-start", action="store_true", help="agents begin with those of the fold before"
     )
+    parser.add_argument("--until", help="walk bars before this date, keep the rest unseen")
+    parser.add_argument(
+        "--deploy",
+        metavar="RUN",
+        help="a run of the same agent: record there whether it trades, or the best baseline",
+    )
     parser.add_argument(
         "--out", metavar="FILE", help="a page (.html), or the result by bar (.parquet, .csv)"
     )
@@ -84,12 +91,23 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.subjects import member_of
     from nca_trader.evaluate.walkforward.walk import walk_forward
+    from nca_trader.runs.manifest import Run
+    from nca_trader.types import Bars
     from nca_trader.watch.progress import stage
 
     env = EnvConfig(max_gross=None)
     if args.env is not None:
         env = load_env(args.env, overrides(args, "env."))
     source: Any = load_bars(args) if args.data or not env.market else task_of(env, args.seed)
+    if args.until is not None:
+        if not isinstance(source, Bars):
+            raise ConfigError("--until is of bars with dates; give them with --data.")
+        source = source.between(None, args.until)
+    deployed = None
+    if args.deploy is not None:
+        if not args.agent:
+            raise ConfigError("--deploy is of an agent; give --agent and --env of the run.")
+        deployed = Run(args.deploy, force_agent=True)
     costs, more = account_of(args, env, bool(args.env and args.strategy))
     if args.agent:
         subject: Any = load_agent(args.agent, overrides(args, ""))
@@ -104,6 +122,9 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     with stage(f"walk forward over {len(getattr(source, 'bars', source)):,} bars"):
         walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
     print(walk)
+    if deployed is not None:
+        walk.deploy(deployed)
+        print(f"recorded in {args.deploy}: {walk.gate.deployed} trades")
     folds = walk.folds.drop(columns=["train_sha256", "test_sha256"])
     for column in folds.select_dtypes("datetimetz"):
         folds[column] = folds[column].dt.strftime("%Y-%m-%d")
@@ -120,6 +141,8 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
             "seed",
             "steps",
             "warm_start",
+            "until",
+            "deploy",
         )
         own += (*names, "data", *READING, *ACCOUNT, "folder")
         command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})

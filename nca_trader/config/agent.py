@@ -18,6 +18,7 @@ from nca_trader.config.ranges import (
     without_effect,
 )
 
+ENSEMBLES = ("mean", "agreement")
 KINDS = ("nca", "mlp", "gru")
 # The fields that only some kinds of policy have.
 KINDS_WITH = {
@@ -326,6 +327,11 @@ class SelectionConfig:
 class AgentConfig:
     """An agent: its policy and how it learns. `num_seeds` agents train in one program.
 
+    Attributes:
+      num_seeds: S agents that differ in their seed; what they order together is traded.
+      ensemble: how: "mean", the mean m of their target weights; "agreement", the mean times
+        `m^2 / mean of squares`, by asset, so that it is smaller the more they disagree.
+
     >>> import dataclasses
     >>> agent = AgentConfig(policy=PolicyConfig(channels=32))
     >>> dataclasses.replace(agent, num_seeds=4).policy.channels
@@ -333,6 +339,7 @@ class AgentConfig:
     """
 
     num_seeds: int = 1
+    ensemble: str = "mean"
     policy: PolicyConfig = PolicyConfig()
     learner: LearnerConfig = LearnerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -344,7 +351,7 @@ class AgentConfig:
     selection: SelectionConfig = SelectionConfig()
 
     def __post_init__(self):
-        refuse(whole(self, 1, "num_seeds"))
+        refuse(whole(self, 1, "num_seeds"), one_of(self, "ensemble", ENSEMBLES))
         if (self.population.ranged or self.population.every) and self.num_seeds < 2:
             refuse("population is of several agents; give num_seeds, e.g. 8.")
         if self.learner.replay_slots and not self.optimizer.ema_decay:

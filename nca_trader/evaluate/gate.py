@@ -19,6 +19,7 @@ from nca_trader.evaluate.statistics import bootstrap_values
 
 LEVEL = 0.95  # of the one-sided bound
 POWER = 0.84  # standard normal quantile of 80%
+LEAST_YEARS = 8.0  # below which a gate can hardly say yes: see docs/guides/walk-forward.md
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class Gate:
                 f"one-sided 95% bound {self.bound:+.2f}; {self.years:.1f} years show a difference "
                 f"of {self.detectable:.2f} in 4 of 5 cases"
             )
+            if self.years < LEAST_YEARS and not self.passed:
+                limits += ", so this gate could hardly have said yes"
         found = f"{self.agent} was shown to be better than {self.baseline}"
         if not self.passed:
             found = "No agent was shown to be better"

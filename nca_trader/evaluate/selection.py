@@ -12,6 +12,9 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.deploy import decide
+from nca_trader.evaluate.gate import Gate
+from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.trials import DataRecord, data_record, record_of_env
 from nca_trader.types import Bars
@@ -84,6 +87,24 @@ class Selector:
         """
         acting = Acting(run, params, seed)
         return backtest(self.bars, acting, start=self._start, look=False).judged_returns
+
+    def decide(self, run: Run) -> Gate:
+        """Judge the selected agent by its baselines on the span, and record what trades.
+
+        Each score of training could have been chosen, and the bound allows for that. The finding is
+        in the run's deployment.json: a backtest and paper trading then take the baseline where the
+        agent was not shown to be better.
+
+        Args:
+          run: trained with `select=self`.
+        """
+        agent = Run(run.path, force_agent=True)
+        result = backtest(self.bars, agent, start=self._start, look=False)
+        scored = {
+            f"the mean agent after update {name}": column.to_numpy()
+            for name, column in read_returns(run).items()
+        }
+        return decide(run, result, scored, self.bars, self._start)
 
     def score(self, returns: np.ndarray) -> float:
         """Return the annualised Sharpe ratio of `[T]` returns; NaN where nothing was traded."""

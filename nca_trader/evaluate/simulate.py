@@ -338,7 +338,7 @@ def _scan_agent(
             account = remembered(spec, account, first_t)
             seen = account_features(spec, account)
             logits = [policy.act(p, c, seen)[0] for p, c in zip(params, cells_t, strict=True)]
-            target = best_target(spec, logits[0], account.ordered)
+            target = best_target(spec, logits[0], account.ordered, policy.ensemble)
             target = jnp.where(ready_t, target, jnp.nan)
             return account, target, tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
 

@@ -8,6 +8,13 @@ nothing is sampled, and no critic adds a bias.
     dJ = sum_t (dr_t/da_t + lambda_{t+1} ds_{t+1}/da_t) dpi_t
     lambda_t = gamma (dr_t/ds_t + lambda_{t+1} ds_{t+1}/ds_t), the total derivative along pi
 
+Rewards have kinks, and there the derivative is one of those around it. That of the cost of an order
+of nothing is 0, or that of buying or of selling where rounding leaves an order. At the edge of a
+cap or of the no-borrow cut it is that of the branch that was computed, or the mean of both. A
+target that equals the last one orders nothing with `order = "on_change"`, and has the derivative of
+that.
+An account that goes bankrupt passes no derivative on.
+
 `pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
 count as 0, as with exact advantages.
 Source: Heess et al. 2015, "Learning continuous control policies by stochastic value gradients",
@@ -44,6 +51,10 @@ from nca_trader.learner.rollout import (
     transition_at_costs,
 )
 from nca_trader.learner.sampled import deepest_fall
+
+# Fraction of its first equity at which an account may end: so low that hardly any reaches it, and
+# what it would lose there is beyond what a gradient step sees.
+MOST_FLOOR = 1e-2
 
 
 class Starts(NamedTuple):
@@ -168,6 +179,8 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield "costs.fixed_fee is the same for orders of any size (leave it out)"
     if costs.impact:
         yield "costs.impact rises infinitely fast from an order of nothing (leave it out)"
+    if config.ruin_floor > MOST_FLOOR:
+        yield f"ruin_floor = {config.ruin_floor:g} ends accounts at once (give {MOST_FLOOR:g})"
     if config.maintenance_margin is not None:
         yield "maintenance_margin closes positions at once (leave it out)"
 

@@ -12,20 +12,18 @@ import pandas as pd
 
 from nca_trader.agents.policy import Params, unstacked
 from nca_trader.config import SelectionConfig
-from nca_trader.config.records import RESTORE
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import RunError, StateError, argument
+from nca_trader.errors import RunError, argument
 from nca_trader.learner.population import number_or_null
 from nca_trader.learner.update import LearnerState
 from nca_trader.machine import write_atomically
 from nca_trader.parallel import hosts
 from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.folder import RETURNS, read_returns
 from nca_trader.runs.manifest import Run, Selection
 from nca_trader.runs.trials import DataRecord
 
-# In the run's folder: the returns on the selection span, a column for each number of updates; and
-# the states of the best updates.
-RETURNS, SELECTED = "selection.parquet", "selected"
+SELECTED = "selected"  # in the run's folder: the states of the best updates
 
 
 class Scoring(Protocol):
@@ -166,20 +164,3 @@ class Stopping:
             best, since = int(str(self._table.columns[place])), len(known) - 1 - place
         found = (np.int32(best), np.int32(since))
         self._best, self._since = map(int, hosts.broadcast(found) if hosts.count() > 1 else found)
-
-
-def read_returns(run: Run) -> pd.DataFrame:
-    """Return the mean agent's `[T, n]` returns on the selection span, a column for each score.
-
-    Raises:
-      StateError: the file is damaged.
-    """
-    file = run.path / RETURNS
-    if not file.is_file():
-        return pd.DataFrame()
-    try:
-        found = pd.read_parquet(io.BytesIO(file.read_bytes()))
-        order = sorted(found.columns, key=int)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise StateError(f"{file}: cannot be read ({error}); {RESTORE}.") from error
-    return found[order]

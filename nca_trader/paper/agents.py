@@ -35,7 +35,7 @@ from nca_trader.paper.core import Agent, Decision
 from nca_trader.runs.manifest import Run, versions
 from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
-_target = jax.jit(best_target, static_argnums=0)
+_target = jax.jit(best_target, static_argnums=(0, 3))
 _remembered = jax.jit(remembered, static_argnums=0)
 
 
@@ -73,6 +73,7 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
         decide=logits,
         receptive_field=policy.receptive_field,
         num_agents=run.num_acting,
+        ensemble=policy.ensemble,
         first_decision=policy.first_decision,
         costs=costs,
         rules=rules,
@@ -117,6 +118,7 @@ def policy_agent(
     receptive_field: int,
     identity: dict[str, Any],
     num_agents: int = 1,
+    ensemble: str = "mean",
     **rest: Any,
 ) -> Agent:
     """Return the agent of a policy, which takes its most probable action.
@@ -130,7 +132,8 @@ def policy_agent(
       decide: `(cells, account) -> logits [A, S n]`.
       receptive_field: RF bars, after which a stream has forgotten one.
       identity: hashes and versions that make a session this one.
-      num_agents: S, whose orders are averaged, see `mean_policy`.
+      num_agents: S, whose orders become one, see `mean_policy`.
+      ensemble: how they do, see `mean_order`.
       **rest: further fields of the `Agent`.
     """
     num_assets, outputs = len(spec.symbols), num_agents * distribution(spec).outputs(spec)
@@ -164,7 +167,7 @@ def policy_agent(
         if logits.shape != (num_assets, outputs) or not np.isfinite(logits).all():
             return memory, now, unusable
         with float64_on_cpu():
-            target = np.asarray(_target(spec, logits, now.ordered))
+            target = np.asarray(_target(spec, logits, now.ordered, ensemble))
         usable = bool(np.isfinite(target).all())
         action = logits.argmax(-1) if num_agents == 1 else None
         return memory, now, Decision(target, logits, action, usable)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import pathlib
 import time
@@ -25,13 +26,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
-from nca_trader.config.records import difference, sealed, unsealed
+from nca_trader.config.records import RESTORE, difference, sealed, unsealed
 from nca_trader.errors import RunError, StateError, argument
 from nca_trader.machine import HeldError, make_directory, take_lock, write_atomically
 from nca_trader.parallel import hosts
 
+RETURNS = "selection.parquet"  # on the selection span, a column for each number of updates
 RUN, LOCK, SHARED = "run.json", "train.lock", ".shared-"
 
 
@@ -271,3 +274,23 @@ class Lines:
             self._known[name] = (version, content)
         self._known = {name: self._known[name] for name in versions}
         return {name: content for name, (_, content) in self._known.items()}
+
+
+def read_returns(run: Any) -> pd.DataFrame:
+    """Return the mean agent's `[T, n]` returns on the selection span, a column for each score.
+
+    Args:
+      run: a `Run`.
+
+    Raises:
+      StateError: the file is damaged.
+    """
+    file = run.path / RETURNS
+    if not file.is_file():
+        return pd.DataFrame()
+    try:
+        found = pd.read_parquet(io.BytesIO(file.read_bytes()))
+        order = sorted(found.columns, key=int)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise StateError(f"{file}: cannot be read ({error}); {RESTORE}.") from error
+    return found[order]

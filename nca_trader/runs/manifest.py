@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from nca_trader import __version__
-from nca_trader.agents.baselines import baseline_rules
+from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure
 from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
@@ -133,12 +133,14 @@ class Deployment:
       year: bars that the baselines' trend looks back.
       sentence: what was found, in words.
       data: the bars that decided it.
+      targets: of each asset where `baseline` holds the agent's mean exposure.
     """
 
     baseline: str
     year: int
     sentence: str
     data: DataRecord
+    targets: tuple[float, ...] = ()
 
 
 def row_of(value: Any, source: str) -> dict[str, Any]:
@@ -308,7 +310,8 @@ class Run:
         where = f" on {span.first[:10]} to {span.last[:10]}" if span else ""
         if acting is None:
             known = f"; each{where}: {', '.join(map(named, range(several)))}" if scores else ""
-            return f"the mean of {several} agents{known}"
+            cut = ", cut where they disagree" * (self.agent_config.ensemble == "agreement")
+            return f"the mean of {several} agents{cut}{known}"
         how = "as asked for"
         # --seed may name another agent than the selected one.
         if selection is not None and selection.selected == acting:
@@ -345,6 +348,8 @@ class Run:
         if found is None or not found.baseline:
             return None
         known = baseline_rules(found.year)
+        if found.targets:
+            known[MATCHED] = constant_exposure(found.targets)
         if found.baseline not in known:
             raise StateError(
                 f"{self.path}/deployment.json: baseline = {found.baseline!r} is not one of "
@@ -364,7 +369,9 @@ class Run:
     @functools.cached_property
     def policy(self) -> Policy:
         """The policy of what acts, as pure functions."""
-        return self.each if self.selected is not None else mean_policy(self.each, self.num_acting)
+        if self.selected is not None:
+            return self.each
+        return mean_policy(self.each, self.num_acting, self.agent_config.ensemble)
 
     @functools.cached_property
     def each(self) -> Policy:

@@ -10,8 +10,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pandas as pd
 import pytest
+
+from nca_trader import BarError, sample_bars, write_bars
+from nca_trader.cli.demo import job_of
 
 TINY = """
 [policy]
@@ -111,11 +115,43 @@ def test_what_is_deployed_was_decided_without_the_test_years(demo):
     manifest = json.loads((folder / "run.json").read_text())
     assert manifest["data"]["last"].startswith("2010-12-31")
     # A random agent beats no baseline in two years.
-    assert decided["baseline"] == result["deployed"] != "the mean of the seeds"
+    assert decided["baseline"] == result["deployed"] != "the mean agent"
     assert decided["sentence"] in done.stdout
     page = (folder / "report.html").read_text()
     assert f"deployed: {decided['baseline']}" in page and "nothing is judged" in page
     assert "mean of all" in page and "in training" in page and "mean agent, not deployed" in page
+
+
+def test_the_page_says_what_the_result_may_be_and_what_to_try_next(demo):
+    result, folder, done = demo
+    page = (folder / "report.html").read_text()
+    assert "Generalisation gap" in page and "exposure-matched hold" in page
+    assert list(result["checks"]) == [
+        "Evaluations on the test span", "The same exposure without its timing",
+        "Timing, by permutation", "Break-even costs", "Independent bars per parameter",
+    ]  # fmt: skip
+    for text in result["checks"].values():
+        assert text[:40] in done.stdout
+    assert "at least 24 of them" in result["checks"]["Evaluations on the test span"]
+    assert "3,019 bars" in result["checks"]["Independent bars per parameter"]
+    assert "What to try next" in page and "demo --panel" in page
+    assert "--deploy" in done.stdout
+
+
+def test_a_panel_is_cut_into_spans_that_follow_each_other(tmp_path):
+    drawn, found = job_of("simulated"), job_of(None)
+    assert "Sharpe ratio of 2.00" in drawn.note
+    assert "simulated" in drawn.title
+    rows = [drawn.bars.row(x, "start") for x in (drawn.train_until, drawn.select_until)]
+    years = np.diff([0, *rows, len(drawn.bars)]) / drawn.bars.bars_per_year
+    assert years == pytest.approx([14.5, 8.7, 5.8], abs=0.1)  # the gate has its 8 years
+    assert found.spans == ("2011-2012", "2013-2018") and "dozens of times" in found.note
+    write_bars(sample_bars("sp500"), tmp_path / "mine.parquet")
+    mine = job_of(str(tmp_path / "mine.parquet"))
+    assert mine.bars.symbols == found.bars.symbols and mine.title.endswith("mine")
+    write_bars(sample_bars("sp500")[:500], tmp_path / "short.parquet")
+    with pytest.raises(BarError, match="500 bars; a demo of a panel needs 1200"):
+        job_of(str(tmp_path / "short.parquet"))
 
 
 def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):

@@ -21,10 +21,10 @@ START = "2020-05-01"
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 
 
-def run_of(path, bars, **env):
+def run_of(path, bars, ensemble="mean", **env):
     config = EnvConfig(features=("return_1", "rsi"), costs=COSTS, **env)
     shape = PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2))
-    agent = AgentConfig(policy=shape, num_seeds=SEEDS)
+    agent = AgentConfig(policy=shape, num_seeds=SEEDS, ensemble=ensemble)
     return untrained_run(path, bars, config, agent)
 
 
@@ -33,10 +33,11 @@ def bars():
     return random_bars(np.random.default_rng(3), 220, 2, missing=0.03)
 
 
-@pytest.fixture(scope="module", params=["targets", "weights"])
+@pytest.fixture(scope="module", params=["targets", "weights", "agreement"])
 def run(request, bars, tmp_path_factory):
     extra = {"actions": "weights"} if request.param == "weights" else {}
-    return run_of(tmp_path_factory.mktemp("runs") / request.param, bars, **extra)
+    ensemble = request.param if request.param == "agreement" else "mean"
+    return run_of(tmp_path_factory.mktemp("runs") / request.param, bars, ensemble, **extra)
 
 
 def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, bars):
@@ -50,7 +51,10 @@ def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, b
     for seed, one in enumerate(unstacked(blind, SEEDS)):
         trace, _ = simulate_agent(bars, Run(run.path, seed=seed), (one,), *given)
         alone.append(trace.target)
-    np.testing.assert_allclose(mean.target, np.mean(alone, axis=0), atol=1e-6)
+    want = np.mean(alone, axis=0)
+    if run.agent_config.ensemble == "agreement":
+        want *= want**2 / np.maximum(np.square(alone).mean(axis=0), 1e-12)
+    np.testing.assert_allclose(mean.target, want, atol=1e-6)
     orders = np.array(alone)[:, -100:]
     assert (orders.std(axis=0) > 0.05).mean() > 0.2, "the agents agree: this test shows nothing"
 
@@ -77,8 +81,40 @@ def test_a_batch_a_stream_and_each_agent_alone_see_the_same_cells(run, bars):
     np.testing.assert_allclose(logits, np.concatenate(parts, axis=-1), atol=2e-5)
 
 
-def test_paper_trades_the_mean_agent_as_the_backtest_does(bars, tmp_path):
-    run = run_of(tmp_path / "agent", bars)
+def orders_of(result, actions):
+    """`[S, N, A]` what each agent would order, read from the logits in plain numpy."""
+    spec = result.run.spec
+    parts = np.split(np.asarray(result.logits, np.float64), SEEDS, axis=-1)
+    if actions == "weights":
+        low, high = spec.bounds
+        return np.array([low + (high - low) * (1.0 + np.tanh(p[..., 0])) / 2.0 for p in parts])
+    return np.array([np.array(spec.targets)[p.argmax(-1)] for p in parts])
+
+
+@pytest.mark.parametrize("actions", ["targets", "weights"])
+def test_agents_that_disagree_order_less_by_the_formula_in_numpy(bars, tmp_path, actions):
+    extra = {"actions": "weights"} if actions == "weights" else {}
+    results = {
+        ensemble: backtest(
+            bars, run_of(tmp_path / ensemble, bars, ensemble, **extra), start=START, look=False
+        )
+        for ensemble in ("mean", "agreement")
+    }
+    assert "cut where they disagree" in results["agreement"].run.described
+    for ensemble, result in results.items():
+        each = orders_of(result, actions)
+        mean, spread = each.mean(0), each.std(0)
+        want = mean
+        if ensemble == "agreement":
+            with np.errstate(divide="ignore", invalid="ignore"):
+                want = np.where(mean == 0.0, 0.0, mean / (1.0 + (spread / mean) ** 2))
+            assert (np.abs(want) < 0.7 * np.abs(mean) - 1e-3).mean() > 0.1, "they all agree"
+        np.testing.assert_allclose(result.targets, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("ensemble", ["mean", "agreement"])
+def test_paper_trades_the_mean_agent_as_the_backtest_does(bars, tmp_path, ensemble):
+    run = run_of(tmp_path / "agent", bars, ensemble)
     result = backtest(bars, run, start=START)
     assert len(np.unique(np.round(result.targets.to_numpy(), 9))) > 3, "no mean was traded"
     result.save(run.path / "backtest.parquet")
@@ -86,7 +122,7 @@ def test_paper_trades_the_mean_agent_as_the_backtest_does(bars, tmp_path):
     said = paper_trade(
         run.path, f"replay:{tmp_path / 'bars.csv'}", tmp_path / "journal", start=START
     )
-    assert said["seed"] is None and said["agent"] == "the mean of 3 agents"
+    assert said["seed"] is None and said["agent"].startswith("the mean of 3 agents")
     parity = compare(run.path, tmp_path / "journal")
     assert parity.ok, parity.sentence
 

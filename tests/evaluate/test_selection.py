@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import AgentConfig, Costs, EnvConfig, Selector, TradingEnv, backtest, train
+from nca_trader.agents.baselines import baseline_rules
 from nca_trader.cli import main
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig, SelectionConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
-from nca_trader.learner.stopping import read_returns
+from nca_trader.evaluate.gate import gate
 from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run
 
 FROM, TO = "2020-08-01", "2020-11-01"
@@ -256,6 +259,38 @@ def test_the_command_trains_before_the_span_and_names_the_update(bars, tmp_path,
     run = Run(tmp_path / "run")
     assert run.manifest.data.last.startswith("2020-07-31")
     assert found["selected_update"] == run.selection.update and found["complete"]
+    assert found["gate"]["deployed"] == run.deployment.baseline
+    assert run.deployment.sentence in lines
     assert any(
         line.startswith(f"selected: update {run.selection.update}, the best of 3") for line in lines
     )
+
+
+def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
+    """The gate again, from the stored returns of every score and backtests of the rules."""
+    run, _ = whole
+    copy = shutil.copytree(run.path, tmp_path / "run")
+    found = select.decide(Run(copy))
+    agent = backtest(bars, Run(copy, force_agent=True), start=FROM, stop=TO, look=False)
+    # The hold of the agent's mean exposure, as weights that are ordered once.
+    hold = np.tile(agent.targets.ffill().fillna(0.0).to_numpy().mean(0), (len(bars), 1))
+    rules = baseline_rules(min(round(bars.bars_per_year), bars.row(FROM)))
+    given = {"start": FROM, "stop": TO} | agent.rules._asdict()
+    others = {
+        name: backtest(bars, rule, ENV.costs, **given).judged_returns
+        for name, rule in {**rules, "exposure-matched hold": hold}.items()
+    }
+    every = {f"the mean agent after update {k}": v for k, v in read_returns(run).items()}
+    want = gate(every, others, bars.bars_per_year)
+    assert (found.baseline, found.agent) == (want.baseline, want.agent)
+    assert found.bound == pytest.approx(want.bound, rel=1e-2)
+    # The choice among all scores is in the bound.
+    alone = gate({found.agent: every[found.agent]}, others, bars.bars_per_year)
+    assert found.bound < alone.bound
+    decided = Run(copy).deployment
+    assert decided.sentence == found.sentence and "one-sided 95% bound" in found.sentence
+    assert (decided.data.first, decided.data.last) == (select.data.first, select.data.last)
+    assert not found.passed and Run(copy).replacement.name == decided.baseline
+    traded = backtest(bars, Run(copy))
+    assert decided.baseline in traded.name
+    assert traded.equity.index[0] == bars.index[bars.row(TO)]

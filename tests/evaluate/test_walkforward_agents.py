@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from ledger import random_bars
 from tiny import AGENT, ENV
+from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.agents.quantise import leaves_of
 from nca_trader.errors import ConfigError
+from nca_trader.evaluate.deploy import deploy, deployable, mean_exposure
+from nca_trader.evaluate.gate import gate
 from nca_trader.evaluate.walkforward import refit
+from nca_trader.runs.manifest import Run
 
 SPANS = {"train": 160, "test": 40, "purge": 5}
 
@@ -112,3 +116,52 @@ def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
     with pytest.raises(ConfigError, match="params: begins one agent, and this one has num_seeds"):
         several = dataclasses.replace(AGENT, num_seeds=2)
         nca.train(env, several, tmp_path / "c", params=first)
+
+
+def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_path):
+    done, _, _ = alone
+    agent = dataclasses.replace(AGENT, num_seeds=2)
+    run = untrained_run(tmp_path / "run", bars, ENV, agent)
+    done.deploy(run)
+    found = Run(run.path).deployment
+    assert found.sentence == done.gate.sentence and found.year == done.year
+    assert found.baseline == ("" if done.gate.passed else done.gate.baseline)
+    assert (found.data.first[:10], found.data.rows) == (str(bars.index[160].date()), 80)
+    other = untrained_run(tmp_path / "wide", bars, ENV, AGENT)
+    with pytest.raises(ConfigError, match="its num_seeds differs"):
+        done.deploy(other)
+    dear = dataclasses.replace(ENV, costs=nca.Costs(commission=0.01))
+    with pytest.raises(ConfigError, match="its env differs"):
+        done.deploy(untrained_run(tmp_path / "dear", bars, dear, agent))
+    with pytest.raises(ConfigError, match="which could then be no test"):
+        done.deploy(untrained_run(tmp_path / "early", bars[:200], ENV, agent))
+    rule = nca.walk_forward(bars, nca.rules.buy_and_hold(), train=160, test=40)
+    with pytest.raises(ConfigError, match="of a strategy"):
+        rule.deploy(run)
+
+
+@pytest.mark.parametrize("sizing", ["fixed", "volatility"])
+def test_a_matched_hold_has_the_mean_exposure_and_no_timing(sizing, tmp_path):
+    two = random_bars(np.random.default_rng(9), 300, 2, missing=0.02)
+    rules = {"sizing": sizing, "volatility_span": 20, "size_cap": 4.0}
+    rules = rules if sizing == "volatility" else {}
+    asked = np.random.default_rng(1).uniform(-0.2, 0.4, (300, 2))
+    done = nca.backtest(two, asked, start=str(two.index[50]), **rules)
+    # Written out: what was asked for, before the account sized it.
+    np.testing.assert_allclose(mean_exposure(done), asked[50:].mean(0), rtol=1e-9)
+    held = deployable(done, two, str(two.index[50]))["exposure-matched hold"]
+    direct = nca.backtest(
+        two, np.tile(asked[50:].mean(0), (300, 1)), start=str(two.index[50]), **rules
+    )
+    np.testing.assert_allclose(held.equity, direct.equity, rtol=1e-9)
+    # What a run has recorded trades alike; other symbols get the mean of both.
+    config = dataclasses.replace(ENV, **(rules and rules | {"borrow": True, "max_gross": None}))
+    run = untrained_run(tmp_path / "run", two, config, AGENT)
+    lost = {"a": np.full(250, -0.01)}
+    found = gate(lost, {"exposure-matched hold": held.judged_returns}, 252.0)
+    deploy(run, found, two[50:], 20, mean_exposure(done))
+    traded = nca.backtest(two, Run(run.path), start=str(two.index[50]))
+    assert np.unique(traded.targets.dropna().round(9), axis=0).shape[0] == 1 or rules
+    assert Run(run.path).deployment.targets == mean_exposure(done)
+    one = nca.backtest(two.select("S0"), Run(run.path).replacement, order="rebalance")
+    np.testing.assert_allclose(one.targets, np.mean(mean_exposure(done)), rtol=1e-6)

@@ -169,6 +169,86 @@ def test_the_curriculum_scales_what_the_gradient_is_of():
     assert got == pytest.approx(float(part.loss(part.params)) - saved, rel=1e-4)
 
 
+def earned(config, at, monkeypatch):
+    """What the accounts of two segments earn, a function of `[S, L, A]` raw actions, in float64."""
+
+    def double(tree):
+        leaf = lambda x: x.astype("f8") if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
+        return jax.tree.map(leaf, tree)
+
+    env = TradingEnv(random_bars(np.random.default_rng(1), 120, 2), config)
+    policy = make_policy(AGENT, env.spec)
+    # The actions themselves take the place of a network, which computes in float32.
+    policy = policy._replace(
+        act=lambda params, cells, seen: (
+            jnp.broadcast_to(cells, (*seen.shape[:-1], 2)),
+            jnp.zeros(seen.shape[:-2]),
+        )
+    )
+    keys = jax.random.split(jax.random.key(2), (SEGMENTS, ENVS))
+    episode = double(jax.vmap(jax.vmap(env.begin))(keys))
+    span = rollout.Span(jnp.array([80, 95], jnp.int32), None)
+    starts = pathwise.Starts(span, episode, episode, None, None)
+    learner = dataclasses.replace(LEARNER, discount=1.0)
+    setup, market = (
+        setup_of(policy, dataclasses.replace(AGENT, learner=learner)),
+        double(env.market),
+    )
+
+    def total(cells):
+        raw = jnp.stack([cells, jnp.zeros_like(cells)], -1)
+        monkeypatch.setattr(pathwise, "encode_span", lambda *_: raw)
+        return pathwise.simulate(setup, {}, market, starts)[1].sum()
+
+    return jax.jit(total), jnp.asarray(at)
+
+
+FREE = dict(max_gross=None, borrow=True)
+ACCOUNTS = {
+    "growth": dict(FREE),
+    "growth, rebalanced at the close": dict(FREE, order="rebalance", fill="close"),
+    "cut to the cash": dict(size=1.0, max_gross=1.2),
+    "Sharpe ratio": dict(FREE, reward="differential_sharpe"),
+    "mean and variance": dict(FREE, reward="mean_variance", risk_aversion=2.0),
+    "sized by volatility": dict(FREE, sizing="volatility", volatility_span=20, size_cap=2.0),
+}
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_through_the_account_it_is_the_finite_difference_in_float64(name, monkeypatch):
+    with jax.enable_x64(True):
+        config = EnvConfig(
+            features=("return_1",), actions="weights",
+            costs=Costs(commission=0.002, slippage=0.001), **ACCOUNTS[name],
+        )  # fmt: skip
+        at = np.random.default_rng(0).normal(scale=0.4, size=(SEGMENTS, LENGTH, 2))
+        total, at = earned(config, at, monkeypatch)
+        got = np.asarray(jax.grad(total)(at))
+        assert got.dtype == np.float64
+        for place in np.ndindex(at.shape):
+            each = [float(total(at.at[place].add(h))) for h in (1e-6, -1e-6)]
+            want = (each[0] - each[1]) / 2e-6
+            assert got[place] == pytest.approx(want, rel=1e-5, abs=1e-8), place
+
+
+def test_at_an_order_of_nothing_the_derivative_is_between_those_of_buying_and_selling(monkeypatch):
+    """A kink: costs rise on either side."""
+    with jax.enable_x64(True):
+        at = np.random.default_rng(0).normal(scale=0.4, size=(SEGMENTS, LENGTH, 2))
+        at[:, 3] = at[:, 2]
+        config = dataclasses.replace(PNL, quadratic_cost=0.0, order="rebalance")
+        total, at = earned(config, at, monkeypatch)
+        got, h = np.asarray(jax.grad(total)(at)), 1e-6
+        for asset in (0, 1):
+            here, up, down = (
+                float(total(at.at[0, 3:, asset].add(x).at[0, 4:, asset].set(at[0, 4:, asset])))
+                for x in (0.0, h, -h)
+            )
+            right, left = (up - here) / h, (here - down) / h
+            assert left - right > 1e-4, "no kink"
+            assert right - 1e-6 <= got[0, 3, asset] <= left + 1e-6
+
+
 @pytest.mark.parametrize("reward", ["drawdown", pytest.param("log_return", marks=pytest.mark.slow)])
 def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
     config = EnvConfig(
@@ -192,6 +272,9 @@ def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
         (dict(capital=1e5, costs=Costs(impact=0.1)), "costs.impact"),
         (dict(maintenance_margin=0.2), "maintenance_margin"),
         (dict(capital=1e5, tick=0.01), "tick rounds prices"),
+        (dict(capital=1e5, min_notional=10.0), "lot, min_notional or max_participation"),
+        (dict(dead_band=0.01), "dead_band leaves small orders out"),
+        (dict(ruin_floor=0.2), "ruin_floor = 0.2 ends accounts"),
     ],
 )
 def test_what_jumps_is_refused(change, says):

@@ -120,6 +120,8 @@ class Report:
       seeds: every seed's scores, and those of the mean.
       deployment: what was decided to trade, in words; "" where nothing was.
       deployed: whether the agent is what trades.
+      checks: name and finding of each further check, in words.
+      advice: what to try next, in words.
       other_seeds: backtests of the seeds that do not act.
       training: rows of `metrics.jsonl`; a value is a number, or a list with one per seed.
       parity: with a paper replay of the same bars.
@@ -151,6 +153,8 @@ class Report:
     seeds: Sequence[SeedScore] = ()
     deployment: str = ""
     deployed: bool = True
+    checks: Sequence[tuple[str, str]] = ()
+    advice: Sequence[str] = ()
     other_seeds: Sequence[Result] = ()
     training: Sequence[Mapping[str, object]] = ()
     parity: Parity | None = None
@@ -217,10 +221,14 @@ class Report:
         row = next((row for row in self.seeds if row.seed == self.seed), None)
         if row is None or math.isnan(row.training):
             return ""
-        kept = f"{row.selection:.2f} on the selection years and {row.out_of_sample:.2f} on the test"
         what = "the mean agent" if row.seed is None else f"seed {row.seed}"
-        found = f"The Sharpe ratio of {what} was {row.training:.2f} in training, {kept} years."
-        if row.training > 2.0 * max(row.selection, row.out_of_sample, 0.0):
+        lost = row.training - row.out_of_sample
+        found = (
+            f"Generalisation gap: the Sharpe ratio of {what} was {row.training:.2f} in training, "
+            f"{row.selection:.2f} on the selection span and {row.out_of_sample:.2f} on the test "
+            f"span, {abs(lost):.2f} {'less' if lost >= 0.0 else 'more'} than in training."
+        )
+        if row.training > 2.0 * max(row.out_of_sample, 0.0):
             found += " Most of what it learnt in training is noise of those years: it is overfit."
         return found
 

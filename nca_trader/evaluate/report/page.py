@@ -48,6 +48,7 @@ NOT_CHARGED = {
     "interest_lend": "interest on cash",
 }
 SIDES = {"short": -1, "flat": 0, "long": 1}
+DRAWN = 3  # baselines in a plot
 TRADES_SHOWN = 5  # best and worst ones each
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # Metrics of the table of details: group, then key, name and how it is written.
@@ -154,7 +155,11 @@ def page(report: Report) -> str:
     agent, evidence, searched = report.agent, report.evidence, report.trials
     lines = [
         plots.Line(report.label, agent.equity, "agent"),
-        *(plots.Line(name, b.equity, "baseline") for name, b in report.baselines.items()),
+        # The first ones: a plot of all has no room left on a phone.
+        *(
+            plots.Line(name, b.equity, "baseline")
+            for name, b in list(report.baselines.items())[:DRAWN]
+        ),
         *(plots.Line("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
     # Only an in-sample part that is not the whole needs a line around it, but both are shaded.

@@ -199,12 +199,15 @@ def curves_over_time(
         once: dict[str, Any] = {}  # one entry for all seeds
         for label, handle in zip(labels, handles, strict=True):
             once.setdefault(label, handle)
+        # A row of long names would leave no width for the plot itself.
+        room = 48 if narrow else 120
+        fits = max(1, room // (max(map(len, once)) + 8))
         axes.legend(
             list(once.values()),
             list(once),
             loc="lower left",
             bbox_to_anchor=(0.0, 1.0),
-            ncols=2 if narrow else len(once),
+            ncols=min(fits, 2 if narrow else len(once)),
             borderaxespad=0.2,
             columnspacing=1.4,
             handlelength=2.4,

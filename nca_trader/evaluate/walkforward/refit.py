@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.agents.heads import mean_order
 from nca_trader.agents.quantise import leaves_of, params_of
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.agents.targets import as_targets, in_force, needs_account, strategy_targets
@@ -360,14 +361,14 @@ def train_seed(
 
 
 def mean_of(setup: Setup, number: int, seeds: Sequence[Trained]) -> Fitted:
-    """Return the fold's result from its seeds: the mean of what they order is traded.
+    """Return the fold's result from its seeds: what they order together, see `mean_order`.
 
     Each seed decides on an account of its own. To select one of them on a part of the train span
     would be a lottery, and would take that part from training.
     """
     fold = setup.folds[number]
     return Fitted(
-        targets=np.mean([seed.targets for seed in seeds], axis=0),
+        targets=mean_order([seed.targets for seed in seeds], setup.subject.ensemble),
         chosen={},
         score=math.nan,
         tried=len(seeds),

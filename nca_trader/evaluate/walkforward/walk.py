@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.agents import load_agent
-from nca_trader.agents.baselines import baseline_rules, year_of
+from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
 from nca_trader.agents.strategy import Strategy
-from nca_trader.config import EnvConfig
+from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import expect
 from nca_trader.config.spans import Spans, check_grid, check_metric, check_spans
 from nca_trader.data.synthetic import Task
@@ -25,6 +25,7 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics, statistics
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.deploy import deploy, mean_exposure
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.statistics import Interval
@@ -52,11 +53,13 @@ from nca_trader.evaluate.walkforward.stitching import (
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.runs import trials
 from nca_trader.runs.folder import open_folder
-from nca_trader.runs.manifest import now
+from nca_trader.runs.manifest import Deployment, Run, now, seen_rows
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
-CONSTANT, MATCHED = "best constant weight", "exposure-matched hold"
+# Of an agent, what a walk-forward and a run must share; how often and where it is saved may differ.
+RECIPE = ("policy", "optimizer", "curriculum", "population", "precision", "ensemble")
+CONSTANT = "best constant weight"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,10 @@ class WalkForward:
       difference: mean return per year of `result` less that of the best constant weight.
       interval: its 95% interval.
       verdict: what the test spans do and do not show, in one sentence.
+      bars: all bars of the walk-forward.
+      recipe: environment and agent that each fold trained; None of a strategy.
+      seeds: agents of each fold.
+      year: bars that the baselines' trend looks back.
 
     Example:
       >>> import nca_trader as nca
@@ -90,6 +97,10 @@ class WalkForward:
     difference: float
     interval: Interval
     verdict: str
+    bars: Bars
+    recipe: tuple[EnvConfig, AgentConfig] | None = None
+    seeds: int = 1
+    year: int = 252
 
     @functools.cached_property
     def gate(self) -> Gate:
@@ -100,6 +111,45 @@ class WalkForward:
         others = {n: r.judged_returns for n, r in self.baselines.items() if n != CONSTANT}
         own = {self.result.name: self.result.judged_returns}
         return gate(own, others, self.result.bars_per_year)
+
+    def deploy(self, run: Run) -> Deployment:
+        """Record in a run's folder what trades in its place, by the gate of this walk-forward.
+
+        The folds judge the recipe, and the run is the agent that the recipe made of all years.
+
+        Args:
+          run: trained by the recipe of the folds, on bars that reach at least as far as they do.
+
+        Raises:
+          ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the
+            folds judge on bars after those that trained or selected the run.
+        """
+        if self.recipe is None:
+            raise ConfigError("a walk-forward of a strategy decides on no run; walk the agent.")
+        env, agent = self.recipe
+        steps = run.agent_config.learner.steps
+        learners = (dataclasses.replace(x.learner, steps=steps) for x in (agent, run.agent_config))
+        for name, there, here in (
+            ("env", env, run.env_config),
+            ("learner", *learners),
+            *((part, getattr(agent, part), getattr(run.agent_config, part)) for part in RECIPE),
+            ("num_seeds", self.seeds, run.agent_config.num_seeds),
+        ):
+            if there != here:
+                raise ConfigError(
+                    f"{run.path}: another recipe than the one that was walked: its {name} differs; "
+                    f"walk {argument('env')} and {argument('agent')} as the run has them."
+                )
+        last = self.result.equity.index[-1]
+        if seen_rows(self.bars, run) <= int(self.bars.index.searchsorted(last)):
+            raise ConfigError(
+                f"{run.path}: the walk-forward judges on bars up to {last.date()}, after those "
+                "that trained or selected the run, which could then be no test; walk earlier bars "
+                f"({argument('until')})."
+            )
+        judged = self.bars.between(str(self.result.equity.index[0]), None)
+        judged = judged[: len(self.result.equity)]
+        return deploy(run, self.gate, judged, self.year, mean_exposure(self.result, rules_of(env)))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -422,11 +472,15 @@ class _Walk:
         }
         # Weights as they were held, which no size changes any more.
         rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
-        for name_, weights in (
-            (CONSTANT, best_constant(setup.bars, result.targets)),
-            (MATCHED, matched_hold(setup.bars, result.weights)),
-        ):
-            baselines[name_] = backtest(setup.bars, weights, setup.costs, name=name_, **rebalanced)
+        constant = best_constant(setup.bars, result.targets)
+        if self._agent:  # as a run would trade it
+            assert setup.env is not None
+            matched: Any = constant_exposure(mean_exposure(result, rules_of(setup.env)))
+        else:
+            matched = matched_hold(setup.bars, result.weights)
+        for name_, what, how in ((CONSTANT, constant, rebalanced), (MATCHED, matched, None)):
+            how = how or (common if self._agent else rebalanced)
+            baselines[name_] = backtest(setup.bars, what, setup.costs, name=name_, **how)
         difference, interval = _difference(result, baselines[CONSTANT], setup.bars.bars_per_year)
         verdict = self._verdict(result, baselines[CONSTANT], difference, interval)
         table = _table(setup, fitted, result)
@@ -439,6 +493,10 @@ class _Walk:
             difference=difference,
             interval=interval,
             verdict=verdict,
+            bars=setup.bars,
+            recipe=(setup.env, setup.subject) if setup.env else None,
+            seeds=self.seeds,
+            year=year,
         )
 
     def _verdict(
