@@ -31,7 +31,8 @@ from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
 from nca_trader.paper.core import Agent, Core, Outcome
-from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed, rejection
+from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed
+from nca_trader.paper.gate import Gate, Refusal
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
@@ -112,7 +113,8 @@ class Session:
             )
         self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
-        self._bad_bars = self._failures = 0
+        self._gate = Gate(agent.symbols)
+        self._failures = 0
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
 
     def trade(self, feed: Feed, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
@@ -133,12 +135,16 @@ class Session:
         return self.result()
 
     def on_bar(self, bar: Bar) -> None:
-        """Process one closed bar: check, fills, features, decision, orders, reconciliation."""
+        """Check one closed bar, and process those that the gate lets through."""
+        passed, refusal = self._gate.admit(bar)
+        if refusal is not None:
+            self._reject(bar, refusal, int(bar.time[0]) * NANOSECONDS)
+        for each in passed:
+            self._process(each.bar)
+
+    def _process(self, bar: Bar) -> None:
+        """Process one good bar: fills, features, decision, orders, reconciliation."""
         ts = int(bar.time[0]) * NANOSECONDS
-        reason = rejection(bar, self._state.last)
-        if reason is not None:
-            return self._reject(bar, reason, ts)
-        self._bad_bars = 0
         at_close = self._agent.rules.fill == "close"
         present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
         opened = np.where(present, bar.open, self._state.close)
@@ -255,18 +261,22 @@ class Session:
             self._record("halt", f"{key}:{halt.code}", halt._asdict(), ts)
         return halt
 
-    def _reject(self, bar: Bar, reason: str, ts: int) -> None:
-        self._bad_bars += 1
+    def _reject(self, bar: Bar, refusal: Refusal, ts: int) -> None:
         self._counts["rejected"] += 1
-        body = {"reason": reason, "bar": _bar_body(bar, self._agent.symbols)}
+        body = {
+            "reason": refusal.code,
+            "say": refusal.say,
+            "held": refusal.held,
+            "bar": _bar_body(bar, self._agent.symbols),
+        }
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
         # A feed may send several bad bars of one time; the digest keeps their keys apart.
         key = f"{ts // NANOSECONDS}:{digest}"
         halt = None
         with self._journal.transaction():
             self._record("bar_rejected", key, body, ts)
-            if self._bad_bars >= MAX_IN_A_ROW:
-                halt = Halt("bad-bars", {"in_a_row": self._bad_bars, "last": reason})
+            if self._gate.in_a_row >= MAX_IN_A_ROW:
+                halt = Halt("bad-bars", {"in_a_row": self._gate.in_a_row, "last": refusal.code})
                 self._record("halt", key, halt._asdict(), ts)
         if halt is not None:
             raise self._halt_error(halt)
