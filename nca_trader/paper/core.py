@@ -17,6 +17,7 @@ from jax import Array
 from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.exits import Book
+from nca_trader.envs.account.risk import denied
 from nca_trader.envs.account.sizing import Seen, before_bars, next_size
 from nca_trader.envs.account.state import (
     FILLED,
@@ -240,7 +241,7 @@ class Core:
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
         else:
             # Every target that is given is a new order, which replaces the one before it.
-            new = whole & ~np.isnan(decision.target)
+            new = whole & ~np.isnan(decision.target) & ~np.asarray(denied(placed.guard))
         with float64_on_cpu():
             weights = np.asarray(_capped(placed.ordered, rules))
         working = {}  # every order that the account has pending should be at the broker

@@ -34,6 +34,7 @@ from nca_trader.paper.core import Agent, Core, Outcome
 from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed
 from nca_trader.paper.gate import Gate, Refusal
 from nca_trader.paper.journal import Journal, canonical
+from nca_trader.paper.risk import KillSwitch, after_resume, broken, refuse_halted, remedy, said
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.universe import run_on, trades_others, trained_symbols
@@ -45,7 +46,7 @@ MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
 
 # Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
 # which stays that of those journals.
-LATER = (*SIZES, "sizing", "dead_band")
+LATER = (*SIZES, "sizing", "dead_band", "risk")
 
 
 class Halt(NamedTuple):
@@ -86,7 +87,7 @@ class Session:
             "first_decision": agent.first_decision,
             "costs": plain(agent.costs),
             "rules": {
-                name: rule
+                name: plain(rule)
                 for name, rule in agent.rules._asdict().items()
                 if name not in LATER or rule != Rules._field_defaults[name]
             },
@@ -104,15 +105,13 @@ class Session:
                     f"{journal.path}: is the journal of another session ({differs}); name another "
                     "journal, or give that session's own options."
                 )
-        # A halt stays: a person has to find its cause and begin a new journal.
-        for event in journal.events("halt"):
-            raise HaltError(
-                f"{journal.path}: trading was halted at {np.datetime64(event.ts_event, 'ns')}, "
-                f"{event.body['code']} (seq {event.seq}); correct the cause, then begin a new "
-                "journal."
-            )
+        refuse_halted(journal)
+        # A session that resumes comes to these again, and goes on.
+        self._lifted = {event.key for event in journal.events("halt")}
+        self.switch = KillSwitch(journal.path)
         self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
+        self._refuse()
         self._gate = Gate(agent.symbols)
         self._failures = 0
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
@@ -136,6 +135,7 @@ class Session:
 
     def on_bar(self, bar: Bar) -> None:
         """Check one closed bar, and process those that the gate lets through."""
+        self._refuse()
         passed, refusal = self._gate.admit(bar)
         if refusal is not None:
             self._reject(bar, refusal, int(bar.time[0]) * NANOSECONDS)
@@ -167,6 +167,7 @@ class Session:
                 self._record("cash", str(ts // NANOSECONDS), {"amount": paid}, ts)
             if settled:
                 halt = self._settle(outcome, ts)
+        self._refuse()
         # Before this line nothing is sent: a decision counts once it is on disk.
         accepted = self._broker.work(outcome.working)
         if not settled:
@@ -178,8 +179,7 @@ class Session:
                 self._record_fills(fills, ts)
                 halt = self._settle(outcome, ts)
         if halt is not None:
-            self._journal.commit()  # a deferred halt could be lost, and trading would resume
-            raise self._halt_error(halt)
+            self._stop_or_go_on(halt, f"{ts // NANOSECONDS}:{halt.code}")
 
     def result(self) -> dict[str, Any]:
         """Return counts so far, `equity` in units of the capital, `value` in money, the head."""
@@ -211,6 +211,9 @@ class Session:
         self._counts["decisions"] += 1
         body = {name: _plain(value) for name, value in decision.body.items()}
         self._record("decision", key, body, ts)
+        if self._state.account is not None:
+            for risk in said(self._state.account, decision.target, self._agent.symbols):
+                self._record("risk", f"{key}:{risk['code']}", risk, ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
         for order in outcome.sent:
@@ -239,7 +242,7 @@ class Session:
             "value": self._value(),
         }
         self._record("snapshot", key, body, ts)
-        value, halt = self._value(), None
+        value, halt, loss = self._value(), None, None
         if account.ruined:  # the broker's positions go on below the floor: nothing to compare
             halt = Halt("ruined", {"equity": _equity(account), "broker": value})
         else:
@@ -255,9 +258,12 @@ class Session:
                 self._record("risk", key, {"code": "policy-not-finite"}, ts)
                 if self._failures >= MAX_IN_A_ROW:
                     halt = Halt("policy-not-finite", {"in_a_row": self._failures})
+            if halt is None and (loss := broken(account)) is not None:
+                halt = Halt(*loss)
         if halt is not None:
-            kind = "recon" if halt.code == "books-differ" else "risk"
-            self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
+            if loss is None:  # what a limit says is in the journal
+                kind = "recon" if halt.code == "books-differ" else "risk"
+                self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
             self._record("halt", f"{key}:{halt.code}", halt._asdict(), ts)
         return halt
 
@@ -279,7 +285,28 @@ class Session:
                 halt = Halt("bad-bars", {"in_a_row": self._gate.in_a_row, "last": refusal.code})
                 self._record("halt", key, halt._asdict(), ts)
         if halt is not None:
+            self._stop_or_go_on(halt, key)
+
+    def _stop_or_go_on(self, halt: Halt, key: str) -> None:
+        """Stop at a halt, or go on where it was lifted after an earlier session stopped at it."""
+        if key not in self._lifted:
+            self._journal.commit()  # a deferred halt could be lost, and trading would resume
             raise self._halt_error(halt)
+        self._failures = self._gate.in_a_row = 0
+        if self._state.account is not None:
+            self._state = self._state._replace(account=after_resume(self._state.account))
+
+    def _refuse(self) -> None:
+        """Halt where somebody asked for it."""
+        asked = self.switch.asked()
+        if asked is None:
+            return
+        halt, last = Halt("asked", asked), self._state.last
+        # Between two bars; another request at the same bar is another halt.
+        key = f"{last}:asked:{self._journal.head.seq}"
+        self._record("halt", key, halt._asdict(), (last or 0) * NANOSECONDS)
+        self._journal.commit()
+        raise self._halt_error(halt)
 
     def _value(self) -> float:
         """Return the broker's cash and positions in money at the last closes."""
@@ -292,7 +319,7 @@ class Session:
         detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
         return HaltError(
             f"{self._journal.path}: halted at {when}, {halt.code} ({detail}); the last events of "
-            "the journal show why. Correct the cause, then begin a new journal."
+            f"the journal show why. Correct the cause, then {remedy(self._journal.path)}."
         )
 
 
@@ -430,7 +457,9 @@ def paper_trade(
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     # By the feed's clock, so that two replays of one file write the same chain.
     with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
-        result = Session(agent, books, opened, capital, first).trade(source, stop)
+        session = Session(agent, books, opened, capital, first)
+        with session.switch.listening():
+            result = session.trade(source, stop)
     if opened_run is None:
         return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
