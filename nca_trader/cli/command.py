@@ -29,6 +29,8 @@ COMMANDS = {
     "tune": ("tune", "search hyper-parameters of an agent; every trial is counted"),
     "export": ("export", "write a run's agent to a small file, with 4, 8 or 16 bits per weight"),
     "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
+    "halt": ("halt", "stop a paper session's trading until it is resumed"),
+    "resume": ("halt", "let a paper session trade again after a halt, and say why"),
     "journal": ("paper", "check a paper session's journal"),
     "data": ("data", "check a bar file: every problem with its line and remedy, or a summary"),
     "leakcheck": ("leakcheck", "look for look-ahead in a strategy or a feature, on other futures"),

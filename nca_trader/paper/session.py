@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -334,6 +335,21 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _counting(
+    stop: Callable[[], bool], progress: Callable[[int, int], None] | None, total: int
+) -> Callable[[], bool]:
+    """Return `stop`, which also reports how many bars it was called after."""
+    if progress is None:
+        return stop
+    bars = itertools.count(1)
+
+    def stopped() -> bool:
+        progress(next(bars), total)
+        return stop()
+
+    return stopped
+
+
 def _equity(account: Any) -> float:
     """Return equity as a fraction of the start's, by the formula of a backtest."""
     return float(np.exp(account.log_equity + account.log_equity_low))
@@ -370,6 +386,7 @@ def paper_trade(
     costs: Costs | None = None,
     fill: str | None = None,
     order: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -390,6 +407,7 @@ def paper_trade(
       costs: of trading and holding; None are the run's, and nothing for a strategy.
       fill: as in `nca_trader.backtest`.
       order: as in `nca_trader.backtest`.
+      progress: called after each bar with the number of bars so far, and that of the feed's file.
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -459,7 +477,7 @@ def paper_trade(
     with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
         session = Session(agent, books, opened, capital, first)
         with session.switch.listening():
-            result = session.trade(source, stop)
+            result = session.trade(source, _counting(stop, progress, len(source)))
     if opened_run is None:
         return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
