@@ -18,7 +18,7 @@ import numpy as np
 
 from nca_trader.envs.account.risk import CODES, Allow, Deny, denied, lifted, verdict
 from nca_trader.envs.account.state import Account
-from nca_trader.errors import ConfigError, HaltError
+from nca_trader.errors import ConfigError, HaltError, argument, options_named
 from nca_trader.machine import write_atomically
 from nca_trader.paper.journal import Event, Journal, read_events
 
@@ -133,7 +133,8 @@ def refuse_halted(journal: Journal) -> None:
 
 def remedy(journal: Path) -> str:
     """Return what lifts a halt, for a message."""
-    return f"`nca-trader resume --journal {journal} --reason TEXT`"
+    with options_named():  # a command is typed into a shell, also by a caller in Python
+        return f"`nca-trader resume {argument('journal', journal)} {argument('reason')} TEXT`"
 
 
 def said(account: Account, asked: np.ndarray, symbols: Sequence[str]) -> list[dict[str, Any]]:
@@ -184,7 +185,9 @@ def _standing(journal: str | Path) -> None:
 def _checked(reason: str) -> str:
     text = " ".join(reason.split())[:LONGEST]
     if not text:
-        raise ConfigError("--reason is empty; say why, for those who read the journal.")
+        raise ConfigError(
+            f"{argument('reason')} is empty; say why."
+        )
     return text
 
 

@@ -27,11 +27,12 @@ from nca_trader.config.env import SIZES
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
-from nca_trader.envs.account.state import Rules, rules_of, with_limits
+from nca_trader.envs.account.state import Quote, Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
-from nca_trader.paper.core import Agent, Core, Outcome
+from nca_trader.paper.core import Agent, Core, Decision, Outcome
+from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import NANOSECONDS, Feed, parse_feed
 from nca_trader.paper.gate import Gate, Refusal
 from nca_trader.paper.journal import Journal, canonical
@@ -114,6 +115,7 @@ class Session:
         self._state = self._core.begin()
         self._refuse()
         self._gate = Gate(agent.symbols)
+        self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
         self._failures = 0
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
 
@@ -166,6 +168,7 @@ class Session:
             self._record_bar(bar, fills, outcome, ts)
             if paid:
                 self._record("cash", str(ts // NANOSECONDS), {"amount": paid}, ts)
+            self._watch(fills, opened, legs.at_open, ts, outcome.decision, present)
             if settled:
                 halt = self._settle(outcome, ts)
         self._refuse()
@@ -179,6 +182,7 @@ class Session:
                     self._record("order_ack", name, {}, ts)
                 self._record_fills(fills, ts)
                 halt = self._settle(outcome, ts)
+                self._watch(fills, closed, legs.at_close, ts)
         if halt is not None:
             self._stop_or_go_on(halt, f"{ts // NANOSECONDS}:{halt.code}")
 
@@ -194,6 +198,30 @@ class Session:
             "head": head.hash,
             "run": self.run,
         }
+
+    def _watch(
+        self,
+        fills: Sequence[Fill],
+        price: np.ndarray,
+        quote: Quote,
+        ts: int,
+        decision: Decision | None = None,
+        present: np.ndarray | None = None,
+    ) -> None:
+        """Record what drifts: of the fills at market prices `price` `[A]`, and of a decision."""
+        found = []
+        for fill in fills:
+            if fill.client_id.startswith("nca-"):  # not of a margin call or a delisting
+                asset = self._agent.symbols.index(fill.symbol)
+                quoted = quote._replace(price=price)
+                found += self._drift.filled(asset, fill.units, fill.price, quoted)
+        if decision is not None and present is not None:
+            found += self._drift.decided(decision.features, present)
+            traded = sum(abs(fill.units * fill.price) for fill in fills)
+            found += self._drift.turned(traded / self._value())
+        for body in found:
+            key = ":".join([str(ts // NANOSECONDS), body["code"], body.get("feature", "")])
+            self._record("risk", key.rstrip(":"), body, ts)
 
     def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         self._journal.record(self.run, kind, key, body, ts)

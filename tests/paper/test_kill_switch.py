@@ -174,7 +174,8 @@ def test_sigusr1_stops_a_real_process_with_exit_code_3(stage, tmp_path):
     command = [sys.executable, "-m", "nca_trader", "paper", "--strategy=momentum",
                f"--feed=replay:{tmp_path}/bars.csv", f"--journal={journal}"]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stderr.readline()  # the first bar is done
+        lines = iter(process.stderr.readline, "")
+        line = next(text for text in lines if text.startswith("paper "))  # a bar is done
         process.send_signal(signal.SIGUSR1)
         said = process.stderr.read()
         assert process.wait(60) == 3, said
