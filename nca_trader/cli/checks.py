@@ -199,6 +199,8 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
     from nca_trader.machine import run_file
 
     bars = given.get("file") if command == "data" else given.get("data")
+    if command in ("halt", "resume") and not pathlib.Path(given["journal"]).is_file():
+        raise ConfigError(f"{given['journal']}: there is no such journal; check the path.")
     if command == "paper":
         from nca_trader.config.reading import replayed
 

@@ -150,13 +150,14 @@ class Gate:
         moves = np.where(np.isfinite(moves) & bar.present, moves, 0.0)
         if not is_far(moves, 0.0).any():  # so that the median is rarely needed
             return None
-        far = is_far(moves, self._typical())
+        far = np.atleast_2d(is_far(moves, self._typical()))
         if not far.any():
             return None
         # The open alone may be far; then that is the price which the next bar has to confirm.
         price = np.where(far[0], bar.close, bar.open)
-        self._held = (bar, far.any(axis=0), price)
-        i = int(np.argmax(far.any(axis=0)))
+        wild = np.asarray(far.any(axis=0))
+        self._held = (bar, wild, price)
+        i = int(np.argmax(wild))
         times = price[i] / self._close[i]
         say = f"{self._symbols[i]} at {price[i]:.6g} is {times:.4g} times the last close"
         return Refusal(Code.D026.name, say, held=True)

@@ -185,9 +185,7 @@ def _standing(journal: str | Path) -> None:
 def _checked(reason: str) -> str:
     text = " ".join(reason.split())[:LONGEST]
     if not text:
-        raise ConfigError(
-            f"{argument('reason')} is empty; say why."
-        )
+        raise ConfigError(f"{argument('reason')} is empty; say why.")
     return text
 
 

@@ -48,7 +48,7 @@ MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
 
 # Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
 # which stays that of those journals.
-LATER = (*SIZES, "sizing", "dead_band", "risk")
+LATER = (*SIZES, "sizing", "dead_band")
 
 
 class Halt(NamedTuple):
@@ -83,18 +83,20 @@ class Session:
     ):
         self._agent, self._broker, self._journal = agent, broker, journal
         self._capital = capital
+        limits = agent.rules.risk
         # All that makes a session this one and no other: a journal belongs to one session.
         self._started = {
             "symbols": list(agent.symbols),
             "first_decision": agent.first_decision,
             "costs": plain(agent.costs),
             "rules": {
-                name: plain(rule)
+                name: rule
                 for name, rule in agent.rules._asdict().items()
-                if name not in LATER or rule != Rules._field_defaults[name]
+                if name != "risk" and (name not in LATER or rule != Rules._field_defaults[name])
             },
             "capital": float(capital),
             "start": start,
+            **({} if limits is None else {"limits": plain(limits)}),
             **agent.identity,
         }
         self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]

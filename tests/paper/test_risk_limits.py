@@ -360,9 +360,12 @@ def test_a_halt_survives_restarts_and_after_resume_the_session_goes_on(tmp_path,
 def test_a_journal_without_limits_is_as_before_and_limits_are_part_of_a_session(tmp_path, stage):
     bars = stage.bars()
     plain = stage.replay(tmp_path / "a.db", bars, stage.agent())
-    assert "risk" not in next(read_events(tmp_path / "a.db", "run_started")).body["rules"]
+    started = next(read_events(tmp_path / "a.db", "run_started")).body
+    assert "limits" not in started and "risk" not in started["rules"]
     wide = nca.Limits(max_position=10.0, max_drawdown=0.99)
     limited = stage.replay(tmp_path / "b.db", bars, stage.agent(risk=wide))
     assert (limited["equity"], limited["orders"]) == (plain["equity"], plain["orders"])
-    with pytest.raises(ConfigError, match=r"another session .*max_position"):
+    started = next(read_events(tmp_path / "b.db", "run_started")).body
+    assert started["limits"] == {"max_position": 10.0, "max_drawdown": 0.99}
+    with pytest.raises(ConfigError, match=r"another session .*limits\.max_position"):
         stage.replay(tmp_path / "b.db", bars, stage.agent(risk=nca.Limits(max_position=1.0)))

@@ -259,7 +259,7 @@ def _rank(target: Array, held: Tensor, new: Array) -> Array:
     return jnp.where(smaller, first, smaller.sum() + jnp.cumsum(new & ~smaller) - 1)
 
 
-def _step_towards(held: Tensor, target: Array) -> Array:
+def _step_towards(held: Tensor, target: Tensor) -> Array:
     """Round targets to multiples of `STEP`, towards what is held."""
     steps = target / STEP
     return jnp.where(target > held, jnp.floor(steps), jnp.ceil(steps)) * STEP

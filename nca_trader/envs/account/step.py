@@ -170,16 +170,17 @@ def place(
     return account, recorded(now, now, {}, rules)
 
 
-def guarded(account: Account, target: Array, quote: Quote, rules: Rules) -> tuple[Account, Array]:
+def guarded(account: Account, target: Tensor, quote: Quote, rules: Rules) -> tuple[Account, Array]:
     """Apply `rules.risk` to a target; return the account and what may be ordered.
 
     A halt withdraws what is pending. The position is what was last ordered then, so that the same
     target is a new order after trading has been resumed.
     """
-    limits = rules.risk
-    assert limits is not None
+    limits, seconds, moved = rules.risk, quote.seconds, quote.moved
+    if limits is None or seconds is None or moved is None:
+        raise ValueError("limits need a quote with the bar's time and move; see `next_legs`.")
     worth = account.log_equity + account.log_equity_low
-    intent = Intent(target, account.held, account.ordered, worth, quote.seconds, quote.moved)
+    intent = Intent(target, account.held, account.ordered, worth, seconds, moved)
 
     def is_order(target: Array) -> Array:
         return _is_order(account, target, rules) & ~account.ruined
@@ -194,7 +195,7 @@ def guarded(account: Account, target: Array, quote: Quote, rules: Rules) -> tupl
     return account, target
 
 
-def _is_order(account: Account, target: Array, rules: Rules) -> Array:
+def _is_order(account: Account, target: Tensor, rules: Rules) -> Array:
     """Return `[A]` bool, whether each target is a new order."""
     new = ~jnp.isnan(target)
     # An exact comparison: both are targets as they were ordered, with no arithmetic in between.
