@@ -31,5 +31,5 @@ def run_resume(args: argparse.Namespace) -> dict[str, Any]:
 
     halt = resume(args.journal, args.reason, time.time_ns())
     what = "its halt file is removed" if halt is None else f"lifted: {halt.body['code']}"
-    print(f"{args.journal}: {what}; the session's own command goes on from there.")
+    print(f"{args.journal}: {what}; the session's own command resumes from there.")
     return {"lifted": None if halt is None else halt.body["code"]}

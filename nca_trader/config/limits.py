@@ -12,7 +12,7 @@ MOST_ORDERS = 10_000  # per minute: each is remembered
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What trading may never exceed, the same in a backtest and on paper; None is no limit.
+    """What trading may never exceed, the same in a backtest and on paper; None sets no limit.
 
     Limits are on what is ordered: a position that the market moved above its limit is not cut. A
     target that is too large is cut. An order that is denied is not tried again by itself. A loss

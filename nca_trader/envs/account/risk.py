@@ -140,7 +140,7 @@ def judge(
         asked = jnp.where(kept, 0.0, jnp.abs(target)).sum()
         room = jnp.maximum(limits.max_gross - fixed, 0.0)
         # Of targets alone and not of what is held: under "on_change" the same targets, cut alike,
-        # are no new orders.
+        # order nothing new.
         times = jnp.maximum(asked / jnp.maximum(room, 1e-300), 1.0)
         target, said = cut(jnp.where(times > 1.0, target / times, target), GROSS)
     if limits.max_order is not None:
@@ -163,7 +163,7 @@ def judge(
         recent = (guard.orders > intent.seconds - MINUTE).sum()
         late = _rank(target, held, is_order(target)) >= limits.max_orders_per_minute - recent
         target, said = cut(jnp.where(late & is_order(target), jnp.nan, target), RATE)
-    # A target that was cut to the one that stands already is no order, and says nothing.
+    # A target that was cut to the one that stands already orders nothing, and says nothing.
     said = jnp.where(is_order(target) | jnp.isnan(target), said, 0)
     halted = guard.halted > 0
     target = jnp.where(halted, jnp.nan, target)
@@ -253,7 +253,7 @@ def _counted(guard: Guard, intent: Intent, limits: Limits) -> Guard:
 
 def _rank(target: Array, held: Tensor, new: Array) -> Array:
     """Return `[A]` the place of each new order: those that make a position smaller come first."""
-    # A position that rounding left is none.
+    # What rounding left counts as flat.
     smaller = new & (jnp.abs(target) < jnp.abs(held) - STEP)
     first = jnp.cumsum(smaller) - 1
     return jnp.where(smaller, first, smaller.sum() + jnp.cumsum(new & ~smaller) - 1)
