@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.cli.options import READING, agent_of, overrides, params_of
+from nca_trader.cli.options import READING, agent_of, limits_of, overrides, params_of
 from nca_trader.errors import BarError, ConfigError, RunError, argument
 
 # The rules of `nca_trader.agents.rules`, named here because its import takes jax.
@@ -95,6 +95,8 @@ def check(args: argparse.Namespace) -> None:
 
         if (peers := processes.options(args)) is not None:
             processes.check(peers)
+    if "limit" in given:
+        limits_of(args)
     if "param" in given:
         if "run_dir" in given:
             raise ConfigError("--param: is of a strategy; a run has its own, so leave it out.")
@@ -199,6 +201,8 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
     bars = given.get("file") if command == "data" else given.get("data")
     if given.get("what") == "fetch":  # a venue in place of a file
         bars = None
+    if command in ("halt", "resume") and not pathlib.Path(given["journal"]).is_file():
+        raise ConfigError(f"{given['journal']}: there is no such journal; check the path.")
     if command == "paper":
         from nca_trader.config.reading import replayed
 

@@ -32,6 +32,8 @@ COMMANDS = {
     "tune": ("tune", "search hyper-parameters of an agent; every trial is counted"),
     "export": ("export", "write a run's agent to a small file, with 4, 8 or 16 bits per weight"),
     "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
+    "halt": ("halt", "stop a paper session's trading until it is resumed"),
+    "resume": ("halt", "let a paper session trade again after a halt, and say why"),
     "journal": ("paper", "check a paper session's journal"),
     "data": (
         "data",

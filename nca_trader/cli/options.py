@@ -18,7 +18,7 @@ from nca_trader.errors import ConfigError, argument, options_named
 # The options of `read_bars`, the same for every command that reads a bar file.
 READING = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every")
 # The options of an account, the same for every command that trades.
-ACCOUNT = ("commission", "slippage", "fill", "order")
+ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
 SHARED: dict[str, dict[str, Any]] = {
     "env": {"help": "an environment: preset name or TOML file"},
     "agent": {"help": "an agent: preset name or TOML file"},
@@ -50,6 +50,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "order": {
         "choices": ("on_change", "rebalance"),
         "help": "trade when a target changes, or at each target",
+    },
+    "limit": {
+        "action": "append",
+        "metavar": "NAME=VALUE",
+        "help": "a risk limit, repeatable: max_position, max_gross, max_order, "
+        "max_orders_per_minute, price_collar, max_daily_loss or max_drawdown, e.g. "
+        "max_drawdown=0.2",
     },
     "symbol": {"help": "of a file that holds several"},
     "timezone": {"help": "of times without an offset, e.g. America/New_York"},
@@ -114,8 +121,22 @@ def account_of(args: argparse.Namespace, env: Any, limits: bool) -> tuple[Any, d
     # Only what was given replaces the environment's. 0 is a cost, too.
     given = {name: getattr(args, name) for name in ACCOUNT if getattr(args, name) is not None}
     costs = {name: given.pop(name) for name in ("commission", "slippage") if name in given}
+    if given.pop("limit", None):
+        given["risk"] = limits_of(args)
     rules = rules_of(env)._asdict() if limits else {}
     return dataclasses.replace(env.costs, **costs), rules | given
+
+
+def limits_of(args: argparse.Namespace) -> Any:
+    """Return the `Limits` of `--limit`, or None where none is given.
+
+    Raises:
+      ConfigError: all that is wrong with them.
+    """
+    from nca_trader.config.limits import Limits
+
+    given = _named(args.limit, "limit", "max_drawdown=0.2")
+    return Limits(**given) if given else None
 
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,13 +145,17 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
       ConfigError: one that is not NAME=VALUE, or a name that is given twice.
     """
+    return _named(args.param, "param", "fast=10")
+
+
+def _named(texts: list[str] | None, option: str, example: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for text in args.param or ():
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"--param {text}: write NAME=VALUE, e.g. fast=10.")
+            raise ConfigError(f"--{option} {text}: write NAME=VALUE, e.g. {example}.")
         if name in found:
-            raise ConfigError(f"--param {text}: {name} is given twice; give it once.")
+            raise ConfigError(f"--{option} {text}: {name} is given twice; give it once.")
         try:
             found[name] = json.loads(value)
         except ValueError:

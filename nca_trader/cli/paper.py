@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nca_trader.cli import stop_on_signal
@@ -14,6 +16,7 @@ from nca_trader.cli.options import (
     add_options,
     params_of,
     reading_options,
+    typed,
 )
 
 
@@ -50,6 +53,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.subjects import subject_of
     from nca_trader.evaluate.verdict import in_sample_sentence
     from nca_trader.paper.session import paper_trade
+    from nca_trader.paper.summary import summarise
     from nca_trader.runs.exported import read_run
 
     if args.run_dir:
@@ -59,7 +63,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     costs, rules = account_of(args, env, bool(args.env))
     rules.pop("capital", None)  # the account has --capital
     # A bar is finished first, with its events in the journal.
-    with stop_on_signal("bar") as stop:
+    with stop_on_signal("bar") as stop, bars_shown() as progress:
         result = paper_trade(
             args.run_dir or subject_of(args.strategy, params_of(args)),
             args.feed,
@@ -73,6 +77,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             force_agent=args.force_agent,
             costs=costs,
             warmup=args.warmup,
+            progress=progress,
             **rules,
         )
         stopped = stop()
@@ -93,9 +98,30 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
         f"{result['value']:,.2f} in money; journal {args.journal}, {result['events']} events, "
         f"head {result['head'][:16]}"
     )
+    table = summarise(args.journal)
+    if table is not None:
+        print(table)
+    print(f"The page: {typed('dashboard', journal=args.journal)}")
     if stopped:
         raise KeyboardInterrupt  # the exit code of a command that was interrupted
-    return result
+    return result | {"summary": table and table.body}
+
+
+@contextlib.contextmanager
+def bars_shown() -> Iterator[Callable[[int, int], None]]:
+    """Yield the function that shows how many of a feed's bars are done, and the time left."""
+    from nca_trader.watch.progress import Progress
+
+    with contextlib.ExitStack() as stack:
+        bar: Progress | None = None
+
+        def report(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:  # the total is known at the first bar
+                bar = stack.enter_context(Progress(total, "paper", unit="bars"))
+            bar.update(1)
+
+        yield report
 
 
 def add_journal_options(parser: argparse.ArgumentParser) -> None:

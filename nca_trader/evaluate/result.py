@@ -16,6 +16,7 @@ import pandas as pd
 
 from nca_trader.agents.targets import NO_CUT, Cut
 from nca_trader.config.ranges import expect
+from nca_trader.envs.account.risk import CODES
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
@@ -130,7 +131,23 @@ class Result:
                 f"hold (the largest for {self.cut.largest:g} times its equity), and was cut to "
                 "that."
             )
-        return tuple(said)
+        return (*said, *self._limited)
+
+    @property
+    def _limited(self) -> list[str]:
+        """What the risk limits did, in words."""
+        if self.trace is None or self.trace.said is None or self.trace.halted is None:
+            return []
+        codes, halted = np.asarray(self.trace.said), np.asarray(self.trace.halted)
+        found = []
+        if (stopped := np.flatnonzero(halted)).size:
+            code, when = CODES[halted[stopped[0]]], self.equity.index[stopped[0]]
+            found.append(f"HALTED: {code} stopped trading at {when}; positions stay as they were.")
+            codes = codes[: stopped[0]]
+        if codes.any():
+            names = ", ".join(CODES[code] for code in np.unique(codes[codes > 0]))
+            found.append(f"LIMITED: {(codes > 0).sum():,} orders were cut or denied by {names}.")
+        return found
 
     # A result is frozen, so nothing below can change once it is computed.
     @functools.cached_property

@@ -57,6 +57,8 @@ class Trace(NamedTuple):
       cost: as a fraction of equity.
       flows: where equity went.
       left: what stops and targets closed inside the bar; None of a strategy without any.
+      said: `[N, A]` int8, the risk limit that cut or denied each order, and halted: `[N]` int8, the
+        one that stopped trading, places in `account.risk.CODES`; None without limits.
     """
 
     log_equity: Tensor
@@ -67,6 +69,8 @@ class Trace(NamedTuple):
     cost: Tensor
     flows: Flows
     left: Exit | None = None
+    said: Tensor | None = None
+    halted: Tensor | None = None
 
     @property
     def turnover(self) -> Tensor:
@@ -124,6 +128,8 @@ def _row(
         cost=bar.cost + closed.cost,
         flows=jax.tree.map(jnp.add, bar.flows, closed.flows),
         left=left,
+        said=account.guard.said if account.guard else None,
+        halted=account.guard.halted if account.guard else None,
     )
 
 

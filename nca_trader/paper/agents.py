@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pandas as pd
 
 from nca_trader.agents.heads import best_target, distribution
 from nca_trader.agents.policy import Params, read_out
@@ -24,6 +25,7 @@ from nca_trader.agents.targets import (
     in_force,
     strategy_faults,
 )
+from nca_trader.cloud import CloudPath
 from nca_trader.data.features import feature_set
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book
@@ -32,6 +34,7 @@ from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.core import Agent, Decision
+from nca_trader.paper.drift import Usual, usual_turnover
 from nca_trader.runs.manifest import Run, versions
 from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
@@ -77,6 +80,7 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
         first_decision=policy.first_decision,
         costs=costs,
         rules=rules,
+        usual=usual_of(run),
         identity={
             "agent": run.name,
             "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
@@ -84,6 +88,16 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
             "versions": versions(),
         },
     )
+
+
+def usual_of(run: Run) -> Usual:
+    """Return what the agent of a run is used to: its training bars, and its saved backtest."""
+    table, turnover = run.path / "backtest.parquet", None
+    if not isinstance(table, CloudPath) and table.is_file():
+        found = pd.read_parquet(table)
+        if "turnover" in found.columns:
+            turnover = usual_turnover(found["turnover"].to_numpy(np.float64))
+    return Usual(run.reference, turnover)
 
 
 def params_digest(params: Params) -> str:
@@ -161,7 +175,7 @@ def policy_agent(
             with float64_on_cpu():
                 now = jax.tree.map(np.asarray, _remembered(spec, account))
         if unfit:
-            return memory, now, unusable
+            return memory, now, unusable._replace(features=row)
         logits = np.asarray(decide(cells, now))
         # argmax takes a NaN for the largest number, and would trade on it.
         if logits.shape != (num_assets, outputs) or not np.isfinite(logits).all():
@@ -170,7 +184,7 @@ def policy_agent(
             target = np.asarray(_target(spec, logits, now.ordered, ensemble))
         usable = bool(np.isfinite(target).all())
         action = logits.argmax(-1) if num_agents == 1 else None
-        return memory, now, Decision(target, logits, action, usable)
+        return memory, now, Decision(target, logits, action, usable, row)
 
     about = {"targets": list(spec.targets), "actions": spec.actions}
     return Agent(
@@ -179,6 +193,7 @@ def policy_agent(
         open=opened,
         act=act,
         identity={**about, "receptive_field": receptive_field, **identity},
+        features=tuple(features.names),
         **rest,
     )
 

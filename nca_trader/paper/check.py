@@ -12,7 +12,8 @@ import numpy as np
 from nca_trader.envs.check import Check, Report
 from nca_trader.errors import NcaTraderError
 from nca_trader.paper.clock import NANOSECONDS, Clock
-from nca_trader.paper.feed import LiveFeed, Notice, rejection
+from nca_trader.paper.feed import LiveFeed, Notice
+from nca_trader.paper.gate import Gate
 from nca_trader.paper.venue import MAX_CLIENT_ID, Outcome, Ticket, Venue
 from nca_trader.types import Bar
 
@@ -240,6 +241,7 @@ class _Bars:
     def __init__(self, feed: LiveFeed, count: int, history: int):
         self.feed, self.count, self.wanted = feed, count, history
         self.last: int | None = None
+        self.gate = Gate(tuple(feed.symbols))
         self.first = feed.now()
 
     def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -272,9 +274,10 @@ class _Bars:
         _same("the bars of history(1)", len(few), 1)
 
     def take(self, bar: Bar) -> None:
-        reason = rejection(bar, self.last)
+        passed, refusal = self.gate.admit(bar)
         when = np.datetime64(int(np.asarray(bar.time).flat[0]), "s")
-        _true(reason is None, f"the bar of {when} is refused: {reason}")
+        reason = "it repeats the bar before" if refusal is None else refusal.say
+        _true(bool(passed), f"the bar of {when} is refused: {reason}")
         self.last = int(bar.time[0])
 
     def live(self) -> None:

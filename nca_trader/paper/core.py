@@ -17,6 +17,7 @@ from jax import Array
 from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.exits import Book
+from nca_trader.envs.account.risk import denied
 from nca_trader.envs.account.sizing import Seen, before_bars, next_size
 from nca_trader.envs.account.state import (
     FILLED,
@@ -31,6 +32,7 @@ from nca_trader.envs.account.state import (
 )
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.broker import Order, client_id
+from nca_trader.paper.drift import Usual
 from nca_trader.types import Bar, Costs
 
 # Costs and rules are static: a session has one of each, and what they leave out is not compiled.
@@ -59,18 +61,21 @@ class Decision(NamedTuple):
     """What an agent decides at a close.
 
     target: `[A]` weights; NaN for no order. logits: `[A, n]` and action: `[A]`, of a policy alone.
-    usable: whether the numbers were finite, so that they may be acted upon.
+    usable: whether the numbers were finite, so that they may be acted upon. features: `[A, F]`
+    that a policy saw in this bar; not in the journal.
     """
 
     target: np.ndarray
     logits: np.ndarray | None = None
     action: np.ndarray | None = None
     usable: bool = True
+    features: np.ndarray | None = None
 
     @property
     def body(self) -> dict[str, np.ndarray]:
         """The arrays by name, for the journal."""
-        return {k: v for k, v in self._asdict().items() if isinstance(v, np.ndarray)}
+        fields = self._replace(features=None)._asdict()
+        return {k: v for k, v in fields.items() if isinstance(v, np.ndarray)}
 
 
 class Agent(NamedTuple):
@@ -85,6 +90,7 @@ class Agent(NamedTuple):
     first_decision: row of the first bar that may be decided at.
     sees_book: whether `act` needs a `Book`, the memory behind a `Portfolio`.
     costs, rules: of the account. identity: what makes a session this one, e.g. hashes.
+    features: names of what a policy sees. usual: what it is used to, see `paper.drift`.
     """
 
     symbols: tuple[str, ...]
@@ -98,6 +104,8 @@ class Agent(NamedTuple):
     rules: Rules
     identity: dict[str, Any]
     sees_book: bool = False
+    features: tuple[str, ...] = ()
+    usual: Usual = Usual()
 
 
 class State(NamedTuple):
@@ -311,7 +319,7 @@ class Core:
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
         else:
             # Every target that is given is a new order, which replaces the one before it.
-            new = whole & ~np.isnan(decision.target)
+            new = whole & ~np.isnan(decision.target) & ~np.asarray(denied(placed.guard))
         with float64_on_cpu():
             weights = np.asarray(_capped(placed.ordered, rules))
         working = {}  # every order that the account has pending should be at the broker

@@ -1,4 +1,4 @@
-"""Sources of closed bars, one at a time, and the check that each bar must pass."""
+"""Sources of closed bars, one at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from nca_trader.config.reading import replayed
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import ConfigError, argument
-from nca_trader.types import PRICES, Bar, Bars
+from nca_trader.types import Bar, Bars
 
 NANOSECONDS = 1_000_000_000
 
@@ -122,35 +122,6 @@ def parse_feed(
     if symbols is not None and bars.symbols != symbols:
         bars = bars.select(*symbols)
     return ReplayFeed(bars)
-
-
-def rejection(bar: Bar, last: int | None) -> str | None:
-    """Return why `bar` must not be used, as a stable code; None if it is usable.
-
-    Args:
-      bar: fields `[A]`.
-      last: seconds of the last good bar's open; None before the first.
-    """
-    if (np.asarray(bar.time) != bar.time[0]).any():
-        return "time-differs-between-assets"
-    if last is not None and int(bar.time[0]) <= last:
-        return "duplicate-time" if int(bar.time[0]) == last else "time-goes-back"
-    # Prices of absent assets are copies of older ones, or NaN, so only those present are checked.
-    present = np.asarray(bar.present)
-    if not present.any():
-        return "no-asset-present"
-    prices = {name: np.asarray(getattr(bar, name))[present] for name in PRICES}
-    stacked = np.stack(list(prices.values()))
-    if not np.isfinite(stacked).all():
-        return "price-not-finite"
-    if (stacked <= 0.0).any():
-        return "price-not-above-0"
-    if (prices["high"] < stacked).any() or (prices["low"] > stacked).any():
-        return "high-low-do-not-enclose"
-    volume = np.asarray(bar.volume)[present]
-    if np.isinf(volume).any() or (volume < 0.0).any():  # NaN is a volume that nobody reported
-        return "volume-not-usable"
-    return None
 
 
 class Pump:

@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.envs.account.state import Legs
 from nca_trader.errors import HaltError
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
+from nca_trader.paper.gate import Gate, Passed
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
+from nca_trader.paper.risk import after_resume, broken, said
 from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
@@ -29,7 +32,6 @@ from nca_trader.types import Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 SKEW = 30  # seconds between the clocks of feed and venue
-EARLY = 2  # seconds by which a bar may close before the feed's clock says so
 TICK = 0.1  # seconds after which signals and the kill switch are read again while no bar comes
 LOOK = 5.0  # seconds after which an open order's fills are read again
 # Why an order ended although the decision behind it still stands: the next decision sends again.
@@ -78,6 +80,7 @@ class LiveSession(Session):
         self._unanswered = 0  # bars in a row at which the venue did not answer
         self._looked = 0.0
         super().__init__(agent, None, journal, capital, start, live=names)
+        self._gate = Gate(agent.symbols, live=True, seconds=feed.period, clock=feed.now)
 
     def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
@@ -119,30 +122,32 @@ class LiveSession(Session):
         self._record("feed", f"{now}:{notice.code}:{digest}", notice._asdict(), now)
 
     def on_bar(self, bar: Bar) -> None:
-        """Check one bar, which must have closed by now, and process it if it is usable."""
-        bar = self._completed(bar)
-        if self._age(bar) < -EARLY:
-            return self._reject(bar, "not-closed", int(bar.time[0]) * NANOSECONDS)
-        super().on_bar(bar)
+        """Check one bar, which must have closed by now, and process what the gate lets through."""
+        super().on_bar(self._completed(bar))
 
     def _age(self, bar: Bar) -> float:
         """Return the seconds since the bar closed."""
         return self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
 
-    def _process(self, bar: Bar) -> None:
+    def _process(self, passed: Passed) -> None:
         """Process one good bar: books, features, decision, orders."""
+        bar = passed.bar
         ts = int(bar.time[0]) * NANOSECONDS
-        fresh = self._age(bar) <= self._patience.age and self._core.ready(self._state, bar)
+        # What was held until the next bar is learnt and not traded on.
+        young = not passed.late and self._age(bar) <= self._patience.age
+        fresh = young and self._core.ready(self._state, bar)
         # Also at a bar that is not traded on: what an earlier one ordered may fill there.
         books = self._synced(bar, ts) if fresh or self._state.account is not None else None
         seen = self._observed(bar, books) if fresh else None
-        legs = self._core.legs(self._state, bar)
+        legs, before = self._core.legs(self._state, bar), self._state.close
         self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        drifts = self._drifts(bar, legs, before, seen, outcome)
         # A size is of what is held, so what an order replaces has to end first.
         self._router.withdraw([name for name, _ in outcome.closed], ts)
         sized, refused = self._sized(outcome)
         with self._journal.transaction(durable=outcome.decision is not None):
             self._record_live(bar, outcome, seen, sized, refused, ts)
+            self._record_risks(passed, outcome, drifts, ts)
         self._refuse_failures(outcome, ts)
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)
@@ -201,12 +206,18 @@ class LiveSession(Session):
         seen = None
         if decided:
             seen = self._observed(bar, ledger.books(self._agent.symbols), ledger)
-        legs = self._core.legs(self._state, bar)
+        legs, before = self._core.legs(self._state, bar), self._state.close
         self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        self._gate.learn(bar)
+        self._drifts(bar, legs, before, seen, outcome)  # in the journal already
         self._counts["bars"] += 1
         if outcome.decision is not None:
             self._record_decision(outcome, event.ts_event)
             self._failures = 0 if outcome.decision.usable else self._failures + 1
+        account = self._state.account
+        if account is not None and broken(account):  # trading goes on only after `resume`
+            self._state = self._state._replace(account=after_resume(account))
+            self._failures = 0
 
     def _bar_of(self, event: Event) -> Bar:
         rows = [event.body[symbol] for symbol in self._agent.symbols]
@@ -328,6 +339,40 @@ class LiveSession(Session):
         body = {name: in_json(value) for name, value in outcome.decision.body.items()}
         self._record("decision", str(ts // NANOSECONDS), body, ts)
 
+    def _drifts(
+        self, bar: Bar, legs: Legs, before: np.ndarray, seen: Observed | None, outcome: Outcome
+    ) -> list[dict[str, Any]]:
+        """Return what drifts at a bar: `before` `[A]` are the closes of the bar before.
+
+        An order goes out after a close, so the market's price of its fill is the next open.
+        """
+        decision, found = outcome.decision, []
+        if decision is None or seen is None:
+            return found
+        present = np.asarray(bar.present)
+        quote = legs.at_open._replace(price=np.where(present, bar.open, before))
+        for asset in np.flatnonzero(seen.traded).tolist():
+            value = seen.equity * (self._base or 0.0)
+            units = float(seen.traded[asset] * value / seen.price[asset])
+            found += self._drift.filled(asset, units, float(seen.price[asset]), quote)
+        found += self._drift.decided(decision.features, present)
+        return found + self._drift.turned(float(np.abs(seen.traded).sum()))
+
+    def _record_risks(
+        self, passed: Passed, outcome: Outcome, drifts: list[dict[str, Any]], ts: int
+    ) -> None:
+        """Record what the gate, the limits and the drift watch say of a bar."""
+        symbols, found = self._agent.symbols, drifts
+        if passed.far is not None:
+            code = "bar-confirmed" if passed.confirmed else "bar-not-confirmed"
+            far = [symbols[i] for i in np.flatnonzero(passed.far).tolist()]
+            found = [{"code": code, "symbols": far}, *found]
+        if outcome.decision is not None and self._state.account is not None:
+            found = [*found, *said(self._state.account, outcome.decision.target, symbols)]
+        for body in found:
+            key = ":".join([str(ts // NANOSECONDS), body["code"], body.get("feature", "")])
+            self._record("risk", key.rstrip(":"), body, ts)
+
     def _refuse_failures(self, outcome: Outcome, ts: int) -> None:
         """Halt where decisions are unusable in a row, or nothing is left to trade with."""
         decision, account = outcome.decision, self._state.account
@@ -341,6 +386,8 @@ class LiveSession(Session):
             self._record("risk", str(ts // NANOSECONDS), code, ts)
         if self._failures >= MAX_IN_A_ROW:
             raise Halting("policy-not-finite", in_a_row=self._failures)
+        if (loss := broken(account)) is not None:
+            raise Halting(loss[0], **loss[1])
 
     def _refuse_skew(self) -> None:
         """Halt where the venue's clock and the feed's are apart: ages would be wrong."""
@@ -349,12 +396,6 @@ class LiveSession(Session):
         off = (self._venue.now() - self._feed.now()) / NANOSECONDS
         if abs(off) > SKEW:
             raise Halting("clock-skew", seconds=off)
-
-    def _refuse(self) -> None:
-        """Halt where somebody asked for it, by a file next to the journal."""
-        asked = self._journal.path.with_name(self._journal.path.name + ".halt")
-        if asked.exists():
-            raise Halting("asked", reason=asked.read_text(errors="replace").strip()[:500])
 
     def _idle(self) -> None:
         """Between two bars: look at the kill switch, and now and then at open orders."""
@@ -396,4 +437,5 @@ def trade_live(
         with contextlib.closing(venue):
             warmup = WARMUP if warmup is None else warmup
             session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
-            return session.trade(stop)
+            with session.switch.listening():
+                return session.trade(stop)

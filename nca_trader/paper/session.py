@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +27,16 @@ from nca_trader.config.env import SIZES, capital_problems
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
-from nca_trader.envs.account.state import Rules, rules_of, with_limits
+from nca_trader.envs.account.state import Quote, Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
-from nca_trader.paper.core import Agent, Core, Outcome
-from nca_trader.paper.feed import (
-    NANOSECONDS,
-    Feed,
-    LiveFeed,
-    ReplayFeed,
-    parse_feed,
-    rejection,
-)
+from nca_trader.paper.core import Agent, Core, Decision, Outcome
+from nca_trader.paper.drift import DriftWatch
+from nca_trader.paper.feed import NANOSECONDS, Feed, LiveFeed, ReplayFeed, parse_feed
+from nca_trader.paper.gate import Gate, Passed, Refusal
 from nca_trader.paper.journal import Journal, canonical
+from nca_trader.paper.risk import KillSwitch, after_resume, broken, refuse_halted, remedy, said
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.universe import run_on, trades_others, trained_symbols
@@ -89,6 +86,7 @@ class Session:
         self._agent, self._journal = agent, journal
         self._broker: Any = broker  # a live session has a venue instead
         self._capital = capital
+        limits = agent.rules.risk
         # All that makes a session this one and no other: a journal belongs to one session.
         self._started = {
             "symbols": list(agent.symbols),
@@ -97,10 +95,11 @@ class Session:
             "rules": {
                 name: rule
                 for name, rule in agent.rules._asdict().items()
-                if name not in LATER or rule != Rules._field_defaults[name]
+                if name != "risk" and (name not in LATER or rule != Rules._field_defaults[name])
             },
             "capital": float(capital),
             "start": start,
+            **({} if limits is None else {"limits": plain(limits)}),
             **agent.identity,
             **(live or {}),
         }
@@ -114,16 +113,16 @@ class Session:
                     f"{journal.path}: is the journal of another session ({differs}); name another "
                     "journal, or give that session's own options."
                 )
-        # A halt stays: a person has to find its cause and begin a new journal.
-        for event in journal.events("halt"):
-            raise HaltError(
-                f"{journal.path}: trading was halted at {np.datetime64(event.ts_event, 'ns')}, "
-                f"{event.body['code']} (seq {event.seq}); correct the cause, then begin a new "
-                "journal."
-            )
+        refuse_halted(journal)
+        # A session that resumes comes to these again, and goes on.
+        self._lifted = {event.key for event in journal.events("halt")}
+        self.switch = KillSwitch(journal.path)
         self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
-        self._bad_bars = self._failures = 0
+        self._refuse()
+        self._gate = Gate(agent.symbols)
+        self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
+        self._failures = 0
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
 
     def trade(self, feed: Feed, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
@@ -144,16 +143,17 @@ class Session:
         return self.result()
 
     def on_bar(self, bar: Bar) -> None:
-        """Check one closed bar, and process it if it is usable."""
-        ts = int(bar.time[0]) * NANOSECONDS
-        reason = rejection(bar, self._state.last)
-        if reason is not None:
-            return self._reject(bar, reason, ts)
-        self._bad_bars = 0
-        self._process(bar)
+        """Check one closed bar, and process those that the gate lets through."""
+        self._refuse()
+        passed, refusal = self._gate.admit(bar)
+        if refusal is not None:
+            self._reject(bar, refusal, int(bar.time[0]) * NANOSECONDS)
+        for each in passed:
+            self._process(each)
 
-    def _process(self, bar: Bar) -> None:
+    def _process(self, passed: Passed) -> None:
         """Process one good bar: fills, features, decision, orders, reconciliation."""
+        bar = passed.bar
         ts = int(bar.time[0]) * NANOSECONDS
         at_close = self._agent.rules.fill == "close"
         present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
@@ -175,8 +175,10 @@ class Session:
             self._record_bar(bar, fills, outcome, ts)
             if paid:
                 self._record("cash", str(ts // NANOSECONDS), {"amount": paid}, ts)
+            self._watch(fills, opened, legs.at_open, ts, outcome.decision, present)
             if settled:
                 halt = self._settle(outcome, ts)
+        self._refuse()
         # Before this line nothing is sent: a decision counts once it is on disk.
         accepted = self._broker.work(outcome.working)
         if not settled:
@@ -187,9 +189,9 @@ class Session:
                     self._record("order_ack", name, {}, ts)
                 self._record_fills(fills, ts)
                 halt = self._settle(outcome, ts)
+                self._watch(fills, closed, legs.at_close, ts)
         if halt is not None:
-            self._journal.commit()  # a deferred halt could be lost, and trading would resume
-            raise self._halt_error(halt)
+            self._stop_or_go_on(halt, f"{ts // NANOSECONDS}:{halt.code}")
 
     def result(self) -> dict[str, Any]:
         """Return counts so far, `equity` in units of the capital, `value` in money, the head."""
@@ -203,6 +205,30 @@ class Session:
             "head": head.hash,
             "run": self.run,
         }
+
+    def _watch(
+        self,
+        fills: Sequence[Fill],
+        price: np.ndarray,
+        quote: Quote,
+        ts: int,
+        decision: Decision | None = None,
+        present: np.ndarray | None = None,
+    ) -> None:
+        """Record what drifts: of the fills at market prices `price` `[A]`, and of a decision."""
+        found = []
+        for fill in fills:
+            if fill.client_id.startswith("nca-"):  # not of a margin call or a delisting
+                asset = self._agent.symbols.index(fill.symbol)
+                quoted = quote._replace(price=price)
+                found += self._drift.filled(asset, fill.units, fill.price, quoted)
+        if decision is not None and present is not None:
+            found += self._drift.decided(decision.features, present)
+            traded = sum(abs(fill.units * fill.price) for fill in fills)
+            found += self._drift.turned(traded / self._value())
+        for body in found:
+            key = ":".join([str(ts // NANOSECONDS), body["code"], body.get("feature", "")])
+            self._record("risk", key.rstrip(":"), body, ts)
 
     def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         self._journal.record(self.run, kind, key, body, ts)
@@ -221,6 +247,9 @@ class Session:
         self._counts["decisions"] += 1
         body = {name: in_json(value) for name, value in decision.body.items()}
         self._record("decision", key, body, ts)
+        if self._state.account is not None:
+            for risk in said(self._state.account, decision.target, self._agent.symbols):
+                self._record("risk", f"{key}:{risk['code']}", risk, ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
         for order in outcome.sent:
@@ -249,7 +278,7 @@ class Session:
             "value": self._value(),
         }
         self._record("snapshot", key, body, ts)
-        value, halt = self._value(), None
+        value, halt, loss = self._value(), None, None
         if account.ruined:  # the broker's positions go on below the floor: nothing to compare
             halt = Halt("ruined", {"equity": _equity(account), "broker": value})
         else:
@@ -265,27 +294,55 @@ class Session:
                 self._record("risk", key, {"code": "policy-not-finite"}, ts)
                 if self._failures >= MAX_IN_A_ROW:
                     halt = Halt("policy-not-finite", {"in_a_row": self._failures})
+            if halt is None and (loss := broken(account)) is not None:
+                halt = Halt(*loss)
         if halt is not None:
-            kind = "recon" if halt.code == "books-differ" else "risk"
-            self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
+            if loss is None:  # what a limit says is in the journal
+                kind = "recon" if halt.code == "books-differ" else "risk"
+                self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
             self._record("halt", f"{key}:{halt.code}", halt._asdict(), ts)
         return halt
 
-    def _reject(self, bar: Bar, reason: str, ts: int) -> None:
-        self._bad_bars += 1
+    def _reject(self, bar: Bar, refusal: Refusal, ts: int) -> None:
         self._counts["rejected"] += 1
-        body = {"reason": reason, "bar": bar_body(bar, self._agent.symbols)}
+        body = {
+            "reason": refusal.code,
+            "say": refusal.say,
+            "held": refusal.held,
+            "bar": bar_body(bar, self._agent.symbols),
+        }
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
         # A feed may send several bad bars of one time; the digest keeps their keys apart.
         key = f"{ts // NANOSECONDS}:{digest}"
         halt = None
         with self._journal.transaction():
             self._record("bar_rejected", key, body, ts)
-            if self._bad_bars >= MAX_IN_A_ROW:
-                halt = Halt("bad-bars", {"in_a_row": self._bad_bars, "last": reason})
+            if self._gate.in_a_row >= MAX_IN_A_ROW:
+                halt = Halt("bad-bars", {"in_a_row": self._gate.in_a_row, "last": refusal.code})
                 self._record("halt", key, halt._asdict(), ts)
         if halt is not None:
+            self._stop_or_go_on(halt, key)
+
+    def _stop_or_go_on(self, halt: Halt, key: str) -> None:
+        """Stop at a halt, or go on where it was lifted after an earlier session stopped at it."""
+        if key not in self._lifted:
+            self._journal.commit()  # a deferred halt could be lost, and trading would resume
             raise self._halt_error(halt)
+        self._failures = self._gate.in_a_row = 0
+        if self._state.account is not None:
+            self._state = self._state._replace(account=after_resume(self._state.account))
+
+    def _refuse(self) -> None:
+        """Halt where somebody asked for it."""
+        asked = self.switch.asked()
+        if asked is None:
+            return
+        halt, last = Halt("asked", asked), self._state.last
+        # Between two bars; another request at the same bar is another halt.
+        key = f"{last}:asked:{self._journal.head.seq}"
+        self._record("halt", key, halt._asdict(), (last or 0) * NANOSECONDS)
+        self._journal.commit()
+        raise self._halt_error(halt)
 
     def _value(self) -> float:
         """Return the broker's cash and positions in money at the last closes."""
@@ -298,7 +355,7 @@ class Session:
         detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
         return HaltError(
             f"{self._journal.path}: halted at {when}, {halt.code} ({detail}); the last events of "
-            "the journal show why. Correct the cause, then begin a new journal."
+            f"the journal show why. Correct the cause, then {remedy(self._journal.path)}."
         )
 
 
@@ -311,6 +368,21 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + name] = value
     return found
+
+
+def _counting(
+    stop: Callable[[], bool], progress: Callable[[int, int], None] | None, total: int
+) -> Callable[[], bool]:
+    """Return `stop`, which also reports how many bars it was called after."""
+    if progress is None:
+        return stop
+    bars = itertools.count(1)
+
+    def stopped() -> bool:
+        progress(next(bars), total)
+        return stop()
+
+    return stopped
 
 
 def _equity(account: Any) -> float:
@@ -364,6 +436,7 @@ def paper_trade(
     fill: str | None = None,
     order: str | None = None,
     warmup: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -388,6 +461,7 @@ def paper_trade(
       fill: as in `nca_trader.backtest`.
       order: as in `nca_trader.backtest`.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
+      progress: called after each bar with the number of bars so far, and that of the feed's file.
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -470,7 +544,9 @@ def paper_trade(
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     # By the feed's clock, so that two replays of one file write the same chain.
     with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
-        result = Session(agent, books, opened, capital, first).trade(source, stop)
+        session = Session(agent, books, opened, capital, first)
+        with session.switch.listening():
+            result = session.trade(source, _counting(stop, progress, len(source)))
     if opened_run is None:
         return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)

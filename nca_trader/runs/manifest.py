@@ -7,6 +7,7 @@ checkpoints/      Orbax, by number of updates
 selected/         the states of the update that was selected, and of the one before
 selection.json    the scores of the agents on the selection span
 selection.parquet the mean agent's returns there, by update
+features.json     how its features are distributed over the training bars, see `runs.reference`
 deployment.json   what trades in the place of the agent, if it was not shown to be better
 train.lock        which process trains into it now, see `runs.folder`
 
@@ -58,6 +59,8 @@ from nca_trader.parallel import hosts
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import Lines, check_shared, make_folder, training_in
+from nca_trader.runs.reference import FILE as REFERENCE_FILE
+from nca_trader.runs.reference import Reference, reference_of
 from nca_trader.runs.trials import DataRecord, entry_of, record_of_env
 from nca_trader.types import Bars, EnvSpec
 
@@ -338,6 +341,15 @@ class Run:
         return self._read(Deployment, "deployment.json")
 
     @property
+    def reference(self) -> Reference | None:
+        """The contents of features.json; None where training had too few bars.
+
+        Raises:
+          StateError: the file was changed since it was written.
+        """
+        return self._read(Reference, REFERENCE_FILE)
+
+    @property
     def replacement(self) -> Strategy | None:
         """The baseline that trades in the place of the agent; None where the agent does.
 
@@ -557,6 +569,11 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
     # Logged before the run exists: no agent trains without being counted.
     counted = {"trials": agent.num_seeds, "time": manifest.created}
     trials.record(path.resolve().parent, entry_of("train", manifest.name, data, **counted))
+    if env.shards is None:
+        present, names = np.asarray(env.bars.present), tuple(env.spec.features)
+        measured = reference_of(np.asarray(env.features), present, names, env.spec.warmup)
+        if measured is not None:
+            write_atomically(path / REFERENCE_FILE, sealed(plain(measured)))
     # Last: a folder with run.json is whole.
     write_atomically(path / "run.json", sealed(plain(manifest)))
     return Run(path)

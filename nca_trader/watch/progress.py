@@ -56,7 +56,7 @@ class _Bar(tqdm):
 
 
 class Progress:
-    """Counts environment steps, and shows how far, how fast and how long still; used in `with`.
+    """Counts steps and shows how far, how fast and how long still; used in `with`.
 
     On a terminal one line with a bar is redrawn. Elsewhere (a pipe, a file, TERM=dumb) plain lines
     are written at most every five seconds, the first and the last always:
@@ -65,6 +65,7 @@ class Progress:
     Args:
       total_steps: the number of steps that is 100%.
       label: one word that names the job.
+      unit: what is counted.
       stream: standard error if None.
       clock: seconds.
     """
@@ -75,7 +76,9 @@ class Progress:
         label: str,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        unit: str = "steps",
     ):
+        self._unit = unit
         self._total, self._label, self._clock = total_steps, label, clock
         self._stream = stream if stream is not None else sys.stderr
         self._steps = self._skipped = 0
@@ -147,15 +150,15 @@ class Progress:
         if len(self._marks) > 1 and not last:
             then, steps = self._marks[0]
         rate = (self._steps - steps) / (now - then) if now > then else 0.0
-        parts = [f"{human(self._steps)} of {human(self._total)} steps"]
+        parts = [f"{human(self._steps)} of {human(self._total)} {self._unit}"]
         if last:
-            parts += [f"{human(rate)} steps/s", f"in {duration(now - self._began)}"]
+            parts += [f"{human(rate)} {self._unit}/s", f"in {duration(now - self._began)}"]
         elif len(self._marks) < 2:
             # The first update includes the compilation, and says nothing about the speed to come.
             parts.append(f"compiled in {duration(now - self._began)}")
         elif rate > 0:
             left = duration((self._total - self._steps) / rate)
-            parts += [f"{human(rate)} steps/s", f"{left} left"]
+            parts += [f"{human(rate)} {self._unit}/s", f"{left} left"]
         shown = list(self._metrics.items())[:3]
         parts += [f"{name} {float(value):.3g}" for name, value in shown]
         # On a terminal six columns stay for the bar itself. The last parts are left out first.

@@ -201,7 +201,7 @@ def test_a_feed_from_the_future_is_refused(stage, tmp_path):
     room = Room(stage, tmp_path, late=-30)
     with pytest.raises(HaltError, match="bad-bars"):
         room.trade()
-    assert {b["reason"] for b in room.bodies("bar_rejected")} == {"not-closed"}
+    assert {b["reason"] for b in room.bodies("bar_rejected")} == {"bar-unfinished"}
     assert room.desk.submitted == []
 
 

@@ -116,10 +116,10 @@ def jumps(bars: Series) -> np.ndarray:
     gaps[~(inside & np.isfinite(gaps))] = 0.0
     places = np.flatnonzero(np.abs(gaps) > np.log(RATIOS[0][0] / RATIOS[0][1]) - NEAR_RATIO)
     found: set[int] = set()
-    high = places[np.abs(gaps[places]) > JUMP]
+    high = places[is_far(gaps[places], 0.0)]
     if len(high):
         move = np.abs(np.diff(logs(bars.close)[0]))
-        far = np.abs(gaps[high]) > JUMP_MOVES * _typical(move, inside, bars.code)[high]
+        far = is_far(gaps[high], _typical(move, inside, bars.code)[high])
         found.update((high[far] + 1).tolist())
     ratios = np.log([after / before for after, before in RATIOS])
     for place in places:
@@ -128,6 +128,12 @@ def jumps(bars: Series) -> np.ndarray:
         if near and row not in found and _is_split(bars, row, gaps):
             found.add(row)
     return np.array(sorted(found), dtype=int)
+
+
+def is_far(move: np.ndarray, typical: np.ndarray | float) -> np.ndarray:
+    """Return whether moves, as logarithms, are jumps for symbols whose median move is `typical`."""
+    size = np.abs(move)
+    return (size > JUMP) & (size > JUMP_MOVES * typical)
 
 
 def _typical(value: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndarray:

@@ -20,7 +20,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import EnvConfig, capital_problems, limit_problems
-from nca_trader.config.ranges import nearest, one_of, refuse
+from nca_trader.config.limits import Limits
+from nca_trader.config.ranges import expect, nearest, one_of, refuse
+from nca_trader.envs.account.risk import open_guard
 from nca_trader.envs.account.sizing import Sizing, sizes
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
@@ -51,6 +53,7 @@ class Rules(NamedTuple):
       size_cap: the largest size.
     dead_band: a target is ordered only if it differs by more than this from the last one ordered,
       or with "rebalance" from the weight held. A target of 0 always closes the position.
+    risk: limits on what is ordered, and losses that halt; None sets none. An environment has none.
     """
 
     fill: str = "next_open"
@@ -73,6 +76,7 @@ class Rules(NamedTuple):
     volatility_floor: float = 0.01
     size_cap: float = 1.0
     dead_band: float = 0.0
+    risk: Limits | None = None
 
     @property
     def scale(self) -> Sizing | None:
@@ -92,7 +96,7 @@ class Rules(NamedTuple):
 def rules_of(config: EnvConfig) -> Rules:
     """Return the account's rules in the environment of `config`."""
     # All other rules have their names in the config as well, so a new rule needs no line here.
-    names = (name for name in Rules._fields if name != "floor")
+    names = (name for name in Rules._fields if name not in ("floor", "risk"))
     return Rules(floor=config.ruin_floor, **{name: getattr(config, name) for name in names})
 
 
@@ -118,6 +122,7 @@ def with_limits(
         limit_problems(rules),
         capital_problems(rules, costs),
     )
+    expect("risk", rules.risk, Limits | None, "nca.Limits, e.g. nca.Limits(max_drawdown=0.2)")
     return rules
 
 
@@ -137,6 +142,7 @@ class Account(NamedTuple):
     ruined: `[]` bool, equity fell to the floor; the account no longer trades.
     size: `[A]` factor on a target at the last close, see `Rules.sizing`; () where sizes are fixed.
     memory: state of the reward, see `nca_trader.envs.rewards`; () for none.
+    guard: what risk limits remember, see `account.risk`; () for none.
     """
 
     log_equity: Array
@@ -148,6 +154,7 @@ class Account(NamedTuple):
     ruined: Array
     size: Any = ()
     memory: Any = ()
+    guard: Any = ()
 
     @property
     def held(self) -> Array:
@@ -202,7 +209,10 @@ def open_account(weight: ArrayLike, rules: Rules = Rules()) -> Account:
     pending = jnp.full(weight.shape, FILLED, jnp.int8)
     none = jnp.zeros_like(weight)
     size = () if rules.scale is None else jnp.ones_like(weight)
-    return Account(zero, zero, weight, none, weight, pending, jnp.zeros((), bool), size)
+    flat = Account(zero, zero, weight, none, weight, pending, jnp.zeros((), bool), size)
+    if rules.risk is None:
+        return flat
+    return flat._replace(guard=open_guard(len(weight), rules.risk, weight.dtype))
 
 
 def equity(account: Account) -> Array:
@@ -220,7 +230,7 @@ def log_return(before: Account, after: Account) -> Array:
 class Quote(NamedTuple):
     """What an order can fill at, `[A]` each: present, and price, volume, half_spread or None.
 
-    size: factor on targets that are ordered here, or None.
+    size: factor on targets that are ordered here, or None. seconds, moved: as in `Legs`.
     """
 
     present: Tensor
@@ -228,6 +238,8 @@ class Quote(NamedTuple):
     volume: Any = None
     half_spread: Tensor | None = None
     size: Tensor | None = None
+    seconds: Tensor | None = None
+    moved: Tensor | None = None
 
 
 class Legs(NamedTuple):
@@ -241,6 +253,8 @@ class Legs(NamedTuple):
     close: prices; volume: units, with `Rules.capital`. dividend: cash as a fraction of the previous
     close. funding: rate of this bar. years: `[]` since the previous bar. delisted: the asset is
     gone; `gap` is then the loss on its last price. size: factor on targets ordered at this close.
+    seconds: `[]` since 1970 UTC, the bar's open; moved: the return from close to close. Both for
+    `Rules.risk`.
     """
 
     gap: Tensor
@@ -255,6 +269,8 @@ class Legs(NamedTuple):
     years: Tensor | None = None
     delisted: Tensor | None = None
     size: Tensor | None = None
+    seconds: Tensor | None = None
+    moved: Tensor | None = None
 
     def at_cost(self, factor: Tensor | float) -> Legs:
         """Scale the quoted spread by `factor`, as `Costs.scaled` scales the other costs."""
@@ -270,7 +286,8 @@ class Legs(NamedTuple):
     @property
     def at_close(self) -> Quote:
         """What an order at this bar's close fills at."""
-        return Quote(self.present, self.close, self.volume, self.half_spread, self.size)
+        at = (self.present, self.close, self.volume, self.half_spread, self.size)
+        return Quote(*at, self.seconds, self.moved)
 
 
 def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
@@ -368,6 +385,8 @@ def next_legs(
         years=np.asarray(seconds / SECONDS_PER_YEAR) if costs.carries else None,
         delisted=delisted,
         size=size,
+        seconds=None if rules.risk is None else np.asarray(bar.time)[..., 0],
+        moved=None if rules.risk is None else (1.0 + gap) * (1.0 + body) - 1.0,
     )
 
 

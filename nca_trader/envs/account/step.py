@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.envs.account.risk import Intent, judge
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
@@ -152,12 +153,12 @@ def place(
     given = ~(jnp.isnan(target) | account.ruined)
     if quote.size is not None:
         target = target * jnp.asarray(quote.size, account.weight.dtype)
-    # An exact comparison: both are targets as they were ordered, with no arithmetic in between.
-    new = given & (target != account.ordered) if rules.order == "on_change" else given
+    if rules.risk is not None:
+        account, target = guarded(account, target, quote, rules)
+        given = given & ~jnp.isnan(target)
+    new = _is_order(account, target, rules) & given
     if rules.dead_band:
-        before = account.ordered if rules.order == "on_change" else account.held
-        # Without the second part a position smaller than the band could never be closed.
-        given = new = new & ((jnp.abs(target - before) > rules.dead_band) | (target == 0.0))
+        given = new
     account = account._replace(
         ordered=jnp.where(given, target, account.ordered),
         # A target that is not new keeps what is pending, e.g. the rest of a buy that cash cut.
@@ -167,6 +168,44 @@ def place(
         return trade(account, quote, costs, rules)
     now = begin(account, rules)
     return account, recorded(now, now, {}, rules)
+
+
+def guarded(account: Account, target: Tensor, quote: Quote, rules: Rules) -> tuple[Account, Array]:
+    """Apply `rules.risk` to a target; return the account and what may be ordered.
+
+    A halt withdraws what is pending. The position is what was last ordered then, so that the same
+    target is a new order after trading has been resumed.
+    """
+    limits, seconds, moved = rules.risk, quote.seconds, quote.moved
+    if limits is None or seconds is None or moved is None:
+        raise ValueError("limits need a quote with the bar's time and move; see `next_legs`.")
+    worth = account.log_equity + account.log_equity_low
+    intent = Intent(target, account.held, account.ordered, worth, seconds, moved)
+
+    def is_order(target: Array) -> Array:
+        return _is_order(account, target, rules) & ~account.ruined
+
+    guard, target = judge(account.guard, intent, limits, is_order)
+    withdrawn = (guard.halted > 0) & (account.pending != FILLED)
+    account = account._replace(
+        guard=guard,
+        ordered=jnp.where(withdrawn, account.held, account.ordered),
+        pending=jnp.where(withdrawn, FILLED, account.pending).astype(jnp.int8),
+    )
+    return account, target
+
+
+def _is_order(account: Account, target: Tensor, rules: Rules) -> Array:
+    """Return `[A]` bool, whether each target is a new order."""
+    new = ~jnp.isnan(target)
+    # An exact comparison: both are targets as they were ordered, with no arithmetic in between.
+    if rules.order == "on_change":
+        new = new & (target != account.ordered)
+    if rules.dead_band:
+        before = account.ordered if rules.order == "on_change" else account.held
+        # Without the second part a position smaller than the band could never be closed.
+        new = new & ((jnp.abs(target - before) > rules.dead_band) | (target == 0.0))
+    return new
 
 
 def trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:

@@ -1,0 +1,35 @@
+"""`nca-trader halt` stops a paper session's trading; `resume` lets it go on."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+
+def add_halt_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--journal", required=True, metavar="FILE", help="of the session")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="kept in the journal")
+
+
+add_resume_options = add_halt_options
+
+
+def run_halt(args: argparse.Namespace) -> dict[str, Any]:
+    """Write the file that halts the session."""
+    from nca_trader.paper.risk import request_halt
+
+    file = request_halt(args.journal, args.reason)
+    print(f"{file}: the session halts at its next bar or order, and every later start refuses.")
+    return {"file": str(file)}
+
+
+def run_resume(args: argparse.Namespace) -> dict[str, Any]:
+    """Lift the halt."""
+    from nca_trader.paper.risk import resume
+
+    halt = resume(args.journal, args.reason, time.time_ns())
+    what = "its halt file is removed" if halt is None else f"lifted: {halt.body['code']}"
+    print(f"{args.journal}: {what}; the session's own command resumes from there.")
+    return {"lifted": None if halt is None else halt.body["code"]}

@@ -1,0 +1,265 @@
+"""Risk limits: what an account may order, decided at each close before the order is placed.
+
+`account.step.place` applies `judge` wherever `Rules.risk` is set, so a scanned backtest and a
+session on paper run the same code. `decide` says in words what `judge` did.
+
+What is remembered is a function of the closes and orders so far: a restart repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from nca_trader.config.limits import Limits
+from nca_trader.numerics import float64_on_cpu
+from nca_trader.types import Tensor
+
+# Values of `Guard.said` and `Guard.halted`.
+CODES = (
+    "",
+    "max-position",
+    "max-gross",
+    "max-order",
+    "max-orders-per-minute",
+    "price-collar",
+    "max-daily-loss",
+    "max-drawdown",
+)
+_, POSITION, GROSS, ORDER, RATE, COLLAR, DAILY_LOSS, DRAWDOWN = range(len(CODES))
+DAY, MINUTE = 86_400, 60  # seconds
+NEVER = -(2**62)  # before any time in seconds
+# Of equity. A cut order is a multiple of it: held weights differ by a rounding error between a
+# scan and a single step, and the targets of a backtest and of paper must not.
+STEP = 2.0**-30
+
+
+class Guard(NamedTuple):
+    """What limits remember of an account.
+
+    peak, close, opened: `[]` logarithms of equity: the highest, the last, and that at the last
+    close before today. day: `[]` number of today since 1970 UTC. orders: `[K]` seconds of the last
+    K = `max_orders_per_minute` orders, in order. said: `[A]` int8, what was cut or denied at the
+    last close, a place in `CODES`. halted: `[]` int8, the limit that was broken; 0 for none.
+    """
+
+    peak: Tensor
+    close: Tensor
+    opened: Tensor
+    day: Tensor
+    orders: Tensor
+    said: Tensor
+    halted: Tensor
+
+
+class Intent(NamedTuple):
+    """What an account is asked to order at a close.
+
+    target, held, ordered: `[A]` weights; a target of NaN orders nothing, and `ordered` is the
+    last one. log_equity: `[]`. seconds: `[]` since 1970 UTC, the bar's open. moved: `[A]` return
+    from the close before to this one.
+    """
+
+    target: Tensor
+    held: Tensor
+    ordered: Tensor
+    log_equity: Tensor
+    seconds: Tensor
+    moved: Tensor
+
+
+class Allow(NamedTuple):
+    """Everything may be ordered as it was asked."""
+
+
+class Clip(NamedTuple):
+    """Something is cut or left out. target: `[A]` what may be ordered. codes: by asset's place."""
+
+    target: np.ndarray
+    codes: dict[int, str]
+
+
+class Deny(NamedTuple):
+    """Nothing may be ordered. code: the limit. detail: numbers. halts: whether trading stops."""
+
+    code: str
+    detail: dict[str, Any]
+    halts: bool = False
+
+
+def open_guard(num_assets: int, limits: Limits, dtype: DTypeLike) -> Guard:
+    """Return the memory of an account that begins with equity 1."""
+    zero = jnp.zeros((), dtype)
+    return Guard(
+        peak=zero,
+        close=zero,
+        opened=zero,
+        day=jnp.full((), NEVER),
+        orders=jnp.full(limits.max_orders_per_minute or 0, NEVER),
+        said=jnp.zeros(num_assets, jnp.int8),
+        halted=jnp.zeros((), jnp.int8),
+    )
+
+
+def judge(
+    guard: Guard, intent: Intent, limits: Limits, is_order: Callable[[Array], Array]
+) -> tuple[Guard, Array]:
+    """Apply `limits` to what is asked, in numbers that a compiled program can take.
+
+    Args:
+      guard: at the close before.
+      intent: what is asked at this one.
+      limits: static.
+      is_order: `[A]` targets -> `[A]` bool, whether each would be a new order.
+
+    Returns:
+      The guard, with `said` about this close, and `[A]` the targets that may be ordered.
+    """
+    guard = _counted(guard, intent, limits)
+    target, held = jnp.asarray(intent.target), intent.held
+    said = jnp.zeros(target.shape, jnp.int8)
+
+    def cut(to: Array, code: int) -> tuple[Array, Array]:
+        changed = (to != target) & ~jnp.isnan(target)
+        return to, jnp.where(changed, code, said).astype(jnp.int8)
+
+    if limits.price_collar is not None:
+        wild = is_order(target) & (jnp.abs(intent.moved) > limits.price_collar)
+        target, said = cut(jnp.where(wild, jnp.nan, target), COLLAR)
+    if limits.max_position is not None:
+        target, said = cut(jnp.clip(target, -limits.max_position, limits.max_position), POSITION)
+    if limits.max_gross is not None:
+        kept = jnp.isnan(target)
+        fixed = jnp.where(kept, jnp.abs(intent.ordered), 0.0).sum()
+        asked = jnp.where(kept, 0.0, jnp.abs(target)).sum()
+        room = jnp.maximum(limits.max_gross - fixed, 0.0)
+        # Of targets alone and not of what is held: under "on_change" the same targets, cut alike,
+        # order nothing new.
+        times = jnp.maximum(asked / jnp.maximum(room, 1e-300), 1.0)
+        target, said = cut(jnp.where(times > 1.0, target / times, target), GROSS)
+    if limits.max_order is not None:
+        size = target - held
+        over = is_order(target) & (jnp.abs(size) > limits.max_order)
+        near = _step_towards(held, held + jnp.sign(size) * limits.max_order)
+        target, said = cut(jnp.where(over, near, target), ORDER)
+        if limits.max_gross is not None:
+            # A sale that was cut leaves less room for what is bought.
+            after = jnp.where(jnp.isnan(target), intent.ordered, target)
+            grows = is_order(target) & (jnp.abs(target) > jnp.abs(held))
+            without = jnp.where(grows, jnp.abs(held), jnp.abs(after)).sum()
+            more = jnp.abs(after).sum() - without
+            share = (limits.max_gross - without) / jnp.where(more > 0.0, more, 1.0)
+            tight = grows & (share < 1.0) & (said == ORDER).any()
+            near = _step_towards(held, held + (target - held) * jnp.clip(share, 0.0, 1.0))
+            target, said = cut(jnp.where(tight, near, target), GROSS)
+    # Last: whatever is cut above may be a new order by that.
+    if limits.max_orders_per_minute is not None:
+        recent = (guard.orders > intent.seconds - MINUTE).sum()
+        late = _rank(target, held, is_order(target)) >= limits.max_orders_per_minute - recent
+        target, said = cut(jnp.where(late & is_order(target), jnp.nan, target), RATE)
+    # A target that was cut to the one that stands already orders nothing, and says nothing.
+    said = jnp.where(is_order(target) | jnp.isnan(target), said, 0)
+    halted = guard.halted > 0
+    target = jnp.where(halted, jnp.nan, target)
+    said = jnp.where(halted & ~jnp.isnan(intent.target), guard.halted, said).astype(jnp.int8)
+    if limits.max_orders_per_minute is not None:
+        sent = jnp.where(is_order(target), intent.seconds, NEVER)
+        every = jnp.sort(jnp.concatenate([guard.orders, sent]))
+        guard = guard._replace(orders=every[-limits.max_orders_per_minute :])
+    return guard._replace(said=said), target
+
+
+def decide(
+    guard: Guard, intent: Intent, limits: Limits, order: str = "rebalance"
+) -> tuple[Guard, Allow | Clip | Deny]:
+    """Apply `limits` to what is asked, and say what they allow; a pure function.
+
+    Args:
+      guard: at the close before.
+      intent: what is asked at this one.
+      limits: of the account.
+      order: "rebalance" counts every target as an order, "on_change" only another one.
+
+    Returns:
+      The guard after it, and the verdict.
+
+    Example:
+      >>> with float64_on_cpu():
+      ...     guard = open_guard(1, Limits(max_position=0.5), float)
+      >>> intent = Intent(np.array([0.8]), np.zeros(1), np.zeros(1), 0.0, 0, np.zeros(1))
+      >>> decide(guard, intent, Limits(max_position=0.5))[1]
+      Clip(target=array([0.5]), codes={0: 'max-position'})
+    """
+
+    def is_order(target: Array) -> Array:
+        return ~jnp.isnan(target) & ((order == "rebalance") | (target != intent.ordered))
+
+    with float64_on_cpu():
+        guard, target = judge(guard, intent, limits, is_order)
+        return guard, verdict(guard, np.asarray(intent.target), np.asarray(target))
+
+
+def verdict(guard: Guard, asked: np.ndarray, given: np.ndarray) -> Allow | Clip | Deny:
+    """Say what `judge` did: it made targets `given` `[A]` of those `asked`."""
+    said = np.asarray(guard.said)
+    if halted := int(guard.halted):
+        since = guard.peak if halted == DRAWDOWN else guard.opened
+        return Deny(CODES[halted], {"loss": 1.0 - math.exp(float(guard.close - since))}, True)
+    if not said.any():
+        return Allow()
+    codes = {int(i): CODES[said[i]] for i in np.flatnonzero(said)}
+    if np.isnan(given).all():
+        return Deny(next(iter(codes.values())), {"assets": len(codes)})
+    return Clip(np.where(np.isnan(asked), np.nan, given), codes)
+
+
+def denied(guard: Any) -> np.ndarray | bool:
+    """Return `[A]` bool, whether an order was refused at the last close; False without limits."""
+    if not guard:
+        return False
+    return np.isin(guard.said, (RATE, COLLAR)) | (np.asarray(guard.halted) > 0)
+
+
+def lifted(guard: Guard) -> Guard:
+    """Return the guard after a person resumed trading: losses count from here on."""
+    return guard._replace(
+        peak=guard.close,
+        opened=guard.close,
+        said=np.zeros_like(guard.said),
+        halted=np.zeros_like(guard.halted),
+    )
+
+
+def _counted(guard: Guard, intent: Intent, limits: Limits) -> Guard:
+    """Return the guard at this close, before anything is ordered."""
+    today, now = jnp.asarray(intent.seconds) // DAY, jnp.asarray(intent.log_equity)
+    opened = jnp.where(today == guard.day, guard.opened, guard.close)
+    peak, halted = jnp.maximum(guard.peak, now), guard.halted
+    for limit, since, code in (
+        (limits.max_drawdown, peak, DRAWDOWN),
+        (limits.max_daily_loss, opened, DAILY_LOSS),
+    ):
+        if limit is not None:
+            broken = now - since < math.log1p(-limit)
+            halted = jnp.where((halted == 0) & broken, code, halted).astype(jnp.int8)
+    return guard._replace(peak=peak, close=now, opened=opened, day=today, halted=halted)
+
+
+def _rank(target: Array, held: Tensor, new: Array) -> Array:
+    """Return `[A]` the place of each new order: those that make a position smaller come first."""
+    # What rounding left counts as flat.
+    smaller = new & (jnp.abs(target) < jnp.abs(held) - STEP)
+    first = jnp.cumsum(smaller) - 1
+    return jnp.where(smaller, first, smaller.sum() + jnp.cumsum(new & ~smaller) - 1)
+
+
+def _step_towards(held: Tensor, target: Tensor) -> Array:
+    """Round targets to multiples of `STEP`, towards what is held."""
+    steps = target / STEP
+    return jnp.where(target > held, jnp.floor(steps), jnp.ceil(steps)) * STEP

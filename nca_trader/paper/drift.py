@@ -1,0 +1,137 @@
+"""Does the market still look as in training, and does trading cost what it was modelled to cost?
+
+Each warning is a `risk` event of the journal, once when its limit is crossed and again only after
+it came back. Nothing here halts a session, and all of it is a function of bars and fills.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nca_trader.envs.account.state import Quote, Rules, worsening
+from nca_trader.runs.reference import BINS, WINDOW, Reference, psi, schema_of
+from nca_trader.types import Costs
+
+BACK = 0.8  # of a feature's limit: below it the warning is over
+FILLS = 50  # the last ones, whose cost is compared
+LEAST_FILLS = 20
+EXCESS = 1e-4  # of price, at least: 1 bp more than modelled
+ERRORS = 3.0  # standard errors, at least
+FACTOR = 2.0  # turnover above the backtest's highest by this, or below its lowest
+
+
+class Usual(NamedTuple):
+    """What an agent is used to; None is not watched.
+
+    features: of its training bars. turnover: the lowest and the highest mean turnover per bar of
+    WINDOW bars of its backtest.
+    """
+
+    features: Reference | None = None
+    turnover: tuple[float, float] | None = None
+
+
+class DriftWatch:
+    """Watches one session.
+
+    Args:
+      usual: what its agent is used to.
+      features: names of the F features that it computes.
+      costs: as modelled.
+      rules: of the account.
+    """
+
+    def __init__(self, usual: Usual, features: Sequence[str], costs: Costs, rules: Rules):
+        self._usual, self._costs, self._rules = usual, costs, rules
+        self._names = tuple(features)
+        self._rows: deque[np.ndarray] = deque()
+        self._excess: deque[float] = deque(maxlen=FILLS)
+        self._turnover: deque[float] = deque(maxlen=WINDOW)
+        self._outside: set[str] = set()
+        reference = usual.features
+        if reference is not None:
+            self._edges, self._share = np.array(reference.edges), np.array(reference.share)
+            self._counts = np.zeros(self._share.shape)
+
+    def decided(self, features: np.ndarray | None, present: np.ndarray) -> list[dict[str, Any]]:
+        """Take what a decision saw: features `[A, F]` of the assets that are `present` `[A]`.
+
+        Returns:
+          The warnings that begin here.
+        """
+        reference = self._usual.features
+        if reference is None or features is None:
+            return []
+        here = schema_of(self._names) or reference.schema
+        if list(self._names) != reference.names or here != reference.schema:
+            return self._crossed("drift-schema", True, there=reference.schema, here=here)
+        # `[F, 10]` of this bar; a value that is not finite is in no bin, and halts elsewhere.
+        bins = (np.asarray(features)[:, :, None] >= self._edges).sum(-1)
+        known = np.asarray(present)[:, None] & np.isfinite(features)
+        row = np.stack([((bins == b) & known).sum(0) for b in range(BINS)], axis=-1)
+        self._rows.append(row)
+        self._counts += row
+        if len(self._rows) > WINDOW:
+            self._counts -= self._rows.popleft()
+        if len(self._rows) < WINDOW:
+            return []
+        warnings = []
+        for f, (name, limit) in enumerate(zip(self._names, reference.threshold, strict=True)):
+            index = psi(self._counts[f], self._share[f])
+            body = {"feature": name, "psi": index, "limit": limit}
+            # An index that moves about its limit is one warning and not many.
+            outside = index > (BACK if f"drift-feature:{name}" in self._outside else 1.0) * limit
+            warnings += self._crossed("drift-feature", outside, name, **body)
+        return warnings
+
+    def filled(self, asset: int, units: float, price: float, quote: Quote) -> list[dict[str, Any]]:
+        """Take one execution of signed `units` at `price`, in a market of prices `quote` `[A]`.
+
+        Compared are the mean excess over the modelled price of the last 50 fills and its standard
+        error: a t-test on one side.
+        """
+        market = np.asarray(quote.price, np.float64)
+        sizes = np.where(np.arange(len(market)) == asset, units, 0.0)
+        worse, _, _ = worsening(sizes, quote, self._costs, self._rules.tick)
+        modelled = np.broadcast_to(np.asarray(worse, np.float64), market.shape)[asset]
+        paid = np.sign(units) * (price / market[asset] - 1.0)
+        self._excess.append(float(paid - modelled))
+        if len(self._excess) < LEAST_FILLS:
+            return []
+        excess = np.array(self._excess)
+        mean, error = excess.mean(), excess.std(ddof=1) / np.sqrt(len(excess))
+        high = bool(mean > EXCESS and mean > ERRORS * error)
+        body = {"excess": float(mean), "error": float(error), "fills": len(excess)}
+        return self._crossed("drift-slippage", high, **body)
+
+    def turned(self, turnover: float) -> list[dict[str, Any]]:
+        """Take the notional traded at a bar, as a fraction of equity."""
+        if self._usual.turnover is None:
+            return []
+        self._turnover.append(turnover)
+        if len(self._turnover) < WINDOW:
+            return []
+        low, high = self._usual.turnover
+        mean = float(np.mean(self._turnover))
+        outside = not low / FACTOR <= mean <= high * FACTOR
+        # Without the backtest's own numbers: that one may be run again while a session goes on.
+        return self._crossed("drift-turnover", outside, per_bar=mean)
+
+    def _crossed(self, code: str, outside: bool, of: str = "", **body: Any) -> list[dict[str, Any]]:
+        """Return the warning if its limit is crossed now."""
+        name = f"{code}:{of}" if of else code
+        before = name in self._outside
+        (self._outside.add if outside else self._outside.discard)(name)
+        return [{"code": code, **body}] if outside and not before else []
+
+
+def usual_turnover(turnover: np.ndarray) -> tuple[float, float] | None:
+    """Return the lowest and the highest mean of WINDOW bars of a backtest; None for fewer bars."""
+    if len(turnover) < WINDOW:
+        return None
+    means = np.lib.stride_tricks.sliding_window_view(turnover, WINDOW).mean(-1)
+    return float(means.min()), float(means.max())

@@ -1,0 +1,208 @@
+"""The check that each bar of a feed must pass before anything sees it.
+
+A bar's values are checked by the code that checks a bar file, `data.reading.detect`, and have its
+codes (D006 to D012, D030 to D033). Between bars: time that stands still (D021) or goes back (D020),
+and of a live feed also a price that is far from the last (D026), and bars that are not closed yet.
+
+A price that is far from the last is quarantined: nothing sees the bar until the next one. If that
+one continues from the new price, the bar is released as it is; if not, its far assets are taken as
+missing. Either way nothing is decided at a bar that comes late.
+
+The gate of a file does not look for far prices: `read_bars` has looked at all of them already, and
+`repair="keep-jumps"` says that they are true. So a replay trades what its backtest trades.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from nca_trader.data.reading.detect import extra_faults, value_faults
+from nca_trader.data.reading.faults import Code, Fault, Table
+from nca_trader.data.reading.forensic import is_far
+from nca_trader.types import PRICES, Bar
+
+MOVES = 250  # bars: the median move of so many is a usual one
+SKEW = 2.0  # seconds by which two clocks may differ
+INCOME = {"half_spread": "half_spread", "dividend": "cash_dividend", "funding": "funding"}
+
+
+class Refusal(NamedTuple):
+    """Why a bar is not used now.
+
+    code: stable. say: the same with numbers. held: whether the bar waits for the next one.
+    """
+
+    code: str
+    say: str
+    held: bool = False
+
+
+class Passed(NamedTuple):
+    """A bar to process.
+
+    late: it was held until the bar after it, so nothing may be decided at it. confirmed: of a late
+    bar, whether the next one continues from its price; else `far` `[A]` assets were taken out.
+    """
+
+    bar: Bar
+    late: bool = False
+    confirmed: bool = True
+    far: np.ndarray | None = None
+
+
+class Gate:
+    """Passes usable bars, in order. Its memory is of the bars alone, so the same bars repeat it.
+
+    Args:
+      symbols: `A` names.
+      live: whether bars are quarantined where a price is far from the last.
+      seconds: length of a bar.
+      clock: nanoseconds since 1970 UTC; None does not ask whether a bar is closed.
+
+    Attributes:
+      in_a_row: bars that were refused or held since the last good one.
+    """
+
+    def __init__(
+        self,
+        symbols: tuple[str, ...],
+        live: bool = False,
+        seconds: int = 0,
+        clock: Callable[[], int] | None = None,
+    ):
+        self._symbols, self._live, self._seconds, self._clock = symbols, live, seconds, clock
+        self._last: Bar | None = None  # that was passed or held
+        self._held: tuple[Bar, np.ndarray, np.ndarray] | None = None  # bar, far assets, and prices
+        self._close = np.full(len(symbols), np.nan)  # of the last bar that was passed
+        self._moves: deque[np.ndarray] = deque(maxlen=MOVES)
+        self.in_a_row = 0
+
+    def admit(self, bar: Bar) -> tuple[list[Passed], Refusal | None]:
+        """Check one bar, fields `[A]`.
+
+        Returns:
+          The bars to process now, in order, and why `bar` is not one of them. A bar that repeats
+          the last one exactly gives neither: feeds send it again after a reconnection.
+        """
+        if self._last is not None and _same(bar, self._last):
+            return [], None
+        refusal = self._refused(bar)
+        if refusal is not None:
+            self.in_a_row += 1
+            return [], refusal
+        self._last = bar
+        passed = self._release(bar) if self._held is not None else []
+        if self._live and (refusal := self._quarantine(bar)) is not None:
+            self.in_a_row += 1
+            return passed, refusal
+        self.in_a_row = 0
+        self._see(bar)
+        return [*passed, Passed(bar)], None
+
+    def learn(self, bar: Bar) -> None:
+        """Take a bar that passed before, of a journal: the next ones are compared with it."""
+        self._last, self.in_a_row = bar, 0
+        self._see(bar)
+
+    def _refused(self, bar: Bar) -> Refusal | None:
+        """Return what is wrong with the bar by itself, or with its time."""
+        seconds = int(bar.time[0])
+        if (np.asarray(bar.time) != bar.time[0]).any():
+            return Refusal("bar-times", "the assets of the bar have different times")
+        if self._last is not None and seconds <= (last := int(self._last.time[0])):
+            # The fault table's: the same bar again is dropped, another one of its time is not used.
+            code = Code.D021 if seconds == last else Code.D020
+            return Refusal(code.name, code.text)
+        if self._clock is not None:
+            ahead = seconds - self._clock() / 1e9
+            if ahead > SKEW:
+                return Refusal("bar-future", "the bar opens later than now")
+            if ahead + self._seconds > SKEW:
+                return Refusal("bar-unfinished", "the bar closes later than now")
+        # Prices of absent assets are copies of older ones, or NaN, so only those present count.
+        if not np.asarray(bar.present).any():
+            return Refusal("bar-empty", "no asset is present")
+        faults = self._faults(bar)
+        if not faults:
+            return None
+        first = faults[0]
+        mask = np.ones(len(self._symbols), bool) if first.mask is None else first.mask
+        return Refusal(first.code.name, f"{self._symbols[int(np.argmax(mask))]} {first.say}")
+
+    def _faults(self, bar: Bar) -> list[Fault]:
+        """Return what a bar file's check finds in the bar, in its order."""
+        fields = {name: np.asarray(getattr(bar, name)) for name in (*PRICES, "present")}
+        # NaN is a volume that nobody reported, which bars may hold.
+        fields["volume"] = np.nan_to_num(bar.volume, posinf=np.inf, neginf=-np.inf)
+        given = {column: getattr(bar, name) for name, column in INCOME.items()}
+        fields |= {k: np.nan_to_num(v, posinf=np.inf) for k, v in given.items() if v is not None}
+        table = Table("the feed", fields, list(self._symbols))
+        return value_faults(table) + extra_faults(table)
+
+    def _quarantine(self, bar: Bar) -> Refusal | None:
+        """Hold the bar if a price of it is far from the last close."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            moves = np.log(np.stack([bar.close, bar.open]) / self._close)
+        moves = np.where(np.isfinite(moves) & bar.present, moves, 0.0)
+        if not is_far(moves, 0.0).any():  # so that the median is rarely needed
+            return None
+        far = np.atleast_2d(is_far(moves, self._typical()))
+        if not far.any():
+            return None
+        # The open alone may be far; then that is the price which the next bar has to confirm.
+        price = np.where(far[0], bar.close, bar.open)
+        wild = np.asarray(far.any(axis=0))
+        self._held = (bar, wild, price)
+        i = int(np.argmax(wild))
+        times = price[i] / self._close[i]
+        say = f"{self._symbols[i]} at {price[i]:.6g} is {times:.4g} times the last close"
+        return Refusal(Code.D026.name, say, held=True)
+
+    def _release(self, bar: Bar) -> list[Passed]:
+        """Return the held bar, as it is or without its far assets, now that `bar` follows it."""
+        assert self._held is not None
+        held, far, price = self._held
+        self._held = None
+        with np.errstate(invalid="ignore", divide="ignore"):
+            back, on = (np.abs(np.log(bar.open / x)) for x in (self._close, price))
+        confirmed = far & np.asarray(bar.present) & ~is_far(on, self._typical()) & (on < back)
+        gone = far & ~confirmed
+        if gone.any():
+            present = np.asarray(held.present) & ~gone
+            # As in bars: a missing one has the last close as its prices, and no volume.
+            prices = {name: np.where(gone, self._close, getattr(held, name)) for name in PRICES}
+            held = held._replace(present=present, volume=np.where(gone, 0.0, held.volume), **prices)
+            for name in INCOME:
+                if (value := getattr(held, name)) is not None:
+                    held = held._replace(**{name: np.where(gone, 0.0, value)})
+        if not np.asarray(held.present).any():
+            return []
+        self._see(held)
+        return [Passed(held, late=True, confirmed=not gone.any(), far=far)]
+
+    def _see(self, bar: Bar) -> None:
+        close = np.where(bar.present, bar.close, self._close)
+        if self._live:
+            # Of present bars alone, as in a file; NaN before a first close.
+            moved = np.where(bar.present, np.abs(np.log(close / self._close)), np.nan)
+            self._moves.append(moved)
+        self._close = close
+
+    def _typical(self) -> np.ndarray | float:
+        """Return `[A]` the median move from close to close; 0 where nothing moved yet."""
+        if not self._moves:
+            return 0.0
+        moves = np.ma.masked_invalid(np.stack(self._moves))
+        return np.ma.median(moves, axis=0).filled(0.0)
+
+
+def _same(bar: Bar, other: Bar) -> bool:
+    """Return whether two bars are equal, NaN being equal to NaN."""
+    pairs = zip(bar, other, strict=True)
+    return all(
+        x is y if x is None or y is None else np.array_equal(x, y, equal_nan=True) for x, y in pairs
+    )

@@ -1,0 +1,197 @@
+"""The kill switch of a session, and what its risk limits say in the journal.
+
+A halt is latched: the journal holds it, and every later start refuses until `resume` has written
+why trading may go on. It comes from a limit, from the file `JOURNAL.halt`, whose text is the
+reason, or from SIGUSR1. Limits are applied in `envs.account.risk`, where a backtest applies them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nca_trader.envs.account.risk import CODES, Allow, Deny, denied, lifted, verdict
+from nca_trader.envs.account.state import Account
+from nca_trader.errors import ConfigError, HaltError, argument, options_named
+from nca_trader.machine import write_atomically
+from nca_trader.paper.journal import Event, Journal, read_events
+
+LONGEST = 500  # characters of a reason
+
+
+class KillSwitch:
+    """Says whether somebody asked the session of a journal to stop.
+
+    Args:
+      journal: path of the journal; the file is `JOURNAL.halt` next to it.
+    """
+
+    def __init__(self, journal: Path):
+        self.file = halt_file(journal)
+        self._signalled = False
+
+    def asked(self) -> dict[str, Any] | None:
+        """Return who asked and why; None if nobody did."""
+        if self._signalled:
+            return {"by": "signal", "reason": "SIGUSR1"}
+        if not self.file.exists():  # one system call, at every bar and before every order
+            return None
+        return {"by": "file", "reason": _read(self.file)}
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take SIGUSR1 for a halt inside the block; in a thread, where none can, do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(*_: object) -> None:
+            self._signalled = True
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL if before is None else before)
+
+
+def halt_file(journal: str | Path) -> Path:
+    """Return the file that halts the session of `journal`."""
+    path = Path(journal)
+    return path.with_name(f"{path.name}.halt")
+
+
+def request_halt(journal: str | Path, reason: str) -> Path:
+    """Ask the session of `journal` to halt at its next bar or order; return the file that does.
+
+    Raises:
+      ConfigError: there is no such journal, or the reason is empty.
+    """
+    reason = _checked(reason)
+    _standing(journal)  # refuses a path without a journal, where nobody would look
+    write_atomically(halt_file(journal), f"{reason}\n".encode())
+    return halt_file(journal)
+
+
+def resume(journal: str | Path, reason: str, now: int) -> Event | None:
+    """Lift the halt of a journal, and remove the file that asked for one.
+
+    Args:
+      journal: its path; no session may be writing to it.
+      reason: why trading may go on.
+      now: nanoseconds since 1970 UTC.
+
+    Returns:
+      The halt that is lifted; None where only the file was there.
+
+    Raises:
+      ConfigError: nothing is halted, there is no such journal, or the reason is empty.
+      StateError: a session is running, or the journal is damaged.
+    """
+    reason, asked = _checked(reason), halt_file(journal)
+    with contextlib.closing(Journal(_existing(journal), lambda: now)) as opened:
+        standing = standing_halt(opened.events())
+        if standing is None and not asked.exists():
+            raise ConfigError(f"{journal}: is not halted; there is nothing to resume.")
+        begun = standing or next(opened.events("run_started"), None)
+        if begun is not None:
+            halt = None if standing is None else {"seq": standing.seq, **standing.body}
+            body = {"reason": reason, "halt": halt}
+            if asked.exists():
+                body["asked"] = _read(asked)
+            key, ts = str(opened.head.seq), now if standing is None else standing.ts_event
+            opened.record(begun.run, "resume", key, body, ts)
+    # Last: a kill before this line leaves the session halted, not trading.
+    asked.unlink(missing_ok=True)
+    return standing
+
+
+def standing_halt(events: Iterator[Event]) -> Event | None:
+    """Return the newest halt that no later `resume` lifts."""
+    last = None
+    for event in events:
+        if event.kind in ("halt", "resume"):
+            last = event
+    return last if last is not None and last.kind == "halt" else None
+
+
+def refuse_halted(journal: Journal) -> None:
+    """Raise HaltError where the journal's last word is a halt."""
+    halt = standing_halt(journal.events())
+    if halt is not None:
+        raise HaltError(
+            f"{journal.path}: trading was halted at {np.datetime64(halt.ts_event, 'ns')}, "
+            f"{halt.body['code']} (seq {halt.seq}); correct the cause, then {remedy(journal.path)}."
+        )
+
+
+def remedy(journal: Path) -> str:
+    """Return what lifts a halt, for a message."""
+    with options_named():  # a command is typed into a shell, also by a caller in Python
+        return f"`nca-trader resume {argument('journal', journal)} {argument('reason')} TEXT`"
+
+
+def said(account: Account, asked: np.ndarray, symbols: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the bodies of `risk` events about an account's last order, one by limit."""
+    if not account.guard:
+        return []
+    given = np.where(denied(account.guard), np.nan, account.ordered)
+    found = verdict(account.guard, asked, given)
+    if isinstance(found, Allow):
+        return []
+    if isinstance(found, Deny) and found.halts:
+        return [{"code": found.code, **found.detail}]
+    codes = np.asarray(account.guard.said)
+    bodies = []
+    for code in np.unique(codes[codes > 0]).tolist():
+        at = np.flatnonzero(codes == code).tolist()
+        cut = {symbols[i]: None if np.isnan(given[i]) else float(given[i]) for i in at}
+        asks = {symbols[i]: float(asked[i]) for i in at}
+        bodies.append({"code": CODES[code], "asked": asks, "target": cut})
+    return bodies
+
+
+def broken(account: Account) -> tuple[str, dict[str, Any]] | None:
+    """Return the limit that halts trading, and numbers; None if none does."""
+    if not account.guard:
+        return None
+    nothing = np.full(np.shape(account.held), np.nan)
+    found = verdict(account.guard, nothing, nothing)
+    return (found.code, found.detail) if isinstance(found, Deny) and found.halts else None
+
+
+def after_resume(account: Account) -> Account:
+    """Return the account with its losses counted from here, as after `resume`."""
+    return account._replace(guard=lifted(account.guard)) if account.guard else account
+
+
+def _existing(journal: str | Path) -> Path:
+    path = Path(journal)
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such journal; check the path.")
+    return path
+
+
+def _standing(journal: str | Path) -> None:
+    next(read_events(_existing(journal)), None)  # another program's file is refused
+
+
+def _checked(reason: str) -> str:
+    text = " ".join(reason.split())[:LONGEST]
+    if not text:
+        raise ConfigError(f"{argument('reason')} is empty; say why.")
+    return text
+
+
+def _read(file: Path) -> str:
+    """Return the text of a halt file; a file that cannot be read halts as well."""
+    try:
+        return " ".join(file.read_text(errors="replace").split())[:LONGEST]
+    except OSError as error:
+        return f"the file cannot be read ({error.strerror})"

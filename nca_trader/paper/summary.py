@@ -1,0 +1,121 @@
+"""What a session came to, next to buying and holding: a table read from its journal alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nca_trader.evaluate import metrics
+from nca_trader.paper.journal import read_events
+from nca_trader.types import bars_per_year
+
+OPEN, CLOSE = 0, 3  # places in a journal's bar
+
+
+class Row(NamedTuple):
+    """One column of the table: returns as fractions; turnover in equities per year; costs in money.
+
+    Source of the metrics: `nca_trader.evaluate.metrics`.
+    """
+
+    total_return: float
+    sharpe: float
+    max_drawdown: float
+    turnover: float
+    costs: float
+
+
+class Summary(NamedTuple):
+    """A session and buying and holding over the same bars.
+
+    session, hold: the two columns. orders, fills, rejected, risks: events of the journal. bars:
+    decided at.
+    """
+
+    session: Row
+    hold: Row
+    bars: int
+    orders: int
+    fills: int
+    rejected: int
+    risks: int
+
+    def __str__(self) -> str:
+        """Return the table."""
+        names = ("return", "Sharpe ratio", "largest drawdown", "turnover per year", "costs paid")
+        formats = ("{:+.2%}", "{:.2f}", "{:.2%}", "{:.2f}", "{:,.2f}")
+        lines = [f"  {'':<18}{'session':>14}{'buy and hold':>14}"]
+        for name, how, *values in zip(names, formats, self.session, self.hold, strict=True):
+            cells = ("-" if math.isnan(value) else how.format(value) for value in values)
+            lines.append(f"  {name:<18}" + "".join(f"{cell:>14}" for cell in cells))
+        counts = f"{self.orders:,} orders, {self.fills:,} fills, {self.rejected:,} rejected bars"
+        return "\n".join([*lines, f"  {counts}, {self.risks:,} risk events; {self.bars:,} bars"])
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The table for JSON."""
+        return self._asdict() | {"session": self.session._asdict(), "hold": self.hold._asdict()}
+
+
+def summarise(journal: str | Path) -> Summary | None:
+    """Read a journal's table; None before the first decision.
+
+    Buying and holding spreads the capital evenly over the assets that have a price where the first
+    order fills, pays nothing, and never trades again. Costs are commissions, and how much worse
+    fills were than the bar's price at which a backtest fills them; cash paid for holding is not
+    among them.
+    """
+    started, counts = None, {"order_intent": 0, "fill": 0, "bar_rejected": 0, "risk": 0}
+    fills: dict[int, list[dict[str, Any]]] = {}
+    prices: dict[int, dict[str, list[float] | None]] = {}
+    equity: dict[int, float] = {}
+    for event in read_events(journal):
+        if event.kind in counts:
+            counts[event.kind] += 1
+        if event.kind == "run_started":
+            started = event.body
+        elif event.kind == "bar":
+            prices[event.ts_event] = event.body
+        elif event.kind == "snapshot":
+            equity[event.ts_event] = event.body["equity"]
+        elif event.kind == "fill":
+            fills.setdefault(event.ts_event, []).append(event.body)
+    if started is None or not equity:
+        return None
+    at_close = started["rules"]["fill"] == "close"
+    capital, last = float(started["capital"]), next(iter(equity))
+    hold, traded, costs = [], [], 0.0
+    bought: dict[str, float] | None = None
+    close: dict[str, float] = {}
+    for ts in sorted(prices):
+        seen = {symbol: row for symbol, row in prices[ts].items() if row is not None}
+        price = {symbol: row[CLOSE if at_close else OPEN] for symbol, row in seen.items()}
+        if bought is None and (ts >= last if at_close else ts > last):
+            bought = close | price
+        close |= {symbol: row[CLOSE] for symbol, row in seen.items()}
+        amount = 0.0
+        for fill in fills.get(ts, ()):
+            market = price.get(fill["symbol"], fill["price"])
+            costs += fill["commission"] + fill["units"] * (fill["price"] - market)
+            amount += abs(fill["units"]) * market
+        if ts in equity:
+            grown = [close[symbol] / paid for symbol, paid in (bought or {}).items()]
+            hold.append(sum(grown) / len(grown) if grown else 1.0)
+            traded.append(amount / (capital * equity[ts]))
+    per_year = bars_per_year(np.array(sorted(equity), "datetime64[ns]"))
+    turnover = float(np.sum(traded)) / len(equity) * per_year
+    return Summary(
+        _row(np.array(list(equity.values())), per_year, turnover, costs),
+        _row(np.array(hold), per_year, per_year / len(hold), 0.0),
+        len(equity),
+        *(counts[kind] for kind in ("order_intent", "fill", "bar_rejected", "risk")),
+    )
+
+
+def _row(equity: np.ndarray, per_year: float, turnover: float, costs: float) -> Row:
+    returns = metrics.simple_returns(equity)
+    found = (metrics.total_return(returns), metrics.sharpe(returns, per_year))
+    return Row(*found, metrics.max_drawdown(returns), turnover, costs)

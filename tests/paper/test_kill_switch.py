@@ -1,0 +1,260 @@
+"""A halt is latched, whoever asked for it, and only `resume` lifts it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from nca_trader.data.bars import write_bars
+from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.feed import ReplayFeed
+from nca_trader.paper.journal import Journal, read_events, verify
+from nca_trader.paper.risk import KillSwitch, halt_file, request_halt, resume
+from nca_trader.paper.session import Session
+from nca_trader.paper.summary import summarise
+
+
+@pytest.fixture
+def path(tmp_path, quick_disk):
+    return tmp_path / "paper.db"
+
+
+def opened(journal, agent):
+    broker = SimulatedBroker(1e5, agent.costs, agent.symbols)
+    return Session(agent, broker, journal, 1e5)
+
+
+def halted_after(path, stage, bars, rows, act):
+    """A session that gets `act(session)` after some bars, and halts at the next one."""
+    agent, feed = stage.agent(), ReplayFeed(bars)
+    with Journal(path, feed.now) as journal:
+        session = opened(journal, agent)
+        for row, bar in enumerate(feed):
+            if row == rows:
+                act(session)
+            session.on_bar(bar)
+
+
+def kinds(path):
+    return [e.kind for e in read_events(path)]
+
+
+def by_file(session):
+    request_halt(session.switch.file.with_name("paper.db"), "lunch\nbreak")
+
+
+def by_signal(session):
+    with session.switch.listening():
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (by_file, {"by": "file", "reason": "lunch break"}),
+        (by_signal, {"by": "signal", "reason": "SIGUSR1"}),
+    ],
+)
+def test_a_request_halts_before_the_next_bar_and_stays(path, stage, tmp_path, act, said, digest):
+    bars = stage.bars(missing=0.2)
+    with pytest.raises(HaltError, match="asked") as caught:
+        halted_after(path, stage, bars, 40, act)
+    assert caught.value.exit_code == 3 and "nca-trader resume --journal" in str(caught.value)
+    event = list(read_events(path))[-1]
+    assert event.kind == "halt" and event.body == {"code": "asked", "detail": said}
+    assert kinds(path).count("bar") == 40 and "run_ended" not in kinds(path)
+    halt_file(path).unlink(missing_ok=True)  # to remove the file alone lifts nothing
+    before = verify(path)
+    with pytest.raises(HaltError, match="was halted at"):
+        stage.replay(path, bars, stage.agent())
+    assert verify(path) == before
+    assert resume(path, "back", 5).seq == event.seq
+    result = stage.replay(path, bars, stage.agent())
+    lifted = next(read_events(path, "resume"))
+    assert lifted.seq == event.seq + 1 and lifted.ts_recv == 5
+    assert lifted.body["reason"] == "back" and lifted.body["halt"]["code"] == "asked"
+    # But for these two events the journal is that of a session that nobody stopped.
+    whole = stage.replay(tmp_path / "whole.db", bars, stage.agent())
+    kept = [e[4:] for e in read_events(path) if e.kind not in ("halt", "resume")]
+    assert kept == [e[4:] for e in read_events(tmp_path / "whole.db")]
+    assert result["equity"] == whole["equity"]
+
+
+def test_a_file_that_comes_while_a_bar_is_decided_stops_its_orders(path, stage):
+    bars, agent = stage.bars(), stage.agent()
+    sent = []
+
+    class Counting(SimulatedBroker):
+        def work(self, orders):
+            sent.append({order.client_id for order in orders})
+            return super().work(orders)
+
+    class Late(Journal):
+        def record(self, run, kind, key, body, ts_event):
+            found = super().record(run, kind, key, body, ts_event)
+            if kind == "order_intent":
+                halt_file(path).write_text("now")
+            return found
+
+    feed = ReplayFeed(bars)
+    with Late(path, feed.now) as journal, pytest.raises(HaltError):
+        Session(agent, Counting(1e5, agent.costs, agent.symbols), journal, 1e5).trade(feed)
+    intents = {e.key for e in read_events(path, "order_intent")}
+    assert intents and not any(intents & names for names in sent)
+    assert kinds(path)[-1] == "halt"
+
+
+def test_a_file_before_the_start_halts_before_the_first_bar(path, stage):
+    halt_file(path).write_text("not today")
+    with pytest.raises(HaltError, match="not today"):
+        stage.replay(path, stage.bars(), stage.agent())
+    assert kinds(path) == ["halt"]
+    resume(path, "today", 0)
+    assert not halt_file(path).exists()
+    assert stage.replay(path, stage.bars(), stage.agent())["bars"] == 120
+
+
+def test_each_halt_needs_a_resume_of_its_own(path, stage):
+    bars = stage.bars()
+    for _ in range(2):  # twice at the same bar
+        with pytest.raises(HaltError):
+            halted_after(path, stage, bars, 40, by_file)
+        resume(path, "back", 0)
+    assert [k for k in kinds(path) if k in ("halt", "resume")] == ["halt", "resume"] * 2
+    assert stage.replay(path, bars, stage.agent())["bars"] == 120
+
+
+def test_three_bad_bars_are_lifted_too(path, stage):
+    good = list(ReplayFeed(stage.bars()))
+    bad = [bar._replace(open=-bar.open) for bar in good[40:43]]
+
+    def feed():
+        with Journal(path, lambda: 0) as journal:
+            session = opened(journal, stage.agent())
+            for bar in [*good[:40], *bad, *good[43:]]:
+                session.on_bar(bar)
+            return session.result()
+
+    with pytest.raises(HaltError, match="bad-bars"):
+        feed()
+    resume(path, "the vendor corrected it", 0)
+    assert feed()["bars"] == 117
+
+
+def test_what_cannot_be_halted_or_resumed_is_said(path, stage):
+    for call in (lambda: request_halt(path, "x"), lambda: resume(path, "x", 0)):
+        with pytest.raises(ConfigError, match="no such journal"):
+            call()
+    stage.replay(path, stage.bars()[:20], stage.agent())
+    with pytest.raises(ConfigError, match="is not halted"):
+        resume(path, "x", 0)
+    for call in (lambda: request_halt(path, " \n"), lambda: resume(path, "", 0)):
+        with pytest.raises(ConfigError, match="is empty"):
+            call()
+    request_halt(path, "x")
+    with Journal(path, lambda: 0), pytest.raises(StateError, match="is writing"):
+        resume(path, "x", 0)
+    assert halt_file(path).exists()  # a session that runs stays halted
+
+
+def test_a_file_that_cannot_be_read_halts_as_well(path):
+    halt_file(path).mkdir()
+    assert "cannot be read" in KillSwitch(path).asked()["reason"]
+
+
+def test_sigusr1_stops_a_real_process_with_exit_code_3(stage, tmp_path):
+    write_bars(stage.bars(num_bars=3000, symbols=("AAA",)), tmp_path / "bars.csv")
+    journal = tmp_path / "paper.db"
+    command = [sys.executable, "-m", "nca_trader", "paper", "--strategy=momentum",
+               f"--feed=replay:{tmp_path}/bars.csv", f"--journal={journal}"]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        lines = iter(process.stderr.readline, "")
+        line = next(text for text in lines if text.startswith("paper "))  # a bar is done
+        process.send_signal(signal.SIGUSR1)
+        said = process.stderr.read()
+        assert process.wait(60) == 3, said
+    assert re.match(r"paper +0%  1 of 3.0k bars", line) and "halted at" in said
+    assert kinds(journal)[-1] == "halt"
+
+
+def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
+    from nca_trader.cli import main
+
+    write_bars(stage.bars(num_bars=150), tmp_path / "bars.csv")
+    journal = tmp_path / "paper.db"
+    paper = ["paper", "--strategy=momentum", f"--feed=replay:{tmp_path}/bars.csv",
+             f"--journal={journal}", "--commission=1e-3", "--json"]  # fmt: skip
+    assert main(["halt", f"--journal={journal}", "--reason=x"]) == 2
+    assert main(paper) == 0
+    printed = capsys.readouterr()
+    assert "buy and hold" in printed.out and "nca-trader dashboard --journal" in printed.out
+    result = json.loads(printed.out.splitlines()[-1])
+    assert result["summary"]["bars"] == result["decisions"]
+    assert result["summary"]["session"]["total_return"] == pytest.approx(result["equity"] - 1.0)
+    assert re.search(r"paper +100%  150 of 150 bars", printed.err)
+    assert main(["halt", f"--journal={journal}", "--reason=lunch"]) == 0
+    assert main(paper) == 3 and main(paper) == 3
+    assert main(["resume", f"--journal={journal}", "--reason=back", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"lifted": "asked"}
+    assert main(paper) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["equity"] == result["equity"]
+
+
+def test_limits_are_options_of_both_commands(stage, tmp_path, capsys, quick_disk):
+    from nca_trader.cli import main
+
+    write_bars(stage.bars(num_bars=150, symbols=("AAA",)), tmp_path / "bars.csv")
+    rule, limits = "--strategy=momentum", ["--limit=max_position=0.25", "--limit=max_order=0.1"]
+    assert main(["backtest", rule, f"--data={tmp_path}/bars.csv", *limits,
+                 f"--trials={tmp_path}", "--json"]) == 0  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "LIMITED" in printed
+    expected = json.loads(printed.splitlines()[-1])["total_return"]
+    paper = ["paper", rule, f"--feed=replay:{tmp_path}/bars.csv"]
+    assert main([*paper, f"--journal={tmp_path}/a.db", *limits, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["equity"] - 1.0
+    assert found == pytest.approx(expected, rel=1e-12)
+    wrong = ["--limit=max_drawdwn=0.1", "--limit=max_order=NaN"]
+    assert main([*paper, f"--journal={tmp_path}/b.db", *wrong]) == 2
+    assert "did you mean 'max_drawdown'?" in capsys.readouterr().err
+    wrong = ["--limit=max_drawdown=2", "--limit=max_order=NaN"]
+    assert main([*paper, f"--journal={tmp_path}/b.db", *wrong]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert not (tmp_path / "b.db").exists()
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+def test_the_table_is_that_of_the_bars_and_fills(path, stage, fill):
+    bars = stage.bars(missing=0.1)
+    stage.replay(path, bars, stage.agent(fill=fill))
+    found = summarise(path)
+    begin = stage.first_decision
+    if fill == "close":
+        hold = (bars.close[-1] / bars.close[begin]).mean()
+    else:  # an asset that is missing there is bought at its last close
+        hold = (bars.close[-1] / bars.open[begin + 1]).mean()
+    assert found.hold.total_return == pytest.approx(hold - 1.0, rel=1e-12)
+    equity = np.array([e.body["equity"] for e in read_events(path, "snapshot")])
+    returns = np.diff(equity, prepend=1.0) / np.concatenate([[1.0], equity[:-1]])
+    sharpe = returns.mean() / returns.std(ddof=1) * np.sqrt(365.2425)
+    assert found.session.sharpe == pytest.approx(sharpe, rel=1e-9)
+    assert found.session.max_drawdown == pytest.approx(
+        (equity / np.maximum.accumulate(np.maximum(equity, 1.0)) - 1.0).min()
+    )
+    fills = [e.body for e in read_events(path, "fill")]
+    paid = sum(f["commission"] + abs(f["units"]) * f["price"] * (1 - 1 / (1 + s * 2e-4)) * s
+               for f in fills for s in [np.sign(f["units"])])  # fmt: skip
+    assert found.session.costs == pytest.approx(paid, rel=1e-9)
+    assert (found.fills, found.rejected) == (len(fills), 0)
+    assert "buy and hold" in str(found)
+
+
+def test_a_journal_without_a_decision_has_no_table(path, stage):
+    stage.replay(path, stage.bars()[:5], stage.agent())
+    assert summarise(path) is None
