@@ -275,7 +275,7 @@ def solve_hidden(
 
 @builder(
     phi=f"(0, {SLOWEST}]", spread="(0, inf)", sigma="(0, inf)", cost="[0, 1)", num_assets=1,
-    half_life="[0, inf)",
+    half_life="[0, inf)", reward=("log", "simple"),
 )  # fmt: skip
 def hidden_level(
     *,
@@ -285,8 +285,9 @@ def hidden_level(
     cost: float = 0.001,
     num_assets: int = 1,
     half_life: float = 0.0,
+    reward: str = "log",
 ) -> Market:
-    """Log-returns of a level hidden in noise: r' = level + sigma eps; an agent sees returns alone.
+    """Returns of a level hidden in noise: r' = level + sigma eps; an agent sees returns alone.
 
     level' = phi level + eta, of stationary deviation `spread`. State: m, the level's mean given
     all returns, by the steady Kalman filter. With P the variance of the level around m, and
@@ -296,7 +297,8 @@ def hidden_level(
 
     The filter's innovations are white, so m is an autoregression with shocks of deviation
     phi P / sqrt(S), and E[r' | all returns] = m: the rule is that of `ar1`, solved for m.
-    A panel has `num_assets` independent levels, and its optimum is the sum of theirs. With a
+    It pays log-returns; with reward="simple" the same numbers are simple returns. A panel has
+    `num_assets` independent levels, and its optimum is the sum of theirs. With a
     `half_life` in bars levels fade: theirs is `2^(-t / half_life)` times as large, the filter
     forgets that, and no optimum is known.
     Sources: Kalman (1960); Harvey, Forecasting, Structural Time Series Models (1989), section 4.2.
@@ -334,7 +336,7 @@ def hidden_level(
     one = switching_market(
         solve_autoregression(expected_return, phi, moved, cost),
         cost,
-        reward="log",
+        reward=reward,
         generate=generate,
         num_assets=num_assets,
         state_names=("filtered_level",)
