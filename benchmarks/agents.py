@@ -50,8 +50,8 @@ LOOKED = {
 WARM = 300  # bars of a training span before its account is judged: features warm up
 HOLD, HALF = "buy and hold", "half equal weight, half time-series momentum"
 POLICIES = {
-    # One linear combination of the features, whose response the head learns. With a head of one unit
-    # it hardly left 0 in as many steps.
+    # One linear combination of the features, whose response the head learns. With a head of one
+    # unit it hardly left 0 in as many steps.
     "linear": PolicyConfig(kind="mlp", channels=1, hidden=0, window=1, head_hidden=32),
     "mlp": PolicyConfig(kind="mlp", channels=16, hidden=32, window=1),
     "gru": PolicyConfig(kind="gru", channels=8, window=3),

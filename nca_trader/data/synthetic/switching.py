@@ -287,7 +287,7 @@ def hidden_level(
     half_life: float = 0.0,
     reward: str = "log",
 ) -> Market:
-    """Returns of a level hidden in noise: r' = level + sigma eps; an agent sees returns alone.
+    """Noise and a level that it hides: returns r' = level + sigma eps; an agent sees returns alone.
 
     level' = phi level + eta, of stationary deviation `spread`. State: m, the level's mean given
     all returns, by the steady Kalman filter. With P the variance of the level around m, and
