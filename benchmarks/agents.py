@@ -283,7 +283,9 @@ def budget(bars: Bars, study: Study, phase: str, folder: pathlib.Path) -> None:
     env = nca.TradingEnv(bars.between(None, dates[0]), env_of(study))
     total = 0.0
     for policy in POLICIES:
-        rows = nca.train(env, agent_of(policy), folder / "budget" / policy, steps=20_000).metrics()
+        rows = nca.train(
+            env, agent_of(policy), folder / "budget" / dates[0] / policy, steps=20_000
+        ).metrics()
         seconds = SEEDS * STEPS / rows[-1]["steps_per_s"] * len(dates)
         total += seconds
         print(f"  {policy}: {SEEDS} seeds x {STEPS:,} steps x {len(dates)} dates: {seconds:.0f} s")

@@ -1,0 +1,279 @@
+"""The recipe of `benchmarks.agents` on panels whose truth is known.
+
+    python -m benchmarks.planted optimum    # 20 panels with a weak trend: how much of it is earned
+    python -m benchmarks.planted noise      # 100 panels without any: how many pass the gate
+    python -m benchmarks.planted power      # 100 panels with a trend that the baselines miss
+
+Each row is written to benchmarks/results/planted.jsonl when it is known. A panel has four
+independent assets of `hidden_level`: a trend that an agent can only infer from returns. What is
+attainable is exact: see `best`. Environment, features, costs in training, estimator, policy and
+gate are the recipe's; a small panel needs fewer seeds and steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import nca_trader as nca
+from benchmarks.agents import RISK, Study, agent_of, baselines, env_of, rows_of
+from nca_trader.config import AgentConfig
+from nca_trader.data.synthetic import make, market, switching
+from nca_trader.envs.account.state import rules_of
+from nca_trader.evaluate.gate import Gate, gate
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.walkforward.stitching import matched_hold
+from nca_trader.runs.manifest import commit, now, versions
+from nca_trader.types import Bars, Costs
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results" / "planted.jsonl"
+ASSETS, SIGMA, COST, YEAR = 4, 0.01, 2e-4, 365.2425  # a bar every day
+LEVELS = 12  # Gauss's nodes of half of the positions
+
+
+class Truth(NamedTuple):
+    """A trend: how long it lasts, and how large it is.
+
+    phi: of the hidden level. spread: its deviation. train, test: bars.
+    """
+
+    phi: float
+    spread: float
+    train: int
+    test: int
+
+
+# The best rule has a Sharpe ratio of 1.0 net of costs.
+WEAK = Truth(phi=0.99, spread=6.8e-4, train=100_000, test=100_000)
+# Too quick for the baselines: the best of them, the trend of a year, is behind by 1.0.
+QUICK = Truth(phi=0.95, spread=1.13e-3, train=10_950, test=10_950)
+SMALL = {"num_seeds": 2, "steps": 200_000}
+PANEL = Study(file="", read={}, costs=Costs(commission=COST), selecting=(), testing=())
+
+
+class Best(NamedTuple):
+    """The rule of highest `E[R - k/2 R^2]` net of costs, for each asset of a panel.
+
+    optimum: per bar, of the whole panel. levels: `[n]` positions. bought, sold: `[n]` states at
+    which the rule buys up to them, and sells down to them.
+    """
+
+    optimum: float
+    levels: np.ndarray
+    bought: np.ndarray
+    sold: np.ndarray
+
+    def positions(self, states: np.ndarray) -> np.ndarray:
+        """Return `[N, A]` weights after each close, for the filtered levels `[N, A]`."""
+        low = np.interp(states, self.bought, self.levels)
+        high = np.interp(states, self.sold, self.levels)
+        held, found = np.zeros(states.shape[1]), np.empty_like(states)
+        for t in range(len(states)):
+            held = np.clip(held, low[t], high[t])
+            found[t] = held
+        return found
+
+
+def best(truth: Truth, risk: float = RISK, cost: float = COST) -> Best:
+    """Return the exact rule for positions in [-1/A, 1/A].
+
+    `E[r] = m` and `E[r^2] = S + m^2`, with the filter's m and S. A position a earns
+    `a m - k/2 a^2 (S + m^2)`, the sum over levels w up to a of `m - k w (S + m^2)`. So each level
+    is a unit that is held or not, as in `solver`: the optimum is the integral of the units' gains.
+    Products of different assets' m in R^2 are left out; they are 1e-3 of S.
+    """
+    solved = market("hidden_level", phi=truth.phi, spread=truth.spread, sigma=SIGMA, cost=cost)
+    known = solved.moments[1][0]
+    noise = SIGMA**2 + truth.spread**2 - known**2  # S: of a return given those before it
+    moved = known * np.sqrt(1 - truth.phi**2)
+    most = 1.0 / ASSETS
+    nodes, weights = np.polynomial.legendre.leggauss(LEVELS)
+    levels, weights = most * (nodes + 1) / 2, most * weights / 2  # the positive half
+
+    def unit(level: float) -> switching.solver.Switching:
+        return switching.solve_autoregression(
+            lambda m: m - risk * level * (noise + m * m), truth.phi, moved, cost
+        )
+
+    bought, sold, gain = [], [], 0.0
+    for level, weight in zip(levels, weights, strict=True):
+        rule = unit(level)
+        mean = -risk * level * (noise + known**2)
+        gain += weight * (rule.gain + mean) / 2  # E[max(D - c, 0)]
+        ends = np.concatenate([[-np.inf], rule.cuts, [np.inf]])
+        buys, sells = rule.signals == 1.0, rule.signals == -1.0
+        bought.append(ends[:-1][buys].min() if buys.any() else np.inf)
+        sold.append(ends[1:][sells].max() if sells.any() else -np.inf)
+    # Below 0 everything is mirrored: to hold less than nothing is to be short.
+    bought, sold = np.array(bought), np.array(sold)
+    return Best(
+        optimum=2 * ASSETS * gain,
+        levels=np.concatenate([-levels[::-1], levels]),
+        bought=np.concatenate([-sold[::-1], bought]),
+        sold=np.concatenate([-bought[::-1], sold]),
+    )
+
+
+def drawn(truth: Truth, seed: int, shuffle: bool = False) -> tuple[Bars, np.ndarray]:
+    """Return daily bars `[N, A]`, and what is known of each level at their closes.
+
+    With `shuffle` returns lose their mean and all rows change places: no past return says anything
+    of a later one, and assets keep what they share.
+    """
+    given: dict[str, Any] = {"phi": truth.phi, "spread": truth.spread, "sigma": SIGMA}
+    task = make(
+        "hidden_level", **given, cost=COST, num_assets=ASSETS, reward="simple",
+        num_bars=truth.train + truth.test, seed=seed,
+    )  # fmt: skip
+    returns = task.returns
+    if shuffle:
+        returns = np.random.default_rng(seed).permutation(returns - returns.mean(0))
+    close = 100.0 * np.cumprod(1.0 + returns, axis=0)
+    before = np.concatenate([np.full((1, ASSETS), 100.0), close[:-1]])
+    bars = dataclasses.replace(
+        task.bars,
+        # So many days fit into the range of a time in nanoseconds.
+        time=np.datetime64("1700-01-01", "ns") + np.arange(len(close)) * np.timedelta64(1, "D"),
+        open=before,
+        high=np.maximum(before, close),
+        low=np.minimum(before, close),
+        close=close,
+    )
+    return bars, task.states
+
+
+def small(num_seeds: int, steps: int) -> AgentConfig:
+    """Return the recipe's MLP with fewer seeds and steps."""
+    agent = agent_of("mlp")
+    learner = dataclasses.replace(agent.learner, steps=steps)
+    return dataclasses.replace(agent, num_seeds=num_seeds, learner=learner)
+
+
+def acted(bars: Bars, truth: Truth, agent: AgentConfig) -> Result:
+    """Train on the first bars; return the mean agent's account on the others."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = nca.train(nca.TradingEnv(bars[: truth.train], env_of(PANEL)), agent, f"{folder}/run")
+        return nca.backtest(bars, run, start=str(bars.index[truth.train]), look=False)
+
+
+def judged(bars: Bars, truth: Truth, agent: AgentConfig) -> Gate:
+    """Return the gate's finding on the bars after training."""
+    account = acted(bars, truth, agent)
+    start = str(bars.index[truth.train])
+    others = baselines(bars, PANEL, start, None)
+    rules = rules_of(env_of(PANEL))._asdict() | {"sizing": "fixed", "order": "rebalance"}
+    others["exposure-matched hold"] = nca.backtest(
+        bars, matched_hold(bars, account.weights), PANEL.costs, start=start, **rules
+    )
+    return gate(
+        {"mean agent": account.judged_returns},
+        {name: each.judged_returns for name, each in others.items()},
+        account.bars_per_year,
+    )
+
+
+def utility(weights: np.ndarray, cost: np.ndarray, states: np.ndarray, truth: Truth) -> float:
+    """Return the mean of `E[R - k/2 R^2]` given the past, of weights `[N, A]` held in each bar.
+
+    The noise of returns is left out, of which 100,000 bars have more than the agent may lack.
+    """
+    known = market(
+        "hidden_level", phi=truth.phi, spread=truth.spread, sigma=SIGMA, cost=COST
+    ).moments[1][0]
+    noise = SIGMA**2 + truth.spread**2 - known**2
+    held, m = weights[1:], states[:-1]  # what a close knows is earned in the next bar
+    mean = (held * m).sum(1) - cost[1:]
+    return float((mean - RISK / 2 * ((held**2 * noise).sum(1) + mean**2)).mean())
+
+
+def sharpe(returns: np.ndarray) -> float:
+    """Return the ratio per year of `[T]` returns."""
+    return float(returns.mean() / returns.std() * np.sqrt(YEAR))
+
+
+def optimum_row(seed: int, truth: Truth = WEAK, **size: int) -> dict[str, Any]:
+    """Return how much of the optimum the recipe earns on one panel."""
+    found, (bars, states) = best(truth), drawn(truth, seed)
+    account = acted(bars, truth, small(**size) if size else agent_of("mlp"))
+    states = states[truth.train :]
+    ideal = found.positions(states)
+    traded = np.abs(np.diff(ideal, axis=0, prepend=0.0)).sum(1)
+    returns = bars.close[truth.train + 1 :] / bars.close[truth.train : -1] - 1.0
+    attained = (ideal[:-1] * returns).sum(1) - COST * traded[:-1]
+    own = utility(account.weights.to_numpy(), account.cost.to_numpy(), states, truth)
+    # Shifted: the account's weights are those held in a bar, and `ideal` is ordered at its close.
+    late = np.concatenate([np.zeros((1, ASSETS)), ideal[:-1]])
+    paid = COST * np.concatenate([[0.0], traded[:-1]])
+    return {
+        "fraction": own / found.optimum,
+        "best_rule": utility(late, paid, states, truth) / found.optimum,
+        "sharpe": account.metrics["sharpe"],
+        "sharpe_of_best": sharpe(attained),
+    }
+
+
+def gate_row(seed: int, shuffle: bool, truth: Truth = QUICK) -> dict[str, Any]:
+    """Return whether one panel's agent passes the gate."""
+    bars, _ = drawn(truth, seed, shuffle)
+    found = judged(bars, truth, small(**SMALL))
+    return {
+        "passed": found.passed,
+        "bound": found.bound,
+        "sharpe": found.sharpe,
+        "baseline": found.baseline,
+    }
+
+
+PARTS = {
+    "optimum": (20, optimum_row),
+    "noise": (100, lambda seed: gate_row(seed, True)),
+    "power": (100, lambda seed: gate_row(seed, False)),
+}
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return what the rows say."""
+    lines = []
+    for part in PARTS:
+        of = [row for row in rows if row["part"] == part]
+        if of and part == "optimum":
+            share = np.array([row["fraction"] for row in of])
+            error = share.std(ddof=1) / np.sqrt(len(of)) if len(of) > 1 else np.nan
+            lines.append(f"optimum: {share.mean():.3f} +- {error:.3f} of {len(of)} panels")
+        elif of:
+            lines.append(f"{part}: {sum(row['passed'] for row in of)} of {len(of)} pass the gate")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compute the rows of a part that are not in the results yet."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", choices=[*PARTS, "table"])
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--count", type=int)
+    args = parser.parse_args()
+    if args.part != "table":
+        number, row_of = PARTS[args.part]
+        done = {(row["part"], row["seed"]) for row in rows_of(args.out)}
+        for seed in range(args.count or number):
+            if (args.part, seed) in done:
+                continue
+            began = time.process_time()
+            row = {"part": args.part, "seed": seed, **row_of(seed)}
+            row |= {"cpu_seconds": round(time.process_time() - began, 1)}
+            row |= {"commit": commit(), "versions": versions(), "date": now()}
+            with args.out.open("a") as file:
+                file.write(json.dumps(row, default=float) + "\n")
+            print({key: row[key] for key in list(row)[:-3]}, flush=True)
+    print(summary(rows_of(args.out)))
+
+
+if __name__ == "__main__":
+    main()
