@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import time
@@ -57,6 +58,9 @@ POLICIES = {
     "gru": PolicyConfig(kind="gru", channels=8, window=3),
     "nca": PolicyConfig(channels=16, hidden=32, steps=1, dilations=(1,)),
 }
+
+# The same objects again: jax finds what it compiled for them.
+rules_once = functools.cache(baseline_rules)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,7 +200,7 @@ def baselines(bars: Bars, study: Study, start: str, stop: Any) -> dict[str, Resu
     rules = rules_of(env_of(study))._asdict()
     return {
         name: nca.backtest(bars, rule, study.costs, start=start, stop=stop, **rules)
-        for name, rule in baseline_rules(year, sized=True).items()
+        for name, rule in rules_once(year, sized=True).items()
     }
 
 

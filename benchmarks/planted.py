@@ -14,23 +14,28 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import tempfile
 import time
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import nca_trader as nca
-from benchmarks.agents import RISK, Study, agent_of, baselines, env_of, rows_of
-from nca_trader.config import AgentConfig
+from benchmarks.agents import RISK, WARM, Study, agent_of, baselines, env_of, rows_of
+from nca_trader.agents.policy import make_policy
 from nca_trader.data.synthetic import make, market, switching
 from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.selection import Acting
 from nca_trader.evaluate.walkforward.stitching import matched_hold
-from nca_trader.runs.manifest import commit, now, versions
+from nca_trader.learner.learner import Learner, make_learner
+from nca_trader.learner.train import planned_steps
+from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.types import Bars, Costs
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results" / "planted.jsonl"
@@ -51,10 +56,11 @@ class Truth(NamedTuple):
 
 
 # The best rule has a Sharpe ratio of 1.0 net of costs.
-WEAK = Truth(phi=0.99, spread=6.8e-4, train=100_000, test=100_000)
+WEAK = Truth(phi=0.99, spread=6.9e-4, train=200_000, test=100_000)
 # Too quick for the baselines: the best of them, the trend of a year, is behind by 1.0.
-QUICK = Truth(phi=0.95, spread=1.13e-3, train=10_950, test=10_950)
-SMALL = {"num_seeds": 2, "steps": 200_000}
+QUICK = Truth(phi=0.95, spread=1.13e-3, train=60_000, test=10_950)
+POLICY = "mlp"
+SMALL = {"num_seeds": 2, "steps": 500_000}
 PANEL = Study(file="", read={}, costs=Costs(commission=COST), selecting=(), testing=())
 
 
@@ -82,7 +88,7 @@ class Best(NamedTuple):
 
 
 def best(truth: Truth, risk: float = RISK, cost: float = COST) -> Best:
-    """Return the exact rule for positions in [-1/A, 1/A].
+    """Return the exact rule for positions up to a full one either way.
 
     `E[r] = m` and `E[r^2] = S + m^2`, with the filter's m and S. A position a earns
     `a m - k/2 a^2 (S + m^2)`, the sum over levels w up to a of `m - k w (S + m^2)`. So each level
@@ -93,7 +99,8 @@ def best(truth: Truth, risk: float = RISK, cost: float = COST) -> Best:
     known = solved.moments[1][0]
     noise = SIGMA**2 + truth.spread**2 - known**2  # S: of a return given those before it
     moved = known * np.sqrt(1 - truth.phi**2)
-    most = 1.0 / ASSETS
+    # A full position of the account bears the recipe's volatility.
+    most = 0.15 / np.sqrt(YEAR * (SIGMA**2 + truth.spread**2)) / ASSETS
     nodes, weights = np.polynomial.legendre.leggauss(LEVELS)
     levels, weights = most * (nodes + 1) / 2, most * weights / 2  # the positive half
 
@@ -121,7 +128,7 @@ def best(truth: Truth, risk: float = RISK, cost: float = COST) -> Best:
     )
 
 
-def drawn(truth: Truth, seed: int, shuffle: bool = False) -> tuple[Bars, np.ndarray]:
+def drawn(truth: Truth, num_bars: int, seed: int, shuffle: bool = False) -> tuple[Bars, np.ndarray]:
     """Return daily bars `[N, A]`, and what is known of each level at their closes.
 
     With `shuffle` returns lose their mean and all rows change places: no past return says anything
@@ -130,7 +137,7 @@ def drawn(truth: Truth, seed: int, shuffle: bool = False) -> tuple[Bars, np.ndar
     given: dict[str, Any] = {"phi": truth.phi, "spread": truth.spread, "sigma": SIGMA}
     task = make(
         "hidden_level", **given, cost=COST, num_assets=ASSETS, reward="simple",
-        num_bars=truth.train + truth.test, seed=seed,
+        num_bars=num_bars, seed=seed,
     )  # fmt: skip
     returns = task.returns
     if shuffle:
@@ -149,24 +156,44 @@ def drawn(truth: Truth, seed: int, shuffle: bool = False) -> tuple[Bars, np.ndar
     return bars, task.states
 
 
-def small(num_seeds: int, steps: int) -> AgentConfig:
-    """Return the recipe's MLP with fewer seeds and steps."""
-    agent = agent_of("mlp")
-    learner = dataclasses.replace(agent.learner, steps=steps)
-    return dataclasses.replace(agent, num_seeds=num_seeds, learner=learner)
+class Recipe:
+    """The recipe's agents, for many panels of one shape: programs are compiled for the first one.
+
+    They are those that `nca.train` ends with, bit for bit; a test compares them.
+    """
+
+    def __init__(self, policy: str = POLICY, num_seeds: int = 2, **learner: Any):
+        """Take the agent that trades `policy`, with other fields of its learner."""
+        agent = agent_of(policy)
+        changed = dataclasses.replace(agent.learner, **learner)
+        self.agent = dataclasses.replace(agent, learner=changed, num_seeds=num_seeds)
+        self._built: tuple[Learner, Acting] | None = None
+
+    def trained(self, env: nca.TradingEnv) -> Run:
+        """Return a run whose agents were trained in `env`."""
+        if self._built is None:
+            # A folder with the manifest, which a backtest reads; its parameters are replaced below.
+            self._folder = tempfile.TemporaryDirectory()
+            run = nca.train(env, self.agent, f"{self._folder.name}/run", steps=1)
+            learner = make_learner(env, make_policy(self.agent, env.spec), self.agent)
+            self._built = learner, Acting(run, run.params(), None)
+        learner, acting = self._built
+        state = learner.init(jax.random.key(0))
+        for _ in range(planned_steps(self.agent) // learner.steps_per_update):
+            state, _ = learner.step(state, env.market)
+        acting._params = jax.tree.map(np.array, state.params)
+        return acting
+
+    def account(self, before: Bars, bars: Bars, start: str) -> Result:
+        """Train on the bars `before`; return the mean agent's account on others."""
+        run = self.trained(nca.TradingEnv(before, env_of(PANEL)))
+        return nca.backtest(bars, run, start=start, look=False)
 
 
-def acted(bars: Bars, truth: Truth, agent: AgentConfig) -> Result:
-    """Train on the first bars; return the mean agent's account on the others."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = nca.train(nca.TradingEnv(bars[: truth.train], env_of(PANEL)), agent, f"{folder}/run")
-        return nca.backtest(bars, run, start=str(bars.index[truth.train]), look=False)
-
-
-def judged(bars: Bars, truth: Truth, agent: AgentConfig) -> Gate:
+def judged(bars: Bars, truth: Truth, recipe: Recipe) -> Gate:
     """Return the gate's finding on the bars after training."""
-    account = acted(bars, truth, agent)
     start = str(bars.index[truth.train])
+    account = recipe.account(bars[: truth.train], bars, start)
     others = baselines(bars, PANEL, start, None)
     rules = rules_of(env_of(PANEL))._asdict() | {"sizing": "fixed", "order": "rebalance"}
     others["exposure-matched hold"] = nca.backtest(
@@ -198,14 +225,16 @@ def sharpe(returns: np.ndarray) -> float:
     return float(returns.mean() / returns.std() * np.sqrt(YEAR))
 
 
-def optimum_row(seed: int, truth: Truth = WEAK, **size: int) -> dict[str, Any]:
+def optimum_row(seed: int, recipe: Recipe, truth: Truth = WEAK) -> dict[str, Any]:
     """Return how much of the optimum the recipe earns on one panel."""
-    found, (bars, states) = best(truth), drawn(truth, seed)
-    account = acted(bars, truth, small(**size) if size else agent_of("mlp"))
-    states = states[truth.train :]
+    # Two draws of one market: so many days in a row do not fit into the range of a time.
+    before, _ = drawn(truth, truth.train, seed + 10_000)
+    found, (bars, states) = best(truth), drawn(truth, WARM + truth.test, seed)
+    account = recipe.account(before, bars, str(bars.index[WARM]))
+    states = states[WARM:]
     ideal = found.positions(states)
     traded = np.abs(np.diff(ideal, axis=0, prepend=0.0)).sum(1)
-    returns = bars.close[truth.train + 1 :] / bars.close[truth.train : -1] - 1.0
+    returns = bars.close[WARM + 1 :] / bars.close[WARM:-1] - 1.0
     attained = (ideal[:-1] * returns).sum(1) - COST * traded[:-1]
     own = utility(account.weights.to_numpy(), account.cost.to_numpy(), states, truth)
     # Shifted: the account's weights are those held in a bar, and `ideal` is ordered at its close.
@@ -219,10 +248,10 @@ def optimum_row(seed: int, truth: Truth = WEAK, **size: int) -> dict[str, Any]:
     }
 
 
-def gate_row(seed: int, shuffle: bool, truth: Truth = QUICK) -> dict[str, Any]:
+def gate_row(seed: int, recipe: Recipe, shuffle: bool, truth: Truth = QUICK) -> dict[str, Any]:
     """Return whether one panel's agent passes the gate."""
-    bars, _ = drawn(truth, seed, shuffle)
-    found = judged(bars, truth, small(**SMALL))
+    bars, _ = drawn(truth, truth.train + truth.test, seed, shuffle)
+    found = judged(bars, truth, recipe)
     return {
         "passed": found.passed,
         "bound": found.bound,
@@ -231,10 +260,11 @@ def gate_row(seed: int, shuffle: bool, truth: Truth = QUICK) -> dict[str, Any]:
     }
 
 
-PARTS = {
-    "optimum": (20, optimum_row),
-    "noise": (100, lambda seed: gate_row(seed, True)),
-    "power": (100, lambda seed: gate_row(seed, False)),
+# Panels, what a row is, and the recipe's size.
+PARTS: dict[str, tuple[int, Any, dict[str, int]]] = {
+    "optimum": (20, optimum_row, {"num_seeds": 2, "steps": 2_000_000}),
+    "noise": (100, functools.partial(gate_row, shuffle=True), SMALL),
+    "power": (100, functools.partial(gate_row, shuffle=False), SMALL),
 }
 
 
@@ -260,13 +290,14 @@ def main() -> None:
     parser.add_argument("--count", type=int)
     args = parser.parse_args()
     if args.part != "table":
-        number, row_of = PARTS[args.part]
+        number, row_of, size = PARTS[args.part]
+        recipe = Recipe(**size)
         done = {(row["part"], row["seed"]) for row in rows_of(args.out)}
         for seed in range(args.count or number):
             if (args.part, seed) in done:
                 continue
             began = time.process_time()
-            row = {"part": args.part, "seed": seed, **row_of(seed)}
+            row = {"part": args.part, "seed": seed, **row_of(seed, recipe)}
             row |= {"cpu_seconds": round(time.process_time() - began, 1)}
             row |= {"commit": commit(), "versions": versions(), "date": now()}
             with args.out.open("a") as file:
