@@ -324,7 +324,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Compute the rows of a phase that are not in the results yet, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("phase", choices=("selection", "test", "table"))
@@ -333,7 +333,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES))
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     for name in () if args.phase == "table" else args.only:
         study, done = (
             STUDIES[name],
