@@ -71,7 +71,7 @@ class Study:
       file: of the bars. read: arguments of `nca.read_bars`. symbols: those taken; () is all.
       costs: of trading. size_cap: the largest factor of a position; 1 needs no borrowed money.
       selecting, testing: dates of training; a selection span ends at the first of `testing`.
-      earlier: looks at the test span before this study, in words.
+      earlier: times that the test span was seen before this study, in words.
     """
 
     file: str

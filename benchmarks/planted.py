@@ -209,7 +209,7 @@ def judged(bars: Bars, truth: Truth, recipe: Recipe) -> Gate:
 def utility(weights: np.ndarray, cost: np.ndarray, states: np.ndarray, truth: Truth) -> float:
     """Return the mean of `E[R - k/2 R^2]` given the past, of weights `[N, A]` held in each bar.
 
-    The noise of returns is left out, of which 100,000 bars have more than the agent may lack.
+    The noise of returns is left out, which in 100,000 bars is more than the agent may lack.
     """
     known = market(
         "hidden_level", phi=truth.phi, spread=truth.spread, sigma=SIGMA, cost=COST
