@@ -6,6 +6,7 @@ the returns, so an agent that sees bars knows the state, except that of `markov_
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -54,7 +55,7 @@ def threshold_policy(cuts: np.ndarray, signals: np.ndarray) -> Policy:
 
     def policy(state: Tensor, position: Tensor) -> Tensor:
         xp = arrays(state)
-        rank = xp.searchsorted(xp.asarray(cuts, dtype=state.dtype), state[..., :1])
+        rank = xp.searchsorted(xp.asarray(cuts, dtype=state.dtype), state)
         signal = xp.asarray(signals, dtype=position.dtype)[rank]
         return xp.where(signal == 0, position, signal)
 
@@ -272,11 +273,21 @@ def solve_hidden(
     return rule, math.sqrt(probability @ (belief(nodes) - 0.5) ** 2)
 
 
-@builder(phi=f"(0, {SLOWEST}]", spread="(0, inf)", sigma="(0, inf)", cost="[0, 1)")
+@builder(
+    phi=f"(0, {SLOWEST}]", spread="(0, inf)", sigma="(0, inf)", cost="[0, 1)", num_assets=1,
+    half_life="[0, inf)", reward=("log", "simple"),
+)  # fmt: skip
 def hidden_level(
-    *, phi: float = 0.98, spread: float = 0.004, sigma: float = 0.01, cost: float = 0.001
+    *,
+    phi: float = 0.98,
+    spread: float = 0.004,
+    sigma: float = 0.01,
+    cost: float = 0.001,
+    num_assets: int = 1,
+    half_life: float = 0.0,
+    reward: str = "log",
 ) -> Market:
-    """Log-returns of a level hidden in noise: r' = level + sigma eps; an agent sees returns alone.
+    """Noise and a level that it hides: returns r' = level + sigma eps; an agent sees returns alone.
 
     level' = phi level + eta, of stationary deviation `spread`. State: m, the level's mean given
     all returns, by the steady Kalman filter. With P the variance of the level around m, and
@@ -286,6 +297,10 @@ def hidden_level(
 
     The filter's innovations are white, so m is an autoregression with shocks of deviation
     phi P / sqrt(S), and E[r' | all returns] = m: the rule is that of `ar1`, solved for m.
+    It pays log-returns; with reward="simple" the same numbers are simple returns. A panel has
+    `num_assets` independent levels, and its optimum is the sum of theirs. With a
+    `half_life` in bars levels fade: theirs is `2^(-t / half_life)` times as large, the filter
+    forgets that, and no optimum is known.
     Sources: Kalman (1960); Harvey, Forecasting, Structural Time Series Models (1989), section 4.2.
     """
     shock = spread**2 * (1 - phi**2)
@@ -299,29 +314,37 @@ def hidden_level(
     def generate(key: Array, num_bars: int) -> Path:
         keys = jax.random.split(key, 4)
         # The filter starts in its steady state: its mean, then the level around it.
-        first_mean = known * jax.random.normal(keys[0])
-        first_level = first_mean + math.sqrt(error) * jax.random.normal(keys[1])
-        shocks = math.sqrt(shock) * jax.random.normal(keys[2], (num_bars,))
-        noise = sigma * jax.random.normal(keys[3], (num_bars,))
+        first_mean = known * jax.random.normal(keys[0], (num_assets,))
+        first_level = first_mean + math.sqrt(error) * jax.random.normal(keys[1], (num_assets,))
+        shocks = math.sqrt(shock) * jax.random.normal(keys[2], (num_bars, num_assets))
+        noise = sigma * jax.random.normal(keys[3], (num_bars, num_assets))
+        bars = jnp.arange(num_bars)
+        fading = jnp.exp2(-bars / half_life) if half_life else jnp.ones(num_bars)
 
         def moved_on(last: Any, drawn: Any) -> Any:
             level, mean, _ = last
-            r = level + drawn[1]
+            r = drawn[2] * level + drawn[1]
             return phi * level + drawn[0], phi * (mean + gain * (r - mean)), r
 
         first = first_level, first_mean, jnp.zeros_like(first_level)
-        _, mean, r = recur(moved_on, first, (shocks, noise))
-        return Path(mean[:, None], r[:, None], jnp.zeros(1))
+        _, mean, r = recur(moved_on, first, (shocks, noise, fading))
+        return Path(mean, r, jnp.zeros(num_assets))
 
     def expected_return(state: Tensor) -> Tensor:
         return state
 
-    return switching_market(
+    one = switching_market(
         solve_autoregression(expected_return, phi, moved, cost),
         cost,
-        reward="log",
+        reward=reward,
         generate=generate,
-        state_names=("filtered_level",),
-        moments=((0.0,), (known,)),
+        num_assets=num_assets,
+        state_names=("filtered_level",)
+        if num_assets == 1
+        else tuple(f"filtered_level_{i}" for i in range(num_assets)),
+        moments=((0.0,) * num_assets, (known,) * num_assets),
         expected_return=expected_return,
     )
+    if half_life:
+        return dataclasses.replace(one, optimum=None, optimal_policy=None, expected_return=None)
+    return dataclasses.replace(one, optimum=num_assets * (one.optimum or 0.0))

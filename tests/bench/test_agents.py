@@ -1,0 +1,71 @@
+"""The study of agents: training ends before its date, and one look at each test span."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import nca_trader as nca
+from benchmarks import agents, planted
+from nca_trader.data.features import feature_set
+
+
+def test_no_agent_is_trained_on_a_bar_of_its_span(monkeypatch):
+    bars, _ = planted.drawn(planted.QUICK, 2_000, seed=0)
+    seen = {}
+    monkeypatch.setattr(nca, "train", lambda env, agent, folder: seen.update({folder: env.bars}))
+    dates = (str(bars.index[900])[:10], str(bars.index[1_400])[:10])
+    for date in dates:
+        agents.trained(bars, planted.PANEL, "mlp", date, pathlib.Path("runs"))
+    for (folder, known), row in zip(seen.items(), (900, 1_400), strict=True):
+        assert folder.name in dates and len(known) == row
+        assert known.index[-1] < bars.index[row]
+
+
+def test_a_selection_span_ends_where_the_test_span_begins():
+    for study in agents.STUDIES.values():
+        dates = [*study.selecting, *study.testing]
+        assert dates == sorted(set(dates)) and len(study.selecting) == len(study.testing[:2])
+
+
+def test_each_recipe_looked_once_at_each_test_span_and_the_page_shows_it(root):
+    rows = agents.rows_of(agents.RESULTS)
+    keys = [(row["bars"], row["policy"], row["phase"]) for row in rows]
+    assert len(keys) == len(set(keys)) and set(agents.STUDIES) == {key[0] for key in keys}
+    page = (root / "docs" / "lab-notes" / "agents-on-real-bars.md").read_text()
+    for line in agents.table(rows).splitlines():
+        assert line in page
+    for row in rows:  # one learner and one environment for all, but for costs and policy
+        assert row["manifest"]["agent"]["learner"] == rows[0]["manifest"]["agent"]["learner"]
+        assert row["manifest"]["env"]["features"] == rows[0]["manifest"]["env"]["features"]
+        assert row["manifest"]["env"]["random_costs"] == [5.0, 10.0]
+
+
+def test_a_row_that_is_there_is_not_computed_again(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "agents.jsonl"
+    row = agents.rows_of(agents.RESULTS)[0]
+    rows = [row | {"policy": p, "phase": "test"} for p in agents.POLICIES]
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(agents, "row_of", lambda *given: pytest.fail("looked again"))
+    agents.main(["test", "--only", row["bars"], "--out", str(out)])
+    assert "| linear |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_day_of_look_ahead_in_one_feature_is_caught(ahead):
+    """The recipe's features, one of which is that of the next day."""
+    names = agents.env_of(planted.PANEL).features
+    bars = planted.drawn(planted.QUICK, 500, seed=0)[0].select("HIDDEN_LEVEL0")
+
+    def shown(bars):
+        found = np.array(feature_set(names).batch(bars))[:, 0]
+        column = names.index("return_21")
+        if ahead:
+            found[:-1, column] = found[1:, column].copy()
+        return found
+
+    report = nca.leakcheck(shown, bars, cases=6)
+    assert report.ok == (not ahead)
+    if ahead:
+        assert report.example.row == report.example.t  # a day, and no more
