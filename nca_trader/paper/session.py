@@ -351,10 +351,10 @@ class Session:
 
     def _halt_error(self, halt: Halt) -> HaltError:
         last = self._state.last
-        when = "before the first bar" if last is None else str(np.datetime64(last, "s"))
+        when = "before the first bar" if last is None else f"at {np.datetime64(last, 's')}"
         detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
         return HaltError(
-            f"{self._journal.path}: halted at {when}, {halt.code} ({detail}); the last events of "
+            f"{self._journal.path}: halted {when}, {halt.code} ({detail}); the last events of "
             f"the journal show why. Correct the cause, then {remedy(self._journal.path)}."
         )
 

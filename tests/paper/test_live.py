@@ -300,7 +300,7 @@ def test_the_file_that_asks_for_a_halt_is_seen_before_the_next_order(room):
     room.trade(5)
     room.path.with_name("paper.db.halt").write_text("I want to look at it\n")
     sent = len(room.desk.submitted)
-    with pytest.raises(HaltError, match=r"asked \(reason I want to look at it\)"):
+    with pytest.raises(HaltError, match=r"asked \(by file, reason I want to look at it\)"):
         room.trade()
     assert len(room.desk.submitted) == sent
 
