@@ -29,7 +29,7 @@ COMMANDS = {
     "tune": ("tune", "search hyper-parameters of an agent; every trial is counted"),
     "export": ("export", "write a run's agent to a small file, with 4, 8 or 16 bits per weight"),
     "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
-    "journal": ("paper", "check a paper session's journal"),
+    "journal": ("paper", "verify, salvage or replay a paper session's journal"),
     "data": ("data", "check a bar file: every problem with its line and remedy, or a summary"),
     "leakcheck": ("leakcheck", "look for look-ahead in a strategy or a feature, on other futures"),
     "plan": ("scale", "compile a run for a TPU slice: does it fit, and what bounds it"),

@@ -312,8 +312,14 @@ def _plain(value: Any) -> Any:
 
 
 def _bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
-    """Return open, high, low, close, volume by symbol; None for an asset that has no bar."""
-    fields = np.stack([np.asarray(getattr(bar, name)) for name in (*PRICES, "volume")], axis=-1)
+    """Return open, high, low, close, volume by symbol; None for an asset that has no bar.
+
+    Where the feed has half-spreads, dividends or funding, the three follow; None if it lacks one.
+    """
+    more = (bar.half_spread, bar.dividend, bar.funding)
+    rows = [*(getattr(bar, name) for name in PRICES), bar.volume]
+    rows += [] if all(x is None for x in more) else [np.nan if x is None else x for x in more]
+    fields = np.stack(np.broadcast_arrays(*rows), axis=-1)
     return {
         symbol: _plain(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
     }
@@ -357,7 +363,7 @@ def paper_trade(
 
     Returns:
       `Session.result()`, and more keys. `in_sample`: the number of bars traded so far up to the
-      last that trained or selected the agent. `seed`: of the agent. `agent`: the agent and the
+      last that trained or selected the agent. `durability`: what a commit survives. `seed`: of the agent. `agent`: the agent and the
       others of its run, in words. Of a run also `symbols` and `trained_symbols`.
 
     Raises:
@@ -418,9 +424,12 @@ def paper_trade(
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
         agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
-    # By the feed's clock, so that two replays of one file write the same chain.
-    with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
+    # By the feed's clock, so that two replays of one file write the same chain. In batches where no
+    # order leaves the process: what a kill takes back, the next session repeats.
+    kept = Journal(Path(journal), clock=source.now, batch=not books.remembers)
+    with contextlib.closing(kept) as opened:
         result = Session(agent, books, opened, capital, first).trade(source, stop)
+        result["durability"] = opened.durability
     if opened_run is None:
         return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)

@@ -1,0 +1,456 @@
+"""The files of a journal: the tables, the chain of hashes over their rows, and the head file.
+
+What the three prove is in docs/concepts/journal.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nca_trader.config.records import read_json, record
+from nca_trader.errors import ConfigError, StateError
+
+GENESIS = "0" * 64  # the hash before the first event
+HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all
+SLOTS = 3
+APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
+LEAST_PAGE = 512  # bytes, of a SQLite file
+# Run and kind are the same in most rows, so a row has their number. The hash before a row's own is
+# that of the row above it, and is not stored again.
+SCHEMA = (
+    "CREATE TABLE series(id INTEGER PRIMARY KEY, run TEXT NOT NULL, kind TEXT NOT NULL, "
+    "UNIQUE(run, kind)) STRICT",
+    "CREATE TABLE event(seq INTEGER PRIMARY KEY, series INTEGER NOT NULL, "
+    "ts_event INTEGER NOT NULL, ts_recv INTEGER NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL, "
+    "hash BLOB NOT NULL, UNIQUE(series, key)) STRICT",
+)
+ROWS = (
+    "SELECT seq, run, ts_event, ts_recv, kind, key, body, NULL, hash "
+    "FROM event LEFT JOIN series ON id = series"
+)
+# Journals of version 0.5 and before, which are read and verified but not continued.
+OLD_SCHEMA = (
+    "CREATE TABLE event(\n"
+    "  seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, "
+    "ts_recv INTEGER NOT NULL,\n"
+    "  kind TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL,\n"
+    "  prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE(run, kind, key)) STRICT\n",
+)
+OLD_ROWS = "SELECT seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash FROM event"
+OLD_AHEAD = 512  # rows of one commit: at most 255 deferred ones and those of a bar
+
+
+class Head(NamedTuple):
+    """The end of the chain. seq: events so far. hash: of the last one, hexadecimal."""
+
+    seq: int
+    hash: str
+
+
+class Mark(NamedTuple):
+    """What the head file says.
+
+    count: of its writes. done: the last commit. after: the end of the commit that was under way;
+    `done` where there was none, None in an old file, which does not say.
+    """
+
+    count: int
+    done: Head
+    after: Head | None
+
+    @property
+    def text(self) -> str:
+        """The slot's text, with a checksum: a slot that a power cut tore has another."""
+        assert self.after is not None
+        return _summed(f"{self.count} {self.done.seq} {self.done.hash} {self.after.seq} "
+                       f"{self.after.hash}")  # fmt: skip
+
+
+class Event(NamedTuple):
+    """One row. ts_event, ts_recv: nanoseconds since 1970 UTC. body: the parsed JSON object."""
+
+    seq: int
+    run: str
+    ts_event: int
+    ts_recv: int
+    kind: str
+    key: str
+    body: dict[str, Any]
+
+
+class Examined(NamedTuple):
+    """What an examination found.
+
+    head: the last event up to which the chain holds and the head file does not contradict it.
+    rows: in the table, or by the head file if that says more. fault: what is wrong and the remedy, "" where nothing is. old: whether the
+    tables are those of an earlier version.
+    """
+
+    head: Head
+    rows: int
+    fault: str
+    old: bool = False
+
+
+def _as_string(value: Any) -> str:
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    raise TypeError(f"a journal body holds JSON types and Decimal, not {type(value).__name__}.")
+
+
+# Made once: `json.dumps` makes an encoder for each call, which took most of the time of a walk.
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_as_string
+).encode
+
+
+def canonical(value: Any) -> str:
+    """Return the one JSON text of `value`: sorted keys, no spaces, shortest exact floats.
+
+    Raises:
+      ValueError: a NaN or an infinity.
+      TypeError: a type that JSON does not have. A `decimal.Decimal` is written as a string; a
+        numpy array must be a list first.
+
+    >>> canonical({"b": 0.1, "a": [1, None]})
+    '{"a":[1,null],"b":0.1}'
+    """
+    # Hashes are of texts, so that one value must have one text. NaN is not JSON.
+    return _encode(value)
+
+
+def writing(path: Path) -> bool:
+    """Return whether a process has the journal at `path` open to write."""
+    try:
+        descriptor = os.open(sibling(path, ".head"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def link_of(prev_hash: str, *fields: Any) -> str:
+    """Return the hash of an event: its fields are seq, run, ts_event, ts_recv, kind, key, body."""
+    return hashlib.sha256(_encode([prev_hash, *fields]).encode()).hexdigest()
+
+
+def sibling(path: Path, suffix: str) -> Path:
+    """Return the file that belongs to the journal at `path`, e.g. of suffix ".head"."""
+    return path.with_name(path.name + suffix)
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """Open a journal to read it, leaving no file behind.
+
+    Raises:
+      ConfigError: there is no such file.
+      StateError: it is not a journal.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such journal; check the path.")
+    # Without a write-ahead log nobody is writing, and an immutable open leaves no file behind.
+    mode = "mode=ro" if sibling(path, "-wal").exists() else "immutable=1"
+    with as_state_error(path):
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
+    try:
+        # Before anything is read: what a stranger's schema calls is not run.
+        db.execute("PRAGMA trusted_schema = OFF")
+        refuse_other_files(path, db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def refuse_other_tables(path: Path, db: sqlite3.Connection) -> None:
+    """Raise StateError where the database holds anything but a journal's tables."""
+    if fault := _schema_fault(db)[1]:
+        raise StateError(f"{path}: {fault}")
+
+
+def events_of(db: sqlite3.Connection, kind: str | None = None, after: int = 0) -> Iterator[Event]:
+    """Yield the events above seq `after`, of one kind or of all."""
+    old, _ = _schema_fault(db)
+    if old is None:  # killed before its tables were made
+        return
+    rows = OLD_ROWS if old else ROWS
+    where, values = ("", (after,)) if kind is None else (" AND +kind = ?", (after, kind))
+    for row in db.execute(f"{rows} WHERE seq > ?{where} ORDER BY seq", values):
+        seq, run, ts_event, ts_recv, name, key, text, *_ = row
+        body = record(dict[str, Any], read_json(text, f"journal seq {seq}"), f"journal seq {seq}")
+        yield Event(seq, run, ts_event, ts_recv, name, key, body)
+
+
+def examine(path: Path, db: sqlite3.Connection) -> Examined:
+    """Walk the chain and compare its end with the head file, in one view of the database."""
+    with as_state_error(path):
+        for _ in range(100):
+            mark = _read_mark(path)
+            db.execute("BEGIN")
+            try:
+                db.execute("SELECT 1 FROM sqlite_schema").fetchone()  # from here the view is fixed
+                # A session that is writing may have committed in between: then look again.
+                if _read_mark(path) == mark:
+                    return _examine(path, db, mark)
+            finally:
+                db.execute("ROLLBACK")
+    raise StateError(f"{path}: is being written too fast to be verified; try again.")
+
+
+def refuse_fault(path: Path, found: Examined) -> None:
+    """Raise the fault of an examination as StateError."""
+    if found.fault:
+        raise StateError(f"{path}: {found.fault}")
+
+
+def _examine(path: Path, db: sqlite3.Connection, mark: Mark | None) -> Examined:
+    old, fault = _schema_fault(db)
+    if old is None and fault:
+        return Examined(Head(0, GENESIS), 0, fault)
+    with contextlib.suppress(sqlite3.DatabaseError):  # said below, with the seq
+        # The whole check: an index that misses a row would let an event be recorded twice.
+        checked = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if checked != "ok":
+            fault = fault or _DAMAGED.format(f" (SQLite: {checked})")
+    done = None if mark is None else mark.done
+    head, passed, why = Head(0, GENESIS), {0: GENESIS}, ""
+    rows: Iterable = ()  # killed before its tables were made
+    if old is not None:
+        rows = db.execute(f"{OLD_ROWS if old else ROWS} ORDER BY seq")
+    wanted = set() if mark is None else {mark.done.seq, mark.after.seq if mark.after else 0}
+    # The fields of a walk's row, bound once: this loop is all of a verification's time.
+    encode, sha256 = _encode, hashlib.sha256
+    try:
+        count, link = 0, GENESIS
+        for seq, *fields, prev, stored in rows:
+            text = encode([link, seq, *fields])
+            found = sha256(text.encode())
+            kept = stored == (found.hexdigest() if old else found.digest())
+            if seq != count + 1 or not kept or (old and prev != link):
+                why = " "
+                break
+            count, link = seq, found.hexdigest()
+            if seq in wanted:
+                passed[seq] = link
+        head = Head(count, link)
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        head, why = Head(count, link), f" ({error})"
+    total = max(head.seq, 0 if done is None else done.seq)
+    with contextlib.suppress(sqlite3.Error):
+        total = max(total, db.execute("SELECT count(*) FROM event").fetchone()[0])
+    if done is not None and done.seq in passed and passed[done.seq] != done.hash:
+        # A chain that was written again from its start holds in itself; only this shows it.
+        fault = (
+            f"damaged at seq {done.seq}: the head file has another hash for it; the journal or its "
+            "head file was exchanged: restore both from a copy."
+        )
+        return Examined(Head(0, GENESIS), total, fault, bool(old))
+    if why:
+        fault = (
+            f"damaged at seq {head.seq + 1}: the hash chain does not hold there{why.rstrip()}; "
+            f"{_RESTORE}"
+        )
+    elif done is None and head.seq > 0:
+        fault = (
+            f"holds {head.seq} events and its head file {path.name}.head is missing or empty, so a "
+            f"lost end would not show; restore the head file from a copy, {_OR_SALVAGE}"
+        )
+    elif done is not None and done.seq > head.seq:
+        fault = (
+            f"ends at seq {head.seq} and its head file says {done.seq}: seq {head.seq + 1} is "
+            "lost; restore the journal and its -wal file from a copy, or name another journal."
+        )
+    elif mark is not None and not _allowed(head, mark):
+        # Of the commit under way all rows are there or none.
+        ends = [end for end in (mark.after, mark.done) if end and passed.get(end.seq) == end.hash]
+        fault = (
+            f"has {head.seq - ends[0].seq} rows after seq {ends[0].seq} that no commit wrote: its "
+            f"head file ends there; {_RESTORE}"
+        )
+        head = ends[0]
+    if old is False and not fault:
+        unused = db.execute(
+            "SELECT count(*) FROM series WHERE id NOT IN (SELECT series FROM event)"
+        )
+        if spare := unused.fetchone()[0]:
+            fault = f"has {spare} rows of run and kind that no event is of; {_RESTORE}"
+    return Examined(head, total, fault, bool(old))
+
+
+_OR_SALVAGE = "or copy what holds with `nca-trader journal salvage`."
+_RESTORE = f"restore the file from a copy, {_OR_SALVAGE}"
+_DAMAGED = f"the database is damaged{{}}; {_RESTORE}"
+
+
+def _allowed(head: Head, mark: Mark) -> bool:
+    """Return whether a table may end at `head`: at the last commit, or at the one under way."""
+    if mark.after is None:
+        return head.seq - mark.done.seq <= OLD_AHEAD
+    return head in (mark.done, mark.after)
+
+
+@functools.cache
+def _schema_rows(statements: tuple[str, ...]) -> list[tuple]:
+    """Return what SQLite stores for these statements."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statement in statements:
+            db.execute(statement)
+        return sorted(db.execute(_STORED), key=repr)
+
+
+_STORED = "SELECT type, name, tbl_name, sql FROM sqlite_schema"
+
+
+def _schema_fault(db: sqlite3.Connection) -> tuple[bool | None, str]:
+    """Return whether the tables are old ones (None: neither), and what else the database holds."""
+    try:
+        stored = db.execute(_STORED).fetchall()
+    except sqlite3.DatabaseError as error:
+        return None, _DAMAGED.format(f" (SQLite: {error})")
+    if not stored:  # killed before its tables were made
+        return None, ""
+    for old, schema in ((False, SCHEMA), (True, OLD_SCHEMA)):
+        ours = _schema_rows(schema)
+        if set(ours) <= set(stored):
+            extra = [
+                f"{kind} {name}" for kind, name, *rest in stored if (kind, name, *rest) not in ours
+            ]
+            fault = f"holds what no journal has ({', '.join(extra)}); {_RESTORE}" if extra else ""
+            return old, fault
+    return None, f"its tables are not a journal's; {_RESTORE}"
+
+
+def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
+    """Raise StateError where the file is not a journal, before anything is written to it."""
+    # SQLite takes less than a page for an empty database. The file is not opened to look at it:
+    # closing it would release SQLite's own lock.
+    if 0 < path.stat().st_size < LEAST_PAGE:
+        raise StateError(
+            f"{path}: is not a readable journal ({path.stat().st_size} bytes are not a database); "
+            "restore it from a copy or name another file."
+        )
+    try:
+        known = db.execute("PRAGMA application_id").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise StateError(
+            f"{path}: is not a readable journal ({error}); restore it from a copy or name another "
+            "file."
+        ) from error
+    if known != APPLICATION_ID and (known or tables):
+        raise StateError(f"{path}: is another program's database; name another file.")
+
+
+def _summed(text: str) -> str:
+    return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _read_mark(path: Path) -> Mark | None:
+    """Return the newest good slot of the head file; None where the file is missing or empty."""
+    target = sibling(path, ".head")
+    try:
+        data = target.read_bytes()
+    except FileNotFoundError:
+        return None
+    if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
+        return None
+    marks = []
+    for start in range(0, SLOTS * HEAD_SLOT, HEAD_SLOT):
+        fields = data[start : start + HEAD_SLOT].decode("ascii", errors="replace").split()
+        if len(fields) not in (3, 6) or _summed(" ".join(fields[:-1])).split() != fields:
+            continue
+        numbers = [text for text in fields[:-1] if len(text) != 64]
+        if not all(text.isdigit() for text in numbers):
+            continue
+        if len(fields) == 3:  # an old file: seq and hash
+            head = Head(int(fields[0]), fields[1])
+            marks.append(Mark(head.seq, head, None))
+        else:
+            count, seq, link, later, then = fields[:-1]
+            marks.append(Mark(int(count), Head(int(seq), link), Head(int(later), then)))
+    if not marks:
+        raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")
+    return max(marks, key=lambda mark: mark.count)
+
+
+class HeadFile:
+    """The open head file of the one process that writes, which also holds a lock on it.
+
+    A commit is announced here before the database makes it, and confirmed after. So whatever a
+    kill or a power cut leaves, the database ends at one of two known hashes.
+
+    Three slots: the confirmation is not waited for, so that the two last writes may be torn; the
+    third is on disk, and is an announcement that the database already follows.
+    """
+
+    def __init__(self, path: Path):
+        self.path = sibling(path, ".head")
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._count = 0
+
+    def lock(self) -> None:
+        """Take the lock, which stays where somebody deletes the journal's .lock file.
+
+        Raises:
+          BlockingIOError: another process, or another journal of this one, has it.
+        """
+        for tried in range(10):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:  # `writing` holds it for some microseconds
+                if tried == 9:
+                    raise
+                time.sleep(0.02)
+
+    def begin(self, path: Path, done: Head) -> None:
+        """Write every slot: none of them is older than what has just been verified."""
+        mark = _read_mark(path)
+        self._count = 0 if mark is None else mark.count
+        for _ in range(SLOTS):
+            self.write(done, done)
+
+    def write(self, done: Head, after: Head, wait: bool = True) -> None:
+        """Write the oldest slot. done: the last commit. after: the end of the next one."""
+        self._count += 1
+        slot = Mark(self._count, done, after).text.encode().ljust(HEAD_SLOT - 1) + b"\n"
+        os.pwrite(self._descriptor, slot, self._count % SLOTS * HEAD_SLOT)
+        if wait:
+            os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file, and so release the lock."""
+        os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def as_state_error(path: Path) -> Iterator[None]:
+    """Raise the errors of SQLite and of the disk as StateError, with the remedy."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        remedy = "free space or correct the permissions, then give the same command again"
+        if "not a database" in str(error) or "malformed" in str(error):
+            remedy = "restore it from a copy or name another file"
+        raise StateError(f"{path}: the journal failed ({error}); {remedy}.") from error
+    except OSError as error:
+        raise StateError(
+            f"{path}: the journal cannot be written ({error.strerror}); repair that, then give the "
+            "same command again."
+        ) from error
