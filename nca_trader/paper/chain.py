@@ -1,29 +1,24 @@
-"""The files of a journal: the tables, the chain of hashes over their rows, and the head file.
+"""The tables of a journal, the chain of hashes over their rows, and the examination of both.
 
-What the three prove is in docs/concepts/journal.md.
+What chain and head file prove is in docs/concepts/journal.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import decimal
-import fcntl
 import functools
 import hashlib
 import json
-import os
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nca_trader.config.records import read_json, record
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.paper.head import GENESIS, Head, Mark, read_mark, sibling
 
-GENESIS = "0" * 64  # the hash before the first event
-HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all
-SLOTS = 3
 APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
 LEAST_PAGE = 512  # bytes, of a SQLite file
 # Run and kind are the same in most rows, so a row has their number. The hash before a row's own is
@@ -51,32 +46,6 @@ OLD_ROWS = "SELECT seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash
 OLD_AHEAD = 512  # rows of one commit: at most 255 deferred ones and those of a bar
 
 
-class Head(NamedTuple):
-    """The end of the chain. seq: events so far. hash: of the last one, hexadecimal."""
-
-    seq: int
-    hash: str
-
-
-class Mark(NamedTuple):
-    """What the head file says.
-
-    count: of its writes. done: the last commit. after: the end of the commit that was under way;
-    `done` where there was none, None in an old file, which does not say.
-    """
-
-    count: int
-    done: Head
-    after: Head | None
-
-    @property
-    def text(self) -> str:
-        """The slot's text, with a checksum: a slot that a power cut tore has another."""
-        assert self.after is not None
-        return _summed(f"{self.count} {self.done.seq} {self.done.hash} {self.after.seq} "
-                       f"{self.after.hash}")  # fmt: skip
-
-
 class Event(NamedTuple):
     """One row. ts_event, ts_recv: nanoseconds since 1970 UTC. body: the parsed JSON object."""
 
@@ -93,8 +62,8 @@ class Examined(NamedTuple):
     """What an examination found.
 
     head: the last event up to which the chain holds and the head file does not contradict it.
-    rows: in the table, or by the head file if that says more. fault: what is wrong and the remedy, "" where nothing is. old: whether the
-    tables are those of an earlier version.
+    rows: in the table, or by the head file if that says more. fault: what is wrong and the remedy,
+    "" where nothing is. old: whether the tables are those of an earlier version.
     """
 
     head: Head
@@ -130,29 +99,9 @@ def canonical(value: Any) -> str:
     return _encode(value)
 
 
-def writing(path: Path) -> bool:
-    """Return whether a process has the journal at `path` open to write."""
-    try:
-        descriptor = os.open(sibling(path, ".head"), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-
-
 def link_of(prev_hash: str, *fields: Any) -> str:
     """Return the hash of an event: its fields are seq, run, ts_event, ts_recv, kind, key, body."""
     return hashlib.sha256(_encode([prev_hash, *fields]).encode()).hexdigest()
-
-
-def sibling(path: Path, suffix: str) -> Path:
-    """Return the file that belongs to the journal at `path`, e.g. of suffix ".head"."""
-    return path.with_name(path.name + suffix)
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -201,12 +150,12 @@ def examine(path: Path, db: sqlite3.Connection) -> Examined:
     """Walk the chain and compare its end with the head file, in one view of the database."""
     with as_state_error(path):
         for _ in range(100):
-            mark = _read_mark(path)
+            mark = read_mark(path)
             db.execute("BEGIN")
             try:
                 db.execute("SELECT 1 FROM sqlite_schema").fetchone()  # from here the view is fixed
                 # A session that is writing may have committed in between: then look again.
-                if _read_mark(path) == mark:
+                if read_mark(path) == mark:
                     return _examine(path, db, mark)
             finally:
                 db.execute("ROLLBACK")
@@ -355,88 +304,6 @@ def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
         ) from error
     if known != APPLICATION_ID and (known or tables):
         raise StateError(f"{path}: is another program's database; name another file.")
-
-
-def _summed(text: str) -> str:
-    return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _read_mark(path: Path) -> Mark | None:
-    """Return the newest good slot of the head file; None where the file is missing or empty."""
-    target = sibling(path, ".head")
-    try:
-        data = target.read_bytes()
-    except FileNotFoundError:
-        return None
-    if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
-        return None
-    marks = []
-    for start in range(0, SLOTS * HEAD_SLOT, HEAD_SLOT):
-        fields = data[start : start + HEAD_SLOT].decode("ascii", errors="replace").split()
-        if len(fields) not in (3, 6) or _summed(" ".join(fields[:-1])).split() != fields:
-            continue
-        numbers = [text for text in fields[:-1] if len(text) != 64]
-        if not all(text.isdigit() for text in numbers):
-            continue
-        if len(fields) == 3:  # an old file: seq and hash
-            head = Head(int(fields[0]), fields[1])
-            marks.append(Mark(head.seq, head, None))
-        else:
-            count, seq, link, later, then = fields[:-1]
-            marks.append(Mark(int(count), Head(int(seq), link), Head(int(later), then)))
-    if not marks:
-        raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")
-    return max(marks, key=lambda mark: mark.count)
-
-
-class HeadFile:
-    """The open head file of the one process that writes, which also holds a lock on it.
-
-    A commit is announced here before the database makes it, and confirmed after. So whatever a
-    kill or a power cut leaves, the database ends at one of two known hashes.
-
-    Three slots: the confirmation is not waited for, so that the two last writes may be torn; the
-    third is on disk, and is an announcement that the database already follows.
-    """
-
-    def __init__(self, path: Path):
-        self.path = sibling(path, ".head")
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._count = 0
-
-    def lock(self) -> None:
-        """Take the lock, which stays where somebody deletes the journal's .lock file.
-
-        Raises:
-          BlockingIOError: another process, or another journal of this one, has it.
-        """
-        for tried in range(10):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:  # `writing` holds it for some microseconds
-                if tried == 9:
-                    raise
-                time.sleep(0.02)
-
-    def begin(self, path: Path, done: Head) -> None:
-        """Write every slot: none of them is older than what has just been verified."""
-        mark = _read_mark(path)
-        self._count = 0 if mark is None else mark.count
-        for _ in range(SLOTS):
-            self.write(done, done)
-
-    def write(self, done: Head, after: Head, wait: bool = True) -> None:
-        """Write the oldest slot. done: the last commit. after: the end of the next one."""
-        self._count += 1
-        slot = Mark(self._count, done, after).text.encode().ljust(HEAD_SLOT - 1) + b"\n"
-        os.pwrite(self._descriptor, slot, self._count % SLOTS * HEAD_SLOT)
-        if wait:
-            os.fdatasync(self._descriptor)
-
-    def close(self) -> None:
-        """Close the file, and so release the lock."""
-        os.close(self._descriptor)
 
 
 @contextlib.contextmanager

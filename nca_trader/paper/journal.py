@@ -25,11 +25,8 @@ from nca_trader.errors import ConfigError, StateError
 from nca_trader.machine import HeldError, take_lock
 from nca_trader.paper.chain import (
     APPLICATION_ID,
-    GENESIS,
     SCHEMA,
     Event,
-    Head,
-    HeadFile,
     as_state_error,
     canonical,
     connect_reader,
@@ -39,8 +36,8 @@ from nca_trader.paper.chain import (
     refuse_fault,
     refuse_other_files,
     refuse_other_tables,
-    sibling,
 )
+from nca_trader.paper.head import GENESIS, Head, HeadFile, sibling
 
 __all__ = ["GENESIS", "KINDS", "Event", "Head", "Journal", "canonical", "read_events", "verify"]
 

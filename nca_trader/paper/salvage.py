@@ -16,7 +16,13 @@ from nca_trader.config.records import difference
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
-from nca_trader.paper.chain import Event, Head, connect_reader, events_of, examine, sibling
+from nca_trader.paper.chain import (
+    Event,
+    connect_reader,
+    events_of,
+    examine,
+)
+from nca_trader.paper.head import Head, sibling
 from nca_trader.paper.journal import Journal, canonical, read_events, verify
 from nca_trader.paper.session import paper_trade
 from nca_trader.types import PRICES, Bars

@@ -363,8 +363,9 @@ def paper_trade(
 
     Returns:
       `Session.result()`, and more keys. `in_sample`: the number of bars traded so far up to the
-      last that trained or selected the agent. `durability`: what a commit survives. `seed`: of the agent. `agent`: the agent and the
-      others of its run, in words. Of a run also `symbols` and `trained_symbols`.
+      last that trained or selected the agent. `durability`: what a commit survives. `seed`: of the
+      agent. `agent`: the agent and the others of its run, in words. Of a run also `symbols` and
+      `trained_symbols`.
 
     Raises:
       ConfigError: an argument that is not valid; a strategy that raises, has stops or looks ahead.
