@@ -36,7 +36,10 @@ COMMANDS = {
     "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
-    "bench": ("bench", "measure the environment, the policy, the learner and sweeps"),
+    "bench": (
+        "bench",
+        "measure the environment, the policy, the learner, sweeps and the paper loop",
+    ),
 }
 # Commands that train, and what makes training smaller.
 LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile", "bench")

@@ -220,6 +220,7 @@ class Email:
         host, port, user, password, _ = self._server
         try:
             with smtplib.SMTP(host, port, timeout=TIMEOUT) as smtp:
+                smtp.ehlo()
                 # Without TLS neither a password nor a notice leaves this machine.
                 if password or host not in LOOPBACK or smtp.has_extn("starttls"):
                     smtp.starttls(context=ssl.create_default_context())

@@ -258,10 +258,10 @@ class Mailbox:
                     word = line.split()[0].upper()
                     if word == "EHLO":
                         more = certificate and not secure
-                        self.say("250-here" if more else "250 AUTH PLAIN")
+                        self.say("250-here")
                         if more:
-                            self.say("250-AUTH PLAIN")
-                            self.say("250 STARTTLS")
+                            self.say("250-STARTTLS")
+                        self.say("250 AUTH PLAIN")
                     elif word == "STARTTLS":
                         self.say("220 go")
                         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
