@@ -38,7 +38,7 @@ COMMANDS = {
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
     "bench": (
         "bench",
-        "measure the environment, the policy, the learner, sweeps and the paper loop",
+        "measure environment, policy, learner, sweeps and the paper loop",
     ),
 }
 # Commands that train, and what makes training smaller.

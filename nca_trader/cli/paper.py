@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal
@@ -80,6 +81,9 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
 
 def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """Return what trades, and the options of `paper_trade` for its account."""
+    # Before jax is imported, which reads it: a step's programs are so small that handing them to
+    # another thread takes longer than they do. The results are the same.
+    os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")
     from nca_trader.config import EnvConfig
     from nca_trader.envs import load_env
     from nca_trader.evaluate.subjects import subject_of
