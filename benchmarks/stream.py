@@ -1,203 +1,213 @@
-"""Shards streamed against shards loaded and computed one after the other, in one run.
+"""The paper loop: bar in to order sent, bars per second of a replay, and what a journal weighs.
 
-    python -m benchmarks.stream --shards 12 --rows 50000 --assets 4 --out stream.json
+    python -m benchmarks.stream --soak 200000
 
-Three consumers: one that computes on every core, one that leaves the cores alone (it sleeps, as a
-host does that waits for an accelerator), one that takes no time. `hidden` is the share of the
-shorter of loading and computing that the stream hid behind the longer. `--out` writes the spans
-of one stream, as jax.profiler saw them, for chrome://tracing or ui.perfetto.dev.
+Each agent has drawn parameters. `order` rows commit every bar before its orders, as with a venue
+outside this process, on the disk and without waiting for it (`no fsync`): the difference is the
+disk's. `replay` commits in batches of 256 events.
 """
 
 import argparse
-import glob
-import gzip
-import json
+import contextlib
+import os
 import pathlib
+import resource
 import tempfile
 import time
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.data.features import feature_set
-from nca_trader.data.shards import open_shards, stream, write_shards
+from nca_trader.agents import load_agent
+from nca_trader.data.samples import sample_bars
+from nca_trader.envs import load_env
+from nca_trader.envs.account.state import rules_of
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.learner.programs import Compilations
+from nca_trader.paper import journal as journals
+from nca_trader.paper.agents import run_agent
+from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.feed import ReplayFeed
+from nca_trader.paper.journal import Journal
+from nca_trader.paper.session import Session
+from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.manifest import Run, open_run
 from nca_trader.types import Bars
 
-OPTIONS = [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (2, 8), (4, 4), (4, 8)]  # readers, prefetch
-FEATURES = feature_set(("return_1", "return_5", "return_20", "rsi"))
+AGENTS = ("nano", "base")
+BARS = 1500  # of each measurement
+WARM = 300  # bars that are not timed: the warm-up, and what is compiled
 
 
-def walk(rng, rows, assets):
-    """Bars of a random walk."""
-    close = 100.0 * np.exp(np.cumsum(rng.normal(0, 1e-3, (rows, assets)), axis=0))
+class State(NamedTuple):
+    """What a run reads of a training state."""
+
+    params: Any
+
+
+class Venue(SimulatedBroker):
+    """Outlives the process, as a venue does; so each bar is committed before its orders."""
+
+    remembers = True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.sent_at = 0.0
+
+    def work(self, orders):
+        self.sent_at = time.perf_counter()
+        return super().work(orders)
+
+
+def agent_of(name, folder):
+    """The agent of a run in `index_daily` with parameters drawn at random."""
+    run = open_run(
+        TradingEnv(sample_bars("sp500")[:600], load_env("index_daily")), load_agent(name), folder,
+        seed=0,
+    )  # fmt: skip
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32),
+        run.policy.init(jax.random.key(1)),
+    )
+    with Checkpoints(run.path / "checkpoints") as checkpoints:
+        checkpoints.save(1, State(params))
+    run = Run(run.path)
+    return run_agent(run, run.env_config.costs, rules_of(run.env_config))
+
+
+def quiet(agent):
+    """The agent, computing and recording all that it does, but ordering nothing."""
+
+    def act(*args):
+        memory, account, decision = agent.act(*args)
+        if decision is not None:
+            decision = decision._replace(target=np.full_like(decision.target, np.nan))
+        return memory, account, decision
+
+    return agent._replace(act=act)
+
+
+@contextlib.contextmanager
+def unsynced():
+    """Commits without waiting for the disk."""
+    full, wait = journals.SYNCHRONOUS, os.fdatasync
+    journals.SYNCHRONOUS, os.fdatasync = "OFF", lambda descriptor: None
+    try:
+        yield
+    finally:
+        journals.SYNCHRONOUS, os.fdatasync = full, wait
+
+
+def session(agent, bars, path, batch, each=lambda row: None):
+    """Trades the bars; returns seconds per bar, and per order sent, both after `WARM` bars."""
+    broker, feed = Venue(1e5, agent.costs, agent.symbols, agent.rules), ReplayFeed(bars)
+    broker.remembers = not batch
+    sent, all_bars = [], []
+    with Journal(path, feed.now, batch) as journal:
+        trading = Session(agent, broker, journal, 1e5)
+        for row, bar in enumerate(feed):
+            before, began = trading.result()["orders"], time.perf_counter()
+            trading.on_bar(bar)
+            if row >= WARM:
+                all_bars.append(time.perf_counter() - began)
+                if trading.result()["orders"] > before:
+                    sent.append(broker.sent_at - began)
+            each(row)
+    return np.array(all_bars), np.array(sent)
+
+
+def row_of(name, seconds, compilations, **facts):
+    """A row of times: a rate, and percentiles in microseconds."""
+    p50, p99 = np.percentile(seconds, (50, 99)) * 1e6
+    return {
+        "name": name, "envs": None, "envs_per_segment": None,
+        "steps_per_s": 1.0 / seconds.mean(), "compile_s": compilations.seconds,
+        "first_call_s": None,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "retraces": None, "peer": None, "ratio": None, "device": jax.devices()[0].device_kind,
+        "p50_us": float(p50), "p99_us": float(p99),
+    } | facts  # fmt: skip
+
+
+def rows(args=None):
+    """Yields a row per agent and measurement."""
+    # As the command does. Where a benchmark before this one has used the CPU it comes too late.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    bars = sample_bars("sp500")[:BARS]
+    for name in AGENTS:
+        with tempfile.TemporaryDirectory() as folder, Compilations() as compilations:
+            path = pathlib.Path(folder)
+            agent = agent_of(name, path / "run")
+            for label, around in (("FULL", contextlib.nullcontext), ("no fsync", unsynced)):
+                with around():
+                    _, sent = session(agent, bars, path / f"{label}.db", False)
+                yield row_of(f"{name} order, {label}", sent, compilations)
+            began = time.process_time()
+            taken, _ = session(agent, bars, path / "batch.db", True)
+            cpu = (time.process_time() - began) / len(bars)
+            session(quiet(agent), bars, path / "quiet.db", True)
+            size = (path / "quiet.db").stat().st_size / len(bars)
+            yield row_of(
+                f"{name} replay, batches", taken, compilations, cpu_us=cpu * 1e6,
+                bytes_per_bar=size,
+            )  # fmt: skip
+
+
+def walk(num_bars, symbols=("NASDAQ", "SP500")):
+    """Minute bars of a random walk."""
+    rng = np.random.default_rng(0)
+    close = 1000.0 * np.exp(np.cumsum(rng.normal(0, 1e-4, (num_bars, len(symbols))), axis=0))
     return Bars(
-        time=np.datetime64("2020-01-01", "ns") + np.arange(rows) * np.timedelta64(60, "s"),
-        symbols=tuple(f"S{i}" for i in range(assets)),
+        time=np.datetime64("2020-01-01", "ns") + np.arange(num_bars) * np.timedelta64(60, "s"),
+        symbols=symbols,
         open=close,
-        high=close * 1.001,
-        low=close * 0.999,
+        high=close * 1.0001,
+        low=close * 0.9999,
         close=close,
-        volume=rng.lognormal(7.0, 1.0, (rows, assets)),
-        present=np.ones((rows, assets), bool),
+        volume=np.full(close.shape, 1000.0),
+        present=np.ones(close.shape, bool),
     )
 
 
-def columns(bars):
-    """All that the bars hold, in float32: what costs least to prepare."""
-    return {name: getattr(bars, name).astype(np.float32) for name in ("open", "close", "volume")}
-
-
-def features(bars):
-    """The features of an environment: scanned, so that preparing costs more than reading."""
-    return {"close": FEATURES.batch(bars)}
-
-
-@jax.jit
-def products(x, weights):
-    """Matrix products, on all cores of a CPU."""
-    total, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), weights[0], weights)
-    return total.sum() + x.sum()
-
-
-def computing(seconds):
-    """Consumers by name; each takes about `seconds` a piece when it runs alone."""
-    weights = jax.random.normal(jax.random.key(0), (1, 512, 512)) / 23
-    one = jnp.zeros((4, 4))
-    products(one, weights).block_until_ready()
-    begin = time.perf_counter()
-    for _ in range(20):
-        products(one, weights).block_until_ready()
-    count = max(round(seconds / ((time.perf_counter() - begin) / 20)), 1)
-    many = jnp.tile(weights, (count, 1, 1))
-
-    def cores(piece):
-        with jax.profiler.TraceAnnotation("compute"):
-            products(piece.arrays["close"], many).block_until_ready()
-
-    def elsewhere(piece):
-        with jax.profiler.TraceAnnotation("compute"):
-            jax.block_until_ready(piece.arrays)
-            time.sleep(seconds)
-
-    def nothing(piece):
-        jax.block_until_ready(piece.arrays)
-
-    return {"nothing": nothing, "elsewhere": elsewhere, "cores": cores}
-
-
-def seconds_of(pieces, consume):
-    """Seconds for all pieces."""
-    begin = time.perf_counter()
-    for piece in pieces:
-        consume(piece)
-    return time.perf_counter() - begin
-
-
-def table(shards, prepare, options, repeats):
-    """A row for each consumer and option: seconds of all shards, and of the sequence."""
-    idle = computing(1e-3)["nothing"]
-    seconds_of(stream(shards, prepare, prefetch=0), idle)  # compiles, and warms the page cache
-    load = seconds_of(stream(shards, prepare, prefetch=0), idle)
-    consumers = computing(load / len(shards))
-    for consume in consumers.values():  # compiles
-        seconds_of(stream(shards[:1], prepare, prefetch=0), consume)
-    for name, consume in consumers.items():
-        # Sequence and streams in turn, so that the machine's other load falls on all of them.
-        every = [(1, 0), *options]
-        taken = {option: [] for option in every}
-        for _ in range(repeats):
-            for readers, prefetch in every:
-                pieces = stream(shards, prepare, readers=readers, prefetch=prefetch)
-                taken[readers, prefetch].append(seconds_of(pieces, consume))
-        median = {option: float(np.median(some)) for option, some in taken.items()}
-        alone = median[1, 0]
-        if name == "nothing":
-            load = alone
-        for readers, prefetch in every:
-            seconds, computed = median[readers, prefetch], max(alone - load, 1e-9)
-            yield {
-                "prepare": prepare.__name__,
-                "consumer": name,
-                "readers": readers if prefetch else 0,
-                "prefetch": prefetch,
-                "seconds": seconds,
-                "times": alone / seconds,
-                "hidden": 0.0 if name == "nothing" else (alone - seconds) / min(load, computed),
-            }
-
-
-def spans(shards, prepare, consume):
-    """What each thread did when: events of the chrome trace format of one stream."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # its calls would crowd out the rest
+def soak(num_bars):
+    """Prints memory, descriptors and the journal's size as a session of many bars goes on."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            seconds_of(stream(shards, prepare), consume)
-        (path,) = glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True)
-        with gzip.open(path) as file:
-            events = [e for e in json.load(file)["traceEvents"] if "name" in e]
-    ours = [e for e in events if e["name"].startswith("stream_") or e["name"] == "compute"]
-    threads = {(e["pid"], e["tid"]) for e in ours}
-    return [
-        *(e for e in events if e["name"] == "thread_name" and (e["pid"], e["tid"]) in threads),
-        *sorted(ours, key=lambda e: e["ts"]),
-    ]
+        path = pathlib.Path(folder)
+        began = time.perf_counter()
 
+        def report(row):
+            if (row + 1) % (num_bars // 10) == 0:
+                with open("/proc/self/statm") as file:
+                    pages = int(file.read().split()[1])
+                open_now = len(os.listdir("/proc/self/fd"))
+                size = sum(f.stat().st_size for f in path.glob("paper.db*")) / 1e6
+                print(
+                    f"{row + 1:>9,} bars {(row + 1) / (time.perf_counter() - began):8,.0f} bars/s "
+                    f"{pages * resource.getpagesize() / 2**20:7.1f} MiB {open_now:3} descriptors "
+                    f"{size:8.1f} MB of journal",
+                    flush=True,
+                )
 
-def timeline(events, width=72):
-    """The spans as text, a line a thread: r reads, p prepares, d puts on the device, C computes."""
-    letters = {"stream_read": "r", "stream_prepare": "p", "stream_place": "d", "compute": "C"}
-    marked = [e for e in events if e["name"] in letters]
-    begin = min(e["ts"] for e in marked)
-    scale = width / (max(e["ts"] + e["dur"] for e in marked) - begin)
-    lines = {}
-    for e in marked:
-        line = lines.setdefault(e["tid"], [" "] * width)
-        first, last = (int((t - begin) * scale) for t in (e["ts"], e["ts"] + e["dur"]))
-        for k in range(first, min(max(last, first + 1), width)):
-            line[k] = letters[e["name"]]
-    return "\n".join("|" + "".join(line) + "|" for line in lines.values())
+        session(agent_of("nano", path / "run"), walk(num_bars), path / "paper.db", True, report)
+        began = time.process_time()
+        head = journals.verify(path / "paper.db")
+        print(f"verify: {head.seq:,} events in {time.process_time() - began:.1f} s of CPU")
 
 
 def main(words=None):
-    """Prints the rows and a timeline; writes the trace where asked."""
+    """Prints the rows, or the soak."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--shards", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--assets", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="write a chrome trace here (.json)")
+    parser.add_argument("--soak", type=int, metavar="BARS")
     args = parser.parse_args(words)
-    rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        series = (walk(rng, args.rows, args.assets) for _ in range(args.shards))
-        write_shards(series, folder, rows=args.rows)
-        size = sum(path.stat().st_size for path in pathlib.Path(folder).iterdir())
-        print(f"{args.shards} shards of {args.rows:,} x {args.assets}, {size / 1e6:.0f} MB in all")
-        shards = open_shards(folder)
-        begin = time.perf_counter()
-        shards.verify()
-        print(f"verify {time.perf_counter() - begin:.3f} s")
-        for prepare, some, options in (
-            (columns, shards, OPTIONS),
-            (features, shards[:2], [(1, 1), (1, 2), (2, 2)]),
-        ):
-            for row in table(some, prepare, options, args.repeats):
-                print(
-                    "{prepare:8} {consumer:9} readers {readers} prefetch {prefetch} "
-                    "{seconds:7.3f} s {times:5.2f} x, hidden {hidden:5.0%}".format(**row),
-                    flush=True,
-                )
-        begin = time.perf_counter()
-        seconds_of(stream(shards, columns, prefetch=0), lambda piece: None)
-        one = (time.perf_counter() - begin) / len(shards)
-        events = spans(shards, columns, computing(one)["elsewhere"])
-        print(timeline(events))
-        if args.out:
-            pathlib.Path(args.out).write_text(json.dumps({"traceEvents": events}))
+    if args.soak:
+        return soak(args.soak)
+    for row in rows():
+        print({k: v for k, v in row.items() if v is not None}, flush=True)
 
 
 if __name__ == "__main__":

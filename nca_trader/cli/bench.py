@@ -1,4 +1,4 @@
-"""`nca-trader bench`: measures the speed of the environment, the policy and the learner."""
+"""`nca-trader bench`: measures the environment, the policy, the learner and the paper loop."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import types
 from typing import Any
 
 # Each option belongs to one benchmark: giving it to another is a mistake, not a no-op.
+BENCHMARKS = ("env", "policy", "ppo", "sweep", "stream")
 OPTIONS = (("agent", "policy", "small"), ("envs", "env", 4096))
 FIGURES = ("difference", "slower", "over_floor", "temp_mb", "p50_us", "p99_us", "matmul_share")
+FIGURES += ("cpu_us", "bytes_per_bar")
 
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "what", nargs="?", default="all", choices=("env", "policy", "ppo", "sweep", "all")
-    )
+    parser.add_argument("what", nargs="?", default="all", choices=(*BENCHMARKS, "all"))
     parser.add_argument("--agent", help="agent of `policy` (default small)")
     parser.add_argument(
         "--peers",
@@ -52,7 +52,7 @@ def run_bench(args: argparse.Namespace) -> None:
     # A program found in the cache would falsify compile_s.
     jax.config.update("jax_enable_compilation_cache", False)
     use_cores(cores())
-    for name in ("env", "policy", "ppo", "sweep") if args.what == "all" else (args.what,):
+    for name in BENCHMARKS if args.what == "all" else (args.what,):
         for row in benchmark(name).rows(args):
             if args.json:
                 print_json({"bench": name} | row)

@@ -34,9 +34,9 @@ STRATEGIES = (
 )
 
 
-def add_subject(parser: argparse.ArgumentParser, run: str) -> None:
+def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True) -> None:
     """Add what is traded, `--run` with the help `run`, or `--strategy`."""
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group(required=required)
     what.add_argument("--run", dest="run_dir", metavar="DIR", help=run)
     what.add_argument(
         "--strategy",

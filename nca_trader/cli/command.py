@@ -34,7 +34,7 @@ COMMANDS = {
     "paper": ("paper", "paper-trade a run's agent, every step in a journal"),
     "halt": ("halt", "stop a paper session's trading until it is resumed"),
     "resume": ("halt", "let a paper session trade again after a halt, and say why"),
-    "journal": ("paper", "check a paper session's journal"),
+    "journal": ("paper", "verify, salvage or replay a paper session's journal"),
     "data": (
         "data",
         "check a bar file, every problem with its remedy; or download one",
@@ -45,7 +45,10 @@ COMMANDS = {
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
     "dashboard": ("dashboard", "show paper sessions and training runs on a page, live, with HALT"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
-    "bench": ("bench", "measure the environment, the policy, the learner and sweeps"),
+    "bench": (
+        "bench",
+        "measure environment, policy, learner, sweeps and the paper loop",
+    ),
 }
 # Commands that train, and what makes training smaller.
 LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile", "bench")

@@ -1,13 +1,14 @@
-"""`nca-trader paper` runs an agent in the live loop; `journal` verifies what it recorded."""
+"""`nca-trader paper` runs an agent in the live loop; `journal` checks what it recorded."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli import stop_on_signal
+from nca_trader.cli import fail_check, stop_on_signal
 from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
@@ -48,24 +49,15 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
 
 def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     """Run the session to the end of its feed, or until it is asked to stop."""
-    from nca_trader.config import EnvConfig
-    from nca_trader.envs import load_env
-    from nca_trader.evaluate.subjects import subject_of
     from nca_trader.evaluate.verdict import in_sample_sentence
     from nca_trader.paper.session import paper_trade
     from nca_trader.paper.summary import summarise
-    from nca_trader.runs.exported import read_run
 
-    if args.run_dir:
-        env = read_run(args.run_dir, seed=args.seed).env_config
-    else:  # without --env nothing costs, and nothing limits its weights
-        env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
-    costs, rules = account_of(args, env, bool(args.env))
-    rules.pop("capital", None)  # the account has --capital
+    what, options = _subject_and_options(args)
     # A bar is finished first, with its events in the journal.
     with stop_on_signal("bar") as stop, bars_shown() as progress:
         result = paper_trade(
-            args.run_dir or subject_of(args.strategy, params_of(args)),
+            what,
             args.feed,
             args.journal,
             broker=args.broker,
@@ -73,12 +65,9 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             capital=args.capital,
             stop=stop,
             reading=reading_options(args),
-            seed=args.seed,
-            force_agent=args.force_agent,
-            costs=costs,
             warmup=args.warmup,
             progress=progress,
-            **rules,
+            **options,
         )
         stopped = stop()
         # The journal has every event already, so nothing is lost by stopping between two bars.
@@ -96,7 +85,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
         f"{result['bars']} bars, {result['decisions']} decisions, {result['orders']} orders, "
         f"{result['fills']} fills; equity {result['equity']:.6f} of the start's, "
         f"{result['value']:,.2f} in money; journal {args.journal}, {result['events']} events, "
-        f"head {result['head'][:16]}"
+        f"head {result['head'][:16]}, {result['durability']}"
     )
     table = summarise(args.journal)
     if table is not None:
@@ -124,21 +113,79 @@ def bars_shown() -> Iterator[Callable[[int, int], None]]:
         yield report
 
 
+def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """Return what trades, and the options of `paper_trade` for its account."""
+    # Before jax is imported, which reads it: a step's programs are so small that handing them to
+    # another thread takes longer than they do. The results are the same.
+    os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")
+    from nca_trader.config import EnvConfig
+    from nca_trader.envs import load_env
+    from nca_trader.evaluate.subjects import subject_of
+    from nca_trader.runs.exported import read_run
+
+    if args.run_dir:
+        env = read_run(args.run_dir, seed=args.seed).env_config
+    else:  # without --env nothing costs, and nothing limits its weights
+        env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
+    costs, rules = account_of(args, env, bool(args.env))
+    rules.pop("capital", None)  # the account has --capital
+    what = args.run_dir or subject_of(args.strategy, params_of(args))
+    return what, {"seed": args.seed, "force_agent": args.force_agent, "costs": costs, **rules}
+
+
 def add_journal_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    walk = "walk the hash chain; exit 4 names the first damage"
-    parser.add_argument("action", choices=("verify",), help=walk)
+    walk = (
+        "verify: walk the hash chain; exit 4 names the first damage. salvage: copy what holds to "
+        "--out. replay: trade its bars again with --run or --strategy, and compare bit for bit"
+    )
+    parser.add_argument("action", choices=("verify", "salvage", "replay"), help=walk)
     parser.add_argument("file", metavar="FILE", help="the journal")
+    parser.add_argument("--out", metavar="FILE", help="salvage: the new journal")
+    add_subject(parser, "replay: the run folder or exported file that traded", required=False)
+    add_options(
+        parser,
+        "param",
+        "seed",
+        "force-agent",
+        *ACCOUNT,
+        env={"help": "replay with --strategy: an environment's costs and limits"},
+    )
 
 
 def run_journal(args: argparse.Namespace) -> dict[str, Any]:
-    """Verify the journal.
+    """Verify, salvage or replay the journal.
 
     Raises:
       StateError: it is damaged.
+      CheckFailed: the replay differs.
     """
+    from nca_trader.errors import ConfigError
     from nca_trader.paper.journal import verify
 
+    subject = args.run_dir or args.strategy
+    for option, given, action in (
+        ("--out", args.out, "salvage"),
+        ("--run or --strategy", subject, "replay"),
+    ):
+        if bool(given) != (args.action == action):
+            said = "has no effect there; leave it out" if given else f"is needed: give {option}"
+            raise ConfigError(f"journal {args.action}: {option} {said}.")
+    if args.action == "salvage":
+        from nca_trader.paper.salvage import salvage
+
+        found = salvage(args.file, args.out)
+        print(f"{args.out}: {found.sentence}")
+        return found._asdict() | {"events": found.head.seq, "head": found.head.hash}
+    if args.action == "replay":
+        from nca_trader.paper.salvage import rebuild
+
+        what, options = _subject_and_options(args)
+        rebuilt = rebuild(args.file, what, **options)
+        print(f"{args.file}: {rebuilt.sentence}")
+        if rebuilt.difference:
+            fail_check(args, rebuilt._asdict(), f"{args.file}: differs at {rebuilt.difference}.")
+        return rebuilt._asdict()
     # Each hash covers the one before it, so the head identifies the whole journal.
     head = verify(args.file)
     print(f"{args.file}: {head.seq} events, the chain holds; head {head.hash[:16]}")

@@ -100,8 +100,8 @@ def logged() -> Iterator[None]:
 
 def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]:
     """Look again and again, until asked to stop."""
-    from nca_trader.watch.alerts import Sinks
     from nca_trader.watch.metrics import Collector, exporter
+    from nca_trader.watch.sinks import Sinks
 
     collector = Collector(watched.name)
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,9 @@
 """The journal of a paper session: bars, decisions, orders and fills in an append-only hash chain.
 
 One SQLite file (WAL, synchronous=FULL). Next to it are `FILE.head`, the (seq, hash) of the last
-commit, and `FILE.lock`, held by the process that writes. SQLite does not notice bit rot, and drops
-the end of a truncated write-ahead log in silence: the chain shows the first, the head file the
-second.
+commit, and `FILE.lock`, which names the process that writes. SQLite does not notice bit rot, and
+drops the end of a truncated write-ahead log in silence: the chain shows the first, the head file
+the second. `nca_trader.paper.chain` has the format.
 
 The journal has no clock: both times of an event come from its caller.
 """
@@ -11,79 +11,43 @@ The journal has no clock: both times of an event come from its caller.
 from __future__ import annotations
 
 import contextlib
-import decimal
-import hashlib
 import json
+import operator
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nca_trader.cloud import local
-from nca_trader.config.records import difference, read_json, record
+from nca_trader.config.records import difference, read_json
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.machine import HeldError, take_lock
+from nca_trader.paper.chain import (
+    APPLICATION_ID,
+    SCHEMA,
+    Event,
+    as_state_error,
+    canonical,
+    connect_reader,
+    events_of,
+    examine,
+    link_of,
+    refuse_fault,
+    refuse_other_files,
+    refuse_other_tables,
+)
+from nca_trader.paper.head import GENESIS, Head, HeadFile, sibling
+
+__all__ = ["GENESIS", "KINDS", "Event", "Head", "Journal", "canonical", "read_events", "verify"]
 
 KINDS = frozenset(
     "run_started bar bar_rejected feed decision risk order_intent order_sent order_ack "
     "order_ambiguous fill cash order_terminal recon halt resume snapshot run_ended".split()
 )
-GENESIS = "0" * 64  # the hash before the first event
-HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all
 DEFERRED_EVENTS = 256  # most events that a kill may take back; none of them led to an order
-APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
-LEAST_PAGE = 512  # bytes, of a SQLite file
-SCHEMA = """
-CREATE TABLE event(
-  seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, ts_recv INTEGER NOT NULL,
-  kind TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL,
-  prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE(run, kind, key)) STRICT
-"""
-COLUMNS = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
 SYNCHRONOUS = "FULL"  # a commit survives a power cut; NORMAL survives a kill only
-
-
-class Head(NamedTuple):
-    """The end of the chain. seq: events so far. hash: of the last one, hexadecimal."""
-
-    seq: int
-    hash: str
-
-
-class Event(NamedTuple):
-    """One row. ts_event, ts_recv: nanoseconds since 1970 UTC. body: the parsed JSON object."""
-
-    seq: int
-    run: str
-    ts_event: int
-    ts_recv: int
-    kind: str
-    key: str
-    body: dict[str, Any]
-
-
-def canonical(value: Any) -> str:
-    """Return the one JSON text of `value`: sorted keys, no spaces, shortest exact floats.
-
-    Raises:
-      ValueError: a NaN or an infinity.
-      TypeError: a type that JSON does not have. A `decimal.Decimal` is written as a string; a
-        numpy array must be a list first.
-
-    >>> canonical({"b": 0.1, "a": [1, None]})
-    '{"a":[1,null],"b":0.1}'
-    """
-
-    def as_string(value: Any) -> str:
-        if isinstance(value, decimal.Decimal):
-            return str(value)
-        raise TypeError(f"a journal body holds JSON types and Decimal, not {type(value).__name__}.")
-
-    # One text for one value, because hashes are of texts. NaN is not JSON, so it is refused.
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=as_string
-    )
+LONGEST = 2**63  # nanoseconds, of a signed integer of 64 bits: the years 1677 to 2262
 
 
 class Journal:
@@ -93,59 +57,66 @@ class Journal:
       path: the SQLite file, created with mode 0600 where it does not exist.
       clock: nanoseconds since 1970 UTC for `ts_recv`; a replay passes its feed's own time, so
         that two replays give the same chain.
+      batch: whether every commit waits for 256 events: for a replay whose orders leave this process
+        never, so that what a kill takes back the next session repeats.
 
     Raises:
-      StateError: another process writes here, or the file is damaged or cannot be written.
+      StateError: another process writes here, or the file is damaged, of an earlier version, or
+        cannot be written.
     """
 
-    def __init__(self, path: str | Path, clock: Callable[[], int]):
+    def __init__(self, path: str | Path, clock: Callable[[], int], batch: bool = False):
         self.path = local(path, "a journal")
-        self._clock = clock
+        self._clock, self._batch = clock, batch
         self._in_block = False
         self._waiting = 0
-        lock = _sibling(self.path, ".lock")
-        try:
-            self._lock = take_lock(lock)  # the kernel releases it when the process ends
-        except HeldError as holder:
-            raise StateError(
-                f"{self.path}: {holder} is writing to this journal; stop it or name another file."
-            ) from None
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{self.path.parent}: there is no such folder for the journal."
-            ) from None
-        except OSError as error:
-            raise StateError(f"{lock}: cannot be locked ({error.strerror}).") from error
-        try:
-            with _as_state_error(self.path):
+        lock = sibling(self.path, ".lock")
+        with contextlib.ExitStack() as opened:
+            try:
+                self._lock = take_lock(lock)  # the kernel releases it when the process ends
+            except HeldError as holder:
+                raise self._held(str(holder)) from None
+            except FileNotFoundError:
+                raise ConfigError(
+                    f"{self.path.parent}: there is no such folder for the journal."
+                ) from None
+            except OSError as error:
+                raise StateError(f"{lock}: cannot be locked ({error.strerror}).") from error
+            opened.callback(os.close, self._lock)
+            with as_state_error(self.path):
                 # Made here, since SQLite would take its mode from the umask.
                 with contextlib.suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 # Transactions begin and end here and not in Python's module: isolation_level=None.
                 self._db = sqlite3.connect(self.path, isolation_level=None, timeout=5.0)
-                try:
-                    _refuse_other_files(self.path, self._db)
-                    # With a write-ahead log readers, such as `watch`, do not block the session.
-                    self._db.execute("PRAGMA journal_mode = WAL")
-                    self._db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
-                    if not self._db.execute("SELECT 1 FROM sqlite_schema").fetchone():
-                        self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                        self._db.execute(SCHEMA)
-                except BaseException:
-                    self._db.close()
-                    raise
-            self._head = self._committed = _checked_head(self.path, self._db)
-            with _as_state_error(self.path):
-                self._head_file = os.open(
-                    _sibling(self.path, ".head"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                opened.callback(self._db.close)
+                refuse_other_files(self.path, self._db)
+                self._head_file = self._locked_head_file()
+                opened.callback(self._head_file.close)
+                # With a write-ahead log readers, such as `watch`, do not block the session.
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+            found = examine(self.path, self._db)
+            refuse_fault(self.path, found)
+            if found.old:
+                raise StateError(
+                    f"{self.path}: was written by an earlier version and is not continued; "
+                    f"`nca-trader journal salvage {self.path} --out NEW` copies it, events and "
+                    "hashes, into a journal that is."
                 )
-                # Before any event, so that a missing head file always means loss; and both
-                # slots, so that neither is older than what has just been verified.
-                for self._slot in (0, 1):
-                    self._write_head()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._head = self._committed = found.head
+            with as_state_error(self.path):
+                if not self._db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+                    self._make_tables()
+                self._series = self._read_series()
+                # Before any event, so that a missing head file always means loss.
+                self._head_file.begin(self.path, self._committed)
+                self._files = {
+                    file: (status.st_dev, status.st_ino)
+                    for file in (self.path, sibling(self.path, "-wal"), self._head_file.path)
+                    for status in [os.stat(file)]
+                }
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Journal:
         return self
@@ -155,29 +126,37 @@ class Journal:
 
     def close(self) -> None:
         """Commit deferred transactions, and let another process write."""
-        try:
+        with self._opened:
             self.commit()
-        finally:
-            self._db.close()
-            os.close(self._head_file)
-            os.close(self._lock)
 
     def commit(self) -> None:
-        """Write deferred transactions to disk."""
-        if not self._db.in_transaction:
-            return
-        # The database first: a head file ahead of it would look like a lost end.
-        with _as_state_error(self.path):
-            self._db.execute("COMMIT")
-            self._waiting = 0
-            if self._head != self._committed:
-                self._committed = self._head
-                self._write_head()
+        """Write deferred transactions to disk.
+
+        Raises:
+          StateError: it failed, or the files at the journal's path are not those that were written.
+        """
+        if self._db.in_transaction:
+            with as_state_error(self.path):
+                # Announced, committed, confirmed: see `HeadFile`.
+                if self._head != self._committed:
+                    self._write_head(self._committed, self._head)
+                self._db.execute("COMMIT")
+                self._waiting = 0
+                if self._head != self._committed:
+                    self._committed = self._head
+                    self._write_head(self._head, self._head, wait=False)
+        self._check_files()
 
     @property
     def head(self) -> Head:
         """The last event recorded, committed or not."""
         return self._head
+
+    @property
+    def durability(self) -> str:
+        """What a commit survives, in words."""
+        many = f"of {DEFERRED_EVENTS} events" if self._batch else "per bar, before its orders"
+        return f"synchronous={SYNCHRONOUS}, one commit {many}"
 
     @contextlib.contextmanager
     def transaction(self, durable: bool = True) -> Iterator[None]:
@@ -189,14 +168,14 @@ class Journal:
         """
         if self._in_block:
             raise RuntimeError("a journal transaction is open already; they do not nest.")
-        with _as_state_error(self.path):
-            # A deferred transaction is still open; this block's events go into it.
-            if not self._db.in_transaction:
+        # A deferred transaction is still open; this block's events go into it.
+        if not self._db.in_transaction:
+            with as_state_error(self.path):
                 self._db.execute("BEGIN IMMEDIATE")
         self._in_block = True
         try:
             yield
-            if durable or self._waiting >= DEFERRED_EVENTS:
+            if (durable and not self._batch) or self._waiting >= DEFERRED_EVENTS:
                 self.commit()
         except BaseException:
             # A failed commit has rolled back by itself in some of SQLite's errors only.
@@ -205,6 +184,8 @@ class Journal:
                     self._db.execute("ROLLBACK")
             # The rollback takes deferred events with it, so the chain goes back to the last commit.
             self._head, self._waiting = self._committed, 0
+            with contextlib.suppress(sqlite3.Error):
+                self._series = self._read_series()
             raise
         finally:
             self._in_block = False
@@ -224,7 +205,7 @@ class Journal:
 
         Raises:
           StateError: (run, kind, key) is there with another body: this run does not repeat what
-            the journal says happened.
+            the journal says happened. Or a time is outside the years 1677 to 2262.
         """
         if kind not in KINDS:
             raise ValueError(f"journal kind {kind!r} is none of {', '.join(sorted(KINDS))}.")
@@ -232,23 +213,28 @@ class Journal:
             with self.transaction():
                 return self.record(run, kind, key, body, ts_event)
         text = canonical(body)
-        with _as_state_error(self.path):
-            known = self._db.execute(
-                "SELECT seq, ts_event, body FROM event WHERE run = ? AND kind = ? AND key = ?",
-                (run, kind, key),
-            ).fetchone()
-            if known is None:
-                prev, fields = self._head.hash, (run, ts_event, self._clock(), kind, key, text)
-                seq = self._head.seq + 1
-                link = _link_of(prev, seq, *fields)
-                self._db.execute(
-                    f"INSERT INTO event({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (seq, *fields, prev, link),
-                )
+        ts_event = self._time(ts_event, kind, key)
+        ts_recv = self._time(self._clock(), kind, key)
+        seq = self._head.seq + 1
+        link = link_of(self._head.hash, seq, run, ts_event, ts_recv, kind, key, text)
+        with as_state_error(self.path):
+            series = self._series.get((run, kind))
+            if series is None:
+                series = len(self._series) + 1
+                self._db.execute("INSERT INTO series VALUES (?, ?, ?)", (series, run, kind))
+                self._series[run, kind] = series
+            added = self._db.execute(
+                "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT(series, key) DO NOTHING",
+                (seq, series, ts_event, ts_recv, key, text, bytes.fromhex(link)),
+            ).rowcount
+            if added:
                 self._head = Head(seq, link)
                 self._waiting += 1
                 return True
-        seq, known_ts, known_text = known
+            seq, known_ts, known_text = self._db.execute(
+                "SELECT seq, ts_event, body FROM event WHERE series = ? AND key = ?", (series, key)
+            ).fetchone()
         # `ts_recv` is not compared: a session that resumes receives its bars at another time.
         if (known_ts, known_text) != (ts_event, text):
             there = read_json(known_text, f"{self.path} seq {seq}")
@@ -262,17 +248,60 @@ class Journal:
 
     def events(self, kind: str | None = None) -> Iterator[Event]:
         """Yield the events so far in order, of one kind or of all."""
-        yield from _events_of(self._db, kind)
+        yield from events_of(self._db, kind)
 
-    def _write_head(self) -> None:
-        """Write the slot that does not hold the last head: half a write leaves that one good.
+    def _held(self, holder: str) -> StateError:
+        return StateError(
+            f"{self.path}: {holder} is writing to this journal; stop it or name another file."
+        )
 
-        Two slots and one fdatasync cost a third of a new file, its fsync and a rename.
-        """
-        self._slot = 1 - self._slot
-        slot = _head_text(self._head).encode().ljust(HEAD_SLOT - 1) + b"\n"
-        os.pwrite(self._head_file, slot, self._slot * HEAD_SLOT)
-        os.fdatasync(self._head_file)
+    def _locked_head_file(self) -> HeadFile:
+        file = HeadFile(self.path)
+        try:
+            file.lock()
+        except BlockingIOError:
+            file.close()
+            raise self._held("another process") from None
+        return file
+
+    def _make_tables(self) -> None:
+        """Make the tables in one transaction: all of them or none."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        for statement in SCHEMA:
+            self._db.execute(statement)
+        self._db.execute("COMMIT")
+
+    def _read_series(self) -> dict[tuple[str, str], int]:
+        return {(run, kind): i for i, run, kind in self._db.execute("SELECT * FROM series")}
+
+    def _write_head(self, done: Head, after: Head, wait: bool = True) -> None:
+        self._head_file.write(done, after, wait)
+
+    def _check_files(self) -> None:
+        """Raise StateError if another file, or none, has the name of one that is written."""
+        for file, written in self._files.items():
+            try:
+                status = os.stat(file)
+                there = (status.st_dev, status.st_ino)
+            except OSError:
+                there = None
+            if there != written:
+                raise StateError(
+                    f"{file}: was deleted or replaced while this session wrote to it, so that its "
+                    "last events are in no file of that name; restore it from a copy, or name "
+                    "another journal."
+                )
+
+    def _time(self, value: int, kind: str, key: str) -> int:
+        """Return a time as SQLite can hold it."""
+        value = operator.index(value)  # numpy's integers are not bound
+        if not -LONGEST <= value < LONGEST:
+            raise StateError(
+                f"{self.path}: the time of {kind} {key} is {value} ns since 1970, outside the "
+                "years 1677 to 2262; correct the feed's clock or its bars."
+            )
+        return value
 
 
 def verify(path: str | Path) -> Head:
@@ -283,153 +312,19 @@ def verify(path: str | Path) -> Head:
       StateError: damage; the message names the first event that does not hold.
     """
     path = Path(path)
-    with contextlib.closing(_connect_reader(path)) as db:
-        return _checked_head(path, db)
+    with contextlib.closing(connect_reader(path)) as db:
+        found = examine(path, db)
+        refuse_fault(path, found)
+        return found.head
 
 
 def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> Iterator[Event]:
-    """Yield the events of a journal above seq `after`, of one kind or of all, read-only."""
+    """Yield the events of a journal above seq `after`, of one kind or of all, read-only.
+
+    Raises:
+      StateError: it is not a journal, or holds other tables than one.
+    """
     path = Path(path)
-    with contextlib.closing(_connect_reader(path)) as db, _as_state_error(path):
-        _refuse_other_files(path, db)
-        yield from _events_of(db, kind, after)
-
-
-def _connect_reader(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such journal; check the path.")
-    # Without a write-ahead log nobody is writing, and an immutable open leaves no file behind.
-    mode = "mode=ro" if _sibling(path, "-wal").exists() else "immutable=1"
-    with _as_state_error(path):
-        return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
-
-
-def _events_of(db: sqlite3.Connection, kind: str | None, after: int = 0) -> Iterator[Event]:
-    where, values = ("", (after,)) if kind is None else (" AND kind = ?", (after, kind))
-    for row in db.execute(f"SELECT {COLUMNS} FROM event WHERE seq > ?{where} ORDER BY seq", values):
-        seq, run, ts_event, ts_recv, name, key, text, *_ = row
-        body = record(dict[str, Any], read_json(text, f"journal seq {seq}"), f"journal seq {seq}")
-        yield Event(seq, run, ts_event, ts_recv, name, key, body)
-
-
-def _checked_head(path: Path, db: sqlite3.Connection) -> Head:
-    """Walk the chain and compare its end with the head file; return it if both agree."""
-    _refuse_other_files(path, db)
-    try:
-        # SQLite's own check finds damage of its pages that reads of the table alone may not touch.
-        quick = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        complaint = "" if quick == "ok" else f" (SQLite: {quick})"
-    except sqlite3.DatabaseError as error:
-        complaint = f" (SQLite: {error})"
-    kept, head, whole = _read_head(path), Head(0, GENESIS), False
-    try:
-        table = db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'event'").fetchone()
-        rows = db.execute(f"SELECT {COLUMNS} FROM event ORDER BY seq") if table else ()
-        for seq, *fields, prev, link in rows:
-            if seq != head.seq + 1 or prev != head.hash or link != _link_of(prev, seq, *fields):
-                break
-            head = Head(seq, link)
-            # A chain that was written again from its start holds in itself; only this shows it.
-            if kept is not None and kept.seq == seq and kept.hash != link:
-                raise StateError(
-                    f"{path}: damaged at seq {seq}: the head file has another hash for it; the "
-                    "journal or its head file was exchanged: restore both from a copy."
-                )
-        else:
-            whole = True
-    except (sqlite3.Error, ValueError, TypeError) as error:
-        complaint = complaint or f" ({error})"
-    if not whole:
-        raise StateError(
-            f"{path}: damaged at seq {head.seq + 1}: the hash chain does not hold there{complaint};"
-            " restore the file from a copy."
-        )
-    if complaint:
-        raise StateError(
-            f"{path}: the database is damaged, though its {head.seq} events read well{complaint}; "
-            "restore the file from a copy."
-        )
-    if kept is None and head.seq > 0:
-        raise StateError(
-            f"{path}: holds {head.seq} events and its head file {_sibling(path, '.head').name} is "
-            "missing or empty, so a lost end would not show; restore the head file from a copy."
-        )
-    if kept is not None and kept.seq > head.seq:
-        raise StateError(
-            f"{path}: ends at seq {head.seq} and its head file says {kept.seq}: seq "
-            f"{head.seq + 1} is lost; restore the journal and its -wal file from a copy, or name "
-            "another journal."
-        )
-    return head
-
-
-def _read_head(path: Path) -> Head | None:
-    """Return the newer of the head file's two slots; None where the file is missing or empty."""
-    target = _sibling(path, ".head")
-    data = target.read_bytes() if target.exists() else b""
-    if not data.strip(b"\0"):  # a kill, or a power cut, between its making and its first head
-        return None
-    heads = []
-    for start in (0, HEAD_SLOT):
-        fields = data[start : start + HEAD_SLOT].decode("ascii", errors="replace").split()
-        if len(fields) == 3 and fields[0].isdigit():
-            head = Head(int(fields[0]), fields[1])
-            # A slot that a power cut tore has another checksum.
-            heads += [head] if _head_text(head).split() == fields else []
-    if not heads:
-        raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")
-    return max(heads)
-
-
-def _head_text(head: Head) -> str:
-    """Return the text of a slot of the head file: seq, hash and a checksum of the two."""
-    text = f"{head.seq} {head.hash}"
-    return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _link_of(prev_hash: str, *fields: Any) -> str:
-    """Return the hash of an event with these fields, in the order of `COLUMNS`."""
-    return hashlib.sha256(canonical([prev_hash, *fields]).encode()).hexdigest()
-
-
-def _sibling(path: Path, suffix: str) -> Path:
-    """Return the file that belongs to the journal at `path`, e.g. of suffix ".head"."""
-    return path.with_name(path.name + suffix)
-
-
-def _refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
-    """Raise StateError where the file is not a journal, before anything is written to it."""
-    # SQLite takes less than a page for an empty database. The file is not opened to look at it:
-    # closing it would release SQLite's own lock.
-    if 0 < path.stat().st_size < LEAST_PAGE:
-        raise StateError(
-            f"{path}: is not a readable journal ({path.stat().st_size} bytes are not a database); "
-            "restore it from a copy or name another file."
-        )
-    try:
-        known = db.execute("PRAGMA application_id").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        raise StateError(
-            f"{path}: is not a readable journal ({error}); restore it from a copy or name another "
-            "file."
-        ) from error
-    if known != APPLICATION_ID and (known or tables):
-        raise StateError(f"{path}: is another program's database; name another file.")
-
-
-@contextlib.contextmanager
-def _as_state_error(path: Path) -> Iterator[None]:
-    """Raise the errors of SQLite and of the disk as StateError, with the remedy."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        remedy = "free space or correct the permissions, then give the same command again"
-        if "not a database" in str(error) or "malformed" in str(error):
-            remedy = "restore it from a copy or name another file"
-        raise StateError(f"{path}: the journal failed ({error}); {remedy}.") from error
-    except OSError as error:
-        raise StateError(
-            f"{path}: the journal cannot be written ({error.strerror}); repair that, then give the "
-            "same command again."
-        ) from error
+    with contextlib.closing(connect_reader(path)) as db, as_state_error(path):
+        refuse_other_tables(path, db)
+        yield from events_of(db, kind, after)

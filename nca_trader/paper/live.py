@@ -222,10 +222,12 @@ class LiveSession(Session):
     def _bar_of(self, event: Event) -> Bar:
         rows = [event.body[symbol] for symbol in self._agent.symbols]
         present = np.array([row is not None for row in rows])
-        none = [None] * 5
+        none = [None] * max(len(row) for row in rows if row is not None)
         fields: Any = np.array([none if row is None else row for row in rows], float).T
         time = np.full(len(rows), event.ts_event // NANOSECONDS)
-        return self._completed(Bar(time, *fields, present=present))
+        # After the volume: half-spread, dividend and funding, where the feed has them.
+        bar = Bar(time, *fields[:5], present, *fields[5:])
+        return self._completed(bar)
 
     def _completed(self, bar: Bar) -> Bar:
         """Give assets without a bar their last close and volume 0, as bar files do."""
@@ -438,4 +440,4 @@ def trade_live(
             warmup = WARMUP if warmup is None else warmup
             session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
-                return session.trade(stop)
+                return session.trade(stop) | {"durability": opened.durability}

@@ -400,8 +400,14 @@ def in_json(value: Any) -> Any:
 
 
 def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
-    """Return open, high, low, close, volume by symbol; None for an asset that has no bar."""
-    fields = np.stack([np.asarray(getattr(bar, name)) for name in (*PRICES, "volume")], axis=-1)
+    """Return open, high, low, close, volume by symbol; None for an asset that has no bar.
+
+    Where the feed has half-spreads, dividends or funding, the three follow; None if it lacks one.
+    """
+    more = (bar.half_spread, bar.dividend, bar.funding)
+    rows = [*(getattr(bar, name) for name in PRICES), bar.volume]
+    rows += [] if all(x is None for x in more) else [np.nan if x is None else x for x in more]
+    fields = np.stack(np.broadcast_arrays(*rows), axis=-1)
     return {
         symbol: in_json(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
     }
@@ -466,8 +472,9 @@ def paper_trade(
 
     Returns:
       `Session.result()`, and more keys. `in_sample`: the number of bars traded so far up to the
-      last that trained or selected the agent. `seed`: of the agent. `agent`: the agent and the
-      others of its run, in words. Of a run also `symbols` and `trained_symbols`.
+      last that trained or selected the agent. `durability`: what a commit survives. `seed`: of the
+      agent. `agent`: the agent and the others of its run, in words. Of a run also `symbols` and
+      `trained_symbols`.
 
     Raises:
       ConfigError: an argument that is not valid; a strategy that raises, has stops or looks ahead.
@@ -542,11 +549,14 @@ def paper_trade(
             f"{argument('start', start)}; give a later file or an earlier start."
         )
     books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
-    # By the feed's clock, so that two replays of one file write the same chain.
-    with contextlib.closing(Journal(Path(journal), clock=source.now)) as opened:
+    # By the feed's clock, so that two replays of one file write the same chain. In batches where no
+    # order leaves the process: what a kill takes back, the next session repeats.
+    kept = Journal(Path(journal), clock=source.now, batch=not books.remembers)
+    with contextlib.closing(kept) as opened:
         session = Session(agent, books, opened, capital, first)
         with session.switch.listening():
             result = session.trade(source, _counting(stop, progress, len(source)))
+        result["durability"] = opened.durability
     if opened_run is None:
         return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)

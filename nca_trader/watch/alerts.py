@@ -1,4 +1,4 @@
-"""Alert rules of a TOML file, the state of each, and the sinks that are notified.
+"""Alert rules of a TOML file, and the state of each; `watch.sinks` notifies.
 
 The states are those of Prometheus' alerting rules: inactive, pending, firing.
 """
@@ -7,21 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib
-import json
-import logging
 import math
 import operator
-import os
 import pathlib
-import queue
 import re
-import sys
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nca_trader.config.ranges import nearest, refuse
@@ -38,15 +28,14 @@ KEYS = ("name", "metric", "comparison", "threshold", "for", "sinks")
 # Kinds of sinks: what stands after the colon, and the remedy.
 SINKS = {
     "log": (r"$", 'give "log" alone'),
-    "webhook": (r"https?://[^/\s]|\$", "give webhook:http(s)://... or webhook:$NAME of a variable"),
+    "webhook": (
+        r"https?://[!-~]+$|\$\{?\w+\}?$",
+        "give webhook:http(s)://... without spaces, or webhook:$NAME of a variable",
+    ),
+    "email": (r"[!-?A-~]+@[!-?A-~]+$", "give email:NAME@HOST, and the server in NCA_TRADER_SMTP"),
     "call": (r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "give call:package.module:function"),
 }
 INACTIVE, PENDING, FIRING, RESOLVED = "inactive", "pending", "firing", "resolved"
-TIMEOUT = 5.0  # seconds that one POST may take
-WAITS = (1.0, 5.0, 15.0)  # seconds before each new try
-WAITING = 1000  # notices that may wait for a slow sink; later ones are dropped
-CLOSING = 20.0  # seconds that the end waits for what is under way
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +49,7 @@ class Rule:
         the metric is missing, or not a finite number.
       threshold: a number, None for "absent".
       for_seconds: the key `for`, e.g. "5m": how long the condition must hold before it fires.
-      sinks: each "log", "webhook:URL" or "call:PACKAGE.MODULE:FUNCTION".
+      sinks: each "log", "webhook:URL", "email:ADDRESS" or "call:PACKAGE.MODULE:FUNCTION".
     """
 
     name: str
@@ -247,10 +236,11 @@ def _problems(row: dict[str, Any]) -> Iterator[str]:
     for sink in sinks:
         kind, _, target = str(sink).partition(":")
         if kind not in SINKS:
-            known = '"log", "webhook:URL" or "call:MODULE:NAME"'
-            yield f"sink {sink!r} is not known; it may be {known}."
+            known = '"log", "webhook:URL", "email:ADDRESS" or "call:MODULE:NAME"'
+            yield f"sink {kind!r} is not known; it may be {known}."
         elif not re.match(SINKS[kind][0], target):
-            yield f"sink {sink!r}: {SINKS[kind][1]}."
+            # The target of a webhook may be a secret, and is not repeated.
+            yield f"sink {kind}: {SINKS[kind][1]}."
 
 
 def _number(value: Any) -> float | None:
@@ -264,132 +254,3 @@ def _seconds(text: Any) -> float | None:
         return seconds if seconds >= 0 else None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", text) if type(text) is str else None
     return float(found[1]) * UNITS[found[2]] if found else None
-
-
-Sink = Callable[[Notice], object]  # what it returns is ignored
-
-
-def sink_of(text: str) -> Sink:
-    """Return the function that an entry of a rule's `sinks` names.
-
-    Raises:
-      ConfigError: a variable is not set, a module cannot be imported or has no such function.
-    """
-    kind, _, target = text.partition(":")
-    if kind == "log":
-        return lambda notice: log.log(
-            logging.WARNING if notice.status == FIRING else logging.INFO, "%s", notice
-        )
-    if kind == "webhook":
-        # A variable of the environment keeps a secret address out of the file.
-        url = os.environ.get(target[1:].strip("{}"), "") if target.startswith("$") else target
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"sink {text}: set the variable to a URL, http(s)://...")
-        return Webhook(url, WAITS)
-    module, _, name = target.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, for the user's own module
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"sink {text}: {error}; give call:package.module:function that Python finds from here."
-        ) from None
-    finally:
-        sys.path.pop(0)
-    if not callable(found):
-        raise ConfigError(f"sink {text}: {name} is not a function.")
-    return found
-
-
-class Webhook:
-    """Posts a notice as JSON, and tries again if the network or the server (5xx, 429) fails."""
-
-    def __init__(self, url: str, waits: Iterable[float]):
-        """Set the address, http or https. waits: seconds before each new try."""
-        self._url, self._waits = url, tuple(waits)
-
-    def __call__(self, notice: Notice) -> None:
-        """Post the notice.
-
-        Raises:
-          OSError: the last try failed too, or the server refused it.
-        """
-        data = json.dumps(notice.as_json()).encode()
-        head = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._url, data, head, method="POST")
-        for wait in (*self._waits, None):
-            try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT):
-                    return
-            except OSError as error:
-                code = 500
-                if isinstance(error, urllib.error.HTTPError):
-                    error.close()
-                    code = error.code
-                # A server that has read it and refuses it will refuse it again.
-                if wait is None or (code < 500 and code != 429):
-                    raise
-            time.sleep(wait)
-
-
-class Worker:
-    """One sink with its own thread, so that a slow sink delays nothing else."""
-
-    def __init__(self, name: str, sink: Sink):
-        """Start the thread. name: for the log."""
-        self._name, self._sink = name, sink
-        # Bounded: a sink that hangs for days must not fill the memory.
-        self._waiting: queue.Queue[Notice | None] = queue.Queue(WAITING)
-        # A daemon: a sink that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
-        self._thread.start()
-
-    def tell(self, notice: Notice) -> None:
-        """Hand a notice over. Never blocks and never raises."""
-        try:
-            self._waiting.put_nowait(notice)
-        except queue.Full:
-            log.error("sink %s: too slow; dropped %s", self._name, notice)
-
-    def close(self, seconds: float = CLOSING) -> None:
-        """Wait at most `seconds` for the notices that were handed over."""
-        try:
-            self._waiting.put(None, timeout=seconds)
-            self._thread.join(seconds)
-        except queue.Full:
-            pass
-        if self._thread.is_alive():
-            log.error("sink %s: not done in %g s; what waited is lost", self._name, seconds)
-
-    def _run(self) -> None:
-        while (notice := self._waiting.get()) is not None:
-            try:
-                self._sink(notice)
-            except Exception as error:  # a user's function may raise anything
-                log.error("sink %s: failed (%s); lost: %s", self._name, error, notice)
-
-
-class Sinks:
-    """A worker for each sink that the rules name."""
-
-    def __init__(self, names: Iterable[str]):
-        """Open them.
-
-        Raises:
-          ConfigError: see `sink_of`; before any thread is started.
-        """
-        # Each sink once, in order: several rules may share it.
-        opened = {name: sink_of(name) for name in dict.fromkeys(names)}
-        # A webhook's path is often its secret: the log names what stands before it.
-        self._workers = {n: Worker("/".join(n.split("/")[:3]), s) for n, s in opened.items()}
-
-    def tell(self, notices: Iterable[Notice]) -> None:
-        """Hand each notice to the sinks of its rule, and return at once."""
-        for notice in notices:
-            for name in notice.rule.sinks:
-                self._workers[name].tell(notice)
-
-    def close(self) -> None:
-        """Wait a while for the notices under way."""
-        for worker in self._workers.values():
-            worker.close()

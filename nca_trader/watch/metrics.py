@@ -15,6 +15,7 @@ from typing import Any
 from nca_trader.cloud import Place
 from nca_trader.config.records import read_json, record
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
+from nca_trader.paper.head import writing
 from nca_trader.paper.journal import read_events
 from nca_trader.runs.folder import Lines
 
@@ -96,11 +97,12 @@ class Paper:
         """Return the metrics at `now`, in seconds since 1970; {} before the first bar.
 
         paper_equity is a multiple of the capital, paper_drawdown the part that it is below its
-        peak, paper_feed_age_seconds the time since the newest bar.
+        peak, paper_feed_age_seconds the time since the newest bar, paper_running 1 while a process
+        writes the journal.
         """
         try:
             events = list(read_events(self.path, after=self._seq)) if self.path.exists() else []
-        except (StateError, sqlite3.Error) as error:  # being made, or copied over
+        except (StateError, ConfigError, sqlite3.Error) as error:  # being made, or copied over
             log.warning("%s: not read this time (%s)", self.path, error)
             events = []
         metrics = self._metrics
@@ -120,7 +122,8 @@ class Paper:
                 metrics |= {"paper_equity": equity, "paper_drawdown": 1.0 - equity / self._peak}
         if self._seen_at is None:
             return {}
-        return metrics | {"paper_feed_age_seconds": now - self._seen_at}
+        ages = {"paper_feed_age_seconds": now - self._seen_at}
+        return metrics | ages | {"paper_running": float(writing(self.path))}
 
 
 class Watched:

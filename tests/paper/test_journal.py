@@ -1,5 +1,6 @@
 """The journal keeps what it was given, and says so when it could not."""
 
+import hashlib
 import json
 import math
 import os
@@ -80,12 +81,13 @@ def test_canonical_json_is_one_text_for_one_value():
 
 def test_the_chain_is_the_hash_of_each_event_and_the_hash_before(path):
     """A second derivation of every link, from the raw rows."""
-    import hashlib
-
     write(path, 5)
     db = sqlite3.connect(path)
     previous = "0" * 64
-    rows = db.execute("SELECT seq, run, ts_event, ts_recv, kind, key, body, hash FROM event")
+    rows = db.execute(
+        "SELECT seq, run, ts_event, ts_recv, kind, key, body, lower(hex(hash)) "
+        "FROM event JOIN series ON id = series ORDER BY seq"
+    )
     for *fields, link in rows.fetchall():
         text = json.dumps([previous, *fields], separators=(",", ":"))
         assert hashlib.sha256(text.encode()).hexdigest() == link
@@ -179,12 +181,12 @@ def test_what_is_committed_is_on_disk_while_the_journal_is_open(path):
         journal.record("run", "bar", "1", {}, 0)
         assert verify(path) == journal.head
         head = path.with_name("paper.db.head").read_text()
-        assert f"1 {journal.head.hash}" in head
+        assert f"1 {journal.head.hash} 1 {journal.head.hash}" in head
 
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("body", '{"close":1.0}'), ("ts_event", 999), ("kind", "fill"), ("prev_hash", "f" * 64)],
+    [("body", '{"close":1.0}'), ("ts_event", 999), ("key", "x"), ("hash", b"f" * 32)],
 )
 @pytest.mark.parametrize("seq", [1, 7, 20])
 def test_a_changed_event_is_named(path, column, value, seq):
@@ -237,27 +239,307 @@ def test_a_journal_rewritten_with_a_good_chain_is_not_the_one_of_the_head_file(p
         verify(path)
 
 
-def test_a_head_file_one_commit_behind_is_what_a_kill_leaves(path):
-    write(path, 3)
-    behind = path.with_name("paper.db.head").read_text()
-    head = write(path, 4)
-    path.with_name("paper.db.head").write_text(behind)
-    assert verify(path) == head
+class Killed(BaseException):
+    """The process ends here."""
 
 
-@pytest.mark.parametrize("slot", [0, 1])
-@pytest.mark.parametrize("torn", [0, 1, 30, 80])
-def test_a_torn_slot_of_the_head_file_leaves_the_other(path, slot, torn):
+def cut_off(path, monkeypatch, at, rows=3, begun=2):
+    """Leaves the files as a kill does: before the announced commit (0), or after it (1)."""
+    write(path, begun)
+    journal = Journal(path, clock)
+    write_head, calls = journal._head_file.write, []
+
+    def dying(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise Killed
+        write_head(*args, **kwargs)
+        if at == 0:
+            raise Killed
+
+    monkeypatch.setattr(journal._head_file, "write", dying)
+    with pytest.raises(Killed), journal.transaction():
+        for i in range(rows):
+            journal.record("run", "bar", f"new {i}", {}, i)
+    journal._opened.close()  # what the kernel does
+    return begun + rows * at
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_kill_around_a_commit_leaves_all_of_it_or_nothing(path, monkeypatch, at):
+    reached = cut_off(path, monkeypatch, at)
+    assert verify(path).seq == reached
     with Journal(path, clock) as journal:
-        for i in range(20):
-            journal.record("run", "bar", str(i), {}, i)
-        file = path.with_name("paper.db.head")
-        data = bytearray(file.read_bytes())
-        assert len(data) == 1024
-        data[slot * 512 + torn : (slot + 1) * 512] = bytes(512 - torn)
+        journal.record("run", "bar", "later", {}, 0)
+    assert verify(path).seq == reached + 1
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_part_of_the_commit_under_way_is_refused(path, monkeypatch, at):
+    """A commit of three rows after a head of two: with one or two of them no kill is to blame."""
+    reached = cut_off(path, monkeypatch, at)
+    if at:
+        edit(path, "DELETE FROM event WHERE seq = 5")
+    else:
+        append(path, reached)
+    with pytest.raises(StateError, match=r"has [12] rows after seq 2 that no commit wrote"):
+        verify(path)
+
+
+def append(path, last, count=1):
+    """Adds rows with good hashes at the end, as one does who knows the format."""
+    db = sqlite3.connect(path)
+    (previous,) = db.execute("SELECT hex(hash) FROM event WHERE seq = ?", (last,)).fetchone()
+    previous = previous.lower()
+    with db:
+        for seq in range(last + 1, last + 1 + count):
+            text = json.dumps(
+                [previous, seq, "run", 5, 5, "bar", f"added {seq}", "{}"], separators=(",", ":")
+            )
+            previous = hashlib.sha256(text.encode()).hexdigest()
+            db.execute(
+                "INSERT INTO event VALUES (?, 1, 5, 5, ?, '{}', ?)",
+                (seq, f"added {seq}", bytes.fromhex(previous)),
+            )
+    db.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_rows_beyond_the_head_file_are_refused(path, count):
+    write(path)
+    append(path, 20, count)
+    with pytest.raises(StateError, match=f"has {count} rows after seq 20 that no commit wrote"):
+        verify(path)
+    with pytest.raises(StateError, match="no commit wrote"):
+        Journal(path, clock)
+
+
+def test_a_head_file_of_an_earlier_commit_is_refused(path):
+    write(path, 3)
+    behind = path.with_name("paper.db.head").read_bytes()
+    write(path, 5)
+    path.with_name("paper.db.head").write_bytes(behind)
+    with pytest.raises(StateError, match="has 2 rows after seq 3"):
+        verify(path)
+
+
+def test_a_failed_commit_that_was_announced_is_followed_by_another(path, monkeypatch):
+    """The announcement that came to nothing is older than the next one, though it says more."""
+    with Journal(path, clock) as journal:
+        journal.record("run", "bar", "0", {}, 0)
+        journal._write_head(journal.head, Head(200, "e" * 64))  # of a commit that failed
+        write_head = journal._head_file.write
+
+        def dying(done, after, wait=True):
+            if not wait:
+                raise Killed
+            write_head(done, after, wait)
+
+        monkeypatch.setattr(journal._head_file, "write", dying)
+        with pytest.raises(Killed):
+            journal.record("run", "bar", "1", {}, 0)
+        monkeypatch.undo()
+        assert verify(path).seq == 2
+
+
+ADDED = [
+    "CREATE TRIGGER t AFTER INSERT ON event BEGIN DELETE FROM event WHERE seq = 1; END",
+    "CREATE VIEW v AS SELECT 1",
+    "CREATE TABLE more(x)",
+    "CREATE INDEX i ON event(ts_recv)",
+    "ANALYZE",
+]
+
+
+@pytest.mark.parametrize("sql", ADDED)
+def test_what_is_added_to_the_schema_is_refused(path, sql):
+    write(path)
+    edit(path, sql)
+    for attempt in (verify, lambda p: Journal(p, clock)):
+        with pytest.raises(StateError, match="holds what no journal has"):
+            attempt(path)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        ("ALTER TABLE event RENAME TO e2", "CREATE VIEW event AS SELECT * FROM e2"),
+        ("ALTER TABLE event ADD COLUMN more TEXT",),
+        ("ALTER TABLE event RENAME COLUMN body TO text",),
+        ("DROP TABLE series",),
+    ],
+)
+def test_other_tables_in_place_of_the_journals_are_refused(path, sql):
+    write(path)
+    for statement in sql:
+        edit(path, statement)
+    for attempt in (verify, lambda p: Journal(p, clock)):
+        with pytest.raises(StateError, match="tables are not a journal's"):
+            attempt(path)
+    with pytest.raises(StateError, match="tables are not a journal's"):
+        list(read_events(path))
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("UPDATE series SET kind = 'fill'", "damaged at seq 1: "),
+        ("UPDATE series SET run = 'other'", "damaged at seq 1: "),
+        ("INSERT INTO series VALUES (2, 'run', 'halt')", "1 rows of run and kind that no event"),
+    ],
+)
+def test_a_changed_name_of_a_run_or_kind_is_seen(path, sql, says):
+    write(path)
+    edit(path, sql)
+    with pytest.raises(StateError, match=says):
+        verify(path)
+
+
+def test_an_index_that_misses_a_row_is_seen(path):
+    """Through it an event would be recorded twice. SQLite's quick check does not look there."""
+    write(path)
+    sound = path.read_bytes()
+    edit(path, "UPDATE event SET key = 'zzzzz' WHERE seq = 7")
+    changed = path.read_bytes()
+    path.write_bytes(sound)
+    db = sqlite3.connect(path)
+    page = db.execute(
+        "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_event_1'"
+    ).fetchone()[0]
+    db.close()
+    size = 4096
+    path.write_bytes(
+        sound[: (page - 1) * size] + changed[(page - 1) * size : page * size] + sound[page * size :]
+    )
+    with pytest.raises(StateError, match="database is damaged"):
+        verify(path)
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", ".head"])
+@pytest.mark.parametrize("what", ["unlinked", "replaced", "moved"])
+def test_a_file_that_is_lost_during_a_session_stops_it(path, suffix, what):
+    journal = Journal(path, clock)
+    journal.record("run", "bar", "1", {}, 0)
+    file = path.with_name(path.name + suffix)
+    data = file.read_bytes()
+    file.rename(path.with_name("aside"))
+    if what == "unlinked":
+        path.with_name("aside").unlink()
+    if what == "replaced":
         file.write_bytes(data)
-        assert verify(path) == journal.head
-    assert verify(path).seq == 20
+    for _ in range(2):  # and it stays so
+        with pytest.raises(StateError, match=f"{file.name}: was deleted or replaced"):
+            journal.record("run", "bar", "2", {}, 0)
+    with pytest.raises(StateError, match="was deleted or replaced"):
+        journal.close()
+
+
+def test_without_the_lock_file_a_second_writer_is_still_refused(path):
+    with Journal(path, clock) as journal:
+        journal.record("run", "bar", "1", {}, 0)
+        path.with_name("paper.db.lock").unlink()
+        with pytest.raises(StateError, match="another process is writing"):
+            Journal(path, clock)
+        journal.record("run", "bar", "2", {}, 0)
+    with Journal(path, clock) as journal:
+        assert journal.head.seq == 2
+
+
+@pytest.mark.parametrize("time", [2**63, -(2**63) - 1, 10**30])
+def test_a_time_outside_the_years_of_64_bits_is_refused_in_one_line(path, time):
+    with Journal(path, clock) as journal:
+        with pytest.raises(StateError, match="outside the years 1677 to 2262") as error:
+            journal.record("run", "bar", "1", {}, time)
+        assert len(str(error.value).splitlines()) == 1
+        journal._clock = lambda: time
+        with pytest.raises(StateError, match="outside the years"):
+            journal.record("run", "bar", "1", {}, 0)
+        journal._clock = lambda: np.int64(7)
+        assert journal.record("run", "bar", "1", {}, np.int64(2**63 - 1))
+    assert verify(path).seq == 1
+
+
+def old_journal(path, count=20, ahead=0):
+    """A journal as earlier versions wrote it, its head file `ahead` rows behind."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute(f"PRAGMA application_id = {0x6E636174}")
+    db.execute(OLD)
+    previous, hashes = "0" * 64, []
+    for i in range(count):
+        fields = [i + 1, "run", i, 7, "bar", str(i), json.dumps({"close": 100.0 + i / 3})]
+        fields[-1] = fields[-1].replace(" ", "")
+        text = json.dumps([previous, *fields], separators=(",", ":"))
+        link = hashlib.sha256(text.encode()).hexdigest()
+        db.execute("INSERT INTO event VALUES (?,?,?,?,?,?,?,?,?)", (*fields, previous, link))
+        previous = link
+        hashes.append(link)
+    db.commit()
+    db.close()
+    text = f"{count - ahead} {hashes[-1 - ahead]}"
+    text += " " + hashlib.sha256(text.encode()).hexdigest()[:16]
+    slot = text.encode().ljust(511) + b"\n"
+    path.with_name(path.name + ".head").write_bytes(slot + slot)
+    return Head(count, hashes[-1])
+
+
+OLD = """
+CREATE TABLE event(
+  seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, ts_recv INTEGER NOT NULL,
+  kind TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL,
+  prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE(run, kind, key)) STRICT
+"""
+
+
+def test_a_journal_of_an_earlier_version_verifies_with_the_same_chain(path, tmp_path):
+    head = old_journal(path)
+    assert verify(path) == head == write(tmp_path / "new.db")
+    left, right = (list(read_events(p)) for p in (path, tmp_path / "new.db"))
+    assert left == right
+    assert [e.seq for e in read_events(path, "bar", after=18)] == [19, 20]
+    with pytest.raises(StateError, match=r"earlier version and is not continued; .*salvage"):
+        Journal(path, clock)
+
+
+@pytest.mark.parametrize("column", ["body", "prev_hash", "hash"])
+def test_a_changed_row_of_an_earlier_version_is_named(path, column):
+    old_journal(path)
+    edit(path, f"UPDATE event SET {column} = 'x' WHERE seq = 8")
+    with pytest.raises(StateError, match="damaged at seq 8: "):
+        verify(path)
+
+
+def test_a_journal_of_an_earlier_version_may_be_a_commit_ahead_of_its_head(path, tmp_path):
+    assert verify_old(path, 512) == 600
+    with pytest.raises(StateError, match="513 rows after seq 87 that no commit wrote"):
+        verify_old(tmp_path / "more.db", 513)
+
+
+def verify_old(path, ahead):
+    old_journal(path, 600, ahead)
+    return verify(path).seq
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("torn", [0, 1, 30, 80])
+def test_writes_of_the_head_file_that_are_not_on_disk_may_be_torn(path, last, torn):
+    """`last` 0: a power cut while a commit was announced, with the confirmation before it; 1: while
+    one was confirmed, whose announcement is on disk."""
+    for count in range(17, 20):  # so that each slot is the last one once
+        file = path.with_name("paper.db.head")
+        with Journal(path, clock) as journal:
+            for i in range(count):
+                journal.record("run", "bar", str(i), {}, i)
+            if not last:  # announced, and not committed
+                journal._write_head(journal.head, Head(99, "f" * 64))
+            data = bytearray(file.read_bytes())
+            assert len(data) == 1536
+            order = sorted(range(3), key=lambda k: int(data[k * 512 : k * 512 + 9].split()[0]))
+            for slot in order[1 + last :]:
+                data[slot * 512 + torn : (slot + 1) * 512] = bytes(512 - torn)
+            file.write_bytes(data)
+            assert verify(path) == journal.head
+        assert verify(path).seq == count
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def test_a_journals_figures_are_those_of_its_events(tmp_path):
         "paper_equity": 1.0,
         "paper_drawdown": pytest.approx(0.2),
         "paper_feed_age_seconds": 5.0,
+        "paper_running": 1.0,
     }
     assert last["paper_equity"] == 1.5 and last["paper_drawdown"] == 0.0
     assert last["paper_fills"] == 1.0 and last["paper_halted"] == 1.0

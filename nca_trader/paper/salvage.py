@@ -1,0 +1,201 @@
+"""What a damaged journal still proves, copied; and a journal rebuilt from its own bars."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nca_trader.cloud import local
+from nca_trader.config.records import difference
+from nca_trader.data.bars import write_bars
+from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.machine import scratch
+from nca_trader.paper.chain import (
+    Event,
+    connect_reader,
+    events_of,
+    examine,
+)
+from nca_trader.paper.head import Head, sibling
+from nca_trader.paper.journal import Journal, canonical, read_events, verify
+from nca_trader.paper.session import paper_trade
+from nca_trader.types import PRICES, Bars
+
+# What follows from the bars and the agent alone. The rest depends on when a session was stopped, or
+# on what a venue or a feed said.
+REBUILT = frozenset(
+    "run_started bar decision order_intent order_terminal fill cash snapshot".split()
+)
+EXTRAS = ("half_spread", "dividend", "funding")  # of a bar's row, after its volume
+
+
+class Salvaged(NamedTuple):
+    """What a salvage copied.
+
+    head: of the new journal. lost: rows that were not copied. fault: of the original, "" where
+    nothing was wrong. kinds: numbers of the copied events by kind.
+    """
+
+    head: Head
+    lost: int
+    fault: str
+    kinds: dict[str, int]
+
+    @property
+    def sentence(self) -> str:
+        """The result in words."""
+        counted = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
+        lost = f"{self.lost} rows after it are lost" if self.lost else "nothing is lost"
+        why = f"; the original {self.fault}" if self.fault else ""
+        return f"{self.head.seq} events copied ({counted}), {lost}{why}"
+
+
+def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Salvaged:
+    """Copy the longest verified prefix of a journal into a new one, with its own head file.
+
+    The copy has the same events, times and hashes. The original is only read. A session that
+    resumes on the copy repeats what it holds and goes on from there.
+
+    Args:
+      path: a journal, damaged or of an earlier version.
+      out: the new journal; it must not exist.
+
+    Raises:
+      ConfigError: there is no such journal, or `out` exists.
+      StateError: nothing of it can be verified, or the copy cannot be written.
+    """
+    path, out = local(path, "a journal"), local(out, "a journal")
+    if out.exists() or sibling(out, ".head").exists():
+        raise ConfigError(f"{out}: exists; name a file that does not, which gets the copy.")
+    kinds: dict[str, int] = {}
+    now = 0
+    with contextlib.closing(connect_reader(path)) as db:
+        found = examine(path, db)
+        if not found.head.seq:
+            fault = found.fault or "holds no event; there is nothing to copy."
+            raise StateError(f"{path}: nothing can be salvaged: {fault}")
+        try:
+            with Journal(out, lambda: now, batch=True) as copy:
+                for event in itertools.islice(events_of(db), found.head.seq):
+                    now = event.ts_recv
+                    copy.record(event.run, event.kind, event.key, event.body, event.ts_event)
+                    kinds[event.kind] = kinds.get(event.kind, 0) + 1
+            if verify(out) != found.head:
+                raise StateError(f"{out}: is not what was copied; try again on another disk.")
+        except BaseException:
+            for suffix in ("", "-wal", "-shm", ".head", ".lock"):
+                sibling(out, suffix).unlink(missing_ok=True)
+            raise
+    return Salvaged(found.head, found.rows - found.head.seq, found.fault, kinds)
+
+
+class Rebuilt(NamedTuple):
+    """The comparison of a journal with one rebuilt from its bars.
+
+    bars, decisions, events: that agree. difference: the first event that does not, in words.
+    """
+
+    bars: int
+    decisions: int
+    events: int
+    difference: str
+
+    @property
+    def sentence(self) -> str:
+        """The result in words."""
+        agree = f"{self.bars} bars, {self.decisions} decisions, {self.events} events agree"
+        return agree + (f"; then {self.difference}" if self.difference else ", bit for bit")
+
+
+def rebuild(path: str | os.PathLike[str], run: Any, **options: Any) -> Rebuilt:
+    """Trade a journal's own bars again, and compare every event that follows from them.
+
+    Features are computed, decisions made and orders filled as in a new session; logits, targets,
+    orders, fills and equity must be the same to the last bit.
+
+    Args:
+      path: a journal of the simulated broker.
+      run: what traded, as in `paper_trade`.
+      **options: of the account and the run, as they were given to `paper_trade`; capital and start
+        are the journal's.
+
+    Raises:
+      ConfigError: run, costs or rules are not the journal's, by their hashes; names what differs.
+      StateError: the journal is damaged, or holds no bar.
+    """
+    path = local(path, "a journal")
+    verify(path)
+    started = next(read_events(path, "run_started"), None)
+    if started is None:
+        raise StateError(f"{path}: holds no bar yet; there is nothing to replay.")
+    capital, start = started.body["capital"], started.body["start"]
+    begin = None if start is None else str(np.datetime64(start, "s"))
+    with scratch() as folder:
+        write_bars(_bars_of(path, started.body["symbols"]), folder / "bars.parquet")
+        # They were accepted once, so they are not judged again.
+        reading = {"repair": "keep-jumps,keep-gaps"}
+        feed, again = f"replay:{folder}/bars.parquet", folder / "paper.db"
+        with contextlib.suppress(HaltError):  # where the journal's session halted too
+            paper_trade(run, feed, again, start=begin, capital=capital, reading=reading, **options)
+        return _compared(_repeatable(path), _repeatable(again), path)
+
+
+def _repeatable(path: Path) -> Iterator[Event]:
+    return (event for event in read_events(path) if event.kind in REBUILT)
+
+
+def _compared(there: Iterator[Event], here: Iterator[Event], path: Path) -> Rebuilt:
+    counts = dict.fromkeys(("bar", "decision"), 0)
+    for number, event in enumerate(there):
+        found = next(here, None)
+        what = f"seq {event.seq}, {event.kind} {event.key}"
+        differs = ""
+        if found is None or (found.kind, found.key) != (event.kind, event.key):
+            instead = "nothing" if found is None else f"{found.kind} {found.key}"
+            differs = f"{what}: the replay has {instead} there"
+        elif canonical(found.body) != canonical(event.body) or found.ts_event != event.ts_event:
+            place, left, right = difference(event.body, found.body) or ("", "0.0", "-0.0")
+            if event.kind == "run_started":
+                raise ConfigError(
+                    f"{path}: is a session of another agent or account ({place} {left} there, "
+                    f"{right} here); give the run and the options that wrote it."
+                )
+            differs = f"{what}: {place or 'its time'} is {left!r} there and {right!r} here"
+        if differs:
+            return Rebuilt(counts["bar"], counts["decision"], number, differs)
+        counts[event.kind] = counts.get(event.kind, 0) + 1
+    return Rebuilt(counts["bar"], counts["decision"], sum(counts.values()), "")
+
+
+def _bars_of(path: Path, symbols: list[str]) -> Bars:
+    """Return the bars that a journal holds."""
+    times, rows = [], []
+    missing = [np.nan] * (len(PRICES) + 1 + len(EXTRAS))
+    for event in read_events(path, "bar"):
+        times.append(event.ts_event)
+        row = [event.body[symbol] or missing for symbol in symbols]
+        rows.append([[*r, *missing[len(r) :]] for r in row])
+    values = np.array(rows, dtype=float).transpose(2, 0, 1)
+    present = np.isfinite(values[3])
+    fields = dict(zip((*PRICES, "volume"), values, strict=False))
+    # A missing bar carries the last close.
+    last = np.maximum.accumulate(np.where(present, np.arange(len(times))[:, None], -1), axis=0)
+    carried = np.take_along_axis(fields["close"], np.maximum(last, 0), axis=0)
+    for name in PRICES:
+        fields[name] = np.where(present, fields[name], np.where(last < 0, np.nan, carried))
+    fields["volume"] = np.where(present, fields["volume"], 0.0)
+    extras = dict(zip(EXTRAS, values[len(PRICES) + 1 :], strict=True))
+    fields |= {name: value for name, value in extras.items() if np.isfinite(value).any()}
+    return Bars(
+        time=np.array(times, dtype="datetime64[ns]"),
+        symbols=tuple(symbols),
+        present=present,
+        source=str(path),
+        **fields,
+    )

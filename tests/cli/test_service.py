@@ -1,0 +1,120 @@
+"""A session as a service: its files are what they say, and a killed one converges."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from nca_trader.data.bars import write_bars
+from nca_trader.paper.journal import read_events, verify
+from nca_trader.types import Bars
+from nca_trader.watch.alerts import read_rules
+
+UNITS = ("nca-trader-paper@.service", "nca-trader-watch@.service")
+
+
+@pytest.fixture
+def service(root):
+    return root / "tools" / "service"
+
+
+def settings(path):
+    """Names and values of a unit or of a file of its environment."""
+    lines = [line for line in path.read_text().splitlines() if "=" in line and line[0] != "#"]
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_accepts_the_units(service, tmp_path, unit):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze here")
+    text = (service / unit).read_text()
+    # The program is not installed here, and systemd asks for one that is.
+    (tmp_path / unit).write_text(text.replace("/opt/nca-trader/bin/nca-trader", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit)],
+        capture_output=True, text=True, env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if unit.split("@")[0] in line]
+    assert said == []
+
+
+def test_a_service_is_started_again_unless_a_person_has_to_decide(service):
+    unit = settings(service / UNITS[0])
+    assert unit["Restart"] == "on-failure" and unit["RestartPreventExitStatus"] == "2 3 4"
+    assert unit["StartLimitIntervalSec"] == "0"
+    assert "MemoryDenyWriteExecute" not in unit  # XLA could not run what it compiles
+
+
+def test_the_alerts_are_rules_that_can_be_read(service):
+    metrics = {rule.metric for rule in read_rules(service / "alerts.toml")}
+    paper = {f"paper_{name}" for name in ("halted", "feed_age_seconds", "drawdown", "running")}
+    assert metrics == {*paper, "skipped"}
+
+
+def test_what_the_container_copies_is_in_the_checkout(service, root):
+    text = (service / "Containerfile").read_text()
+    copied = [w for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.M) for w in line.split()]
+    assert copied and all((root / name).exists() for name in copied)
+
+
+def command(service, folder):
+    """The words that the unit starts, in a folder of the test."""
+    said = settings(service / "spy.env")["PAPER_OPTIONS"]
+    words = shlex.split(settings(service / UNITS[0])["ExecStart"].replace("$PAPER_OPTIONS", said))
+    assert words[0] == "/opt/nca-trader/bin/nca-trader"
+    moved = [w.replace("/var/lib/nca-trader", str(folder)).replace("%i", "spy") for w in words[1:]]
+    return [sys.executable, "-m", "nca_trader", *moved]
+
+
+@pytest.mark.slow
+def test_a_session_whose_every_process_is_killed_converges_when_the_unit_starts_again(
+    service, root, tmp_path
+):
+    rng = np.random.default_rng(0)
+    close = 100.0 * np.exp(np.cumsum(0.01 * rng.standard_normal((4000, 2)), axis=0))
+    bars = Bars(
+        time=np.datetime64("2000-01-01", "ns") + np.arange(4000) * np.timedelta64(1, "D"),
+        symbols=("AAA", "BBB"), open=close, high=close * 1.001, low=close * 0.999, close=close,
+        volume=np.full(close.shape, 1000.0), present=np.ones(close.shape, bool),
+    )  # fmt: skip
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+        write_bars(bars, folder / "bars.parquet")
+
+    def start(folder):
+        words = command(service, folder)
+        null = subprocess.DEVNULL
+        return subprocess.Popen(words, cwd=root, stdout=null, stderr=null, start_new_session=True)
+
+    assert start(folders[0]).wait(300) == 0
+    journal, sizes = folders[1] / "spy.db", []
+    for wanted in (300, 3000, 6000):
+        process = start(folders[1])
+        while process.poll() is None:
+            if journal.exists() and last(journal) >= wanted:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        assert process.wait() == -signal.SIGKILL
+        sizes.append(verify(journal).seq)
+    assert sizes == sorted(sizes) and sizes[0] >= 300
+    assert start(folders[1]).wait(300) == 0
+    assert verify(journal) == verify(folders[0] / "spy.db")
+    assert next(read_events(journal, "run_ended")).body["bars"] == 4000
+
+
+def last(journal):
+    """Events on disk, 0 while the journal is being made."""
+    try:
+        return max((event.seq for event in read_events(journal)), default=0)
+    except Exception:
+        return 0

@@ -1,0 +1,181 @@
+"""What a damaged journal still proves is copied, and a journal repeats from its own bars."""
+
+import dataclasses
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+
+import nca_trader as nca
+from nca_trader.data.bars import write_bars
+from nca_trader.errors import ConfigError, StateError
+from nca_trader.paper.journal import GENESIS, Journal, canonical, link_of, read_events, verify
+from nca_trader.paper.salvage import rebuild, salvage
+from nca_trader.paper.session import paper_trade
+
+RULE = nca.rules.sma_cross(3, 9)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "paper.db"
+
+
+def write(path, count=20):
+    times = iter(range(100, 100 + count))
+    with Journal(path, lambda: next(times)) as journal:
+        for i in range(count):
+            journal.record("run", "bar" if i % 2 else "decision", str(i), {"close": i / 3}, i)
+        return journal.head
+
+
+def edit(path, sql):
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(sql)
+    db.close()
+
+
+def files(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("sql", "kept", "lost", "says"),
+    [
+        ("UPDATE event SET body = '{}' WHERE seq = 13", 12, 8, "damaged at seq 13"),
+        ("DELETE FROM event WHERE seq > 15", 15, 5, "ends at seq 15"),
+        ("CREATE TABLE more(x)", 20, 0, "holds what no journal has"),
+        ("UPDATE event SET hash = x'00' WHERE seq = 20", 19, 1, "damaged at seq 20"),
+    ],
+)
+def test_the_longest_verified_prefix_is_copied_and_the_rest_named(
+    path, tmp_path, sql, kept, lost, says
+):
+    write(path)
+    whole = list(read_events(path))
+    edit(path, sql)
+    before, out = files(tmp_path), tmp_path / "saved" / "new.db"
+    out.parent.mkdir()
+    found = salvage(path, out)
+    assert files(tmp_path) == before
+    assert (found.head.seq, found.lost) == (kept, lost)
+    assert says in found.fault and f"{kept} events copied" in found.sentence
+    assert verify(out) == found.head
+    assert list(read_events(out)) == whole[:kept]
+    with Journal(out, lambda: 0) as journal:  # it goes on
+        assert journal.head == found.head
+
+
+def test_a_journal_without_its_head_file_is_copied_with_a_word(path, tmp_path):
+    head = write(path)
+    path.with_name("paper.db.head").unlink()
+    found = salvage(path, tmp_path / "new.db")
+    assert found.head == head and "a lost end would not show" in found.sentence
+
+
+def test_rows_that_no_commit_wrote_are_not_copied(path, tmp_path):
+    """A good chain beyond the head is no more proven than a broken one."""
+    head = write(path)
+    link = link_of(head.hash, 21, "run", 5, 5, "bar", "x", "{}")
+    edit(path, f"INSERT INTO event VALUES (21, 1, 5, 5, 'x', '{{}}', x'{link}')")
+    edit(path, "UPDATE series SET kind = 'bar' WHERE id = 0")
+    found = salvage(path, tmp_path / "new.db")
+    assert (found.head, found.lost) == (head, 1)
+
+
+def test_a_journal_exchanged_for_another_gives_nothing(path, tmp_path):
+    write(path)
+    write(tmp_path / "other.db", 25)
+    head = path.with_name("paper.db.head").read_bytes()
+    edit(path, "SELECT 1")
+    shutil.copy(tmp_path / "other.db", path)
+    path.with_name("paper.db.head").write_bytes(head)
+    edit(path, "UPDATE event SET body = '{}' WHERE seq = 1")
+    with pytest.raises(StateError, match="nothing can be salvaged: damaged at seq 1:"):
+        salvage(path, tmp_path / "new.db")
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_an_existing_file_is_not_overwritten(path, tmp_path):
+    write(path)
+    (tmp_path / "new.db").write_text("mine")
+    with pytest.raises(ConfigError, match=r"new\.db: exists"):
+        salvage(path, tmp_path / "new.db")
+    assert (tmp_path / "new.db").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def traded(stage, tmp_path_factory):
+    """A journal of a rule over bars with gaps, dividends and funding, and its bars."""
+    folder = tmp_path_factory.mktemp("traded")
+    bars = stage.bars(num_bars=90, missing=0.1)
+    rng = np.random.default_rng(5)
+    paid = np.where(rng.random(bars.close.shape) < 0.05, 0.3, 0.0) * bars.present
+    bars = dataclasses.replace(bars, dividend=paid, funding=1e-4 * bars.present)
+    write_bars(bars, folder / "bars.parquet")
+    feed = f"replay:{folder}/bars.parquet"
+    paper_trade(RULE, feed, folder / "paper.db", start="2020-01-20", costs=stage.costs)
+    return folder
+
+
+def test_a_replay_of_the_journals_own_bars_repeats_every_event(traded, stage):
+    found = rebuild(traded / "paper.db", RULE, costs=stage.costs)
+    assert found.difference == "" and found.bars == 90 and found.decisions > 60
+    kinds = {event.kind for event in read_events(traded / "paper.db")}
+    assert {"fill", "cash", "snapshot", "order_intent"} <= kinds
+    assert "bit for bit" in found.sentence
+
+
+def rewritten(source, path, change):
+    """A journal with a good chain and head, whose events went through `change`."""
+    now = 0
+    with Journal(path, lambda: now, batch=True) as journal:
+        for event in read_events(source):
+            now = event.ts_recv
+            body = change(event) or event.body
+            journal.record(event.run, event.kind, event.key, body, event.ts_event)
+
+
+@pytest.mark.parametrize("kind", ["decision", "order_intent", "fill", "cash", "snapshot"])
+def test_the_first_event_that_a_replay_does_not_repeat_is_named(traded, stage, path, kind):
+    names = {"decision": "target", "order_intent": "weight", "fill": "price", "cash": "amount",
+             "snapshot": "equity"}  # fmt: skip
+    count, where = 0, ""
+
+    def change(event):
+        nonlocal count, where
+        if event.kind == kind:
+            count += 1
+            if count == 3:
+                where = f"seq {event.seq}, {kind} {event.key}: {names[kind]}"
+                value = event.body[names[kind]]
+                up = [np.nextafter(v, 9.0) for v in value] if isinstance(value, list) else 0
+                return event.body | {names[kind]: up or float(np.nextafter(value, 1e9))}
+
+    rewritten(traded / "paper.db", path, change)
+    verify(path)
+    found = rebuild(path, RULE, costs=stage.costs)
+    assert found.difference.startswith(where)
+
+
+def test_another_agent_or_account_is_refused(traded, stage):
+    for rule, costs in ((nca.rules.buy_and_hold(), stage.costs), (RULE, nca.Costs())):
+        with pytest.raises(ConfigError, match="session of another agent or account"):
+            rebuild(traded / "paper.db", rule, costs=costs)
+
+
+def test_a_session_that_was_stopped_repeats_as_far_as_it_went(traded, stage, path):
+    last = [e.seq for e in read_events(traded / "paper.db", "decision")][20]
+    shutil.copy(traded / "paper.db", path)
+    shutil.copy(traded / "paper.db.head", f"{path}.head")
+    edit(path, f"DELETE FROM event WHERE seq > {last}")
+    salvage(path, path.with_name("cut.db"))
+    found = rebuild(path.with_name("cut.db"), RULE, costs=stage.costs)
+    assert (found.difference, found.decisions) == ("", 21)
+
+
+def test_a_minus_zero_is_not_a_zero():
+    assert canonical(-0.0) != canonical(0.0)
+    assert GENESIS == "0" * 64
