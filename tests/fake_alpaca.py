@@ -184,6 +184,11 @@ class FakeStream:
     def _run(self):
         asyncio.set_event_loop(self.loop)
         self.loop.run_until_complete(self._serve())
+        # A client that leaves while the server stops has a task that nobody waits for.
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self.loop.close()
 
     async def _serve(self):

@@ -57,7 +57,8 @@ def arm(fatal, argv):
 
     def recorded(self, run, of, key, body, ts):
         nonlocal doomed
-        query = "SELECT 1 FROM event WHERE run = ? AND kind = ? AND key = ?"
+        query = "SELECT 1 FROM event JOIN series ON id = series "
+        query += "WHERE run = ? AND kind = ? AND key = ?"
         new = of == kind and not self._db.execute(query, (run, of, key)).fetchone()
         if new and when == "before":
             die()

@@ -15,14 +15,15 @@ def rows(path, query):
 
 def events(journal):
     """(seq, run, ts_event, ts_recv, kind, key, body) in order; the chain is checked on the way."""
-    names = "seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash"
+    names = "seq, run, ts_event, ts_recv, kind, key, body, hash"
+    query = f"SELECT {names} FROM event JOIN series ON id = series ORDER BY seq"
     last, found = "0" * 64, []
-    for row in rows(journal, f"SELECT {names} FROM event ORDER BY seq"):
-        *fields, prev, link = row
-        assert (fields[0], prev) == (len(found) + 1, last), f"the chain breaks at {fields[0]}"
-        text = json.dumps([prev, *fields], sort_keys=True, separators=(",", ":"))
+    for row in rows(journal, query):
+        *fields, link = row
+        assert fields[0] == len(found) + 1, f"the chain breaks at {fields[0]}"
+        text = json.dumps([last, *fields], sort_keys=True, separators=(",", ":"))
         last = hashlib.sha256(text.encode()).hexdigest()
-        assert last == link, f"the hash of {fields[0]} is wrong"
+        assert last == link.hex(), f"the hash of {fields[0]} is wrong"
         found.append((*fields[:6], json.loads(fields[6])))
     return found
 

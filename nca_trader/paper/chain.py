@@ -34,7 +34,7 @@ ROWS = (
     "SELECT seq, run, ts_event, ts_recv, kind, key, body, NULL, hash "
     "FROM event LEFT JOIN series ON id = series"
 )
-# Journals of version 0.5 and before, which are read and verified but not continued.
+# Journals of an earlier format, which are read and verified but not continued.
 OLD_SCHEMA = (
     "CREATE TABLE event(\n"
     "  seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, "

@@ -8,11 +8,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 from nca_trader.errors import StateError
+from nca_trader.paper.clock import Clock
 
 GENESIS = "0" * 64  # the hash before the first event
 HEAD_SLOT = 512  # bytes, a disk's sector: what is written whole or not at all
@@ -125,7 +125,7 @@ class HeadFile:
             except BlockingIOError:  # `writing` holds it for some microseconds
                 if tried == 9:
                     raise
-                time.sleep(0.02)
+                Clock().sleep(0.02)
 
     def begin(self, path: Path, done: Head) -> None:
         """Write every slot: none of them is older than what has just been verified."""
