@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import pathlib
@@ -179,6 +180,19 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 62 MB of freed memory for this process; once, and cheaply.
+
+    It gives more than a threshold back to the system, and then asks for it again page by page,
+    which takes a fifth of a backtest of 100,000 bars. The threshold is twice the largest block that
+    was mapped and freed, and starts at 256 kB. Other allocators ignore this.
+    """
+    import numpy as np  # here, because commands that only lock and write start without it
+
+    np.empty(31 << 20, np.uint8)  # below 32 MB, above which glibc does not learn; never touched
 
 
 def memory(root: pathlib.Path = ROOT) -> Memory:

@@ -41,6 +41,15 @@ def float64_on_cpu() -> Iterator[None]:
         yield
 
 
+def row_sums(x: np.ndarray) -> np.ndarray:
+    """Return `[N]` the sums of the rows of `[N, A]`.
+
+    numpy takes 0.6 ms for 100,000 sums of one number each, as long as an account for a tenth of its
+    bars.
+    """
+    return x[:, 0] if x.shape[1] == 1 else x.sum(axis=1)
+
+
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     """Return `a + b` as a rounded sum and its exact rounding error.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from typing import Any, NamedTuple
 
@@ -195,10 +196,13 @@ class Bars:
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
         return digest.hexdigest()
 
+    @functools.cached_property
+    def _seconds(self) -> np.ndarray:
+        return self.time.astype("datetime64[s]").astype(np.int64)
+
     def as_bar(self) -> Bar:
         """Return one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
-        seconds = self.time.astype("datetime64[s]").astype(np.int64)
-        time = np.broadcast_to(seconds[:, None], self.close.shape)
+        time = np.broadcast_to(self._seconds[:, None], self.close.shape)
         return Bar(time, **{name: getattr(self, name) for name in self.fields})
 
 

@@ -20,7 +20,13 @@ from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import open_book, portfolio
 from nca_trader.envs.account.state import Rules, open_account
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
-from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu
+from nca_trader.numerics import (
+    LEAST_BARS,
+    MOST_ASSETS,
+    as_one_kernel,
+    float64_on_cpu,
+    row_sums,
+)
 from nca_trader.types import Bar, Bars
 
 LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
@@ -101,8 +107,8 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
         message names the bar and the line of its code.
     """
     with float64_on_cpu(), strategy_faults(bars, strategy):
-        bar = jax.tree.map(jnp.asarray, bars.as_bar())
-        return np.asarray(scan_decisions(bar, strategy)[1], np.float64)
+        # As numpy arrays: what the strategy does not read is then not copied.
+        return np.asarray(scan_decisions(bars.as_bar(), strategy)[1], np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -191,6 +197,11 @@ def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool) -
     """
     name = getattr(function, "__name__", type(function).__name__)
     found = _called(function, name, bars)
+    if found is None or np.ndim(found) == 0:
+        raise ConfigError(
+            f"{name}: returns {described(found)} for {len(bars)} bars; return one row of weights "
+            "per bar, [N] or [N, A], NaN for no order."
+        )
     if not check or len(bars) < 4:
         return found
     whole = _as_rows(found)
@@ -203,7 +214,7 @@ def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool) -
             if np.nan_to_num(whole[:length]).any():
                 raise
             continue
-        if len(whole) != len(bars) or len(rows) != length:
+        if len(whole) != len(bars) or np.ndim(rows) == 0 or len(rows) != length:
             return found  # `as_targets` says what is wrong with the shape
         other = ~np.isclose(rows, whole[:length], rtol=1e-9, atol=1e-12, equal_nan=True)
         if other.any():
@@ -322,7 +333,7 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
     if rules.borrow and rules.max_gross is None and rules.max_net is None:
         return NO_CUT
     asked = np.where(np.isnan(targets), 0.0, targets)  # no order asks for nothing
-    gross, net = np.abs(asked).sum(1), asked.sum(1)
+    gross, net = row_sums(np.abs(asked)), row_sums(asked)
     above = np.zeros(len(asked), bool)
     for size, limit in (
         (gross, rules.max_gross),

@@ -34,6 +34,7 @@ from nca_trader.evaluate.simulate import (
     simulate_strategy,
     simulate_targets,
 )
+from nca_trader.machine import keep_freed_memory
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.manifest import Run, now, seen_rows
 from nca_trader.runs.trials import data_record
@@ -115,6 +116,7 @@ def backtest(
     expect("bars", bars, Bars | Task, accepted, targets=targets)
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
     refuse_delay(delay)
+    keep_freed_memory()
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     run = targets if isinstance(targets, Run) else None
     # By default an agent is evaluated on bars that neither trained nor selected it.

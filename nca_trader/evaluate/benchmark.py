@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.metrics import NO_VOLATILITY
+from nca_trader.numerics import row_sums
 from nca_trader.types import Bars
 
 
@@ -78,16 +79,22 @@ def relative(returns: ArrayLike, benchmark: ArrayLike, bars_per_year: float) -> 
         r, b = r[~unknown], b[~unknown]
     alpha = beta = alpha_error = beta_error = math.nan
     if r.size > 2 and b.std() >= NO_VOLATILITY:
-        centred = b - b.mean()
-        scatter = float((centred * centred).sum())
-        beta = float((centred * r).sum()) / scatter
-        alpha = float(r.mean() - beta * b.mean())
-        left = r - alpha - beta * b
+        mean = b.mean()
+        # One array for all products: to ask the system for memory takes longer than they do.
+        centred, product = b - mean, np.empty(r.size)
+        scatter = float(np.multiply(centred, centred, out=product).sum())
+        beta = float(np.multiply(centred, r, out=product).sum()) / scatter
+        alpha = float(r.mean() - beta * mean)
+        left = r - alpha
+        left -= np.multiply(b, beta, out=product)
         # Both estimates are weighted sums of the residuals; these are the weights.
-        slope = centred / scatter
-        level = 1.0 / r.size - b.mean() * slope
+        slope = np.divide(centred, scatter, out=centred)
+        level = np.multiply(slope, -mean, out=product)
+        level += 1.0 / r.size
         lags = lags_of(r.size)
-        alpha_error, beta_error = (_long_run_error(w * left, lags) for w in (level, slope))
+        alpha_error, beta_error = (
+            _long_run_error(np.multiply(w, left, out=w), lags) for w in (level, slope)
+        )
     ratio, ratio_error = _information_ratio(r - b)
     annual = math.sqrt(bars_per_year)
     return Relative(
@@ -104,27 +111,38 @@ def _information_ratio(difference: np.ndarray) -> tuple[float, float]:
     """Compute the ratio per bar and its standard error."""
     if difference.size < 3 or (deviation := difference.std(ddof=1)) < NO_VOLATILITY:
         return math.nan, math.nan
-    ratio = float(difference.mean() / deviation)
-    z = (difference - difference.mean()) / deviation
+    mean = difference.mean()
+    ratio = float(mean / deviation)
+    z = difference - mean
+    z /= deviation
     # The delta method: the mean and the deviation are both estimated.
-    influence = z - 0.5 * ratio * (z**2 - 1.0)
-    return ratio, _long_run_error(influence / difference.size, lags_of(difference.size))
+    influence = z * z
+    influence -= 1.0
+    influence *= -0.5 * ratio
+    influence += z
+    influence /= difference.size
+    return ratio, _long_run_error(influence, lags_of(difference.size))
 
 
 def _long_run_error(terms: np.ndarray, lags: int) -> float:
     """Compute the standard error of a sum of terms `[T]` that may be autocorrelated.
 
     Its variance has Bartlett's weights, `sum_t x_t^2 + 2 sum_l (1 - l / (L + 1)) sum_t x_t x_(t-l)`
-    for L lags. That is the mean square of the sums of L + 1 terms in a row, which costs one running
-    sum and not a product per lag.
+    for L lags. That is the mean square of the sums of L + 1 terms in a row. These are sums of sums
+    of 1, 2, 4, ... terms in a row: a few additions and not a product per lag.
     """
     window = lags + 1
-    last = window + terms.size
-    path = np.zeros(last + lags)
-    np.cumsum(terms, out=path[window:last])
-    path[last:] = path[last - 1]
-    sums = path[window:] - path[:-window]
-    return math.sqrt(float(np.square(sums, out=sums).sum()) / window)
+    some = np.zeros(terms.size + 2 * lags)
+    some[lags : lags + terms.size] = terms
+    sums, width, done = np.zeros(terms.size + lags), 1, 0
+    while True:
+        if window & width:
+            sums += some[done : done + sums.size]
+            done += width
+        if done == window:
+            return math.sqrt(float(np.square(sums, out=sums).sum()) / window)
+        some = some[:-width] + some[width:]
+        width *= 2
 
 
 def buy_and_hold(bars: Bars) -> pd.Series:
@@ -141,7 +159,7 @@ def buy_and_hold(bars: Bars) -> pd.Series:
       True
     """
     known = ~np.isnan(bars.close)
-    first = np.where(known.any(axis=0), known.argmax(axis=0), 0)
+    first = known.argmax(axis=0)  # 0 where there is none
     start = bars.close[first, np.arange(bars.num_assets)]
     growth = np.where(known, bars.close / start, 1.0)
-    return pd.Series(growth.mean(axis=1), bars.index, name="buy and hold")
+    return pd.Series(row_sums(growth) / bars.num_assets, bars.index, name="buy and hold")

@@ -36,7 +36,13 @@ from nca_trader.envs.account.step import mark, place, to_close, to_open
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
-from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu
+from nca_trader.numerics import (
+    LEAST_BARS,
+    MOST_ASSETS,
+    as_one_kernel,
+    float64_on_cpu,
+    row_sums,
+)
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on
 from nca_trader.types import Bar, Bars, Costs, Tensor
@@ -75,8 +81,8 @@ class Trace(NamedTuple):
     @property
     def turnover(self) -> Tensor:
         """`[N]` sum of absolute traded notional, as a fraction of equity."""
-        ordered = abs(self.at_open).sum(-1) + abs(self.at_close).sum(-1)
-        return ordered if self.left is None else ordered + abs(self.left.traded).sum(-1)
+        ordered = row_sums(abs(self.at_open)) + row_sums(abs(self.at_close))
+        return ordered if self.left is None else ordered + row_sums(abs(self.left.traded))
 
 
 def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
@@ -135,18 +141,57 @@ def _row(
 
 @functools.partial(jax.jit, static_argnums=3)
 def scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trace:
-    """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`."""
+    """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`.
+
+    Entries of the trace that are 0 throughout, and the targets, are None; see `_never`. Half of the
+    time of a row is the memory that it is written to.
+    """
+    nothing = _never(legs, rules)
 
     def step(account, xs):
         legs_t, target = xs
-        return _step(account, legs_t, lambda account: (account, target, ()), costs, rules)
+        account, (row, _) = _step(account, legs_t, lambda a: (a, target, ()), costs, rules)
+        return account, _without(row, nothing)
 
     def scan(account, xs):
-        return jax.lax.scan(step, account, xs)[1][0]
+        return jax.lax.scan(step, account, xs)[1]
 
     account = open_account(jnp.zeros(targets.shape[1], targets.dtype), rules)
     run = as_one_kernel(scan) if _is_tested(legs, rules) else scan
     return run(account, (legs, targets))
+
+
+def _never(legs: Legs, rules: Rules) -> frozenset[str]:
+    """Return the entries of a trace that are 0 in each bar of an account with these parts."""
+    timed, called = legs.years is not None, rules.maintenance_margin is not None
+    happens = {
+        "at_open": rules.fill == "next_open" or called,
+        "at_close": rules.fill == "close" or called,
+        "dividends": legs.dividend is not None,
+        "delisting": legs.delisted is not None,
+        "fixed_fee": rules.capital is not None,
+        "impact": legs.volume is not None,
+        "liquidation": called,
+        "interest": timed,
+        "borrow_fee": timed,
+        "funding": timed or legs.funding is not None,
+    }
+    return frozenset(name for name, may in happens.items() if not may)
+
+
+def _without(row: Trace, nothing: frozenset[str]) -> Trace:
+    """Return a row without its target and without the entries in `nothing`."""
+    flows = row.flows._replace(**dict.fromkeys(nothing & set(Flows._fields)))
+    return row._replace(target=None, flows=flows, **dict.fromkeys(nothing & set(Trace._fields)))
+
+
+def _completed(trace: Trace, targets: np.ndarray) -> Trace:
+    """Return the trace of `scan_targets` with its targets, and with zeros in place of None."""
+    zeros = np.zeros(targets.shape)
+    flows = [zeros[:, 0] if x is None else np.asarray(x) for x in trace.flows]
+    at_open, at_close = (zeros if x is None else x for x in (trace.at_open, trace.at_close))
+    whole = trace._replace(target=targets.copy(), at_open=at_open, at_close=at_close)
+    return jax.tree.map(np.asarray, whole._replace(flows=Flows(*flows)))
 
 
 def _is_tested(legs: Legs, rules: Rules) -> bool:
@@ -171,8 +216,10 @@ def simulate_targets(
 ) -> Trace:
     """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
     with float64_on_cpu():
-        legs = legs_between(bars, costs, rules, first, last)
-        return jax.tree.map(np.asarray, scan_targets(legs, targets[first:last], costs, rules))
+        legs, ordered = legs_between(bars, costs, rules, first, last), targets[first:last]
+        trace = _completed(scan_targets(legs, ordered, costs, rules), ordered)
+        # A trace has the weights ordered, as an account that sizes them writes them down.
+        return trace if legs.size is None else trace._replace(target=ordered * legs.size)
 
 
 def strategy_step(

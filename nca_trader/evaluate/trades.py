@@ -111,7 +111,7 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
         AFTER: lost,
     }
     # Few bars have a fill, so the rest of the work is on these rows alone.
-    rows = np.flatnonzero(np.any([here.any(axis=1) for here in found.values()], axis=0))
+    rows = np.flatnonzero((gone | any_trade | lost).any(axis=1))
     found = {moment: here[rows] for moment, here in found.items()}
     # A delisted asset is closed at its last price less the haircut, without a trade.
     prices = {

@@ -216,3 +216,10 @@ def test_equity_that_is_not_one_positive_column_is_refused(equity):
 def test_returns_of_several_accounts_at_once_are_refused():
     with pytest.raises(ConfigError, match=r"shape \(2, 3\)"):
         metrics.sharpe(np.zeros((2, 3)), 252)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 20, 21, 1000])
+def test_the_tails_are_numpys_quantiles_bit_for_bit(size):
+    r = np.random.default_rng(size).normal(size=size)
+    low, high = np.quantile(r, [0.05, 0.95])
+    assert metrics.Returns(r).tails == (low, high)

@@ -134,6 +134,18 @@ def test_an_honest_function_passes_and_is_called_on_three_shorter_histories():
     assert lengths == [90, 30, 60, 89]
 
 
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [(None, "a NoneType"), (0.5, "the number 0.5"), ("buy", "the text 'buy'")],
+)
+def test_a_function_that_returns_no_row_per_bar_is_refused(returned, named):
+    def rule(bars):
+        return returned
+
+    with pytest.raises(ConfigError, match=f"rule: returns {named} for 30 bars; return one row"):
+        nca.backtest(nca.sample_bars("sp500").select("SP500")[-30:], rule)
+
+
 def test_a_function_may_refuse_a_history_that_is_too_short():
     def patient(bars):
         if len(bars) < 50:

@@ -358,8 +358,9 @@ def next_legs(
     # Returns of a missing bar, and those without a close before (NaN), are 0: a position cannot
     # move on a price that does not exist.
     with np.errstate(invalid="ignore", divide="ignore"):
-        gap = np.nan_to_num(np.where(present, bar.open / previous - 1.0, 0.0))
-        body = np.nan_to_num(np.where(present, bar.close / bar.open - 1.0, 0.0))
+        gap, body = bar.open / previous - 1.0, bar.close / bar.open - 1.0
+        if not (present.all() and np.isfinite(gap).all() and np.isfinite(body).all()):
+            gap, body = (np.nan_to_num(np.where(present, r, 0.0), copy=False) for r in (gap, body))
         dividend = None
         if bar.dividend is not None:
             dividend = np.nan_to_num(np.where(present, bar.dividend / previous, 0.0))
