@@ -189,8 +189,8 @@ def stitched(bars: Bars, study: Study, runs: list[Run], spans: list[tuple[str, A
         first = bars.row(start)
         targets[first : first + len(acted.targets)] = acted.targets
     # Targets are weights, which each run's own sizes have scaled.
-    rules = rules_of(env_of(study))._asdict() | {"sizing": "fixed"}
-    span = {"start": spans[0][0], "stop": spans[-1][1]}
+    rules: dict[str, Any] = rules_of(env_of(study))._asdict() | {"sizing": "fixed"}
+    span: dict[str, Any] = {"start": spans[0][0], "stop": spans[-1][1]}
     return nca.backtest(bars, targets, study.costs, name="agent", **span, **rules)
 
 
@@ -244,13 +244,14 @@ def row_of(bars: Bars, study: Study, policy: str, phase: str, folder: pathlib.Pa
         for i in range(SEEDS)
     ]
     others = baselines(known, study, dates[0], end)
+    fixed: Any = {"sizing": "fixed", "order": "rebalance"}
     others["exposure-matched hold"] = nca.backtest(
         known,
         matched_hold(known, account.weights),
         study.costs,
         start=dates[0],
         stop=end,
-        **rules_of(env_of(study))._asdict() | {"sizing": "fixed", "order": "rebalance"},
+        **rules_of(env_of(study))._asdict() | fixed,
     )
     verdict = gate(
         {"mean agent": account.judged_returns},

@@ -123,7 +123,7 @@ def main(words=None):
     """Print a line for each score; write the plot."""
     from nca_trader.data.synthetic.trend import trend_panel
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--out", help="write the plot here (.png, .svg)")
     args = parser.parse_args(words)

@@ -195,7 +195,8 @@ def judged(bars: Bars, truth: Truth, recipe: Recipe) -> Gate:
     start = str(bars.index[truth.train])
     account = recipe.account(bars[: truth.train], bars, start)
     others = baselines(bars, PANEL, start, None)
-    rules = rules_of(env_of(PANEL))._asdict() | {"sizing": "fixed", "order": "rebalance"}
+    fixed: Any = {"sizing": "fixed", "order": "rebalance"}
+    rules = rules_of(env_of(PANEL))._asdict() | fixed
     others["exposure-matched hold"] = nca.backtest(
         bars, matched_hold(bars, account.weights), PANEL.costs, start=start, **rules
     )
@@ -291,7 +292,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.part != "table":
         number, row_of, size = PARTS[args.part]
-        recipe = Recipe(**size)
+        sized: dict[str, Any] = size
+        recipe = Recipe(**sized)
         done = {(row["part"], row["seed"]) for row in rows_of(args.out)}
         for seed in range(args.count or number):
             if (args.part, seed) in done:

@@ -85,7 +85,9 @@ def page() -> str:
     parts |= {"# Actions": table("kind, what an action does", actions)}
     parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(env.Costs)}
     parts |= {"# Keys of an environment": keys(EnvConfig), "# Keys of an agent": keys(AgentConfig)}
-    parts |= {f"## [{name}]": keys(cls) for name, cls in tables.items() if name != "num_seeds"}
+    parts |= {
+        f"## [{name}]": keys(cls) for name, cls in tables.items() if dataclasses.is_dataclass(cls)
+    }
     for of in ("envs", "agents"):
         parts[f"# Presets in {of}/"] = table("name, description", presets(of))
     parts["# Repairs of bar files"] = table("name, what it does", REPAIRS.items())

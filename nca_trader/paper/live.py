@@ -20,7 +20,7 @@ from nca_trader.errors import HaltError
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
-from nca_trader.paper.gate import Gate, Passed
+from nca_trader.paper.gate import INCOME, Gate, Passed
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
 from nca_trader.paper.risk import after_resume, broken, said
@@ -28,7 +28,7 @@ from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
 from nca_trader.paper.venue import Ticket, Unreachable, Venue
-from nca_trader.types import Bar
+from nca_trader.types import PRICES, Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 SKEW = 30  # seconds between the clocks of feed and venue
@@ -223,11 +223,11 @@ class LiveSession(Session):
         rows = [event.body[symbol] for symbol in self._agent.symbols]
         present = np.array([row is not None for row in rows])
         none = [None] * max(len(row) for row in rows if row is not None)
-        fields: Any = np.array([none if row is None else row for row in rows], float).T
+        fields = np.array([none if row is None else row for row in rows], float).T
         time = np.full(len(rows), event.ts_event // NANOSECONDS)
         # After the volume: half-spread, dividend and funding, where the feed has them.
-        bar = Bar(time, *fields[:5], present, *fields[5:])
-        return self._completed(bar)
+        named = dict(zip((*PRICES, "volume", *INCOME), fields, strict=False))
+        return self._completed(Bar(time=time, present=present, **named))
 
     def _completed(self, bar: Bar) -> Bar:
         """Give assets without a bar their last close and volume 0, as bar files do."""

@@ -151,7 +151,7 @@ def _repeatable(path: Path) -> Iterator[Event]:
 
 
 def _compared(there: Iterator[Event], here: Iterator[Event], path: Path) -> Rebuilt:
-    counts = dict.fromkeys(("bar", "decision"), 0)
+    counts: dict[str, int] = {"bar": 0, "decision": 0}
     for number, event in enumerate(there):
         found = next(here, None)
         what = f"seq {event.seq}, {event.kind} {event.key}"
