@@ -76,7 +76,8 @@ def page() -> str:
     codes = [
         (c.name, c.text, c.remedy, ", ".join(f"`{n}`" for n in c.repairs)) for c in faults.Code
     ]
-    tables = {f.name: type(f.default) for f in dataclasses.fields(AgentConfig)}
+    of_agent = {f.name: type(f.default) for f in dataclasses.fields(AgentConfig)}
+    tables = {name: cls for name, cls in of_agent.items() if dataclasses.is_dataclass(cls)}
     actions_of = cli.build_parser()._actions
     commands: Any = next(a.choices for a in actions_of if a.dest == "command")
     reading = list(options(commands["data"], ()))[2:]

@@ -61,7 +61,9 @@ def run_bench(args: argparse.Namespace) -> None:
 
     # A program found in the cache would falsify compile_s.
     jax.config.update("jax_enable_compilation_cache", False)
-    use_cores(cores())
+    # A sweep has a thread for each core of one device, as it has for its users.
+    if args.what != "sweep":
+        use_cores(cores())
     for name in BENCHMARKS if args.what == "all" else (args.what,):
         for row in benchmark(name).rows(args):
             if args.json:

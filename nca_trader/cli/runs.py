@@ -39,11 +39,13 @@ def run_trials(args: argparse.Namespace) -> dict[str, Any]:
             of[what] += number
         symbols = ", ".join(entry.symbols or [])
         judged = "the mean" if entry.seed is None else f"agent {entry.seed}"
-        which = f"{number} agents" if entry.kind == "train" else judged
+        which = f"{number:,} tried" if entry.kind == "train" else judged
         span = f"{(entry.first or '')[:10]} to {(entry.last or '')[:10]}"
-        print(f"{entry.time or '':<26}{entry.kind:<6}{entry.run:<24}{which:<12}{span}  {symbols}")
+        print(f"{entry.time or '':<26}{entry.kind:<6}{entry.run:<36} {which:<12}{span}  {symbols}")
     for symbol, of in markets.items():
-        print(f"{symbol}: {of['agents']} agents trained, {of['evaluations']} evaluations")
+        print(
+            f"{symbol}: {of['agents']:,} agents and rules tried, {of['evaluations']:,} evaluations"
+        )
     if not log:
         print(f"{root}: no trial was recorded")
     return {"trials": [plain(entry) for entry in log], "markets": markets}

@@ -36,7 +36,7 @@ def read_bars(
     decimal: str | None = None,
     every: str | None = None,
 ) -> Bars:
-    """Read bars from a CSV (any delimiter, .gz), Parquet or Feather file, or from a DataFrame.
+    """Read bars from a CSV (any delimiter, .gz, .zip), Parquet or Feather file, or a DataFrame.
 
     Columns may have any case and order: time (or date, datetime, timestamp; or a DatetimeIndex),
     open, high, low, close, volume (or vol). Several assets need a column symbol (or ticker) and one

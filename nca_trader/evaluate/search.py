@@ -122,6 +122,8 @@ def judge(
         around = (
             f" The {len(near)} combinations next to it have {near.mean():.2f} on average and "
             f"{near.min():.2f} at worst."
+            if len(near) > 1
+            else f" The one combination next to it has {near[0]:.2f}."
         )
     verdict = (
         f"The best of {of} by Sharpe ratio is {chosen}, with "

@@ -81,8 +81,8 @@ class Trace(NamedTuple):
     @property
     def turnover(self) -> Tensor:
         """`[N]` sum of absolute traded notional, as a fraction of equity."""
-        ordered = row_sums(abs(self.at_open)) + row_sums(abs(self.at_close))
-        return ordered if self.left is None else ordered + row_sums(abs(self.left.traded))
+        parts = [self.at_open, self.at_close, *([] if self.left is None else [self.left.traded])]
+        return np.sum([row_sums(np.abs(np.asarray(part))) for part in parts], axis=0)
 
 
 def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:

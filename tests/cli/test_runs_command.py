@@ -19,7 +19,7 @@ def test_a_run_and_each_evaluation_of_it_is_a_line_of_the_trials(own, command):
     assert said.code == 0, said.err
     assert [entry["kind"] for entry in said.json["trials"]] == ["train", "test", "test"]
     assert said.json["markets"]["S0"] == {"agents": 1, "evaluations": 2}
-    assert "S1: 1 agents trained, 2 evaluations" in said.out
+    assert "S1: 1 agents and rules tried, 2 evaluations" in said.out
 
 
 def test_a_folder_without_trials_or_without_runs_says_so(tmp_path, command):

@@ -167,17 +167,44 @@ def test_latin_1_far_down_is_named_with_its_line(tmp_path):
     assert said.startswith("D001 line 70002 is not UTF-8: byte 0xe9 is 'é' in Latin-1")
 
 
-def zipped(text):
+def zipped(text, *names):
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("bars.csv", text)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, text)
     return file.getvalue()
+
+
+def test_a_zip_archive_of_one_file_is_read_and_a_damaged_one_is_one_line(tmp_path):
+    text = (HEADER + rows(2000)).encode()
+    want = read_bars(text_file(tmp_path, text)).digest()
+    packed = zipped(text, "bars.csv")
+    for name in ("bars.zip", "bars.csv"):
+        assert read_bars(text_file(tmp_path, packed, name)).digest() == want
+    with_folder = zipped(text, "year/", "year/bars.csv", "__MACOSX/year/._bars.csv")
+    assert read_bars(text_file(tmp_path, with_folder, "mac.zip")).digest() == want
+    assert "D001 is a zip archive of 0 files" in refusal(text_file(tmp_path, zipped(text, "a/")))
+    again = zipped(packed, "bars.zip")
+    assert "D001 is a zip archive in an archive" in refusal(text_file(tmp_path, again))
+    locked = bytearray(packed)
+    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        locked[locked.index(mark) + at] |= 1
+    assert "D001 has a password" in refusal(text_file(tmp_path, bytes(locked)))
+    assert refusal(text_file(tmp_path, b"PK\x03\x04garbage")).startswith("D001 can't be read")
+    for at in range(4, len(packed), len(packed) // 40):
+        broken = packed[:at] + bytes([packed[at] ^ 0x5A]) + packed[at + 1 :]
+        path = text_file(tmp_path, broken)
+        try:  # a changed date of the archive is no fault of the bars
+            assert read_bars(path).digest() == want
+        except BarError as error:
+            assert re.search(r"D0\d\d ", str(error))
 
 
 @pytest.mark.parametrize(
     ("make", "want"),
     [
-        (zipped, "a zip archive or a spreadsheet"),
+        (lambda text: zipped(text, "a.csv", "b.csv"), "a zip archive of 2 files (a.csv, b.csv)"),
+        (lambda text: zipped(text, "[Content_Types].xml", "xl/workbook.xml"), "a spreadsheet"),
         (lambda text: bz2.compress(text.encode()), "compressed by bzip2"),
         (lambda text: lzma.compress(text.encode()), "compressed by xz"),
         (lambda text: b"\x28\xb5\x2f\xfd" + bytes(99), "compressed by zstd"),

@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import stat
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.data.reading.faults import Code, refusal
-from nca_trader.errors import BarError, argument
+from nca_trader.errors import BarError, argument, printable
 from nca_trader.types import PRICES
 
 # "spread" alone is not an alias: vendors give it in points, in pips or in the price's unit.
@@ -51,8 +52,10 @@ MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer tha
 BLANK = 1 << 20  # lines without a value in succession, at most
 UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
 RECODE, TABLE = "Save it as UTF-8", "Save the table in it as CSV"
+ZIP = b"PK\x03\x04"
+SPREADSHEET = ("[Content_Types].xml", "mimetype")  # files in those of Microsoft and OpenDocument
 NOT_TEXT = {  # what begins with these bytes, and what to do with it
-    b"PK\x03\x04": ("a zip archive or a spreadsheet", f"{UNPACK}, or save it as CSV"),
+    b"PK\x03\x04": ("a zip archive in an archive", UNPACK),
     b"\x1f\x8b": ("compressed by gzip twice", UNPACK),
     b"BZh": ("compressed by bzip2", UNPACK),
     b"\xfd7zXZ": ("compressed by xz", UNPACK),
@@ -111,8 +114,31 @@ class EndlessRow(ValueError):
     """Rows with too much text for a chunk: a quote is open, or lines grow without bound."""
 
 
+def _open_zipped(path: Path, mode: str) -> Any:
+    """Open the one file of a zip archive.
+
+    Raises:
+      BarError: a spreadsheet, an archive of no file or of several, or one with a password.
+    """
+    del mode  # as `open` takes it
+    with zipfile.ZipFile(path) as archive:
+        # macOS adds a folder of attributes.
+        files = [
+            one for one in archive.infolist() if not (one.is_dir() or one.filename[:2] == "__")
+        ]
+        names = ", ".join(printable(one.filename) for one in files[:4])
+        if any(one.filename in SPREADSHEET for one in files):
+            raise refusal(path, Code.D001, "is a spreadsheet", "Save the sheet as CSV")
+        if len(files) != 1:
+            say = f"is a zip archive of {len(files)} files ({names or 'none'})"
+            raise refusal(path, Code.D001, say, UNPACK)
+        if files[0].flag_bits & 1:
+            raise refusal(path, Code.D001, f"has a password ({names})", UNPACK)
+        return archive.open(files[0])  # stays open until it is closed itself
+
+
 class Bytes(io.RawIOBase):
-    """Bytes of a text file, unpacked where it is a gzip file, with bounded lines.
+    """Bytes of a text file, unpacked where it is a gzip file or a zip archive, with bounded lines.
 
     `taken` counts the bytes since its reader last set it to 0.
 
@@ -125,6 +151,8 @@ class Bytes(io.RawIOBase):
             begin = file.read(16)
         # The suffix may be wrong, so the first bytes decide.
         opened: Any = gzip.open if begin.startswith(b"\x1f\x8b") else open
+        if begin.startswith(ZIP):
+            opened = _open_zipped
         with opened(path, "rb") as file:
             begin = file.read(16)
         # Read again, as these may be the unpacked bytes.

@@ -99,7 +99,7 @@ def exposure_plot(exposure: pd.DataFrame, seen: pd.Timestamp | None) -> Markup:
                     times(kept), 0.0, kept.to_numpy(), color=colour, alpha=0.55, lw=0, step="mid"
                 )
         axes.axhline(0.0, color=MUTED, linewidth=0.8)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.set_ylabel("exposure")
 

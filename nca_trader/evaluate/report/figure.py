@@ -67,7 +67,7 @@ def result_figure(results: Sequence[Result]) -> Figure:
         scale_equity(equity)
         equity.set_ylabel("equity, start = 1")
         drawdown.set_ylabel("drawdown")
-        drawdown.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        drawdown.yaxis.set_major_formatter(PercentFormatter(1.0))
         locator = AutoDateLocator(minticks=3, maxticks=9)
         panels[-1].xaxis.set_major_locator(locator)
         panels[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))
@@ -101,7 +101,7 @@ def _draw_exposure(axes: Axes, result: Result) -> None:
             )
     axes.axhline(0.0, color="#999999", linewidth=0.6)
     axes.set_ylabel("exposure")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def shade_in_sample(panels: Sequence[Axes], results: Sequence[Result], colour: str) -> None:

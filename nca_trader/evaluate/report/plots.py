@@ -278,7 +278,7 @@ def drawdown_plot(
         fallen.append(line._replace(values=pd.Series(depth, line.values.index)))
 
     def finish(axes: Axes) -> None:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylim(top=0.0)
         axes.set_ylabel("drawdown")
