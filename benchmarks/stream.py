@@ -191,7 +191,9 @@ def soak(num_bars):
                     flush=True,
                 )
 
-        session(agent_of("nano", path / "run"), walk(num_bars), path / "paper.db", True, report)
+        # It orders nothing: drawn parameters would trade until costs have ruined the account.
+        agent = quiet(agent_of("nano", path / "run"))
+        session(agent, walk(num_bars), path / "paper.db", True, report)
         began = time.process_time()
         head = journals.verify(path / "paper.db")
         print(f"verify: {head.seq:,} events in {time.process_time() - began:.1f} s of CPU")

@@ -100,8 +100,8 @@ class Journal:
             refuse_fault(self.path, found)
             if found.old:
                 raise StateError(
-                    f"{self.path}: was written by an earlier version and is not continued; `nca-trader "
-                    "journal salvage` copies it, events and hashes, into a journal that is."
+                    f"{self.path}: was written by an earlier version and is not continued; "
+                    "`nca-trader journal salvage` copies events and hashes into a journal that is."
                 )
             self._head = self._committed = found.head
             with as_state_error(self.path):
