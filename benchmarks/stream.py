@@ -123,7 +123,7 @@ def row_of(name, seconds, compilations, **facts):
     p50, p99 = np.percentile(seconds, (50, 99)) * 1e6
     return {
         "name": name, "envs": None, "envs_per_segment": None,
-        "steps_per_s": 1.0 / seconds.mean(), "compile_s": compilations.seconds,
+        "steps_per_s": float(1.0 / seconds.mean()), "compile_s": compilations.seconds,
         "first_call_s": None,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "retraces": None, "peer": None, "ratio": None, "device": jax.devices()[0].device_kind,
@@ -191,7 +191,9 @@ def soak(num_bars):
                     flush=True,
                 )
 
-        session(agent_of("nano", path / "run"), walk(num_bars), path / "paper.db", True, report)
+        # It orders nothing: drawn parameters would trade until costs have ruined the account.
+        agent = quiet(agent_of("nano", path / "run"))
+        session(agent, walk(num_bars), path / "paper.db", True, report)
         began = time.process_time()
         head = journals.verify(path / "paper.db")
         print(f"verify: {head.seq:,} events in {time.process_time() - began:.1f} s of CPU")

@@ -101,8 +101,7 @@ class Journal:
             if found.old:
                 raise StateError(
                     f"{self.path}: was written by an earlier version and is not continued; "
-                    f"`nca-trader journal salvage {self.path} --out NEW` copies it, events and "
-                    "hashes, into a journal that is."
+                    "`nca-trader journal salvage` copies events and hashes into a journal that is."
                 )
             self._head = self._committed = found.head
             with as_state_error(self.path):

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
+from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.journal import GENESIS, Journal, canonical, link_of, read_events, verify
+from nca_trader.paper.chain import link_of
+from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.salvage import rebuild, salvage
 from nca_trader.paper.session import paper_trade
 
@@ -176,6 +178,28 @@ def test_a_session_that_was_stopped_repeats_as_far_as_it_went(traded, stage, pat
     assert (found.difference, found.decisions) == ("", 21)
 
 
-def test_a_minus_zero_is_not_a_zero():
-    assert canonical(-0.0) != canonical(0.0)
-    assert GENESIS == "0" * 64
+def test_the_commands_say_what_was_found_and_exit_by_it(traded, stage, tmp_path, path, capsys):
+    def said(*words):
+        code = main(["journal", *map(str, words)])
+        return code, capsys.readouterr()
+
+    old = traded / "paper.db"
+    code, out = said("salvage", old, "--out", tmp_path / "new.db")
+    assert code == 0 and "nothing is lost" in out.out
+    assert said("verify", tmp_path / "new.db")[0] == 0
+    for words, says in (
+        (("salvage", old), "--out is needed"),
+        (("verify", old, "--out", "x.db"), "--out has no effect there"),
+        (("replay", old), "--run or --strategy is needed"),
+    ):
+        code, out = said(*words)
+        assert code == 2 and says in out.err and len(out.err.splitlines()) == 1
+    costs = ["--commission", stage.costs.commission, "--slippage", stage.costs.slippage]
+    rule = ["--strategy", "sma_cross", "--param", "fast=3", "--param", "slow=9"]
+    code, out = said("replay", old, *rule, *costs)
+    assert code == 0 and "bit for bit" in out.out
+    last = max(event.seq for event in read_events(old, "snapshot"))
+    rewritten(old, path, lambda e: e.body | {"equity": 1.0} if e.seq == last else None)
+    code, out = said("replay", path, *rule, *costs)
+    assert code == 1 and f"differs at seq {last}, snapshot" in out.err
+    assert said("replay", old, *rule)[0] == 2
