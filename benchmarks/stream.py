@@ -191,7 +191,7 @@ def soak(num_bars):
                     flush=True,
                 )
 
-        # It orders nothing: drawn parameters would trade until costs have ruined the account.
+        # It orders nothing: drawn parameters would trade until it is bankrupt.
         agent = quiet(agent_of("nano", path / "run"))
         session(agent, walk(num_bars), path / "paper.db", True, report)
         began = time.process_time()

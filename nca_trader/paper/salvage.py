@@ -60,7 +60,7 @@ def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Salvag
     """Copy the longest verified prefix of a journal into a new one, with its own head file.
 
     The copy has the same events, times and hashes. The original is only read. A session that
-    resumes on the copy repeats what it holds and goes on from there.
+    starts on the copy repeats what it holds, and then resumes from its end.
 
     Args:
       path: a journal, damaged or of an earlier version.

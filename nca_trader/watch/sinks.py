@@ -150,7 +150,7 @@ class Webhook:
         except urllib.error.HTTPError as error:
             error.close()
             code = error.code
-        except Exception as error:  # http.client's errors are no OSError, and quote the URL
+        except Exception as error:  # an error of http.client is not an OSError, and quotes the URL
             reason = getattr(error, "reason", error)
             said = getattr(reason, "strerror", None) or type(reason).__name__
             raise OSError(f"no answer: {said}") from None
