@@ -231,6 +231,12 @@ def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> Report:
 
     Returns:
       A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> from nca_trader.paper.ccxt_feed import open_feed
+      >>> nca.check_feed(open_feed("binance", ["BTC/USDT"], "1min")).passed  # doctest: +SKIP
+      True
     """
     return _report(_Bars(feed, count, history).checks())
 

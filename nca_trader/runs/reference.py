@@ -118,7 +118,7 @@ def psi(counts: np.ndarray, share: np.ndarray) -> float:
 
     >>> share = np.full(10, 0.1)
     >>> psi(np.full(10, 50.0), share) < 1e-12, round(psi(np.arange(10.0) * 10, share), 2)
-    (True, 0.58)
+    (True, 0.76)
     """
     if counts.shape != share.shape:
         raise ConfigError(f"counts have shape {counts.shape} and shares {share.shape}.")

@@ -98,7 +98,8 @@ def test_paper_and_backtest_on_disk_cover_the_test_years(demo):
     assert len(table) == 1510
     assert str(table["time"].iloc[0].date()) == "2013-01-02"
     with sqlite3.connect(folder / "journal.sqlite") as journal:
-        (decisions,) = journal.execute("SELECT count(*) FROM event WHERE kind = 'decision'")
+        query = "SELECT count(*) FROM event JOIN series ON id = series WHERE kind = 'decision'"
+        (decisions,) = journal.execute(query)
     journal.close()
     assert decisions == (1510,)
     assert result["paper"]["equity"] == pytest.approx(table["equity"].iloc[-1], rel=1e-6)

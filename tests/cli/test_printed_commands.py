@@ -87,7 +87,7 @@ def test_what_prove_prints_repeats_its_first_seed(command, monkeypatch):
 
 
 def test_what_an_interrupted_demo_prints_goes_on_with_it(tmp_path):
-    given = {"env": "my env.toml", "agent": "nano", "steps": 7, "seed": 3}
+    given = {"env": "my env.toml", "agent": "nano", "steps": 7, "seed": 3, "panel": None}
     args, path = argparse.Namespace(**given), tmp_path / "runs of mine" / "demo"
     words = shlex.split(demo.command_of(args, resume=path))
     again = parsed(words[1:])
