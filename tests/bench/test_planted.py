@@ -111,11 +111,11 @@ def test_ten_panels_are_judged_as_the_results_say(part):
 
 
 @pytest.mark.slow
-def test_ten_panels_earn_what_the_results_say():
+def test_panels_earn_what_the_results_say():
     known = {r["seed"]: r for r in agents.rows_of(planted.RESULTS) if r["part"] == "optimum"}
     _, row_of, size = planted.PARTS["optimum"]
     recipe = planted.Recipe(**size)
-    for seed in range(10):
+    for seed in sorted(known)[:10]:
         assert row_of(seed, recipe)["fraction"] == pytest.approx(known[seed]["fraction"], abs=0.03)
 
 
