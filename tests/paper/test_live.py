@@ -1,6 +1,8 @@
 """A live session: decisions on the venue's books, restarts, stale bars, notices, halts."""
 
 import collections
+import contextlib
+import dataclasses
 import itertools
 
 import numpy as np
@@ -14,6 +16,7 @@ from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import Notice, Pump
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.live import LiveSession
+from nca_trader.paper.risk import resume
 from nca_trader.paper.venue import Unreachable
 
 BEGIN = 20  # bars that are history when the session starts
@@ -398,3 +401,48 @@ def test_live_orders_in_units_earn_what_a_backtest_of_their_targets_does(stage, 
         value = after["cash"] + np.dot(after["units"], room.bars.close[row])
         assert value / 1e5 == pytest.approx(expected.equity.iloc[row], rel=1e-9)
         assert now["value"] >= value - 1e-6  # less what the orders of this close cost
+
+
+def test_a_price_a_hundred_times_the_last_is_not_traded_on(room):
+    """The desk would fill at that price; only the bar after it decides what it was."""
+    spike = 40
+    close, high = room.bars.close.copy(), room.bars.high.copy()
+    close[spike, 0] *= 100.0
+    high[spike, 0] = close[spike, 0]
+    room.bars = dataclasses.replace(room.bars, close=close, high=high)
+    room.trade()
+    (held,) = room.bodies("bar_rejected")
+    assert held["reason"] == "D026" and held["held"]
+    symbol = room.bars.symbols[0]
+    said = [b for b in room.bodies("risk") if b["code"].startswith("bar-")]
+    assert said == [{"code": "bar-not-confirmed", "symbols": [symbol]}]
+    row = next(e for e in read_events(room.path, "bar") if _row(room.bars, e) == spike)
+    assert row.body[symbol] is None and row.body[room.bars.symbols[1]] is not None
+    assert spike not in {_row(room.bars, e) for e in read_events(room.path, "decision")}
+    assert max(f.price for f in room.desk.fills if f.symbol == symbol) < 5 * close[0, 0]
+    rows = [_row(room.bars, e) for e in read_events(room.path, "bar")]
+    assert rows == list(range(rows[0], len(room.bars)))
+
+
+def test_a_limit_halts_a_live_session_until_it_is_resumed(stage, tmp_path):
+    room = Room(stage, tmp_path, stage.agent(risk=nca.Limits(max_drawdown=0.01)))
+    with pytest.raises(HaltError, match="nca-trader resume"):
+        room.trade()
+    (halt,) = room.bodies("halt")
+    assert halt["code"] == "max-drawdown"
+    equity = np.array([body["equity"] for body in room.bodies("snapshot")])
+    lost = 1.0 - equity / np.maximum.accumulate(equity)
+    assert lost[-1] > 0.01 and (lost[:-1] <= 0.01).all()  # at the first close beyond the limit
+    sent = len(room.desk.submitted)
+    with pytest.raises(HaltError, match="was halted"):
+        room.trade()
+    assert len(room.desk.submitted) == sent
+    resume(room.path, "looked at it", room.tape().now())
+    # From here a new loss counts: the same bar does not halt again.
+    with contextlib.suppress(HaltError):
+        room.trade()
+    assert room.kinds()["decision"] > len(equity) and len(room.desk.submitted) > sent
+
+
+def _row(bars, event):
+    return int(np.searchsorted(bars.time.astype("datetime64[ns]").astype(int), event.ts_event))
