@@ -113,7 +113,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     """
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such journal; check the path.")
-    # Without a write-ahead log nobody is writing, and an immutable open leaves no file behind.
+    # Without a write-ahead log there is no writer, and an immutable open leaves no file behind.
     mode = "mode=ro" if sibling(path, "-wal").exists() else "immutable=1"
     with as_state_error(path):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)

@@ -92,7 +92,7 @@ class RemoteExchange:
         self.disconnect()
 
     def close(self) -> None:
-        """End the process, which nobody needs without its session."""
+        """End the process: it serves one session."""
         self.stop()
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

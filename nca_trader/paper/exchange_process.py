@@ -63,7 +63,7 @@ class Server:
         self._listener, self._left = listener, {}
 
     def serve(self) -> None:
-        """Answer until asked to stop, or until nobody has been connected for a while."""
+        """Answer until asked to stop, or until no client was connected for a while."""
         while self._open:
             ready = self._selector.select(None if self._left else self._idle)
             if not ready:

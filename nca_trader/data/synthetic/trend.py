@@ -38,7 +38,7 @@ class TrendPanel:
 
     Attributes:
       bars: N daily bars of A assets; opens are the closes before.
-      drift: `[N, A]` the latent x, known at each close to nobody.
+      drift: `[N, A]` the latent x, which no agent observes.
       forecast: `[N, A]` the best linear forecast of x from the returns so far.
       sharpe: annual Sharpe ratio of the best linear rule, before costs.
       strength: of the trend, as a fraction of a bar's volatility.
