@@ -103,9 +103,9 @@ def test_the_recipe_that_compiles_once_is_the_one_that_is_trained(tmp_path):
 @pytest.mark.parametrize("part", ["noise", "power"])
 def test_ten_panels_are_judged_as_the_results_say(part):
     known = {r["seed"]: r for r in agents.rows_of(planted.RESULTS) if r["part"] == part}
-    _, row_of, size = planted.PARTS[part]
+    seeds, row_of, size = planted.PARTS[part]
     recipe = planted.Recipe(**size)
-    for seed in range(10):
+    for seed in seeds[:10]:
         row = json.loads(json.dumps(row_of(seed, recipe), default=float))
         assert row["bound"] == pytest.approx(known[seed]["bound"], abs=0.1)
 
