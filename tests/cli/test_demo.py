@@ -175,10 +175,10 @@ def test_the_demo_of_a_simulated_panel_ends_with_its_page(tiny, tmp_path, root):
     assert len(table) == len(bars) - test
     assert result["complete"] and result["parity"] is True
     assert result["paper"]["equity"] == pytest.approx(table["equity"].iloc[-1], rel=1e-6)
-    # Half as long in training and with what the rule knows, nobody but by luck earns more.
-    assert max(m["sharpe"] for m in result["results"].values() if m["sharpe"] == m["sharpe"]) < 3.5
+    # The best rule's 2.0 before costs; two standard errors of 5.8 years are 0.8.
+    assert max(m["sharpe"] or 0.0 for m in result["results"].values()) < 2.8
     page = (folder / "report.html").read_text()
-    for text in ("planted trend", "a Sharpe ratio of 2.00", "12 assets", "mean of all"):
+    for text in ("planted trend", "Sharpe ratio of 2.00", "mean of all"):
         assert text in page, text
     assert decided["sentence"] in done.stdout
     lines = (tmp_path / "trials.jsonl").read_text().splitlines()
