@@ -64,16 +64,16 @@ SMALL = {"num_seeds": 2, "steps": 500_000}
 # The share of the optimum: how much a panel of four can teach in 548 years is less than asked, so
 # the one policy for all assets learns from more of them. A full position of one is a share of the
 # book, and aversion to risk grows with their number, so that each asset's problem is the same.
-TRAINED = 16
+TRAINED = 32
 WHOLE = {
     "policy": "linear",  # the forecast is
     "num_seeds": 2,
-    "steps": 2_000_000,
+    "steps": 1_500_000,
     "num_segments": 16,
     "rate": 1e-2,
     "env": {
         "risk_aversion": RISK * TRAINED / ASSETS,
-        "random_costs": (1.0, 3.0),
+        "random_costs": (1.0, 2.0),
         "volatility_span": 500,  # volatility is constant here
     },
 }
