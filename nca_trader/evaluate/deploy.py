@@ -64,14 +64,13 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
 
 
 def refuse_other(
-    run: Run, env: EnvConfig | None, agent: AgentConfig, seeds: int, bars: Bars, last: int
+    run: Run, recipe: tuple[EnvConfig, AgentConfig] | None, seeds: int, bars: Bars, last: int
 ) -> None:
     """Validate that a walk-forward of this recipe can decide what trades in a run's place.
 
     Args:
       run: the run.
-      env: environment that each fold trains in; None of a strategy.
-      agent: that each fold trains, as it is or as one of several seeds.
+      recipe: environment and agent that each fold trains; None of a strategy.
       seeds: agents of each fold.
       bars: of the walk-forward.
       last: row of the last bar that the folds judge on.
@@ -80,8 +79,9 @@ def refuse_other(
       ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the folds
         judge on bars after those that trained or selected the run.
     """
-    if env is None:
+    if recipe is None:
         raise ConfigError("a walk-forward of a strategy decides on no run; walk the agent.")
+    env, agent = recipe
     steps = run.agent_config.learner.steps
     learners = (dataclasses.replace(x.learner, steps=steps) for x in (agent, run.agent_config))
     for name, there, here in (

@@ -35,6 +35,16 @@ def test_without_costs_the_optimum_is_an_integral():
 
 
 @pytest.mark.slow
+def test_more_assets_and_as_much_more_aversion_to_risk_leave_each_asset_its_problem(monkeypatch):
+    few = planted.best(planted.WEAK)
+    monkeypatch.setattr(planted, "ASSETS", 2 * planted.ASSETS)
+    many = planted.best(planted.WEAK, risk=2 * planted.RISK)
+    assert many.optimum == pytest.approx(few.optimum, rel=1e-9)
+    np.testing.assert_allclose(many.levels, few.levels / 2, rtol=1e-12)
+    np.testing.assert_allclose(many.bought, few.bought, atol=1e-9)
+
+
+@pytest.mark.slow
 def test_the_best_rule_earns_its_optimum_and_others_earn_less():
     truth = planted.WEAK._replace(phi=0.95, spread=1.5e-3)
     found, most = planted.best(truth), planted.best(truth, cost=7 * planted.COST)
@@ -115,6 +125,7 @@ def test_panels_earn_what_the_results_say():
     known = {r["seed"]: r for r in agents.rows_of(planted.RESULTS) if r["part"] == "optimum"}
     _, row_of, size = planted.PARTS["optimum"]
     recipe = planted.Recipe(**size)
+    assert len(known) >= 10
     for seed in sorted(known)[:10]:
         assert row_of(seed, recipe)["fraction"] == pytest.approx(known[seed]["fraction"], abs=0.03)
 

@@ -122,12 +122,13 @@ class WalkForward:
           ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the
             folds judge on bars after those that trained or selected the run.
         """
-        env, agent = self.recipe or (None, None)
         last = int(self.bars.index.searchsorted(self.result.equity.index[-1]))
-        refuse_other(run, env, agent, self.seeds, self.bars, last)
+        refuse_other(run, self.recipe, self.seeds, self.bars, last)
+        assert self.recipe is not None
+        rules = rules_of(self.recipe[0])
         judged = self.bars.between(str(self.result.equity.index[0]), None)
         judged = judged[: len(self.result.equity)]
-        return deploy(run, self.gate, judged, self.year, mean_exposure(self.result, rules_of(env)))
+        return deploy(run, self.gate, judged, self.year, mean_exposure(self.result, rules))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -271,7 +272,8 @@ def walk_forward(
         setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
     if deploy is not None:
         last = max(span[1] for fold in setup.folds for span in fold.test) - 1
-        refuse_other(deploy, config, setup.subject, seeds, bars, last)
+        recipe = None if config is None else (config, setup.subject)
+        refuse_other(deploy, recipe, seeds, bars, last)
     walk = _Walk(setup, spans, seeds, seed, warm_start, folder, workers, check, done)
     return walk.stitched(walk.fitted(), name or _name_of(subject))
 
