@@ -103,6 +103,25 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
             assert row[key] == pytest.approx(m[key], rel=20 * tight, abs=50 * tight), key
 
 
+HELD = nca.Costs(commission=5e-4, borrow_fee=0.02, interest_lend=0.04, funding=1e-4)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("name", ["sma", "stop"])
+def test_charges_for_holding_leave_no_position_that_is_none(name, fill):
+    """What is charged before a fill must not look like a rest of the position that it closes."""
+    rule, grid, *_ = CASES[name]
+    bars = made()
+    for precision in ("f32", "f64"):
+        table = nca.sweep(bars, rule, grid, HELD, fill, precision=precision, trials=None)
+        for _, row in table.iterrows():
+            values = {p: row[p] if p == "loss" else int(row[p]) for p in table.attrs["parameters"]}
+            m = nca.backtest(bars, rule(**values), HELD, fill).metrics
+            assert m["trades"] > 5 and row["exposure"] == pytest.approx(m["exposure"])
+            for key in ("trades", "win_rate", "profit_factor", "expectancy"):
+                assert row[key] == pytest.approx(m[key], rel={"f32": 1e-4, "f64": 1e-7}[precision])
+
+
 def test_trades_equal_a_ledger_of_numpy():
     """Round trips of one asset at fractions of equity, recomputed bar by bar in plain Python."""
     bars = made(500, seed=3)

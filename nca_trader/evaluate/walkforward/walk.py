@@ -403,7 +403,7 @@ class _Walk:
         return [known[fold.number] for fold in self.setup.folds]
 
     def _refuse_leak(self, known: Mapping[int, Fitted], computed: bool) -> None:
-        """Check one fold once; what was found is kept, so that calling again is no way around it.
+        """Check one fold once; what was found is kept, so that calling again does not avoid it.
 
         It comes after all folds, so that it also finds a fit that remembers other folds. Of folds
         that were all in the folder it takes the last one, whose fit had the most to remember.
