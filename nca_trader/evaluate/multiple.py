@@ -207,7 +207,7 @@ def _variance_of_mean(transformed: np.ndarray, num_rows: int, block: float) -> n
     """
     lag, keep = np.arange(num_rows), 1.0 - 1.0 / block
     weight = (1.0 - lag / num_rows) * keep**lag + lag / num_rows * keep ** (num_rows - lag)
-    spectrum = transformed.real**2 + transformed.imag**2
+    spectrum = np.abs(transformed) ** 2
     spectrum[0] = 0.0  # the mean, which autocovariances are without
     # The real transform leaves out the second half of the coefficients, which are the same.
     spectrum[1 : (num_rows + 1) // 2] *= 2.0
