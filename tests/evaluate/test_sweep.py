@@ -1,5 +1,7 @@
 """A sweep equals a loop of backtests, survives an interruption, and does not call luck a skill."""
 
+import functools
+import json
 import logging
 
 import jax.numpy as jnp
@@ -99,6 +101,25 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
                 assert row[key] == pytest.approx(m[key], rel=1e-7, nan_ok=True), key
         for key in ("total_return", "cagr", "sharpe", "sortino", "skewness", "calmar"):
             assert row[key] == pytest.approx(m[key], rel=20 * tight, abs=50 * tight), key
+
+
+HELD = nca.Costs(commission=5e-4, borrow_fee=0.02, interest_lend=0.04, funding=1e-4)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("name", ["sma", "stop"])
+def test_charges_for_holding_leave_no_position_that_is_none(name, fill):
+    """What is charged before a fill must not look like a rest of the position that it closes."""
+    rule, grid, *_ = CASES[name]
+    bars = made()
+    for precision in ("f32", "f64"):
+        table = nca.sweep(bars, rule, grid, HELD, fill, precision=precision, trials=None)
+        for _, row in table.iterrows():
+            values = {p: row[p] if p == "loss" else int(row[p]) for p in table.attrs["parameters"]}
+            m = nca.backtest(bars, rule(**values), HELD, fill).metrics
+            assert m["trades"] > 5 and row["exposure"] == pytest.approx(m["exposure"])
+            for key in ("trades", "win_rate", "profit_factor", "expectancy"):
+                assert row[key] == pytest.approx(m[key], rel={"f32": 1e-4, "f64": 1e-7}[precision])
 
 
 def test_trades_equal_a_ledger_of_numpy():
@@ -214,20 +235,65 @@ def test_an_interrupted_sweep_resumes(tmp_path, monkeypatch):
         written.append(number)
         return keep(self, number, outcome)
 
-    keep = module._Store.write
-    monkeypatch.setattr(module._Store, "write", broken)
+    keep = module.Store.write
+    monkeypatch.setattr(module.Store, "write", broken)
     with pytest.raises(KeyboardInterrupt):
         nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     assert len(list(tmp_path.glob("part-*.npz"))) == 2
     again = []
     monkeypatch.setattr(
-        module._Store, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
+        module.Store, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
     )
     table = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     np.testing.assert_array_equal(whole.to_numpy(), table.to_numpy())
     assert not set(again) & set(written) and len(again) + 2 == 5
     with pytest.raises(nca.ConfigError, match="another sweep is there"):
         nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, resume=tmp_path)
+
+
+CALLS = []
+
+
+def above(bars, n=5, scale=1.0):
+    """A function of bars, which a sweep loops."""
+    CALLS.append(n)
+    close = pd.Series(bars.close[:, 0])
+    return scale * (close > close.rolling(int(n)).mean()).to_numpy(np.float64)
+
+
+def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
+    bars, grid = made(200), {"n": range(3, 30)}
+    whole = nca.sweep(bars, above, grid, COSTS, trials=None)
+    kept = module.Store.write
+
+    def broken(self, number, arrays):
+        if number == 3:
+            raise KeyboardInterrupt
+        kept(self, number, arrays)
+
+    monkeypatch.setattr(module.Store, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    monkeypatch.undo()
+    written = len(list(tmp_path.glob("part-*.npz")))
+    # A machine of more cores cuts other parts, and keeps to those that are there.
+    monkeypatch.setattr("nca_trader.evaluate.sweep.cores", lambda: 1)
+    CALLS.clear()
+    again = nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    pd.testing.assert_frame_equal(again, whole, check_exact=True)
+    width = json.loads((tmp_path / "sweep.json").read_text())["width"]
+    assert written == 3 and set(CALLS) == {3, *range(4 + 3 * width, 30)}
+
+
+def test_a_rule_with_other_values_inside_is_another_sweep(tmp_path):
+    bars, grid = made(200), {"n": [5, 10]}
+    half = functools.partial(above, scale=0.5)
+    table = nca.sweep(bars, half, grid, trials=None, resume=tmp_path)
+    again = nca.sweep(bars, functools.partial(above, scale=0.5), grid, trials=None, resume=tmp_path)
+    pd.testing.assert_frame_equal(again, table, check_exact=True)
+    for other in (functools.partial(above, scale=0.6), above):
+        with pytest.raises(nca.ConfigError, match="another sweep is there"):
+            nca.sweep(bars, other, grid, trials=None, resume=tmp_path)
 
 
 def test_parameters_that_are_no_numbers_are_compiled_in():

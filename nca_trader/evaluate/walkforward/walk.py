@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import math
 import os
 import pathlib
@@ -50,6 +52,7 @@ from nca_trader.evaluate.walkforward.stitching import (
     switching_by_path,
     targets_by_path,
 )
+from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.runs import trials
 from nca_trader.runs.folder import open_folder
@@ -372,7 +375,7 @@ class _Walk:
                 more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
             settings = stored.settings(self.setup, more)
             open_folder(self._path, stored.FILE, settings, "walk-forward")
-            self._count_trial()
+            self._count_trial(settings)
             for fold in self.setup.folds:
                 if (found := stored.read_fold(self._path, fold.number)) is not None:
                     known[fold.number] = found
@@ -395,15 +398,30 @@ class _Walk:
                 workers=self.workers,
                 done=lambda i, found: keep(todo[i].number, found),
             )
-            # After all folds, so that it also finds a fit that remembers other folds.
-            if self.check and todo:
-                number = todo[0].number
-                if leak := check_fold(self.setup, number, known[number]):
-                    raise CheckFailed(
-                        f"{todo[0].name} leaks: {leak}. Fit with the bars that are given alone, "
-                        f"and decide with bars up to each row; {argument('check')} skips this."
-                    )
+            if self.check:
+                self._refuse_leak(known, bool(todo))
         return [known[fold.number] for fold in self.setup.folds]
+
+    def _refuse_leak(self, known: Mapping[int, Fitted], computed: bool) -> None:
+        """Check one fold once; what was found is kept, so that calling again does not avoid it.
+
+        It comes after all folds, so that it also finds a fit that remembers other folds. Of folds
+        that were all in the folder it takes the last one, whose fit had the most to remember.
+        """
+        kept = None if self._path is None else self._path / stored.CHECKED
+        if kept is not None and kept.exists():
+            leak = kept.read_text()
+        else:
+            fold = self.setup.folds[0 if computed else -1]
+            leak = check_fold(self.setup, fold.number, known[fold.number])
+            leak = leak and f"{fold.name} leaks: {leak}"
+            if kept is not None:
+                write_atomically(kept, leak)
+        if leak:
+            raise CheckFailed(
+                f"{leak}. Fit with the bars that are given alone, and decide with bars up to each "
+                f"row; {argument('check')} skips this."
+            )
 
     def _train(
         self, todo: list[Fold], known: Mapping[int, Fitted], keep: Callable[[int, Fitted], None]
@@ -436,15 +454,20 @@ class _Walk:
 
             run_jobs(train_seed, jobs, self.setup, workers=self.workers, done=gather)
 
-    def _count_trial(self) -> None:
-        """Count the walk-forward once in the trial log next to its folder."""
+    def _count_trial(self, settings: Mapping[str, Any]) -> None:
+        """Count the walk-forward once in the trial log next to its folder.
+
+        By its settings as well: another one in a folder of the same name is another trial.
+        """
         assert self._path is not None
         folder = self._path.resolve()
-        if any(entry.run == folder.name for entry in trials.entries(folder.parent)):
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        run = f"{folder.name} {digest}"
+        if any(entry.run == run for entry in trials.entries(folder.parent)):
             return
         data, time = data_record(self.setup.bars), now()
-        trials.record(folder.parent, entry_of("train", folder.name, data, trials=1, time=time))
-        trials.record(folder.parent, entry_of("test", folder.name, data, time=time))
+        trials.record(folder.parent, entry_of("train", run, data, trials=1, time=time))
+        trials.record(folder.parent, entry_of("test", run, data, time=time))
 
     def stitched(self, fitted: list[Fitted], name: str) -> WalkForward:
         """Fill the decisions of all folds with one account, next to the baselines."""
@@ -514,7 +537,7 @@ class _Walk:
         where = f"Out of sample over {count(len(self.setup.folds), 'fold')}"
         if scheme == "combinatorial":
             where = f"On the median of {count(len(self._paths), 'path')} of purged cross-validation"
-        tried = "Nobody counted what was tried before: give a folder to count it."
+        tried = "No trial log counts what was tried before: give a folder to count it."
         if self._path is not None:
             log = self._path.resolve().parent
             number = trials.count(log, "train", data_record(self.setup.bars))
