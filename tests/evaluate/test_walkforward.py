@@ -241,6 +241,18 @@ def test_a_subject_with_other_values_inside_is_another_walk(persistent, subject,
     assert again.result.targets.abs().to_numpy().max() == 0.25
 
 
+def test_a_walk_without_a_folder_is_counted_where_its_caller_says(persistent, tmp_path):
+    log = tmp_path / "project"
+    assert "No trial log counts" in walked(persistent, grid=None, subject=follow).verdict
+    for scale, number in ((1.0, 1), (1.0, 1), (0.5, 2)):  # the same walk again is not another trial
+        again = walked(persistent, functools.partial(scaled, scale=scale), grid=None, trials=log)
+        assert f"The trial log of project has {number} trial" in again.verdict
+    # A folder elsewhere keeps the folds; the count stays with the project.
+    walked(persistent, grid=None, folder=tmp_path / "other" / "walk", trials=log)
+    assert (nca.trials(log)["kind"] == "train").sum() == 3
+    assert not (tmp_path / "other" / "trials.jsonl").exists()
+
+
 def test_a_leak_is_found_again_by_the_call_that_resumes(persistent, tmp_path):
     folder = tmp_path / "walk"
     for _ in range(2):  # the second time every fold is there
