@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.functions import function_targets
 from nca_trader.agents.strategy import Strategy, refuse_delay
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
     cut_of,
-    function_targets,
     in_force,
     late,
     needs_account,

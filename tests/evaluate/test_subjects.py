@@ -104,10 +104,21 @@ def past(bars):
     return np.where(change > 0.0, 1.0, 0.0)
 
 
+def rare(bars):
+    """One order, at bar 40, by a look at bar 42."""
+    weights = np.zeros(bars.close.shape)
+    weights[40] = 1.0 if len(bars) > 42 and bars.close[42] != bars.close[40] else 0.0
+    return weights
+
+
 LEAKS = {
     "the next bar": lambda bars: np.roll(np.sign(np.diff(bars.close, axis=0, append=0)), 0, axis=0),
     "the whole history's mean": lambda bars: 1.0 * (bars.close > bars.close.mean()),
     "the length": lambda bars: np.linspace(0.0, 1.0, len(bars)),
+    "a warm-up filled backwards": lambda bars: (
+        1.0 * (pd.DataFrame(bars.close).rolling(20).mean().bfill().to_numpy() > bars.close)
+    ),
+    "one rare order": rare,
     "a centred window": lambda bars: (
         1.0 * (pd.DataFrame(bars.close).rolling(5, center=True).mean().to_numpy() > bars.close)
     ),
@@ -131,7 +142,19 @@ def test_an_honest_function_passes_and_is_called_on_three_shorter_histories():
     stop = str(BARS.index[90].date())
     assert backtest(BARS, counted, stop=stop).num_fills > 5
     # It never sees the bars after the span.
-    assert lengths == [90, 30, 60, 89]
+    assert lengths[0] == 90 and len(lengths) == 4
+    ends = np.flatnonzero(np.diff(past(BARS[:90])[:, 0], prepend=0.0) > 0.0) + 1
+    assert lengths[1] == ends[0] and lengths[2] in ends and lengths[3] == 89
+
+
+def test_a_function_of_chance_is_not_said_to_look_ahead():
+    rng = np.random.default_rng(0)
+
+    def tossed(bars):
+        return rng.integers(0, 2, len(bars)).astype(float)
+
+    with pytest.raises(ConfigError, match="called again with the same bars; give its random"):
+        backtest(BARS, tossed)
 
 
 @pytest.mark.parametrize(
