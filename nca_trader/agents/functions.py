@@ -42,20 +42,18 @@ def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool) -
     # The first decision may have too little history for code that needs some, and that is no leak.
     try:
         _refuse_other_past(function, name, bars, whole, early)
-    except _Raised:
+    except ConfigError as error:
+        if error.__cause__ is None:  # nothing was raised; the past is another
+            raise
         others += [len(bars) // 3]
     for length in others:
         try:
             _refuse_other_past(function, name, bars, whole, length)
-        except _Raised:
+        except ConfigError as error:
             # A history that is too short to decide anything may be refused.
-            if np.nan_to_num(whole[:length]).any():
+            if error.__cause__ is None or np.nan_to_num(whole[:length]).any():
                 raise
     return found
-
-
-class _Raised(ConfigError):
-    """A function of bars raised."""
 
 
 def _history_lengths(whole: np.ndarray) -> list[int]:
@@ -118,7 +116,7 @@ def _called(function: Callable[[Bars], Any], name: str, bars: Bars) -> Any:
             raise
         said = " ".join(str(error).split())[:200] or "no message"
         where = user_line(error) or "in its code"
-        raise _Raised(
+        raise ConfigError(
             f"{name}: raises {type(error).__name__} on bars {bars.index[0]} to {bars.index[-1]}, "
             f"{where}: {said.rstrip('.')}; correct the function."
         ) from error

@@ -174,6 +174,8 @@ def _describe_fault(bars: Bars, strategy: Strategy, error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     # What a callback on the host raised is the end of the error that carries it.
     said = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
+    if said.endswith(":"):  # jax lists what differs in the next lines
+        said = " ".join([said, *(x.strip() for x in lines[1:] if x.strip())][:2])
     what = f"{name}: raises {type(error).__name__}{when}, {line or 'in act'}: {said[:200]}"
     if not line:
         what += "; act returns (state, target), a state of the types and shapes that it received"
@@ -199,18 +201,13 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
                 f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
                 f"are {', '.join(bars.symbols)}; give the columns in this order."
             )
-    # Weights of other days would fit by shape, and be traded on the wrong bars.
-    index = targets.index if isinstance(targets, pd.DataFrame | pd.Series) else None
-    if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
-        there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
-        if (there != bars.index).any():
-            row = int(np.argmax(there != bars.index))
-            raise BarError(
-                f"targets row {row} is of {index[row]}, but the bar there of {bars.time[row]}; "
-                "reindex the targets by bars.index."
-            )
+    if isinstance(targets, pd.DataFrame | pd.Series) and len(targets) == len(bars):
+        _refuse_other_rows(targets.index, bars)
     try:
-        array = np.asarray(targets, np.float64)
+        array = np.asarray(targets)
+        if np.iscomplexobj(array):  # numpy would drop the imaginary part
+            raise TypeError("complex")
+        array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise BarError(
             f"targets are not numbers ({error}); give weights, NaN for no order."
@@ -237,6 +234,30 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
             "least that where so much leverage is meant."
         )
     return array
+
+
+def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
+    """Refuse rows of other days: they fit by shape, and would be traded on the wrong bars."""
+    if pd.api.types.is_numeric_dtype(index):
+        if not index.is_monotonic_increasing:
+            raise BarError(
+                f"targets row {int(np.argmax(np.diff(index) < 0)) + 1} has a lower number than the "
+                "row before it; sort the targets by time, or index them by bars.index."
+            )
+        return
+    try:
+        there = pd.DatetimeIndex(pd.to_datetime(index, utc=True)).as_unit("ns")
+    except (TypeError, ValueError) as error:
+        said = str(error).splitlines()[0].rstrip(".")
+        raise BarError(
+            f"targets have an index that is not of times ({said}); index them by bars.index."
+        ) from None
+    if (there != bars.index).any():
+        row = int(np.argmax(there != bars.index))
+        raise BarError(
+            f"targets row {row} is of {index[row]}, but the bar there of {bars.index[row]}; "
+            "reindex the targets by bars.index."
+        )
 
 
 class Cut(NamedTuple):

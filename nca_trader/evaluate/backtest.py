@@ -114,6 +114,7 @@ def backtest(
     """
     accepted = "Bars, e.g. of nca.read_bars, or a synthetic Task"
     expect("bars", bars, Bars | Task, accepted, targets=targets)
+    expect("name", name, str | None, "a text")
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
     refuse_delay(delay)
     keep_freed_memory()

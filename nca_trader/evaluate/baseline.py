@@ -54,8 +54,8 @@ class WithBaseline(gymnasium.Wrapper):
           ConfigError: `env` is another environment, or `targets` is not a strategy.
           BarError: weights that do not fit the bars.
         """
+        expect("env", getattr(env, "unwrapped", env), GymEnv, "a GymEnv, e.g. gymnasium.make(...)")
         super().__init__(env)
-        expect("env", env.unwrapped, GymEnv, "a GymEnv, e.g. gymnasium.make(...)")
         inner: Any = env.unwrapped
         trading = inner.trading
         bars, config = trading.bars, trading.config

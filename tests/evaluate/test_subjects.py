@@ -10,7 +10,7 @@ import pytest
 from ledger import random_bars
 
 import nca_trader as nca
-from nca_trader import ConfigError, backtest, rules
+from nca_trader import BarError, ConfigError, backtest, rules
 from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import params_of
 from nca_trader.evaluate.subjects import RULES, member_of, subject_of
@@ -214,3 +214,62 @@ def test_a_strategy_may_answer_with_whole_numbers():
 def test_the_name_of_a_pandas_series_is_not_the_strategys():
     weights = pd.Series(past(BARS)[:, 0], BARS.index, name=5)
     assert backtest(BARS, weights).name == "targets"
+
+
+SIX = BARS[:6]
+FRAME = pd.DataFrame(1.0, SIX.index, list(SIX.symbols))
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (SIX.index[::-1], "row 0 is of"),
+        (SIX.index[::-1].strftime("%Y-%m-%d"), "row 0 is of"),
+        (pd.Index(SIX.index[::-1].date, dtype=object), "row 0 is of"),
+        (SIX.index[::-1].tz_convert("Asia/Tokyo"), "row 0 is of"),
+        ([5, 4, 3, 2, 1, 0], "row 1 has a lower number"),
+        (list("abcdef"), "an index that is not of times"),
+    ],
+    ids=["times", "texts", "dates", "zone", "numbers", "letters"],
+)
+def test_weights_of_other_rows_are_refused(index, said):
+    with pytest.raises(BarError, match=said):
+        backtest(SIX, FRAME.set_axis(index))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        SIX.index.tz_convert("Asia/Tokyo"),
+        SIX.index.tz_localize(None),
+        SIX.index.strftime("%Y-%m-%d"),
+        SIX.index.as_unit("s"),
+        range(10, 16),
+        pd.Index([t if i % 2 else t.tz_convert("Asia/Tokyo") for i, t in enumerate(SIX.index)]),
+    ],
+    ids=["zone", "naive", "texts", "seconds", "numbers", "two zones"],
+)
+def test_weights_of_the_same_rows_are_taken(index):
+    assert backtest(SIX, FRAME.set_axis(index)).num_fills == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: backtest(SIX, np.ones(6) + 1j), r"not numbers \(complex\)"),
+        (lambda: backtest(SIX, np.ones(6), name=5), "name is the number 5; give a text"),
+        (lambda: nca.Strategy(lambda: 0, lambda state, bar: (state, 1.0)), "write init.num_assets"),
+        (lambda: rules.momentum(5).with_volatility(0.1, span=-1), "span=-1.: give at least 1"),
+        (lambda: rules.momentum(5).with_volatility(0.1, cap="x"), "cap='x'.: give at least 0"),
+        (lambda: nca.compare(3), "results is the number 3; give a sequence"),
+        (lambda: nca.WithBaseline(None, np.ones(6)), "env is a NoneType; give a GymEnv"),
+        (
+            lambda: backtest(SIX, nca.Strategy(lambda n: 0, lambda state, bar: (bar.close, 1.0))),
+            "they differ: The input carry state has type",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_the_remedy(call, said):
+    with pytest.raises(nca.NcaTraderError, match=said) as raised:
+        call()
+    assert "\n" not in str(raised.value)
