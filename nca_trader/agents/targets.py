@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -246,7 +247,8 @@ def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
             )
         return
     try:
-        there = pd.DatetimeIndex(pd.to_datetime(index, utc=True)).as_unit("ns")
+        with warnings.catch_warnings(action="ignore"):  # that pandas guesses a format
+            there = pd.DatetimeIndex(pd.to_datetime(index, utc=True)).as_unit("ns")
     except (TypeError, ValueError) as error:
         said = str(error).splitlines()[0].rstrip(".")
         raise BarError(
