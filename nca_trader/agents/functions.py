@@ -111,8 +111,8 @@ def _as_rows(found: Any) -> np.ndarray:
 def _called(function: Callable[[Bars], Any], name: str, bars: Bars) -> Any:
     try:
         return function(bars)
-    except Exception as error:
-        if out_of_memory(error):
+    except (Exception, SystemExit) as error:  # a script's function may call `sys.exit`
+        if isinstance(error, Exception) and out_of_memory(error):
             raise
         said = " ".join(str(error).split())[:200] or "no message"
         where = user_line(error) or "in its code"

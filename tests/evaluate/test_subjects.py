@@ -273,3 +273,14 @@ def test_a_wrong_argument_is_one_line_with_the_remedy(call, said):
     with pytest.raises(nca.NcaTraderError, match=said) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+def test_a_strategy_that_leaves_python_is_one_line(tmp_path):
+    file = tmp_path / "leaves.py"
+    file.write_text(
+        "import sys\ndef built():\n    sys.exit(3)\ndef called(bars):\n    sys.exit(3)\n"
+    )
+    with pytest.raises(ConfigError, match=r"can't be built \(SystemExit at leaves.py line 3"):
+        subject_of(f"{file}:built")
+    with pytest.raises(ConfigError, match=r"called: raises SystemExit on bars .*leaves.py line 5"):
+        backtest(BARS, subject_of(f"{file}:called"))
