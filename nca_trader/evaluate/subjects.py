@@ -120,7 +120,7 @@ def built(member: Any, where: str, params: Mapping[str, Any]) -> Any:
         strategy = function()
     except ConfigError:
         raise  # a rule says itself what is wrong
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__} at {user_line(error)}: {' '.join(str(error).split())}"
         raise ConfigError(f"{where}: it can't be built ({what}); repair that.") from None
     if not isinstance(strategy, Strategy | Feature):

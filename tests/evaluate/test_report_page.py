@@ -110,6 +110,7 @@ def test_a_long_history_is_joined_into_candles(result, monkeypatch):
     assert one["low"][1] == pytest.approx(bars.low[4:8, 0].min(), rel=1e-6)
     assert one["close"][-1] == pytest.approx(bars.close[-1, 0], rel=1e-6)
     assert len(one["trades"]) == 3 and data["trades_left_out"] > 10
+    assert one["count"] == (result.trades["symbol"] == one["name"]).sum() > 3
     assert all(trade[0] < 75 for trade in one["trades"])
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.stress import Stress
 
 BEST = 20  # rows of a sweep that a page shows
+UNSHOWN = ("equity", "hit_rate", "skewness", "kurtosis", "expectancy")  # columns of a sweep
 # Columns that are fractions; others are plain numbers.
 SHARES = {
     "total_return", "cagr", "annual_volatility", "max_drawdown", "exposure", "value_at_risk",
@@ -71,10 +72,12 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
             f"and then metrics with {metric!r} among them."
         )
     best = table.sort_values(metric, ascending=False)[:BEST]
+    # A page is not as wide as the table; `sweep` returns every column.
+    best = best.drop(columns=[x for x in UNSHOWN if x in best and x not in (metric, *parameters)])
     return Shown(
         verdict=str(table.attrs.get("verdict", "")),
         caption=f"The best {len(best):,} of {len(table):,} combinations by {_words(metric)}",
-        headers=["", *(_words(name) for name in table.columns)],
+        headers=["", *(_words(name) for name in best.columns)],
         rows=_rows(best, [str(place) for place in range(1, len(best) + 1)]),
         plots=(*_heat_map(table, parameters, metric), *_parallel(table, parameters, metric)),
     )
