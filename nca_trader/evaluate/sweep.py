@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import logging
 import os
 import time as clock
@@ -40,7 +39,7 @@ from nca_trader.evaluate.sweep_parts import (
     tail_metrics,
 )
 from nca_trader.machine import cores
-from nca_trader.parallel.jobs import Job, run_jobs
+from nca_trader.parallel.jobs import Job, run_jobs, sendable
 from nca_trader.types import Bars, Costs
 
 BLOCKS = 2000  # of bars, at most: returns are kept by block, for the verdict
@@ -228,7 +227,7 @@ def run_combinations(
         except ConfigError as error:
             if not isinstance(error.__cause__, TRACED):
                 raise
-            log.warning("one by one and not as one program: %s", error)
+            log.warning("not as one program: %s", error)
             done = _looped(setting, resume)
     # A parameter may be None, which a column of floats would turn into NaN.
     mixed = {p: object for p in parameters if any(one[p] is None for one in combinations)}
@@ -261,7 +260,9 @@ def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
     began = clock.perf_counter()
     first, rest = _several(setting, setting.combinations[:1]), setting.combinations[1:]
     seconds = (clock.perf_counter() - began) * len(setting.combinations)
-    many = seconds > LOOP_SECONDS and _importable(setting.rule)
+    many = seconds > LOOP_SECONDS and sendable(setting.rule)
+    where = f"in {cores()} processes" if many else "in this process"
+    log.warning("%d combinations are backtested one by one %s", len(rest) + 1, where)
     store = Store(resume, setting, max(1, len(rest) // (8 * cores())))
     parts = [rest[i : i + store.width] for i in range(0, len(rest), store.width)]
     found = {k: store.read(k) for k in range(len(parts)) if store.has(k)}
@@ -304,9 +305,3 @@ def _one(setting: Setting, one: Combination) -> tuple[dict[str, float], np.ndarr
     found |= {name: result.metrics[name] for name in names if name in result.metrics}
     returns = metrics.simple_returns(result.equity)
     return found, block_returns(returns, setting.most_blocks).astype(np.float32)
-
-
-def _importable(rule: Callable[..., Any]) -> bool:
-    """Return whether another process can find the rule by its name."""
-    found = importlib.machinery.PathFinder.find_spec(rule.__module__.partition(".")[0])
-    return "<" not in rule.__qualname__ and (found is not None or rule.__module__ == "__main__")

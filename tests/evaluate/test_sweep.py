@@ -3,6 +3,8 @@
 import functools
 import json
 import logging
+import os
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,11 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.agents import rolling
+from nca_trader.evaluate import sweep as sweep_module
 from nca_trader.evaluate import sweep_parts as module
 from nca_trader.evaluate.combinations import combinations_of
 from nca_trader.evaluate.search import neighbours
+from nca_trader.evaluate.subjects import member_of
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 SMA = {"fast": [3, 8, 20], "slow": [25, 60]}
@@ -326,6 +330,39 @@ def test_a_rule_that_branches_on_a_parameter_is_looped(caplog):
 
     table = nca.sweep(made(200), rule, {"lookback": [5, 9]}, COSTS, trials=None)
     assert "one by one" in caplog.text and len(table) == 2
+
+
+OWN = """
+import os
+import numpy as np
+
+def own(bars, length=5):
+    (FOLDER / f"{os.getpid()}").touch()
+    mean = np.convolve(bars.close[:, 0], np.ones(length) / length)[: len(bars)]
+    return (bars.close[:, 0] > mean).astype(float)[:, None]
+"""
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["file", "what cannot be sent"])
+def test_a_function_of_a_file_is_looped_over_processes(held, monkeypatch, caplog, tmp_path):
+    file, pids = tmp_path / "own.py", tmp_path / "pids"
+    pids.mkdir()
+    file.write_text(f"import pathlib\nFOLDER = pathlib.Path({str(pids)!r})\n" + OWN)
+    rule = member_of(f"{file}:own")
+    expected = nca.sweep(made(60), rule, {"length": range(2, 6)}, COSTS, trials=None)
+    assert "one by one in this process" in caplog.text
+    here = {path.name for path in pids.iterdir()}
+    monkeypatch.setattr(sweep_module, "LOOP_SECONDS", 0.0)
+    monkeypatch.setattr(sweep_module, "cores", lambda: 2)
+    if held:
+        rule.lock = threading.Lock()
+    caplog.clear()
+    found = nca.sweep(made(60), rule, {"length": range(2, 6)}, COSTS, trials=None)
+    pd.testing.assert_frame_equal(found, expected)
+    assert here == {str(os.getpid())}
+    where = "in this process" if held else "in 2 processes"
+    assert f"4 combinations are backtested one by one {where}" in caplog.text
+    assert (len(list(pids.iterdir())) > 1) == (not held)
 
 
 def test_refused_combinations_are_left_out(caplog):
