@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -106,7 +107,8 @@ def sweep(
       `annual_volatility`, `sharpe`, `sortino`, `max_drawdown`, `calmar`, `hit_rate`, `skewness`,
       `kurtosis`, `exposure`, `turnover`, `trades`, `win_rate`, `profit_factor`, `expectancy`.
       `.attrs["verdict"]` says in words whether the best is luck; `.attrs["search"]` has its
-      numbers, `.attrs["parameters"]` the names of the parameters.
+      numbers, `.attrs["parameters"]` the names of the parameters, `.attrs["about"]` the bars and
+      the costs in words.
 
     Raises:
       ConfigError: no combination or too many, a parameter that the rule does not have, a value
@@ -137,6 +139,7 @@ def sweep(
     held, sharpe = _benchmark(setting)
     held = block_returns(held, setting.most_blocks)
     number = counted(trials, swept.name, bars, setting.combinations)
+    table.attrs["about"] = _about(setting)
     table.attrs |= judge(
         table,
         table.attrs["parameters"],
@@ -238,6 +241,17 @@ def run_combinations(
     table.attrs["parameters"] = parameters
     refused = f"{left_out} combinations are left out, which {name} refuses: {why}"
     return Swept(table, done.blocks, name, setting, refused if left_out else "")
+
+
+def _about(setting: Setting) -> str:
+    """Return what the figures are of: bars, span, costs, and that nothing was held back."""
+    bars, charged = setting.bars, dataclasses.asdict(setting.costs)
+    paid = [f"{key.replace('_', ' ')} {value:g}" for key, value in charged.items() if value]
+    return (
+        f"{', '.join(bars.symbols)}: {len(bars):,} bars, {bars.index[0]:%Y-%m-%d} to "
+        f"{bars.index[-1]:%Y-%m-%d}; {', '.join(paid) or 'no costs'}. In sample: the best "
+        "combination was chosen on these bars."
+    )
 
 
 def _benchmark(setting: Setting) -> tuple[np.ndarray, float]:

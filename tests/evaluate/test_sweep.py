@@ -365,6 +365,13 @@ def test_a_function_of_a_file_is_looped_over_processes(held, monkeypatch, caplog
     assert (len(list(pids.iterdir())) > 1) == (not held)
 
 
+def test_a_page_says_what_its_figures_are_of(tmp_path):
+    table = nca.sweep(made(200), nca.rules.momentum, {"lookback": [5, 9]}, COSTS, trials=None)
+    text = nca.report_sweep(table, tmp_path / "x.html").read_text()
+    assert "A: 200 bars, 2010-01-01 to 2010-07-19; commission 0.0005, slippage 0.0002." in text
+    assert "In sample: the best combination was chosen on these bars." in text
+
+
 def test_refused_combinations_are_left_out(caplog):
     caplog.set_level(logging.WARNING)
     grid = {"fast": [10, 30], "slow": [20, 40]}

@@ -58,7 +58,7 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
 
     Args:
       table: one row per combination, with parameter columns before those of metrics, as `nca.sweep`
-        returns; `attrs["verdict"]` is its verdict.
+        returns; `attrs["verdict"]` is its verdict, `attrs["about"]` what it is of.
       metric: column that the heat map shows, and that rows are sorted by.
 
     Raises:
@@ -158,7 +158,8 @@ def report_sweep(
     """
     path = page_path(path)
     shown = sweep_section(table, metric)
-    text = render("sections.html", title=title, sections=[("Sweep", shown)], command=command)
+    sections, about = [("Sweep", shown)], table.attrs.get("about", "")
+    text = render("sections.html", title=title, about=about, sections=sections, command=command)
     return write(path, text.encode())
 
 
@@ -194,7 +195,8 @@ def report_folds(
     """
     path = page_path(path)
     shown = folds_section(folds, verdict)
-    text = render("sections.html", title=title, sections=[("Folds", shown)], command=command)
+    sections: list[tuple[str, Shown]] = [("Folds", shown)]
+    text = render("sections.html", title=title, about="", sections=sections, command=command)
     return write(path, text.encode())
 
 

@@ -168,9 +168,9 @@ class WalkForward:
 
     def __repr__(self) -> str:
         shown = self.table[["total_return", "sharpe", "max_drawdown", "turnover"]]
-        return (
-            f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}\n{self.gate.sentence}"
-        )
+        # A strategy is not deployed by the gate.
+        found = self.gate.sentence if self.recipe else self.gate.finding
+        return f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}\n{found}"
 
 
 def walk_forward(
@@ -498,6 +498,9 @@ class _Walk:
         sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
         # The lower of the two in the middle where their number is even.
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
+        if self._log is not None:
+            number = trial_log.count(self._log, "train", data_record(setup.bars))
+            result = dataclasses.replace(result, tried=number)
         year = year_of(setup.bars.bars_per_year, first)
         sized = common.get("sizing") == "volatility"
         baselines = {
@@ -549,9 +552,9 @@ class _Walk:
         if scheme == "combinatorial":
             where = f"On the median of {count(len(self._paths), 'path')} of purged cross-validation"
         tried = f"No trial log counts what was tried before; name one with {argument('trials')}."
-        if (log := self._log) is not None:
-            number = trial_log.count(log, "train", data_record(self.setup.bars))
-            tried = f"The trial log of {log.name} has {count(number, 'trial')} on these symbols."
+        if self._log is not None:
+            tried = f"The trial log of {self._log.name} has {count(result.tried, 'trial')}"
+            tried += " on these symbols."
         return (
             f"{where}, {index[0]:%Y-%m-%d} to {index[-1]:%Y-%m-%d}, {result.name} {found} the "
             f"{CONSTANT}: total return {percent(ours['total_return'])} against "
