@@ -23,7 +23,7 @@ from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.gate import INCOME, Gate, Passed
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
-from nca_trader.paper.risk import after_resume, broken, said
+from nca_trader.paper.risk import after_resume, broken
 from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
@@ -147,7 +147,7 @@ class LiveSession(Session):
         sized, refused = self._sized(outcome)
         with self._journal.transaction(durable=outcome.decision is not None):
             self._record_live(bar, outcome, seen, sized, refused, ts)
-            self._record_risks(passed, outcome, drifts, ts)
+            self._record_risks(self._gated(passed) + drifts + self._limited(outcome), ts)
         self._refuse_failures(outcome, ts)
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)
@@ -360,20 +360,13 @@ class LiveSession(Session):
         found += self._drift.decided(decision.features, present)
         return found + self._drift.turned(float(np.abs(seen.traded).sum()))
 
-    def _record_risks(
-        self, passed: Passed, outcome: Outcome, drifts: list[dict[str, Any]], ts: int
-    ) -> None:
-        """Record what the gate, the limits and the drift watch say of a bar."""
-        symbols, found = self._agent.symbols, drifts
-        if passed.far is not None:
-            code = "bar-confirmed" if passed.confirmed else "bar-not-confirmed"
-            far = [symbols[i] for i in np.flatnonzero(passed.far).tolist()]
-            found = [{"code": code, "symbols": far}, *found]
-        if outcome.decision is not None and self._state.account is not None:
-            found = [*found, *said(self._state.account, outcome.decision.target, symbols)]
-        for body in found:
-            key = ":".join([str(ts // NANOSECONDS), body["code"], body.get("feature", "")])
-            self._record("risk", key.rstrip(":"), body, ts)
+    def _gated(self, passed: Passed) -> list[dict[str, Any]]:
+        """Return what the gate says of a bar that it held."""
+        if passed.far is None:
+            return []
+        code = "bar-confirmed" if passed.confirmed else "bar-not-confirmed"
+        far = [self._agent.symbols[i] for i in np.flatnonzero(passed.far).tolist()]
+        return [{"code": code, "symbols": far}]
 
     def _refuse_failures(self, outcome: Outcome, ts: int) -> None:
         """Halt where decisions are unusable in a row, or nothing is left to trade with."""
@@ -384,8 +377,7 @@ class LiveSession(Session):
             raise Halting("ruined", equity=float(np.exp(account.log_equity)))
         self._failures = 0 if decision.usable else self._failures + 1
         if not decision.usable:
-            code = {"code": "policy-not-finite"}
-            self._record("risk", str(ts // NANOSECONDS), code, ts)
+            self._record("risk", str(ts // NANOSECONDS), {"code": "policy-not-finite"}, ts)
         if self._failures >= MAX_IN_A_ROW:
             raise Halting("policy-not-finite", in_a_row=self._failures)
         if (loss := broken(account)) is not None:
@@ -415,8 +407,11 @@ class LiveSession(Session):
         worth = np.where(books.units == 0.0, 0.0, books.units * self._state.close)
         return float(books.cash + worth.sum())
 
+    def _now(self) -> int:
+        return self._feed.now()
+
     def _halted(self, halting: Halting) -> HaltError:
-        halt, now = Halt(halting.code, halting.detail), self._feed.now()
+        halt, now = Halt(halting.code, halting.detail), self._now()
         self._record("halt", f"{now}:{halt.code}", halt._asdict(), now)
         self._journal.commit()
         return self._halt_error(halt)
