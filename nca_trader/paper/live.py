@@ -82,8 +82,16 @@ class LiveSession(Session):
         super().__init__(agent, None, journal, capital, start, live=names)
         self._gate = Gate(agent.symbols, live=True, seconds=feed.period, clock=feed.now)
 
-    def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    def trade(
+        self,
+        stop: Callable[[], bool] = lambda: False,
+        progress: Callable[..., None] | None = None,
+    ) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
+
+        Args:
+          stop: called between two bars.
+          progress: see `paper_trade`.
 
         Raises:
           HaltError: books that differ, a venue that does not answer, unusable bars or decisions.
@@ -95,6 +103,8 @@ class LiveSession(Session):
             self._begin(stop)
             pump = Pump(self._feed)
             while not stop():
+                if progress is not None:
+                    progress(self._counts["bars"], None, self._grown(), self._left())
                 item = pump.get(TICK)
                 if item is pump.END:
                     break
@@ -401,6 +411,17 @@ class LiveSession(Session):
         with contextlib.suppress(Unreachable):
             self._router.take(self._feed.now())
 
+    def _grown(self) -> float:
+        """Return the account's worth as a multiple of that at the first decision."""
+        return 1.0 if self._base is None else self._value() / self._base
+
+    def _left(self) -> float:
+        """Return the seconds until the next bar closes; NaN where nobody knows."""
+        if self._state.last is None:
+            return float("nan")
+        due = getattr(self._feed, "due", self._state.last + 2 * self._feed.period)
+        return due - self._feed.now() / NANOSECONDS
+
     def _value(self) -> float:
         """Return cash and positions in money at the last closes."""
         books = self._router.books()
@@ -426,6 +447,7 @@ def trade_live(
     start: int | None,
     warmup: int | None,
     stop: Callable[[], bool],
+    progress: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
     with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
@@ -435,4 +457,4 @@ def trade_live(
             warmup = WARMUP if warmup is None else warmup
             session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
-                return session.trade(stop) | {"durability": opened.durability}
+                return session.trade(stop, progress) | {"durability": opened.durability}

@@ -456,7 +456,7 @@ def paper_trade(
     fill: str | None = None,
     order: str | None = None,
     warmup: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[..., None] | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -482,6 +482,8 @@ def paper_trade(
       order: as in `nca_trader.backtest`.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
       progress: called after each bar with the number of bars so far, and that of the feed's file.
+        In a live session it is called ten times a second, with the number of bars so far, None, the
+        equity as a multiple of the start, and the seconds until the next bar (NaN: not known).
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -547,7 +549,9 @@ def paper_trade(
     if live:
         from nca_trader.paper.live import trade_live
 
-        result = trade_live(agent, live, broker, Path(journal), capital, first, warmup, stop)
+        result = trade_live(
+            agent, live, broker, Path(journal), capital, first, warmup, stop, progress
+        )
         named = {"in_sample": 0, "seed": None, "agent": ""}
         if opened_run is not None:
             named |= {"seed": opened_run.selected, "agent": opened_run.described}

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -162,6 +163,28 @@ def test_a_signal_ends_the_session_with_130_and_a_later_one_goes_on(mortal, jour
 def test_the_same_decisions_under_any_time_zone(mortal, journal, whole):
     mortal.run(journal, env={"TZ": "America/New_York"})
     assert comparable(journal) == whole
+
+
+def test_a_live_session_says_how_it_does_and_ends_with_its_table(mortal, journal, whole):
+    """Printed by the process itself; the table's costs are added up again from bars and fills."""
+    said = mortal.run(journal)
+    first = re.search(r"^paper  (\d+) bars  equity 1\.0000  ", said, re.M)
+    assert first and int(first[1]) >= 8
+    told = paperoracle.check(journal)
+    assert re.search(rf"^paper  {sum(e[4] == 'bar' for e in told)} bars  equity \d", said, re.M)
+    costs, waiting = 0.0, []
+    for *_, kind, _, body in told:
+        if kind == "fill":
+            waiting.append(body)
+        elif kind == "bar":
+            for fill in waiting:  # ordered at the close before, filled at this open
+                costs += fill["commission"]
+                costs += fill["units"] * (fill["price"] - body[fill["symbol"]][0])
+            waiting = []
+    row = re.search(r"costs paid +([\d,.]+) +0\.00$", said, re.M)
+    assert not waiting and costs > 100
+    assert float(row[1].replace(",", "")) == pytest.approx(costs, abs=0.01)
+    assert "buy and hold" in said and f"nca-trader dashboard --journal {journal}" in said
 
 
 def halts(told):
