@@ -55,6 +55,22 @@ def amount(value: float, digits: int = 2) -> str:
     return f"{value:,.{digits}f}" if math.isfinite(value) else NOTHING
 
 
+def points(share: float) -> str:
+    """Write a fraction of a price in basis points.
+
+    >>> points(0.00025), points(math.nan)
+    ('2.5 bp', 'n/a')
+    """
+    if not math.isfinite(share):
+        return NOTHING
+    return f"{1e4 * share:.1f} bp".replace("-0.0 ", "0.0 ")
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN of none."""
+    return sum(values) / len(values) if values else math.nan
+
+
 def short(value: float) -> str:
     """Write a number in about four digits, e.g. a metric.
 
