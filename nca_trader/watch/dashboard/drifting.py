@@ -7,7 +7,6 @@ from typing import Any
 from nca_trader.errors import printable
 from nca_trader.watch.dashboard.book import Book
 from nca_trader.watch.dashboard.parts import (
-    NOTHING,
     cell,
     mean,
     moment,
@@ -44,9 +43,9 @@ def drift_table(book: Book) -> dict[str, Any]:
         for ts, body in found[:DRIFT_ROWS]:
             name = f"{label} {printable(body.get('feature', ''))}".strip()
             said = f"{moment(ts)}: {_drifted(code, body)}"
-            rows.append([name, now.get(code, NOTHING), cell(said, "warn")])
+            rows.append([name, now.get(code, ""), cell(said, "warn")])
         if not found:
-            rows.append([label, now.get(code, NOTHING), cell("no warning", "idle")])
+            rows.append([label, now.get(code, ""), cell("no warning", "idle")])
     note = (
         "A warning comes once as its limit is crossed, and again only after the value came back. "
         "Features and turnover are watched where a run says what is usual."

@@ -29,6 +29,7 @@ from nca_trader.watch.dashboard.parts import (
 ASSETS = 24  # rows of a table of assets
 ORDERS = 60  # rows of the table of orders
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of the latencies
+CENT = 0.005  # money: less is written as 0
 CLOSE_TO = 0.8  # of a limit: worth a look
 
 
@@ -236,6 +237,8 @@ def _positions(book: Book) -> dict[str, Any]:
     for symbol in [*_shown(book), *foreign]:
         weight, price = held.get(symbol, math.nan), book.closes.get(symbol, math.nan)
         unit = owned.get(symbol, math.nan)
+        if abs(unit * price) < CENT:  # what floats leave of a position that was sold
+            unit = 0.0
         flat = not abs(weight) > 5e-5
         rows.append(
             [
