@@ -194,11 +194,15 @@ class Room:
     def tape(self):
         return Tape(self.bars, self.folder / "tape", BEGIN, **self.tape_options)
 
-    def trade(self, bars=10**6, tape=None):
-        """Trade until the given number of bars has closed while the session was alive."""
-        tape = tape or self.tape()
-        until = min(tape.place + bars, len(self.bars)) - 1
-        last = self.bars.time[until].astype("datetime64[s]").astype(int)
+    def trade(self, bars=10**6, tape=None, until=None):
+        """Trade until the given number of bars has closed while the session was alive.
+
+        until: of another feed than a tape the open of the last bar, in seconds.
+        """
+        tape, last = tape or self.tape(), until
+        if last is None:
+            row = min(tape.place + bars, len(self.bars)) - 1
+            last = self.bars.time[row].astype("datetime64[s]").astype(int)
         with Journal(self.path, tape.now) as journal:
             session = LiveSession(
                 self.agent, tape, self.desk, journal, 1e5, warmup=10, clock=self.clock

@@ -115,7 +115,9 @@ class LiveSession(Session):
                 else:
                     self.on_bar(item)
         except Halting as halting:
-            raise self._halted(halting) from None
+            error = self._halted(halting)
+            self._journal.commit()
+            raise error from None
         finally:
             self._feed.close()
         if self._state.last is not None:
@@ -158,7 +160,12 @@ class LiveSession(Session):
         with self._journal.transaction(durable=outcome.decision is not None):
             self._record_live(bar, outcome, seen, sized, refused, ts)
             self._record_risks(self._gated(passed) + drifts + self._limited(outcome), ts)
-        self._refuse_failures(outcome, ts)
+            # With its bar: after a kill in between, the next session would trade on.
+            halting = self._failing(outcome, ts) or self._missing()
+            error = None if halting is None else self._halted(halting)
+        if error is not None:
+            self._journal.commit()
+            raise error
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)
         if sized:
@@ -378,20 +385,33 @@ class LiveSession(Session):
         far = [self._agent.symbols[i] for i in np.flatnonzero(passed.far).tolist()]
         return [{"code": code, "symbols": far}]
 
-    def _refuse_failures(self, outcome: Outcome, ts: int) -> None:
-        """Halt where decisions are unusable in a row, or nothing is left to trade with."""
+    def _failing(self, outcome: Outcome, ts: int) -> Halting | None:
+        """Return why to halt where decisions are unusable in a row, or too much is lost."""
         decision, account = outcome.decision, self._state.account
         if decision is None or account is None:
-            return
+            return None
         if account.ruined:
-            raise Halting("ruined", equity=float(np.exp(account.log_equity)))
+            return Halting("ruined", equity=float(np.exp(account.log_equity)))
         self._failures = 0 if decision.usable else self._failures + 1
         if not decision.usable:
             self._record("risk", str(ts // NANOSECONDS), {"code": "policy-not-finite"}, ts)
         if self._failures >= MAX_IN_A_ROW:
-            raise Halting("policy-not-finite", in_a_row=self._failures)
-        if (loss := broken(account)) is not None:
-            raise Halting(loss[0], **loss[1])
+            return Halting("policy-not-finite", in_a_row=self._failures)
+        loss = broken(account)
+        return None if loss is None else Halting(loss[0], **loss[1])
+
+    def _missing(self) -> Halting | None:
+        """Return why to halt where a position has had no bar for as long as training knows.
+
+        There such an asset counts as gone and is paid out, as the simulated exchange does too.
+        Another venue still holds it, and no decision of the agent is about such a position.
+        """
+        after = self._agent.rules.delist_after
+        if after is None:
+            return None
+        gone = (self._state.missing == after) & (self._router.books().units != 0.0)
+        names = [self._agent.symbols[i] for i in np.flatnonzero(gone).tolist()]
+        return Halting("bars-missing", symbols=names, in_a_row=after) if names else None
 
     def _refuse_skew(self) -> None:
         """Halt where the venue's clock and the feed's are apart: ages would be wrong."""
@@ -432,9 +452,9 @@ class LiveSession(Session):
         return self._feed.now()
 
     def _halted(self, halting: Halting) -> HaltError:
+        """Record a halt; return its error."""
         halt, now = Halt(halting.code, halting.detail), self._now()
         self._record("halt", f"{now}:{halt.code}", halt._asdict(), now)
-        self._journal.commit()
         return self._halt_error(halt)
 
 

@@ -43,13 +43,14 @@ class Mortal:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder,
         )  # fmt: skip
 
-    def run(self, journal, fatal=None, broker=FAULTS, code=None, env=None):
+    def run(self, journal, fatal=None, broker=FAULTS, code=None, env=None, more=()):
         """Run a session; return its exit code and what it said."""
         log = journal.with_suffix(".log")
         log.unlink(missing_ok=True)
         rule = f"{HERE.parent / 'papertape.py'}:steps"
         argv = ["paper", "--strategy", rule, "--feed", "papertape:feed", "--journal", str(journal)]
         argv += ["--broker", broker, "--warmup", "8", "--env", str(self.folder / "env.toml")]
+        argv += more
         task = {"argv": argv, "fatal": fatal, "log": str(log), "env": env or {}}
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
@@ -58,6 +59,13 @@ class Mortal:
         expected = -signal.SIGKILL if fatal is not None and code is None else code or 0
         assert found == expected, (fatal, said)
         return said
+
+    def verify(self, journal):
+        """The exit code of the command that walks the chain."""
+        task = {"argv": ["journal", "verify", str(journal)], "fatal": None, "env": {}}
+        self.process.stdin.write(json.dumps(task | {"log": os.devnull}) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
 
     def rewind(self, journal):
         """Begin with the tape's first place, for another journal."""
@@ -215,6 +223,57 @@ def test_a_position_that_moved_by_hand_halts_also_if_the_halt_is_killed(mortal, 
     assert halts(paperoracle.check(journal, pending=True)) == ["position-differs"]
     assert "position-differs" in mortal.run(journal, code=3)
     assert len(paperoracle.books(journal)[2]) == before
+
+
+def test_a_loss_that_halts_is_a_halt_also_if_the_process_dies_on_the_way(mortal, journal):
+    """The halt is committed with the bar that it is of: a restart must not count from there."""
+    limit = ["--limit=max_drawdown=0.01"]
+    mortal.run(journal, "before:halt", more=limit)
+    before = halts(paperoracle.check(journal, pending=True))
+    said = mortal.run(journal, code=3, more=limit)
+    told = paperoracle.check(journal, pending=True)
+    assert before == [] and halts(told) == ["max-drawdown"] and "max-drawdown" in said
+    equity = [e[6]["equity"] for e in told if e[4] == "snapshot"]
+    # The bar at which it died is missed by the restart; it halts at the first that it decides at.
+    assert all(x / max(equity[: i + 1]) > 0.99 for i, x in enumerate(equity[:-1]))
+    assert equity[-1] / max(equity) <= 0.99
+
+
+def pages(journal):
+    """Byte offsets of the journal's text in its file, page by page."""
+    data = journal.read_bytes()
+    return [data.index(b'"target"', start) for start in range(0, len(data), 4096)
+            if b'"target"' in data[start : start + 4096]]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("a flipped bit", "salvage"), ("a cut log", "is lost"), ("an older copy", "is lost")],
+)
+def test_a_journal_damaged_between_two_sessions_is_refused_and_nothing_is_sent(
+    mortal, journal, damage, words
+):
+    """A session is killed, its file is damaged, and the next process refuses with exit code 4."""
+    log = pathlib.Path(f"{journal}-wal")
+    mortal.run(journal, [120, "TERM"], code=130)  # an orderly end, so that all is in the file
+    copy = journal.read_bytes()
+    mortal.run(journal, [160, "TERM" if damage == "a flipped bit" else "KILL"],
+               code=130 if damage == "a flipped bit" else None)  # fmt: skip
+    if damage == "a flipped bit":
+        data = bytearray(journal.read_bytes())
+        data[pages(journal)[-1] + 4] ^= 1
+        journal.write_bytes(data)
+    elif damage == "a cut log":
+        assert log.stat().st_size > 8192
+        os.truncate(log, log.stat().st_size // 2)
+    else:
+        log.unlink()
+        journal.write_bytes(copy)
+    orders = len(paperoracle.books(journal)[2])
+    said = mortal.run(journal, code=4)
+    assert "Traceback" not in said and words in said and re.search(r"seq \d+", said)
+    assert len(paperoracle.books(journal)[2]) == orders
+    assert mortal.verify(journal) == 4
 
 
 def test_every_kind_of_event_has_a_fail_point(mortal, whole):
