@@ -14,7 +14,8 @@ from nca_trader.paper.journal import read_events
 from nca_trader.runs.reference import WINDOW, reference_of
 from nca_trader.watch.dashboard.sources import Sources
 
-BARS = 20 + WINDOW + 90  # history, the window that is compared, and some
+BARS = 20 + WINDOW + 20  # history, the window that is compared, and some
+FEWER = {"schema": 60, "slippage": 110}  # which do not need the window
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def session(stage, tmp_path, usual, plant):
     )
     if plant == "schema":
         usual = Usual(dataclasses.replace(usual.features, schema="0" * 64), usual.turnover)
-    room = Room(stage, tmp_path, agent._replace(usual=usual), num_bars=BARS)
+    room = Room(stage, tmp_path, agent._replace(usual=usual), num_bars=FEWER.get(plant, BARS))
     if plant == "features":  # every move is three times as large
         names = ("open", "high", "low", "close")
         prices = {name: 100.0 * (getattr(room.bars, name) / 100.0) ** 3 for name in names}
