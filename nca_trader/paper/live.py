@@ -152,7 +152,10 @@ class LiveSession(Session):
         books = self._synced(bar, ts) if fresh or self._state.account is not None else None
         seen = self._observed(bar, books) if fresh else None
         legs, before = self._core.legs(self._state, bar), self._state.close
-        self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        try:
+            self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        except Exception as error:  # of the agent: no further order, and a person looks
+            raise Halting("policy-error", error=f"{type(error).__name__}: {error}") from error
         drifts = self._drifts(bar, legs, before, seen, outcome)
         # A size is of what is held, so what an order replaces has to end first.
         self._router.withdraw([name for name, _ in outcome.closed], ts)

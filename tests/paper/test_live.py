@@ -186,7 +186,8 @@ def test_notices_are_journalled(room):
     assert [b["code"] for b in room.bodies("feed")] == ["stale", "stale", "reconnected"]
 
 
-def test_clocks_that_differ_halt(room):
+@pytest.mark.parametrize("seconds", [31, -31, 3600, -3600])
+def test_clocks_that_differ_halt(room, seconds):
     class Skewed(Desk):
         quote = None
 
@@ -196,7 +197,7 @@ def test_clocks_that_differ_halt(room):
             return super().__getattribute__(name)
 
         def now(self):
-            return room.tape().now() + 31 * SECOND
+            return room.tape().now() + seconds * SECOND
 
     room.desk = Skewed()
     with pytest.raises(HaltError, match="clock-skew"):

@@ -1,8 +1,12 @@
 """Faults under a live session: a venue's server that breaks, missing bars, both clock changes."""
 
+import contextlib
 import dataclasses
 import datetime
 import logging
+import pathlib
+import pickle
+import sqlite3
 import zoneinfo
 
 import numpy as np
@@ -11,12 +15,14 @@ from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
 from livedesk import SECOND, Room, Tape
 
+from nca_trader.data.bars import write_bars
 from nca_trader.data.calendar import new_york
-from nca_trader.errors import HaltError
+from nca_trader.errors import HaltError, NcaTraderError
 from nca_trader.paper.closing import Grid, Row
 from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.journal import read_events, verify
 from nca_trader.paper.risk import resume
+from nca_trader.paper.session import paper_trade
 from nca_trader.paper.venue_feed import VenueFeed
 
 CANARY, KEY = "CANARY-5c1d-secret", "PKCANARYKEY5"
@@ -218,6 +224,58 @@ def test_the_simulated_exchange_pays_such_a_position_out_as_training_does(stage,
     row = next(e for e in read_events(room.path, "snapshot") if e.seq > 0 and
                e.ts_event >= room.bars.time[39].astype(int))  # fmt: skip
     assert row.body["weight"][0] == 0.0
+
+
+# --- an agent that fails, and a page that hangs ---
+
+
+def test_an_agent_that_raises_halts_and_goes_on_after_it_is_corrected(stage, tmp_path):
+    calls = []
+
+    def decide(window, present, account):
+        calls.append(1)
+        if len(calls) == 12:
+            raise ZeroDivisionError("a feature\nof mine")
+        return stage.momentum(window, present, account)
+
+    room = Room(stage, tmp_path, stage.agent(decide=decide))
+    with pytest.raises(HaltError, match=r"policy-error.*ZeroDivisionError") as caught:
+        room.trade()
+    assert "\n" not in str(caught.value) and room.kinds()["decision"] == 11
+    sent = len(room.desk.submitted)
+    with pytest.raises(HaltError, match="was halted"):
+        room.trade()
+    assert len(room.desk.submitted) == sent
+    resume(room.path, "corrected it", room.tape().now())
+    room.trade()
+    # The bar at which it failed comes again, as no time has passed here, and is decided at.
+    assert room.kinds()["bar"] == 50 and room.kinds()["decision"] == 41
+
+
+def test_a_pickle_in_place_of_an_agent_is_refused_and_not_run(stage, tmp_path):
+    class Explodes:
+        def __reduce__(self):
+            return (pathlib.Path.touch, (tmp_path / "it-ran",))
+
+    write_bars(stage.bars(), tmp_path / "bars.csv")
+    agent = tmp_path / "agent.nca"
+    agent.write_bytes(pickle.dumps(Explodes()))
+    with pytest.raises(NcaTraderError, match=r"agent\.nca") as caught:
+        paper_trade(agent, f"replay:{tmp_path}/bars.csv", tmp_path / "paper.db")
+    assert "\n" not in str(caught.value)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["agent.nca", "bars.csv"]
+
+
+def test_a_page_that_hangs_while_it_reads_does_not_hold_up_a_session(stage, tmp_path):
+    room = Room(stage, tmp_path)
+    room.trade(5)
+    page = sqlite3.connect(f"file:{room.path}?mode=ro", uri=True, isolation_level=None)
+    with contextlib.closing(page):
+        page.execute("BEGIN")
+        (before,) = page.execute("SELECT count(*) FROM event").fetchone()
+        room.trade()  # a snapshot of before stays open all the time
+        assert page.execute("SELECT count(*) FROM event").fetchone() == (before,)
+    assert room.kinds()["bar"] == 50 and verify(room.path).seq > before
 
 
 # --- clocks ---
