@@ -115,9 +115,7 @@ class LiveSession(Session):
                 else:
                     self.on_bar(item)
         except Halting as halting:
-            error = self._halted(halting)
-            self._journal.commit()
-            raise error from None
+            raise self._halted(halting) from None
         finally:
             self._feed.close()
         if self._state.last is not None:
@@ -167,7 +165,7 @@ class LiveSession(Session):
             halting = self._failing(outcome, ts) or self._missing()
             error = None if halting is None else self._halted(halting)
         if error is not None:
-            self._journal.commit()
+            self._journal.commit()  # a bar without a decision would wait for a later one
             raise error
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)

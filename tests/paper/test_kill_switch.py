@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.broker import SimulatedBroker
@@ -28,7 +29,7 @@ def path(tmp_path, quick_disk):
 
 
 def opened(journal, agent):
-    broker = SimulatedBroker(1e5, agent.costs, agent.symbols)
+    broker = SimulatedBroker(1e5, agent.costs, agent.symbols, agent.rules)
     return Session(agent, broker, journal, 1e5)
 
 
@@ -149,6 +150,28 @@ def test_three_bad_bars_are_lifted_too(path, stage):
         feed()
     resume(path, "the vendor corrected it", 0)
     assert feed()["bars"] == 117
+
+
+def test_a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
+    """A replay commits in batches; a kill after the message must not take the halt back."""
+    agent = stage.agent(risk=nca.Limits(max_drawdown=0.005))
+    feed = ReplayFeed(stage.bars())
+    with Journal(path, feed.now, batch=True) as journal:
+        with pytest.raises(HaltError, match="max-drawdown"):
+            opened(journal, agent).trade(feed)
+        assert kinds(path)[-1] == "halt"  # as another process reads it
+
+
+def test_a_request_in_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
+    bars, feed = list(ReplayFeed(stage.bars())), ReplayFeed(stage.bars())
+    with Journal(path, feed.now, batch=True) as journal:
+        session = opened(journal, stage.agent())
+        for bar in bars[:12]:
+            session.on_bar(bar)
+        request_halt(path, "lunch")
+        with pytest.raises(HaltError, match="lunch"):
+            session.on_bar(bars[12])
+        assert kinds(path)[-1] == "halt"
 
 
 def test_what_cannot_be_halted_or_resumed_is_said(path, stage):

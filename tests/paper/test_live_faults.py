@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
-from livedesk import SECOND, Room, Tape
+from livedesk import SECOND, Room, Still, Tape
 
 from nca_trader.data.bars import write_bars
 from nca_trader.data.calendar import new_york
 from nca_trader.errors import HaltError, NcaTraderError
 from nca_trader.paper.closing import Grid, Row
 from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.journal import read_events, verify
+from nca_trader.paper.journal import Journal, read_events, verify
+from nca_trader.paper.live import LiveSession
 from nca_trader.paper.risk import resume
 from nca_trader.paper.session import paper_trade
 from nca_trader.paper.venue_feed import VenueFeed
@@ -210,6 +211,21 @@ def test_a_position_without_bars_for_as_long_as_training_knows_halts(stage, tmp_
     resume(room.path, "the listing comes back", room.tape().now())
     room.trade()
     assert room.kinds()["bar"] == 50
+
+
+def test_a_halt_at_a_bar_that_was_missed_is_on_disk_before_anybody_hears_of_it(stage, tmp_path):
+    """Nothing is decided at a missed bar, so its events may wait for a later commit."""
+    room = Room(stage, tmp_path, stage.agent(delist_after=5, decide=held_long))
+    room.bars = with_gap(room.bars, 30, 25)
+    room.trade(5)
+    place = tmp_path / "tape"
+    place.write_text(str(int(place.read_text()) + 20))
+    tape = room.tape()
+    with Journal(room.path, tape.now) as journal:
+        session = LiveSession(room.agent, tape, room.desk, journal, 1e5, clock=Still())
+        with pytest.raises(HaltError, match="bars-missing"):
+            session.trade()
+        assert codes(room, "halt") == ["bars-missing"]  # as another process reads it
 
 
 def test_the_simulated_exchange_pays_such_a_position_out_as_training_does(stage, tmp_path):
