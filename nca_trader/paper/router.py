@@ -348,7 +348,7 @@ class VenueBroker:
         for fill in fills:
             order = self.ledger.order(fill.client_id)
             if order is None:
-                # A simulated exchange, which is told the bars, closes positions as training does.
+                # A simulated exchange, which gets the bars, closes positions as training does.
                 ours = (self.prefix, *(BY_VENUE if hasattr(self.venue, "quote") else ()))
                 if fill.symbol in self._symbols and not fill.client_id.startswith(ours):
                     raise Halting("foreign-fill", symbol=fill.symbol, units=fill.units)

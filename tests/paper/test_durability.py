@@ -77,7 +77,7 @@ REMOVED = [
     ("paper/journal.py", 'self._db.execute("COMMIT")\n                self._waiting = 0',
      "self._waiting = 0", JOURNAL, "what_is_committed_is_on_disk_while_the_journal_is_open"),
     ("paper/journal.py", 'self._db.execute("COMMIT")\n\n    def _read', "\n    def _read", JOURNAL,
-     "events_come_back_in_order_and_verify"),
+     "a_new_journal_is_a_journal_before_its_first_event"),
     ("paper/journal.py", "with self._opened:\n            self.commit()",
      "with self._opened:\n            pass", JOURNAL,
      "deferred_events_are_committed_after_256_and_at_the_end"),

@@ -5,6 +5,7 @@ a test, a test that is gone, and a test that no longer looks for its code fail h
 """
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -178,19 +179,25 @@ def test_every_row_of_the_design_has_its_tests():
     assert all(ROWS.values())
 
 
-def sources_of(file, name):
-    """What a test is: its own text, its parameters', and those of what it names in its file."""
-    text = (HERE / file).read_text()
-    nodes = {}
+@functools.cache
+def nodes_of(file):
+    """The text of each function, class and constant of a file, with its decorators."""
+    text, nodes = (HERE / file).read_text().splitlines(), {}
     for node in parsed(HERE / file).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            nodes[node.name] = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+            nodes[node.name] = "\n".join(text[first - 1 : node.end_lineno])
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             nodes[node.targets[0].id] = ast.unparse(node)
+    return nodes
+
+
+def sources_of(file, name):
+    """What a test is: its own text, its parameters', and those of what it names in its file."""
+    nodes = nodes_of(file)
     assert name in nodes, f"{file} has no {name}"
-    found = nodes[name]
-    return found + "".join(t for n, t in nodes.items() if re.search(rf"\b{n}\b", found))
+    words = set(re.findall(r"\w+", nodes[name]))
+    return nodes[name] + "".join(text for other, text in nodes.items() if other in words)
 
 
 @pytest.mark.parametrize(("fault", "file", "name", "wanted"), CASES)
