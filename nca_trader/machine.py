@@ -9,6 +9,7 @@ import hashlib
 import os
 import pathlib
 import resource
+import secrets
 import shlex
 import shutil
 import socket
@@ -62,6 +63,30 @@ def write_atomically(path: Place, content: str | bytes) -> None:
         raise StateError(
             f"{path}: cannot be written ({error.strerror}); fix that, then try again."
         ) from None
+
+
+def write_once(path: pathlib.Path, content: str) -> bool:
+    """Write `content` where no file is yet, for its owner alone, so that no reader sees half of it.
+
+    Returns:
+      False where something has the name already, also a link; it stays as it is.
+
+    Raises:
+      OSError: it cannot be written. Nothing of it is left then.
+    """
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(part, path)  # unlike a rename, never over another one
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(part)
+    return True
 
 
 def run_file(folder: Place) -> Place:

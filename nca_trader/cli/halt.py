@@ -18,11 +18,16 @@ add_resume_options = add_halt_options
 
 def run_halt(args: argparse.Namespace) -> dict[str, Any]:
     """Write the file that halts the session."""
-    from nca_trader.paper.risk import request_halt
+    from nca_trader.paper.halting import halt_file, read_halt, request_halt
+    from nca_trader.paper.risk import refuse_no_journal
 
-    file = request_halt(args.journal, args.reason)
-    print(f"{file}: the session halts at its next bar or order, and every later start refuses.")
-    return {"file": str(file)}
+    refuse_no_journal(args.journal)
+    file, first = halt_file(args.journal), request_halt(args.journal, args.reason)
+    if first:
+        print(f"{file}: the session halts at its next bar or order, and every later start refuses.")
+    else:
+        print(f"{file}: a halt was asked for before, for this reason: {read_halt(args.journal)}")
+    return {"file": str(file), "first": first}
 
 
 def run_resume(args: argparse.Namespace) -> dict[str, Any]:

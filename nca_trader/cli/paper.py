@@ -97,18 +97,26 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def bars_shown() -> Iterator[Callable[[int, int], None]]:
-    """Yield the function that shows how many of a feed's bars are done, and the time left."""
-    from nca_trader.watch.progress import Progress
+def bars_shown() -> Iterator[Callable[..., None]]:
+    """Yield the function that shows a session's progress; see `paper_trade`."""
+    from nca_trader.watch.progress import LiveProgress, Progress
 
     with contextlib.ExitStack() as stack:
-        bar: Progress | None = None
+        shown: Progress | LiveProgress | None = None
 
-        def report(done: int, total: int) -> None:
-            nonlocal bar
-            if bar is None:  # the total is known at the first bar
-                bar = stack.enter_context(Progress(total, "paper", unit="bars"))
-            bar.update(1)
+        def report(done: int, total: int | None, *live: float) -> None:
+            nonlocal shown
+            if shown is None:  # the total is known at the first bar
+                made = (
+                    LiveProgress("paper")
+                    if total is None
+                    else Progress(total, "paper", unit="bars")
+                )
+                shown = stack.enter_context(made)
+            if isinstance(shown, Progress):
+                shown.update(1)
+            else:
+                shown.update(done, *live)
 
         yield report
 

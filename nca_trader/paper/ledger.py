@@ -186,7 +186,7 @@ def tickets(
     cut = 1.0 if borrow or need <= cash else cash / need
     found = []
     for order, units, price in wanted:
-        units = _in_lots(units * cut if units > 0.0 else units, instruments[order.symbol].lot)
+        units = in_lots(units * cut if units > 0.0 else units, instruments[order.symbol].lot)
         least = max(instruments[order.symbol].min_notional * (1.0 - ROUNDING), UNITS * worth)
         if (order.buy_only and units < 0.0) or abs(units) * price < least:
             refused.append((order.client_id, "too-small"))
@@ -195,7 +195,7 @@ def tickets(
     return sorted(found, key=lambda ticket: ticket.units > 0.0), refused
 
 
-def _in_lots(units: float, lot: float) -> float:
+def in_lots(units: float, lot: float) -> float:
     """Round towards zero to whole lots, without the digits that binary floats add."""
     if not lot:
         return units

@@ -31,6 +31,7 @@ from nca_trader.envs.account.state import Quote, Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
+from nca_trader.paper.clock import Clock
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
 from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import NANOSECONDS, Feed, LiveFeed, ReplayFeed, parse_feed
@@ -226,9 +227,19 @@ class Session:
             found += self._drift.decided(decision.features, present)
             traded = sum(abs(fill.units * fill.price) for fill in fills)
             found += self._drift.turned(traded / self._value())
+        self._record_risks(found, ts)
+
+    def _record_risks(self, found: Sequence[dict[str, Any]], ts: int) -> None:
+        """Record what the gate, the limits or the drift watch say of a bar, one event each."""
         for body in found:
             key = ":".join([str(ts // NANOSECONDS), body["code"], body.get("feature", "")])
             self._record("risk", key.rstrip(":"), body, ts)
+
+    def _limited(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """Return what the limits made of a decision."""
+        if outcome.decision is None or self._state.account is None:
+            return []
+        return said(self._state.account, outcome.decision.target, self._agent.symbols)
 
     def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         self._journal.record(self.run, kind, key, body, ts)
@@ -247,9 +258,7 @@ class Session:
         self._counts["decisions"] += 1
         body = {name: in_json(value) for name, value in decision.body.items()}
         self._record("decision", key, body, ts)
-        if self._state.account is not None:
-            for risk in said(self._state.account, decision.target, self._agent.symbols):
-                self._record("risk", f"{key}:{risk['code']}", risk, ts)
+        self._record_risks(self._limited(outcome), ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
         for order in outcome.sent:
@@ -340,9 +349,14 @@ class Session:
         halt, last = Halt("asked", asked), self._state.last
         # Between two bars; another request at the same bar is another halt.
         key = f"{last}:asked:{self._journal.head.seq}"
-        self._record("halt", key, halt._asdict(), (last or 0) * NANOSECONDS)
+        self._record("halt", key, halt._asdict(), self._now())
         self._journal.commit()
         raise self._halt_error(halt)
+
+    def _now(self) -> int:
+        """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
+        last = self._state.last  # a replay has the time of its bars, once there is one
+        return Clock().now() if last is None else last * NANOSECONDS
 
     def _value(self) -> float:
         """Return the broker's cash and positions in money at the last closes."""
@@ -442,7 +456,7 @@ def paper_trade(
     fill: str | None = None,
     order: str | None = None,
     warmup: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[..., None] | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -468,6 +482,8 @@ def paper_trade(
       order: as in `nca_trader.backtest`.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
       progress: called after each bar with the number of bars so far, and that of the feed's file.
+        In a live session it is called ten times a second, with the number of bars so far, None, the
+        equity as a multiple of the start, and the seconds until the next bar (NaN: not known).
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -533,7 +549,9 @@ def paper_trade(
     if live:
         from nca_trader.paper.live import trade_live
 
-        result = trade_live(agent, live, broker, Path(journal), capital, first, warmup, stop)
+        result = trade_live(
+            agent, live, broker, Path(journal), capital, first, warmup, stop, progress
+        )
         named = {"in_sample": 0, "seed": None, "agent": ""}
         if opened_run is not None:
             named |= {"seed": opened_run.selected, "agent": opened_run.described}
