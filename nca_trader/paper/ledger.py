@@ -94,6 +94,12 @@ class Ledger:
         if kind == "recon":
             self.recon = body.get("found", self.recon)
 
+    def allocated(
+        self, kind: str, key: str, body: Mapping[str, Any]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Return keys and bodies of the events that share one among sleeves, if there are any."""
+        return []
+
     def flush(self, symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return `[A]` units traded since the last call and their mean price, NaN for none."""
         traded = np.array([self.traded.get(symbol, (0.0, 0.0)) for symbol in symbols])
