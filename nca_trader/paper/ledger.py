@@ -89,7 +89,7 @@ class Ledger:
             self.cash, self.units = body["cash"], dict(body["units"])
             self.since = self.last = body["now"]
             self.moves = 0
-        elif kind == "resume":
+        elif kind == "resume" and "sleeve" not in body:
             self.since = None  # a person has looked: the venue's books are taken over again
         if kind == "recon":
             self.recon = body.get("found", self.recon)

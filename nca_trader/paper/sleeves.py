@@ -351,6 +351,11 @@ class SleevedCore:
         quote = legs.at_close._replace(size=None)
         account, given = self._limited(account, target, quote)
         orders, cuts = self._cut(account, orders, target, given, held, states)
+        for k, member in enumerate(self.members):
+            # A halted sleeve's account does not know of the orders that sell what it holds.
+            if orders[k] and member.name in memory.halted and cuts[k] is None:
+                none = np.zeros(len(member.at), bool)
+                cuts[k] = Cut(none, none)
         before = {order.client_id for staged in memory.staged for order in staged}
         fresh = frozenset(o.symbol for own in orders for o in own if o.client_id not in before)
         working: dict[str, Order] = {}
