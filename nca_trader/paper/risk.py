@@ -79,9 +79,7 @@ def request_halt(journal: str | Path, reason: str) -> Path:
     return halt_file(journal)
 
 
-def resume(
-    journal: str | Path, reason: str, now: int, sleeve: str | None = None
-) -> Event | None:
+def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None) -> Event | None:
     """Lift the halt of a journal, and remove the file that asked for one; or that of a sleeve.
 
     Args:

@@ -331,9 +331,11 @@ class SleevedLedger(Ledger):
             for sleeve in body["parts"]:
                 self.latest[sleeve, body["symbol"]] = name
         elif kind == "cross":
-            self.waiting.pop(body["symbol"], None)
-            if body["units"]:
-                self.waiting[body["symbol"]] = dict(body["units"])
+            symbol, units = body["symbol"], body["units"]
+            self.waiting[symbol] = {name: n for name, n in units.items() if n}
+            if body["order"] is None:  # what a sleeve had at the venue before is done with
+                for name in units:
+                    self.latest.pop((name, symbol), None)
         elif kind == "allocation":
             self._allocate(key, body)
         for name in [n for n in self._parts if self.order(n) is None]:

@@ -149,7 +149,7 @@ class SleevedLiveSession(LiveSession):
         self._members = tuple(members)
         self._bases: dict[str, float] = {}  # each sleeve's worth at the first decision
         self._plans: dict[str, dict[str, float]] = {}
-        self._crosses: dict[str, dict[str, float]] = {}
+        self._crosses: list[dict[str, Any]] = []
         super().__init__(agent, *args, **options)
         self._sleeved = SleevedCore(self._core, members)
         self._core: Any = self._sleeved
@@ -176,7 +176,7 @@ class SleevedLiveSession(LiveSession):
         with self._journal.transaction():
             for i in np.flatnonzero(present).tolist():
                 symbol = self._agent.symbols[i]
-                if symbol in ledger.waiting:
+                if ledger.waiting.get(symbol):
                     self._cross(symbol, dict(ledger.waiting[symbol]), float(bar.open[i]), ts)
         return books
 
@@ -220,7 +220,10 @@ class SleevedLiveSession(LiveSession):
                 continue
             name = ledger.latest.get((member.name, symbol))
             order = None if name is None else ledger.order(name)
-            waiting[i] = order is not None and order.state != "done"
+            # One that was withdrawn for another sleeve's order, which has its rest as well.
+            rest = order is not None and order.reason == "cancelled" and not order.whole
+            rest &= len(self._members) > 1
+            waiting[i] = order is not None and (order.state != "done" or rest)
             waiting[i] |= member.name in ledger.waiting.get(symbol, {})
             undone[i] = order is not None and order.reason in UNDONE
         if memory.cuts[k] is not None:
@@ -237,7 +240,7 @@ class SleevedLiveSession(LiveSession):
     def _sized(self, outcome: Outcome) -> tuple[list[Ticket], list[tuple[str, str]]]:
         """Size each sleeve's orders by its own books; what is left of their sum is an order."""
         memory, symbols = self._state.memory, self._agent.symbols
-        self._plans, self._crosses = {}, {}
+        self._plans, self._crosses = {}, []
         wanted = {symbol: np.zeros(len(self._members)) for symbol in memory.fresh}
         refused, small = [], self._router.instruments
         # The least order is the venue's, and so of the net.
@@ -264,17 +267,23 @@ class SleevedLiveSession(LiveSession):
                     missed.append((order.client_id, "too-small"))
                 net = 0.0
             crossed, venue = split(units, net) if units.any() else (units, units)
-            names = [member.name for member in self._members]
+            here = [
+                k
+                for k, staged in enumerate(memory.staged)
+                if any(order.symbol == symbol for order in staged)
+            ]
+            body = {"symbol": symbol, "units": self._named(here, crossed), "order": None}
             if order is not None and net:
                 sized.append(Ticket(order.client_id, symbol, net))
-                parts = zip(names, venue.tolist(), strict=True)
-                self._plans[order.client_id] = {name: n for name, n in parts if n}
-            if crossed.any():
-                between = zip(names, crossed.tolist(), strict=True)
-                self._crosses[symbol] = {name: n for name, n in between if n}
-            elif symbol in self._books.waiting:  # what waited for a bar was decided again
-                self._crosses[symbol] = {}
+                self._plans[order.client_id] = self._named(here, venue)
+                body["order"] = order.client_id
+            # Also of nothing: what waited for a bar or at the venue was decided again.
+            if len(self._members) > 1:
+                self._crosses.append(body)
         return sorted(sized, key=lambda ticket: ticket.units > 0.0), missed
+
+    def _named(self, places: Sequence[int], values: np.ndarray) -> dict[str, float]:
+        return {self._members[k].name: float(values[k]) for k in places}
 
     def _shared(self, ticket: Ticket) -> dict[str, Any]:
         return {"parts": self._plans[ticket.client_id]}
@@ -292,10 +301,12 @@ class SleevedLiveSession(LiveSession):
         if outcome.decision is None:
             return
         at_close = self._agent.rules.fill == "close"
-        for symbol, units in self._crosses.items():
-            key, body = f"{ts // NANOSECONDS}:{symbol}", {"symbol": symbol, "units": units}
+        for body in self._crosses:
+            symbol = body["symbol"]
+            key = f"{ts // NANOSECONDS}:{symbol}"
             self._record("cross", key, body, ts)
             self._books.apply("cross", key, body)
+            units = dict(self._books.waiting[symbol])
             if at_close and units:
                 price = float(self._state.close[self._agent.symbols.index(symbol)])
                 self._cross(symbol, units, price, ts)

@@ -191,8 +191,8 @@ class Memory(NamedTuple):
 
     states: of the cores. staged: the orders that work. cuts: what limits took from them. halted:
     the code of the sleeves that halted. since: the bar of that. failures: decisions in a row that
-    were not usable. fresh: symbols with an order that is new at this bar. news: bodies of `risk`
-    events of this bar.
+    were not usable. fresh: symbols whose orders are not those of the bar before. news: bodies of
+    `risk` events of this bar.
     """
 
     states: tuple[State, ...]
@@ -356,8 +356,7 @@ class SleevedCore:
             if orders[k] and member.name in memory.halted and cuts[k] is None:
                 none = np.zeros(len(member.at), bool)
                 cuts[k] = Cut(none, none)
-        before = {order.client_id for staged in memory.staged for order in staged}
-        fresh = frozenset(o.symbol for own in orders for o in own if o.client_id not in before)
+        fresh = _changed(memory.staged, orders)
         working: dict[str, Order] = {}
         for i, symbol in enumerate(self._agent.symbols):
             mine = [order for own in orders for order in own if order.symbol == symbol]
@@ -557,6 +556,15 @@ class SleevedCore:
             retried = less & np.isin(member.of(said_of), RETRIED)
             cuts.append(Cut(less, retried) if less.any() else None)
         return left, cuts
+
+
+def _changed(before: Sequence[Sequence[Order]], now: Sequence[Sequence[Order]]) -> frozenset[str]:
+    """Return the symbols whose net order is another one: an order came, or left others behind."""
+    old, new = (
+        {(o.symbol, o.client_id) for own in orders for o in own} for orders in (before, now)
+    )
+    left = {symbol for symbol, _ in new}
+    return frozenset({s for s, _ in new - old} | ({s for s, _ in old - new} & left))
 
 
 def _nets(changes: np.ndarray) -> bool:

@@ -17,12 +17,14 @@ import sys
 import paperoracle
 import papertape
 import pytest
+from sleeveledger import Ledger
 
 from nca_trader.paper.journal import KINDS
 
 HERE = pathlib.Path(__file__).parent
 # Written by other commands than the session's, or only where it halts, see below.
 ELSEWHERE = {"resume", "halt"}
+OF_SLEEVES = {"cross", "allocation"}  # the last test here has sleeves
 ENV = "max_gross = 1.0\nshort = true\n[costs]\ncommission = 5e-4\ninterest_lend = 0.02\n"
 FAULTS = "simulated:seed=3,reset=0.1,lost=0.1,busy=0.1,reject=0.1,partial=0.2,repeat=0.5"
 
@@ -41,12 +43,13 @@ class Mortal:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder,
         )  # fmt: skip
 
-    def run(self, journal, fatal=None, broker=FAULTS, code=None, env=None):
+    def run(self, journal, fatal=None, broker=FAULTS, code=None, env=None, sleeves=False):
         """Run a session; return its exit code and what it said."""
         log = journal.with_suffix(".log")
         log.unlink(missing_ok=True)
         rule = f"{HERE.parent / 'papertape.py'}:steps"
-        argv = ["paper", "--strategy", rule, "--feed", "papertape:feed", "--journal", str(journal)]
+        what = ["--sleeves", str(self.folder / "sleeves.toml")] if sleeves else ["--strategy", rule]
+        argv = ["paper", *what, "--feed", "papertape:feed", "--journal", str(journal)]
         argv += ["--broker", broker, "--warmup", "8", "--env", str(self.folder / "env.toml")]
         task = {"argv": argv, "fatal": fatal, "log": str(log), "env": env or {}}
         self.process.stdin.write(json.dumps(task) + "\n")
@@ -85,7 +88,9 @@ def whole(mortal):
     journal = mortal.rewind(mortal.folder / "whole.db")
     mortal.run(journal)
     told = paperoracle.check(journal)
-    assert {e[4] for e in told} == KINDS - ELSEWHERE, "the scenario must make every kind of event"
+    assert {e[4] for e in told} == KINDS - ELSEWHERE - OF_SLEEVES, (
+        "the scenario must make every kind of event"
+    )
     counts = collections.Counter(e[4] for e in told)
     last = {e[4]: e[0] for e in told}
     # Two sessions, each killed at all of its kinds: frequent ones soon come again, and rare ones
@@ -195,7 +200,8 @@ def test_a_position_that_moved_by_hand_halts_also_if_the_halt_is_killed(mortal, 
 
 def test_every_kind_of_event_has_a_fail_point(mortal, whole):
     """A new kind needs a scenario above, or a place among those that other commands write."""
-    assert set(mortal.kinds["frequent"]) | set(mortal.kinds["rare"]) == KINDS - ELSEWHERE
+    found = set(mortal.kinds["frequent"]) | set(mortal.kinds["rare"])
+    assert found == KINDS - ELSEWHERE - OF_SLEEVES
 
 
 @pytest.mark.slow
@@ -204,3 +210,42 @@ def test_an_exchange_that_accepts_and_never_answers(mortal, journal):
     mortal.run(journal, broker="simulated:seed=3,mute=0.3")
     told = paperoracle.check(journal)
     assert sum(e[4] == "order_ambiguous" for e in told) > 3
+
+
+SLEEVES = """
+[steps]
+share = 0.5
+strategy = "{tape}:steps"
+on_halt = "flatten"
+limits = {{ max_drawdown = 0.02 }}
+
+[against]
+share = 0.3
+strategy = "{tape}:against"
+
+[trend]
+share = 0.2
+strategy = "sma_cross"
+params = {{ fast = 2, slow = 6 }}
+"""
+
+
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
+def test_an_account_of_sleeves_that_is_killed_ends_as_one_that_was_not(mortal, tmp_path, when):
+    """A real session whose exchange is another process, killed at the kinds that sleeves add."""
+    text = SLEEVES.format(tape=HERE.parent / "papertape.py")
+    (mortal.folder / "sleeves.toml").write_text(text)
+    ends = []
+    for name, kinds in (("whole", ()), ("cut", (*sorted(OF_SLEEVES), "order_terminal", "fill"))):
+        journal = mortal.rewind(tmp_path / f"{name}.db")
+        for kind in kinds:
+            mortal.run(journal, f"{when}:{kind}", sleeves=True)
+        said = mortal.run(journal, sleeves=True)
+        told = paperoracle.check(journal)
+        assert {e[4] for e in told} >= OF_SLEEVES
+        assert "steps" in said and "halted: max-drawdown" in said
+        ledger = Ledger(journal)
+        assert ledger.worst < 1e-9 and ledger.crossed
+        own = {name: round(cash, 6) for name, cash in ledger.own_cash.items()}
+        ends.append((comparable(journal), own, ledger.own_units))
+    assert ends[0] == ends[1]
