@@ -484,8 +484,8 @@ def agent_of(run: Any, opened_run: Run | None, bars: Bars, capital: float, terms
     if opened_run is not None and opened_run.replacement is None:
         agent = run_agent(run_on(opened_run, bars), costs, rules)
     else:
-        rule = run if opened_run is None else opened_run.replacement
-        make = strategy_agent if isinstance(rule, Strategy) else function_agent
+        rule: Any = run if opened_run is None else opened_run.replacement
+        make: Any = strategy_agent if isinstance(rule, Strategy) else function_agent
         agent = make(rule, bars, costs, rules)
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
         agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))

@@ -93,7 +93,7 @@ class SleeveBroker(SimulatedBroker):
 
     def take(self, i: int, units: float, paid: float) -> None:
         """Book `units` of asset i that cost `paid` in money."""
-        self._cash -= paid
+        self._pay(-paid)
         self._units[i] += units
 
     def pay(self, amount: float) -> None:
@@ -360,6 +360,8 @@ class SleevedLedger(Ledger):
             parts = {name: self.held[name].get(fill.symbol, 0.0) for name in names}
             if not sum(parts.values()):
                 parts = {member.name: member.share for member in self.members}
+        # In one order: the journal sorts names, and sums must round alike after a restart.
+        parts = {name: parts[name] for name in names if name in parts}
         weights = np.array(list(parts.values()))
         units = shared(fill.units, weights).tolist()
         fees = shared(fill.commission, np.abs(weights)).tolist()

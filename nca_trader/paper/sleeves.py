@@ -331,7 +331,9 @@ class SleevedCore:
         self._muted = set(memory.halted)
         moved = []
         for k, member in enumerate(self.members):
-            own = Bar(*(None if x is None else member.of(x) for x in bar))
+            own = bar._replace(
+                **{name: member.of(x) for name, x in bar._asdict().items() if x is not None}
+            )
             moved.append(move(k, memory.states[k], own))
         states = tuple(own for own, _ in moved)
         after = state._replace(

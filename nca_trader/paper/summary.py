@@ -137,16 +137,15 @@ def summarise(journal: str | Path) -> Summary | None:
             traded.append(amount / (capital * equity[ts]))
     per_year = bars_per_year(np.array(sorted(equity), "datetime64[ns]"))
     turnover = float(np.sum(traded)) / len(equity) * per_year
-    return Summary(
-        _row(np.array(list(equity.values())), per_year, turnover, costs),
-        _row(np.array(hold), per_year, per_year / len(hold), 0.0),
-        len(equity),
-        *(counts[kind] for kind in ("order_intent", "fill", "bar_rejected", "risk")),
-        tuple(
-            _sleeve(name, body["share"], [each[name] for each in sleeves], per_year)
-            for name, body in started.get("sleeves", {}).items()
-        ),
+    kinds = ("order_intent", "fill", "bar_rejected", "risk")
+    orders, filled, rejected, risks = (counts[kind] for kind in kinds)
+    session = _row(np.array(list(equity.values())), per_year, turnover, costs)
+    held = _row(np.array(hold), per_year, per_year / len(hold), 0.0)
+    rows = tuple(
+        _sleeve(name, body["share"], [each[name] for each in sleeves], per_year)
+        for name, body in started.get("sleeves", {}).items()
     )
+    return Summary(session, held, len(equity), orders, filled, rejected, risks, rows)
 
 
 def _sleeve(name: str, share: float, bodies: list[dict[str, Any]], per_year: float) -> SleeveRow:

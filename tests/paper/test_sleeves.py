@@ -386,3 +386,77 @@ def test_a_killed_session_of_sleeves_ends_as_if_it_had_not_been(room):
 
 def room_risks(room):
     return room.of("risk", "cut.db")
+
+
+BOOK = """
+[trend]
+share = 0.5
+strategy = "sma_cross"
+params = { fast = 3, slow = 10 }
+limits = { max_drawdown = 0.02 }
+on_halt = "flatten"
+
+[hold]
+share = 0.5
+strategy = "buy_and_hold"
+symbols = ["BBB"]
+"""
+
+
+def test_the_commands_take_a_file_of_sleeves(room, capsys):
+    from nca_trader.cli import main
+
+    book, journal = room.folder / "book.toml", room.folder / "book.db"
+    book.write_text(BOOK)
+
+    def said(*words):
+        code = main([str(word) for word in words])
+        return code, capsys.readouterr()
+
+    terms = ("--sleeves", book, "--commission", 5e-4, "--limit", "max_gross=0.9")
+    reading = ("--feed", f"replay:{room.folder}/bars.parquet", "--repair", "keep-gaps,keep-jumps")
+    code, out = said("paper", *terms, *reading, "--journal", journal)
+    assert code == 0, out.err
+    lines = [line.split() for line in out.out.splitlines()]
+    last = [b for k, _, b, _ in told(journal) if k == "snapshot"][-1]["sleeves"]
+    for name in ("trend", "hold"):
+        (row,) = [line for line in lines if line[:1] == [name]]
+        assert row[1:3] == ["50.00%", f"{last[name]['equity'] - 1.0:+.2%}"]
+        assert row[5] == f"{last[name]['value']:,.2f}"
+    assert last["trend"]["halted"] == "max-drawdown" and "halted: max-drawdown" in out.out
+    assert said("journal", "verify", journal)[0] == 0
+    code, out = said("journal", "replay", journal, *terms)
+    assert code == 0 and "bit for bit" in out.out
+    copy = room.folder / "copy.db"
+    assert said("journal", "salvage", journal, "--out", copy)[0] == 0
+    assert Ledger(copy).worst < 1e-9
+    resume = ("resume", "--journal", journal, "--reason", "seen")
+    assert said(*resume, "--sleeve", "hold")[0] == 2
+    assert said(*resume, "--sleeve", "trend")[0] == 0
+    book.write_text(BOOK.replace("0.02", "0.03"))  # another account
+    assert said("paper", *terms, *reading, "--journal", journal)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "names no sleeve"),
+        ("[a]\nshare = 1.0\n", "[a] needs run or strategy"),
+        ("[a]\nshare = 'x'\nstrategy = 'sma_cross'\n", "[a] share: give a fraction"),
+        ("[a]\nshare = 1.0\nstrategy = 'sma_kross'\n", "sma_cross"),
+        ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nlimit = {}\n", "limit: no such key; did"),
+        ("[a]\nshare = 1.0\nrun = 'x'\nparams = {}\n", "[a] params: is of a strategy"),
+        ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nlimits = {max_gros = 1}\n", "max_gros"),
+        ("a = 1\n", "a is not a table"),
+    ],
+)
+def test_a_file_of_sleeves_that_is_wrong_is_refused_in_one_line(tmp_path, text, match, capsys):
+    from nca_trader.cli import main
+
+    book = tmp_path / "book.toml"
+    book.write_text(text)
+    (tmp_path / "bars.csv").write_text("")
+    code = main(["paper", "--sleeves", str(book), "--feed", f"replay:{tmp_path}/bars.csv",
+                 "--journal", str(tmp_path / "j.db")])  # fmt: skip
+    said = capsys.readouterr().err
+    assert code == 2 and match in said and "Traceback" not in said
