@@ -256,10 +256,14 @@ TRADING = nca.Costs(commission=5e-4, slippage=2e-4, half_spread=3e-4, impact=0.0
     ("costs", "rules"),
     [
         (TRADING, SIZED),
-        (TRADING, dict(fill="close") | SIZED),
+        pytest.param(TRADING, dict(fill="close") | SIZED, marks=pytest.mark.slow),
         (HOLDING, dict(delist_after=4, delist_haircut=0.3)),
         (HOLDING, dict(borrow=True, maintenance_margin=0.55, max_gross=None)),
-        (HOLDING, dict(borrow=True, maintenance_margin=0.55, max_gross=None, fill="close")),
+        pytest.param(
+            HOLDING,
+            dict(borrow=True, maintenance_margin=0.55, max_gross=None, fill="close"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["sized", "sized at the close", "holding", "margin", "margin at the close"],
 )
@@ -327,6 +331,15 @@ def test_sleeves_that_are_not_an_account_are_refused(room, sleeves, match):
     assert not room.path.exists()
 
 
+def test_a_sleeve_whose_orders_carry_stops_is_refused_in_one_line(room):
+    stopped = nca.rules.sma_cross(3, 9).with_stop(0.05)
+    with pytest.raises(
+        ConfigError, match="^sleeve a: strategy .* carry stops or targets"
+    ) as caught:
+        room.trade([sleeve("a", 1.0, stopped)])
+    assert len(str(caught.value).splitlines()) == 1 and not room.path.exists()
+
+
 def test_a_sleeve_that_is_wrong_is_named(room):
     with pytest.raises(ConfigError, match="share"):
         sleeve("a", 1.5, STEADY)
@@ -372,6 +385,7 @@ def again(folder, name):
                            reading={"repair": "keep-gaps,keep-jumps"})  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_killed_session_of_sleeves_ends_as_if_it_had_not_been(room):
     whole = again(room.folder, "whole.db")
     here = str(pathlib.Path(__file__).parent)
