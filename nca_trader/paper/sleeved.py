@@ -29,8 +29,10 @@ from nca_trader.paper.session import (
     refuse_subject,
     symbols_of,
 )
-from nca_trader.paper.sleeve_books import Pool, SleevedLedger, split
-from nca_trader.paper.sleeves import NET, Member, Sleeve, SleevedCore, keyed, members_of
+from nca_trader.paper.sleeve_books import Pool, split
+from nca_trader.paper.sleeve_core import SleevedCore, keyed
+from nca_trader.paper.sleeve_ledger import SleevedLedger
+from nca_trader.paper.sleeves import NET, Member, Sleeve, members_of
 from nca_trader.paper.venue import Ticket
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars

@@ -334,7 +334,7 @@ def test_sleeves_that_are_not_an_account_are_refused(room, sleeves, match):
 def test_a_sleeve_whose_orders_carry_stops_is_refused_in_one_line(room):
     stopped = nca.rules.sma_cross(3, 9).with_stop(0.05)
     with pytest.raises(
-        ConfigError, match="^sleeve a: strategy .* carry stops or targets"
+        ConfigError, match=r"^sleeve a: strategy .* carry stops or targets"
     ) as caught:
         room.trade([sleeve("a", 1.0, stopped)])
     assert len(str(caught.value).splitlines()) == 1 and not room.path.exists()
