@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from nca_trader.learner.train import train
     from nca_trader.paper.check import check_broker, check_feed
     from nca_trader.paper.session import paper_trade
+    from nca_trader.paper.sleeves import Sleeve
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
     from nca_trader.runs.trials import trials
@@ -74,6 +75,7 @@ __all__ = [
     "RunError",
     "Selector",
     "Sessions",
+    "Sleeve",
     "StateError",
     "Strategy",
     "TradingEnv",
@@ -156,6 +158,7 @@ _HOME = {
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
     "new_york": "data.calendar",
+    "Sleeve": "paper.sleeves",
     "paper_trade": "paper.session",
     "plan": "scale.plan",
     "prove": "evaluate.prove",

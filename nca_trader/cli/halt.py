@@ -13,7 +13,11 @@ def add_halt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", required=True, metavar="TEXT", help="kept in the journal")
 
 
-add_resume_options = add_halt_options
+def add_resume_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_halt_options(parser)
+    sleeve = "the sleeve that halted by itself; without it the whole session"
+    parser.add_argument("--sleeve", metavar="NAME", help=sleeve)
 
 
 def run_halt(args: argparse.Namespace) -> dict[str, Any]:
@@ -34,7 +38,10 @@ def run_resume(args: argparse.Namespace) -> dict[str, Any]:
     """Lift the halt."""
     from nca_trader.paper.risk import resume
 
-    halt = resume(args.journal, args.reason, time.time_ns())
+    halt = resume(args.journal, args.reason, time.time_ns(), args.sleeve)
+    if args.sleeve is not None:
+        print(f"{args.journal}: {args.sleeve} trades again from the next start of its session.")
+        return {"lifted": args.sleeve}
     what = "its halt file is removed" if halt is None else f"lifted: {halt.body['code']}"
     print(f"{args.journal}: {what}; the session's own command resumes from there.")
     return {"lifted": None if halt is None else halt.body["code"]}

@@ -62,7 +62,7 @@ class Decision(NamedTuple):
 
     target: `[A]` weights; NaN for no order. logits: `[A, n]` and action: `[A]`, of a policy alone.
     usable: whether the numbers were finite, so that they may be acted upon. features: `[A, F]`
-    that a policy saw in this bar; not in the journal.
+    that a policy saw in this bar; not in the journal. sleeves: their decisions, for the journal.
     """
 
     target: np.ndarray
@@ -70,12 +70,13 @@ class Decision(NamedTuple):
     action: np.ndarray | None = None
     usable: bool = True
     features: np.ndarray | None = None
+    sleeves: dict[str, Any] | None = None
 
     @property
-    def body(self) -> dict[str, np.ndarray]:
+    def body(self) -> dict[str, Any]:
         """The arrays by name, for the journal."""
         fields = self._replace(features=None)._asdict()
-        return {k: v for k, v in fields.items() if isinstance(v, np.ndarray)}
+        return {k: v for k, v in fields.items() if isinstance(v, np.ndarray | dict)}
 
 
 class Agent(NamedTuple):
@@ -167,7 +168,8 @@ class Core:
     """
 
     def __init__(self, agent: Agent, run: str, start: int | None = None):
-        self.agent, self._run = agent, run
+        self.agent, self.run = agent, run
+        self.start = start
         self._start = -(2**62) if start is None else start  # before any time in seconds
 
     def begin(self) -> State:
@@ -191,7 +193,7 @@ class Core:
         A first bar has returns 0, since there is no close before it.
         """
         seconds = 0 if state.last is None else int(bar.time[0]) - state.last
-        missing = self._missing(state, bar)
+        missing = self.missing(state, bar)
         _, size = self._sizes(state, bar)
         costs, rules = self.agent.costs, self.agent.rules
         return next_legs(state.close, bar, seconds, missing, costs, rules, size)
@@ -201,18 +203,25 @@ class Core:
         sizing = self.agent.rules.scale
         return (state.sizes, None) if sizing is None else next_size(state.sizes, bar, sizing)
 
-    def _missing(self, state: State, bar: Bar) -> np.ndarray:
+    def missing(self, state: State, bar: Bar) -> np.ndarray:
         """Return `[A]` bars missing in a row, `bar` included; 0 before an asset's first."""
         gone = ~np.asarray(bar.present) & np.isfinite(state.close)
         return np.where(gone, state.missing + 1, 0)
 
-    def step(self, state: State, bar: Bar, legs: Legs) -> tuple[State, Outcome]:
+    def step(
+        self,
+        state: State,
+        bar: Bar,
+        legs: Legs,
+        correct: Callable[[Account], Account] = lambda account: account,
+    ) -> tuple[State, Outcome]:
         """Move the account through `bar` (fields `[A]`, usable) and decide at its close.
 
         Args:
           state: after the bar before.
           bar: the closed bar.
           legs: of this bar, from `self.legs(state, bar)`.
+          correct: takes the moved account, and returns it as its broker has it.
 
         Returns:
           The state after the bar, and what follows from it.
@@ -220,6 +229,7 @@ class Core:
         account, book = state.account, state.book
         if account is not None:
             account, book = self._moved(account, book, bar, legs)
+            account = correct(account)
         # The agent sees the bars before `start` in any case, and decides at none of them.
         elif self.ready(state, bar):
             account, book = self._opened(bar)
@@ -282,7 +292,7 @@ class Core:
             rows=state.rows + 1,
             last=int(bar.time[0]),
             close=np.where(bar.present, bar.close, state.close),
-            missing=self._missing(state, bar),
+            missing=self.missing(state, bar),
             memory=memory,
             # A bar that is only learnt leaves the account of an earlier decision as it is.
             account=state.account if unseen else account,
@@ -328,7 +338,7 @@ class Core:
                 continue
             # The rest of an older order keeps its id: a broker must not take it for a new order.
             if new[i]:
-                name = client_id(self._run, state.last or 0, symbol)
+                name = client_id(self.run, state.last or 0, symbol)
             else:
                 name = state.working[symbol].client_id
             rest = bool(placed.pending[i] == REST)

@@ -8,6 +8,7 @@ learns the bars that closed in between without trading on them, and goes live.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -209,15 +210,23 @@ class LiveSession(Session):
     def _repeated(self) -> Ledger:
         """Process the journal's bars again, on the books of then; return the books of now."""
         decided = {event.key for event in self._journal.events("decision")}
-        ledger = Ledger()
+        ledger = self._ledger()
         with self._journal.transaction(durable=False):
             for event in self._journal.events():
                 if event.kind == "bar":
                     self._repeat(event, ledger, event.key in decided)
                 ledger.apply(event.kind, event.key, event.body)
+                self._learn(event)
                 self._counts["rejected"] += event.kind == "bar_rejected"
                 self._counts["orders"] += event.kind == "order_intent"
         return ledger
+
+    def _ledger(self) -> Ledger:
+        """Return the books before the journal's first event."""
+        return Ledger()
+
+    def _learn(self, event: Event) -> None:
+        """Take in an event of the journal that is repeated."""
 
     def _repeat(self, event: Event, ledger: Ledger, decided: bool) -> None:
         bar = self._bar_of(event)
@@ -337,8 +346,12 @@ class LiveSession(Session):
         for ticket in sized:
             order = orders[ticket.client_id]
             self._counts["orders"] += 1
-            more = {"weight": order.weight, "buy_only": order.buy_only}
+            more = {"weight": order.weight, "buy_only": order.buy_only} | self._shared(ticket)
             self._router.intend(ticket, ts // NANOSECONDS, more, ts)
+
+    def _shared(self, ticket: Ticket) -> dict[str, Any]:
+        """Return what an order's intent says of sleeves, if the account has any."""
+        return {}
 
     def _record_snapshot(self, seen: Observed, ts: int) -> None:
         books = self._router.books()
@@ -349,6 +362,7 @@ class LiveSession(Session):
             "cash": books.cash,
             "units": in_json(books.units),
             "value": seen.equity * (self._base or 0.0),
+            **self._parts(),
         }
         self._record("snapshot", str(ts // NANOSECONDS), body, ts)
 
@@ -469,13 +483,22 @@ def trade_live(
     warmup: int | None,
     stop: Callable[[], bool],
     progress: Callable[..., None] | None = None,
+    members: Any = None,
 ) -> dict[str, Any]:
-    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
+    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`.
+
+    `members` are the account's sleeves; None where it has none.
+    """
+    session_of: Any = LiveSession
+    if members:
+        from nca_trader.paper.sleeved import SleevedLiveSession
+
+        session_of = functools.partial(SleevedLiveSession, members=members)
     with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
         fresh = opened.head.seq == 0
         venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
         with contextlib.closing(venue):
             warmup = WARMUP if warmup is None else warmup
-            session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
+            session = session_of(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
                 return session.trade(stop, progress) | {"durability": opened.durability}

@@ -63,13 +63,14 @@ def refuse_no_journal(journal: str | Path) -> None:
     next(read_events(_existing(journal)), None)  # another program's file is refused
 
 
-def resume(journal: str | Path, reason: str, now: int) -> Event | None:
-    """Lift the halt of a journal, and remove the file that asked for one.
+def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None) -> Event | None:
+    """Lift the halt of a journal, and remove the file that asked for one; or that of a sleeve.
 
     Args:
       journal: its path; no session may be writing to it.
       reason: why trading may go on.
       now: nanoseconds since 1970 UTC.
+      sleeve: the one of the account's that may go on; None is the session.
 
     Returns:
       The halt that is lifted; None where only the file was there.
@@ -80,6 +81,8 @@ def resume(journal: str | Path, reason: str, now: int) -> Event | None:
     """
     reason, asked = checked_reason(reason), read_halt(journal)
     with contextlib.closing(Journal(_existing(journal), lambda: now)) as opened:
+        if sleeve is not None:
+            return _resume_sleeve(opened, reason, sleeve)
         standing = standing_halt(opened.events())
         if standing is None and asked is None:
             raise ConfigError(f"{journal}: is not halted; there is nothing to resume.")
@@ -96,11 +99,29 @@ def resume(journal: str | Path, reason: str, now: int) -> Event | None:
     return standing
 
 
+def _resume_sleeve(journal: Journal, reason: str, name: str) -> None:
+    """Write that a halted sleeve may go on, after the last bar that it was halted at."""
+    begun, last, snapshot = None, None, None
+    for event in journal.events():
+        begun = event if event.kind == "run_started" else begun
+        last = event if event.kind == "bar" else last
+        snapshot = event if event.kind == "snapshot" else snapshot
+    sleeves = {} if begun is None else begun.body.get("sleeves", {})
+    if name not in sleeves:
+        there = f"it has {', '.join(sleeves)}" if sleeves else "its session has none"
+        raise ConfigError(f"{journal.path}: no sleeve {name!r}; {there}.")
+    halted = None if snapshot is None else snapshot.body["sleeves"][name]["halted"]
+    if begun is None or last is None or halted is None:
+        raise ConfigError(f"{journal.path}: {name} is not halted; there is nothing to resume.")
+    body = {"reason": reason, "sleeve": name, "halt": {"code": halted}}
+    journal.record(begun.run, "resume", str(journal.head.seq), body, last.ts_event)
+
+
 def standing_halt(events: Iterator[Event]) -> Event | None:
     """Return the newest halt that no later `resume` lifts."""
     last = None
     for event in events:
-        if event.kind in ("halt", "resume"):
+        if event.kind == "halt" or (event.kind == "resume" and "sleeve" not in event.body):
             last = event
     return last if last is not None and last.kind == "halt" else None
 

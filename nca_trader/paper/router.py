@@ -408,3 +408,5 @@ class VenueBroker:
     def _write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         if self._journal.record(self._run, kind, key, body, ts):
             self.ledger.apply(kind, key, body)
+            for name, share in self.ledger.allocated(kind, key, body):
+                self._write("allocation", name, share, ts)

@@ -67,6 +67,7 @@ def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None
         "charts": _charts(book),
         "tables": {
             "positions": _positions(book),
+            "sleeves": _sleeves(book),
             "why": _why(book),
             "orders": _orders(book),
             "gauges": _gauges(book),
@@ -260,6 +261,29 @@ def _positions(book: Book) -> dict[str, Any]:
         )
     headers = ["Asset", "Weight", "Value", "Units", "Last close"]
     return table(headers, rows, _more(book), "Nothing is held before the first decision.")
+
+
+def _sleeves(book: Book) -> dict[str, Any]:
+    """Return a row for each sleeve of the account; none where it has none."""
+    now, shares = book.snapshot.get("sleeves"), book.started.get("sleeves")
+    rows = []
+    for name, body in (now if isinstance(now, dict) else {}).items():
+        about = shares.get(name, {}) if isinstance(shares, dict) else {}
+        equity, value = number(body.get("equity")), number(body.get("value"))
+        halted = body.get("halted")
+        state = cell(f"halted: {halted}", "bad") if halted else cell("trading", "good")
+        rows.append(
+            [
+                str(name),
+                percent(number(about.get("share"))),
+                percent(equity - 1.0, 2, True),
+                amount(value),
+                amount(number(body.get("cash"))),
+                state,
+            ]
+        )
+    headers = ["Sleeve", "Share at the start", "Return", "Value", "Cash", "State"]
+    return table(headers, rows, empty="One agent has the whole account.")
 
 
 def _why(book: Book) -> dict[str, Any]:
