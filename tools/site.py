@@ -1,7 +1,7 @@
 """Extends the site of mkdocs.yml by what stands outside of docs/: a hook, run by mkdocs.
 
-The READMEs, the notebooks and every file that a page links to become pages or files of the site. The
-public names become the API reference. The navigation is the lists of docs/index.md.
+The READMEs, the notebooks and every file that a page links to become pages or files of the site.
+The public names become the API reference. The navigation is the lists of docs/index.md.
 """
 
 from __future__ import annotations
