@@ -37,7 +37,7 @@ for deterministic in (False, True):
         mesh = dataclasses.replace(agent.mesh, devices=devices, deterministic=deterministic)
         given, rows = dataclasses.replace(agent, mesh=mesh), []
         name = f"runs/{devices}-{deterministic}"
-        nca.train(env, given, name, steps=65_536, report=rows.append)
+        nca.train(env, given, name, steps=32_768, report=rows.append)
         curves[devices, deterministic] = np.array([row["loss"] for row in rows])
 gaps = {d: np.abs(curves[1, d] - curves[8, d]) for d in (False, True)}
 print(f"largest difference of the loss: {gaps[False].max():.1e}")
@@ -57,19 +57,25 @@ axes[1].legend()
 plt.show()
 
 # %% [markdown]
-# ## A plan for slices that are not here
+# ## A plan for a slice that is not here
 #
 # `nca.plan` compiles the update with the TPU compiler, on this CPU. Nothing runs and nothing is
 # rented. Seconds are the compiler's estimates: a chip can only take longer.
 
 # %%
-plans = {name: nca.plan("nano", name) for name in ("v5e-8", "v5e-64")}
-for name, plan in plans.items():
-    print(f"{name}: fits {plan['fits']}, {plan['hbm_bytes_per_chip'] / 2**20:.0f} MiB of "
-          f"{plan['hbm_limit'] / 2**30:.2f} GiB per chip")  # fmt: skip
+plan = nca.plan("nano", "v5e-8")
+print(f"fits: {plan['fits']}, {plan['hbm_bytes_per_chip'] / 2**20:.0f} MiB of "
+      f"{plan['hbm_limit'] / 2**30:.2f} GiB per chip")  # fmt: skip
+print(
+    f"bound by {plan['estimate']['bound']}, at most {plan['estimate']['steps_per_s']:,.0f} steps/s"
+)
 
 # %%
-figure, ax = plt.subplots(figsize=(7, 2.5), layout="constrained")
-ax.barh(list(plans), [plan["hbm_bytes_per_chip"] / 2**20 for plan in plans.values()])
-ax.set(xlabel="MiB of a chip's memory that an update needs, by the compiler")
+parts = {name: cycles for name, cycles in plan["cycles"].items() if name != "update"}
+memory = {kind: size / 2**20 for kind, size in plan["bytes_by_kind"].items()}
+figure, axes = plt.subplots(1, 2, figsize=(10, 2.5), layout="constrained")
+axes[0].barh(list(parts), list(parts.values()))
+axes[0].set_title("cycles of an update, by part, by the compiler")
+axes[1].barh(list(memory), list(memory.values()))
+axes[1].set_title("MiB per chip, by kind")
 plt.show()
