@@ -159,10 +159,10 @@ docs: .venv/.installed
 	  echo "$$own" | sed 's|^.venv-docs|../../../../.venv-oracles|' >> "$$own/project.pth"
 	@touch $@
 
-# Warnings are errors, and tools/site.py forbids the network.
+# Warnings are errors, and tools/website.py forbids the network.
 site: .venv-docs/.installed
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
-	@.venv-docs/bin/python -m pytest -q tests/site $(PYTEST_ARGS)
+	@.venv-docs/bin/python -m pytest -q tests/website $(PYTEST_ARGS)
 	@echo "build/site/index.html; for its search: $(PY) -m http.server --directory build/site"
 
 NOTEBOOK_ARGS ?=

@@ -146,7 +146,8 @@ def navigation(index: pathlib.Path) -> list[dict[str, Any]]:
             target = (index.parent / link).resolve()
             below = target.name == "index.md" and target != index
             own = [place(target), *navigation(target)] if below else place(target)
-            entries.append({name[0].upper() + name[1:]: own})
+            shown = name.capitalize() if place(target).startswith("project/") else name
+            entries.append({shown: own})
         nav += [{title: entries}] if title and entries else entries
     return nav
 
