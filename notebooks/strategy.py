@@ -5,6 +5,7 @@
 # raises: is the best of it more than the luck of many tries?
 
 # %%
+# %matplotlib inline
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np

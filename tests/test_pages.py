@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import pandas as pd
 import pytest
 from documents import ROOT, blocks, with_python
+from tiny import AGENT
 
 import nca_trader as nca
 from nca_trader.cli import main
@@ -49,7 +50,7 @@ def paper(tiny, monkeypatch):
 
 
 def training(tiny, monkeypatch):
-    return bars_and_costs() | {"agent": tiny.agent}
+    return bars_and_costs() | {"agent": AGENT}
 
 
 def exported(tiny, monkeypatch):
