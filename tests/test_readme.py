@@ -78,6 +78,12 @@ def test_the_readme_links_to_every_page_of_the_documents(root):
     assert {*root.glob("docs/**/*.md")} <= linked
 
 
+def test_every_picture_of_the_documents_is_in_the_gallery(root):
+    docs = root / "docs"
+    shown = {(docs / link).resolve() for link in links(docs / "gallery.md")}
+    assert {*docs.rglob("*.png"), *docs.rglob("*.svg")} <= shown
+
+
 def links(page):
     found = re.findall(r"\]\(([^)#]+)", page.read_text())
     return [link for link in found if "://" not in link]

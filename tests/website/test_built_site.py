@@ -3,6 +3,8 @@
 import html.parser
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -48,6 +50,15 @@ def test_a_page_loads_only_files_of_the_site(pages):
 def test_style_sheets_and_scripts_fetch_nothing_from_elsewhere():
     for path in [*SITE.rglob("*.css")]:
         assert not re.search(r"url\(\s*['\"]?(https?:)?//", path.read_text()), path.name
+
+
+def test_the_build_refuses_the_network():
+    lines = "import socket, website; website.on_startup(); "
+    lines += "socket.create_connection(('127.0.0.1', 9), timeout=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", lines], cwd=ROOT / "tools", capture_output=True, text=True
+    )
+    assert "RuntimeError: The site is built without a network" in done.stderr
 
 
 def test_every_public_name_has_its_place_in_the_reference(pages):
