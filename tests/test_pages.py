@@ -7,6 +7,7 @@ of the page before) is put there first.
 import contextlib
 import inspect
 import pathlib
+import re
 import sys
 import types
 
@@ -112,7 +113,17 @@ def test_the_python_of_a_page_runs_from_its_text(page, tiny, tmp_path, monkeypat
     space = PREPARE[page](tiny, monkeypatch) if page in PREPARE else {}
     train = nca.train
     monkeypatch.setattr(nca, "train", lambda *a, **kw: train(*a, **kw | {"steps": 1}))
-    for number, block in enumerate(blocks((ROOT / page).read_text(), "python")):
+    monkeypatch.syspath_prepend(tmp_path)
+    prompt = []
+    for block in blocks((ROOT / page).read_text(), "python"):
+        name = re.match(r"# (\w+)\.py\n", block)
+        if name:  # a block of the reader's own file, which the others import
+            with open(f"{name[1]}.py", "a", encoding="utf-8") as file:
+                file.write(block)
+            monkeypatch.delitem(sys.modules, name[1], raising=False)
+        else:
+            prompt.append(block)
+    for number, block in enumerate(prompt):
         if "stable_baselines3" in block:
             pytest.importorskip("stable_baselines3")
         code = compile(block, f"{page}, block {number}", "exec")
