@@ -36,20 +36,44 @@ from nca_trader.paper.drift import Usual
 from nca_trader.types import Bar, Costs
 
 # Costs and rules are static: a session has one of each, and what they leave out is not compiled.
-on_bar = jax.jit(accounting.on_bar, static_argnums=(2, 3))
-trade = jax.jit(accounting.trade, static_argnums=(2, 3))
-_on_bar_of_book = jax.jit(exits.on_bar, static_argnums=(4, 5))
+# What a caller does not need is not returned: the effects of a fill are 15 arrays.
 _entered = jax.jit(exits.entered)
 _aged = jax.jit(exits.aged)
-_capped = jax.jit(accounting.capped, static_argnums=1)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> Account:
+    """Return the account at the close of a bar."""
+    return accounting.on_bar(account, legs, costs, rules)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+    account, fill = accounting.trade(account, quote, costs, rules)
+    effects: Any = (fill.traded, fill.cost, None)
+    return account, Fill(*effects)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _on_bar_of_book(
+    account: Account, book: Book, bar: Bar, legs: Legs, costs: Costs, rules: Rules
+) -> tuple[Account, Book]:
+    # Without levels in the book nothing leaves inside the bar.
+    return exits.on_bar(account, book, bar, legs, costs, rules)[:2]
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def place(
     account: Account, target: Array, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Account, Any]:
-    """Order without filling, also where orders fill at the close: the broker is sent the orders."""
-    return accounting.place(account, target, quote, costs, rules._replace(fill="next_open"))
+) -> tuple[Account, Array]:
+    """Order without filling, also where orders fill at the close: the broker is sent the orders.
+
+    Returns:
+      The account, and `[A]` the weights ordered within the caps.
+    """
+    rules = rules._replace(fill="next_open")
+    placed, _ = accounting.place(account, target, quote, costs, rules)
+    return placed, accounting.capped(placed.ordered, rules)
 
 
 def _open_book(num_assets: int) -> Book:
@@ -301,10 +325,8 @@ class Core:
     ) -> tuple[Account, Book | None]:
         """Return the account, and its book if it has one, at the close of `bar`."""
         if book is None:
-            return self._run_account(on_bar, account, legs)[0], None
-        # Without levels in the book nothing leaves inside the bar.
-        account, book, *_ = self._run_account(_on_bar_of_book, account, book, bar, legs)
-        return account, book
+            return self._run_account(on_bar, account, legs), None
+        return self._run_account(_on_bar_of_book, account, book, bar, legs)
 
     def _place(
         self, state: State, account: Account, decision: Decision, quote: Quote
@@ -313,15 +335,13 @@ class Core:
         rules = self.agent.rules
         # Ordered first and filled last, also where orders fill at this close: what is pending in
         # between is what the broker is sent.
-        placed, _ = self._run_account(place, account, decision.target, quote)
+        placed, weights = self._run_account(place, account, decision.target, quote)
         whole = np.asarray(placed.pending) == WHOLE
         if rules.order == "on_change":
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
         else:
             # Every target that is given is a new order, which replaces the one before it.
             new = whole & ~np.isnan(decision.target) & ~np.asarray(denied(placed.guard))
-        with float64_on_cpu():
-            weights = np.asarray(_capped(placed.ordered, rules))
         working = {}  # every order that the account has pending should be at the broker
         for i, symbol in enumerate(self.agent.symbols):
             if placed.pending[i] == FILLED:
@@ -342,7 +362,7 @@ class Core:
         )
         book = state.book
         if rules.fill == "close":
-            placed, fill = self._run_account(trade, placed, quote)
+            placed, fill = self._run_account(_trade, placed, quote)
             if book is not None:
                 with float64_on_cpu():
                     book = jax.tree.map(np.asarray, _entered(book, placed.held, fill, state.close))
