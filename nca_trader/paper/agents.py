@@ -71,12 +71,10 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
     act = jax.jit(lambda *args: read_out(policy, *args))
 
     def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
-        with float64_on_cpu():
-            return stream(params, state, row, present)
+        return stream(params, state, row, present)
 
     def logits(cells: Any, account: Account) -> np.ndarray:
-        with float64_on_cpu():
-            return np.asarray(act(params, cells, account))
+        return np.asarray(act(params, cells, account))
 
     return policy_agent(
         spec=run.spec,
@@ -152,7 +150,8 @@ def policy_agent(
       features: a `FeatureSet`: `init(num_assets) -> state` and `step(state, bar) -> state, [A, F]
         float32`.
       begin: `() -> stream`, before the first bar.
-      see: `(stream, features [A, F] float32, present [A]) -> stream, cells`, one new bar.
+      see: `(stream, features [A, F] float32, present [A]) -> stream, cells`, one new bar; called
+        within `float64_on_cpu`, as `decide` is.
       decide: `(cells, account) -> logits [A, S n]`.
       receptive_field: RF bars, after which a stream has forgotten one.
       identity: hashes and versions that make a session this one.

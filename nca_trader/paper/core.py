@@ -227,7 +227,10 @@ class Core:
 
     def _missing(self, state: State, bar: Bar) -> np.ndarray:
         """Return `[A]` bars missing in a row, `bar` included; 0 before an asset's first."""
-        gone = ~np.asarray(bar.present) & np.isfinite(state.close)
+        present = np.asarray(bar.present)
+        if present.all():
+            return np.zeros(len(present), int)
+        gone = ~present & np.isfinite(state.close)
         return np.where(gone, state.missing + 1, 0)
 
     def step(self, state: State, bar: Bar, legs: Legs) -> tuple[State, Outcome]:
@@ -373,4 +376,5 @@ class Core:
         """Call a compiled account function in float64 on the CPU; numpy arrays come back."""
         with float64_on_cpu():
             found = function(*args, self.agent.costs, self.agent.rules)
-            return jax.tree.map(np.asarray, found)
+        leaves, tree = jax.tree.flatten(found)  # half the time of `jax.tree.map`
+        return tree.unflatten([np.asarray(leaf) for leaf in leaves])
