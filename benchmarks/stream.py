@@ -189,13 +189,13 @@ def session(agent, bars, path, batch, each=lambda row: None, split=None):
 
             at_send, broker.work = {}, work
         for row, bar in enumerate(feed):
-            before = trading.result()["orders"]
+            before = trading._counts["orders"]
             parts.begin()
             began = time.perf_counter()
             trading.on_bar(bar)
             if row >= WARM:
                 all_bars.append(time.perf_counter() - began)
-                if trading.result()["orders"] > before:
+                if trading._counts["orders"] > before:
                     sent.append(broker.sent_at - began)
                     if split is not None:
                         rest = sent[-1] - sum(at_send.values())

@@ -19,8 +19,8 @@ from nca_trader.paper.journal import Event, read_events, verify
 from nca_trader.runs.manifest import Run
 
 TABLE = "backtest.parquet"
-# Relative. In every session measured equity was the same bit for bit, but nothing promises that the
-# compiler fuses products and sums alike in an account alone and in a scan (docs/concepts/parity.md).
+# Relative. Equity was the same bit for bit in every session measured, but nothing promises that the
+# compiler fuses products and sums alike in an account alone and in a scan: docs/concepts/parity.md.
 EQUITY_TOLERANCE = 1e-12
 # Orders of `actions = "weights"` follow the logits continuously, and so round as they do; equity
 # follows the orders. A choice among targets is the same or another.
