@@ -37,7 +37,8 @@ def cpu() -> Any:
 def float64_on_cpu() -> Iterator[None]:
     """Compute in float64 on `cpu()` inside the block: features, and accounts in reports."""
     # Entering costs 6 us, as long as a small program takes; a bar on paper enters several times.
-    if jax.config.jax_enable_x64 and jax.config.jax_default_device is cpu():
+    config: Any = jax.config
+    if config.jax_enable_x64 and config.jax_default_device is cpu():
         yield
         return
     # For this block and thread only: training stays in float32.

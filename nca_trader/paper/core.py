@@ -382,5 +382,6 @@ class Core:
             found = function(given, *args, self.agent.costs, self.agent.rules)
         leaves, tree = jax.tree.flatten(found)  # half the time of `jax.tree.map`
         read = tree.unflatten([np.asarray(leaf) for leaf in leaves])
-        self._handed = tuple(x if isinstance(x, Account) else x[0] for x in (read, found))
+        alone = isinstance(found, Account)
+        self._handed = (read, found) if alone else (read[0], found[0])
         return read
