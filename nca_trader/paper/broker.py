@@ -281,8 +281,10 @@ class SimulatedBroker:
     def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
         """Close every position that is quoted, if equity is too small for the gross position."""
         margin = self._rules.maintenance_margin
+        if margin is None:
+            return []
         gross = float(np.where(self._units == 0.0, 0.0, np.abs(self._units * price)).sum())
-        if margin is None or gross * margin <= self._equity(price):
+        if gross * margin <= self._equity(price):
             return []
         closing = np.where(np.asarray(quote.present), -self._units, 0.0)
         worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)

@@ -226,7 +226,7 @@ class Session:
         if decision is not None and present is not None:
             found += self._drift.decided(decision.features, present)
             traded = sum(abs(fill.units * fill.price) for fill in fills)
-            found += self._drift.turned(traded / self._value())
+            found += self._drift.turned(traded / self._value() if traded else 0.0)
         self._record_risks(found, ts)
 
     def _record_risks(self, found: Sequence[dict[str, Any]], ts: int) -> None:
@@ -277,22 +277,22 @@ class Session:
             return None
         key = str(ts // NANOSECONDS)
         cash, units = self._broker.position()
-        held = np.asarray(account.held)
+        held, equity, value = np.asarray(account.held), _equity(account), self._value()
         body = {
-            "equity": _equity(account),
+            "equity": equity,
             "log_equity": [float(account.log_equity), float(account.log_equity_low)],
             "weight": in_json(held),
             "cash": cash,
             "units": in_json(units),
-            "value": self._value(),
+            "value": value,
             **self._parts(),
         }
         self._record("snapshot", key, body, ts)
-        value, halt, loss = self._value(), None, None
+        halt, loss = None, None
         if account.ruined:  # the broker's positions go on below the floor: nothing to compare
-            halt = Halt("ruined", {"equity": _equity(account), "broker": value})
+            halt = Halt("ruined", {"equity": equity, "broker": value})
         else:
-            expected = self._capital * _equity(account)
+            expected = self._capital * equity
             # Both are compared: equity alone would not show a position in the wrong asset.
             weights = np.where(units == 0.0, 0.0, units * self._state.close) / value
             off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
@@ -412,6 +412,8 @@ def _equity(account: Any) -> float:
 def in_json(value: Any) -> Any:
     """Return numpy values in JSON's types; numbers that are not finite become None."""
     if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f" or np.isfinite(value).all():
+            return value.tolist()
         value = value.tolist()
     if isinstance(value, list):
         return [in_json(item) for item in value]
@@ -428,10 +430,11 @@ def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     more = (bar.half_spread, bar.dividend, bar.funding)
     rows = [*(getattr(bar, name) for name in PRICES), bar.volume]
     rows += [] if all(x is None for x in more) else [np.nan if x is None else x for x in more]
-    fields = np.stack(np.broadcast_arrays(*rows), axis=-1)
-    return {
-        symbol: in_json(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
-    }
+    fields = np.empty((len(symbols), len(rows)))
+    for column, row in enumerate(rows):
+        fields[:, column] = row
+    each = zip(symbols, in_json(fields), bar.present, strict=True)
+    return {symbol: row if there else None for symbol, row, there in each}
 
 
 def _recent(live: LiveFeed, symbols: tuple[str, ...] | None) -> ReplayFeed:
