@@ -168,10 +168,24 @@ def strict(cls: type[T]) -> type[T]:
                 kind = a(type(nested[key]).__name__)
                 problems.append(f"{key} is {described(value)}; give {kind}.")
         refuse(problems)
+        for key in getattr(cls, "OWN", {}):
+            values = _by_name(values, key)
         build(self, **values)
 
     cls.__init__ = init
     return cls
+
+
+def _by_name(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the values of a config with the names of the objects that a field was given."""
+    value = values.get(key, "")
+    several = type(value) in (tuple, list)  # a NamedTuple is an object
+    if all(isinstance(one, str | None) for one in (value if several else [value])):
+        return values
+    from nca_trader.config.extensions import name_of  # imports this module
+
+    named = tuple(name_of(one, key) for one in value) if several else name_of(value, key)
+    return values | {key: named}
 
 
 def described(value: Any) -> str:

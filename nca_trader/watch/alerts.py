@@ -33,7 +33,7 @@ SINKS = {
         "give webhook:http(s)://... without spaces, or webhook:$NAME of a variable",
     ),
     "email": (r"[!-?A-~]+@[!-?A-~]+$", "give email:NAME@HOST, and the server in NCA_TRADER_SMTP"),
-    "call": (r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "give call:package.module:function"),
+    "call": (r"[^\s:]+(:[A-Za-z_]\w*(\(.*\))?)?$", "give call:package.module:function"),
 }
 INACTIVE, PENDING, FIRING, RESOLVED = "inactive", "pending", "firing", "resolved"
 
