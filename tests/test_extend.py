@@ -91,7 +91,7 @@ def test_a_run_records_its_code_and_another_process_trades_as_this_one(folder):
     found = json.loads(there.stdout.splitlines()[-1])
     run, bars = nca.Run("runs/mine"), nca.sample_bars("sp500")
     here = nca.backtest(bars, run, start="2013-01-01", stop="2013-06-01")
-    assert found["equity"] == pytest.approx(float(here.equity.iloc[-1]), rel=1e-12)
+    assert found["total_return"] == pytest.approx(here.metrics["total_return"], rel=1e-9)
 
 
 def test_another_process_says_which_code_is_missing_or_changed(folder, capsys):

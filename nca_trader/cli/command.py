@@ -58,6 +58,13 @@ LESS = (
 )
 
 
+INTERRUPTED = 130  # as of a program that Ctrl-C ends, so that a script can see it
+
+
+class Stopped(KeyboardInterrupt):
+    """A command was asked to stop, has saved everything and has said so."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line, and exits with 2."""
 
@@ -108,9 +115,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         printable,
     )
 
-    args = build_parser().parse_args(argv)
-    use_compile_cache()
+    args = argparse.Namespace(command="", json=False)
     try:
+        args = build_parser().parse_args(argv)
+        use_compile_cache()
         with options_named():
             # Before the command imports jax, so that a wrong option is refused at once.
             check(args)
@@ -118,9 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except Stopped:
+        return INTERRUPTED
     except KeyboardInterrupt:
         print("interrupted; what was saved before stays", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader has closed the pipe, e.g. `| head`. Python flushes stdout when it exits, which
         # would fail again: what is left goes to /dev/null.
@@ -176,6 +186,17 @@ def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -
     if args.json:
         print_json(result)
     raise CheckFailed(message)
+
+
+def stopped(args: argparse.Namespace, result: dict[str, Any] | None) -> NoReturn:
+    """End a command that was asked to stop and has saved all, with exit code 130.
+
+    Raises:
+      Stopped: always.
+    """
+    if args.json and result is not None:
+        print_json(result)
+    raise Stopped
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from nca_trader.cli import stop_on_signal
+from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.options import (
     READING,
     SHARED,
@@ -86,9 +86,10 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
     """Train; return the run's path and its last metrics, in the first process of several."""
     from nca_trader.parallel.processes import joined, options
 
-    peers = options(args)
+    peers, first = options(args), True
     if peers is None:
-        return _train(args)
+        result = _train(args)
+        return result if result["complete"] else stopped(args, result)
     with joined(peers):
         import jax
 
@@ -97,8 +98,10 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
         # JAX counts the devices of all processes only once they have joined.
         if args.devices is None:
             args.devices = jax.device_count()
-        result = _train(args)
-        return result if hosts.first() else None
+        result, first = _train(args), hosts.first()
+    shown = result if first else None
+    # After the processes have left each other in order.
+    return shown if result["complete"] else stopped(args, shown)
 
 
 def _train(args: argparse.Namespace) -> dict[str, Any]:
