@@ -72,7 +72,7 @@ def encoder_of(cls: Any, name: str) -> Encoder:
       name: of its kind, for messages.
 
     Raises:
-      ConfigError: it is no such class, or lacks `__call__`, or has `stream` without `begin`.
+      ConfigError: it is not such a class, or lacks `__call__`, or has `stream` without `begin`.
     """
     if not (isinstance(cls, type) and issubclass(cls, nnx.Module) and callable(cls)):
         raise ConfigError(f"{name}: is {described(cls)}; give the class of a Flax nnx module.")

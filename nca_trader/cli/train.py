@@ -42,10 +42,15 @@ SWITCHES = {  # option: the setting of jax, its value, what it does
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `load_training`."""
     required = {"required": True}
-    shards = SHARED["data"]["help"].replace(";", ", or the shards.json of shards;")
+    shards = SHARED["data"]["help"].replace("; without", ", or the shards.json of shards; without")
     add_options(parser, env=required, agent=required, data={"help": shards})
     add_options(parser, *READING, "devices", "set")
-    parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
+    parser.add_argument(
+        "--until",
+        "--stop",
+        metavar="DATE",
+        help="train on bars before this date, keep the rest unseen",
+    )
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
