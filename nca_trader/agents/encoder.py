@@ -117,7 +117,7 @@ def encoder_of(cls: Any, name: str) -> Encoder:
         return (bars, there), encode(module, bars[None], there[None], None, len(bars) - 1)[0, 0]
 
     if hasattr(cls, "stream"):
-        begin, stream = cls.begin, cls.stream
+        begin, stream = getattr(cls, "begin"), getattr(cls, "stream")  # noqa: B009 (unknown to types)
     hidden, head = getattr(cls, "HIDDEN", {}), getattr(cls, "HEAD", Head)
     return Encoder("encoder", build, receptive_field, encode, begin, stream, hidden, head)
 

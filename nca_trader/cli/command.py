@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
         short = len(needed) + len(positionals) < len(options) + len(positionals)
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        sections = [("arguments", None, positionals), ("options", None, first)]
+        sections: list[Any] = [("arguments", None, positionals), ("options", None, first)]
         sections += [("the account", None, account), ("more options", None, rest)]
         for group in groups:
             if group not in (self._optionals, self._positionals):
@@ -183,10 +183,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         out_of_memory,
         printable,
     )
+    from nca_trader.machine import check_versions
 
     args = argparse.Namespace(command="", json=False)
     try:
         args = build_parser().parse_args(argv)
+        check_versions()
         use_compile_cache()
         with options_named():
             # Before the command imports jax, so that a wrong option is refused at once.

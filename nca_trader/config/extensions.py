@@ -309,7 +309,11 @@ class Registry(Mapping[str, T]):
             return self.builtin[name]
         if name not in self._own:
             if origin_of(self.kind, name) is None:
-                raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self)}")
+                what = self.kind.removesuffix("s").replace("policie", "policy")
+                raise ConfigError(
+                    f"unknown {what} {name!r}; {nearest(name, self)}Give a known name, or "
+                    "module:name of your own."
+                )
             self._own[name] = self._made(load(self.kind, name), name)
         return self._own[name]
 

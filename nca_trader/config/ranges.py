@@ -196,9 +196,9 @@ def _of_type(key: str, value: Any, kind: Any) -> str:
     elif of is not None:
         item = str if of[0] is str else Real
         # A text in the place of a tuple has a message of its own.
-        items = () if isinstance(value, str) else value
-        fits = isinstance(value, tuple | list | str) and all(isinstance(x, item) for x in items)
-        fits = fits and (... in of or len(value) == len(of))
+        items = value if isinstance(value, tuple | list) else ()
+        fits = isinstance(value, str | tuple | list) and all(isinstance(x, item) for x in items)
+        fits = fits and (... in of or len(items) == len(of))
         size = "" if ... in of else f"{len(of)} "
         accepted = f"a tuple of {size}{'texts' if item is str else 'numbers'}"
     else:

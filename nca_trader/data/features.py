@@ -410,11 +410,10 @@ def own_feature(value: Any, name: str) -> Feature:
             f"{name}: is {described(value)}; give a Feature, e.g. of make_feature, or a function "
             "that returns one."
         )
-    number: Any = jax.ShapeDtypeStruct((), np.float64)
-    fields = dict.fromkeys(("open", "high", "low", "close", "volume"), number)
-    time: Any = jax.ShapeDtypeStruct((), np.int64)
-    present: Any = jax.ShapeDtypeStruct((), bool)
-    bar = Bar(time, **fields, present=present)
+    # With quotes and dividends: a feature may need them, and `update` says so where they lack.
+    types = dict.fromkeys(Bar._fields, np.float64) | {"time": np.int64, "present": bool}
+    fields: Any = {field: jax.ShapeDtypeStruct((), kind) for field, kind in types.items()}
+    bar = Bar(**fields)
     with float64_on_cpu(), own_code(name):
         state = value.init()
         after, given = jax.eval_shape(value.update, state, bar)
@@ -472,7 +471,8 @@ class FeatureSet:
         new, values = {}, []
         for name in self.names:
             # One asset's update, mapped over assets: no asset sees another.
-            new[name], value = jax.vmap(FEATURES[name].update)(state[name], bar)
+            with own_code(name):
+                new[name], value = jax.vmap(FEATURES[name].update)(state[name], bar)
             values.append(value)
         return new, jnp.stack(values, axis=-1).astype(jnp.float32)
 

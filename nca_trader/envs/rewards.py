@@ -304,15 +304,15 @@ class Reward(NamedTuple):
     unit: float | None = None
 
 
-def own_reward(given: Any, name: str) -> Reward:
+def own_reward(value: Any, name: str) -> Reward:
     """Return the reward that your own code gives: a `Reward`, or the function that pays.
 
     Raises:
       ConfigError: it is neither, or its memory lacks a part.
     """
-    value: Any = given
     if callable(value) and not isinstance(value, Reward | type):
-        return Reward(value)
+        pay: Any = value
+        return Reward(pay)
     if not isinstance(value, Reward):
         raise ConfigError(
             f"{name}: is {described(value)}; give a function (config, spec, step), or a Reward."

@@ -32,7 +32,7 @@ simulated:seed=x|v5e-8|v9|ä|\N{SNOWMAN}|max_drawdown=0.2|max_drawdown=a|max_dra
 open|next_open|rebalance|\x1b[2J|f32|sobol|rolling|sharpe|ou|ou_mid
 """
 VALUES = [*filter(None, TEXTS.replace("\n", "|").split("|")), "", " ", "a" * 3000]
-LONG = {"bench", "supervise", "demo", "dashboard"}
+LONG = {"bench", "supervise", "demo", "dashboard", "watch"}
 SUBPARSERS = argparse._SubParsersAction
 PARSERS = next(a.choices for a in build_parser()._actions if isinstance(a, SUBPARSERS))
 
