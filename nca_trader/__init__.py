@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from nca_trader.envs import register
+from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
     from nca_trader.agents import load_agent, rules
@@ -184,6 +185,7 @@ def __getattr__(name: str) -> Any:
     """Return the public name, from the module that it lives in."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_versions()
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     found = getattr(module, name, module)  # `rules`, `synthetic`: the module itself
     # Only next to jax, which takes longer to import than gymnasium: light names must stay light.

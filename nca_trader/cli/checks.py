@@ -226,7 +226,11 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         folder = pathlib.Path(given["journal"]).parent
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; make it, or choose another.")
-    if bars and command != "doctor":  # the doctor reports a missing file as a finding
+    from nca_trader.config.extensions import is_source
+
+    if (
+        bars and command != "doctor" and not is_source(bars)
+    ):  # the doctor reports a missing file as a finding
         path = place(bars)
         if not isinstance(path, CloudPath) and not path.exists():
             raise BarError(f"{path}: D001 no such file. Check the path.")
@@ -296,9 +300,13 @@ def check_strategy(name: str, features: bool = False) -> None:
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file}: no such file; check the path.")
     elif name not in STRATEGIES and not (features and name.startswith("feature:")):
+        from nca_trader.config.extensions import origin_of
+
+        if origin_of("strategies", name) is not None:
+            return
         more = "feature:NAME names a feature, " if features else ""
         raise ConfigError(
             f"{name if features else argument('strategy', name)}: no such rule; "
             f"{nearest(name, STRATEGIES)}There are {', '.join(STRATEGIES)}; {more}FILE.py:NAME "
-            "your own."
+            "or module:name your own."
         )

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli import fail_check, stop_on_signal
+from nca_trader.cli import fail_check, stop_on_signal, stopped
 from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
@@ -70,9 +70,9 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             progress=progress,
             **options,
         )
-        stopped = stop()
+        asked = stop()
         # The journal has every event already, so nothing is lost by stopping between two bars.
-        if stopped:
+        if asked:
             print(f"stopped; all is in {args.journal}, and the same command resumes from there.")
     if result["agent"]:
         print(result["agent"])
@@ -92,9 +92,8 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     if table is not None:
         print(table)
     print(f"The page: {typed('dashboard', journal=args.journal)}")
-    if stopped:
-        raise KeyboardInterrupt  # the exit code of a command that was interrupted
-    return result | {"summary": table and table.body}
+    result |= {"summary": table and table.body}
+    return stopped(args, result) if asked else result
 
 
 @contextlib.contextmanager

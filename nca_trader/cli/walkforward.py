@@ -77,7 +77,9 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-start", action="store_true", help="agents begin with those of the fold before"
     )
-    parser.add_argument("--until", help="walk bars before this date, keep the rest unseen")
+    parser.add_argument(
+        "--until", "--stop", metavar="DATE", help="walk bars before this date, keep the rest unseen"
+    )
     parser.add_argument(
         "--deploy",
         metavar="RUN",
