@@ -552,7 +552,7 @@ class _Walk:
         if scheme == "combinatorial":
             where = f"On the median of {count(len(self._paths), 'path')} of purged cross-validation"
         tried = f"No trial log counts what was tried before; name one with {argument('trials')}."
-        if self._log is not None:
+        if self._log is not None and result.tried is not None:
             tried = f"The trial log of {self._log.name} has {count(result.tried, 'trial')}"
             tried += " on these symbols."
         return (
