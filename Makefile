@@ -28,9 +28,10 @@ USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[
 DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/null || echo FORCE)
 
 DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FORCE)
+DEAD_DOCS := $(shell .venv-docs/bin/python -c pass 2>/dev/null || echo FORCE)
 DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test check test-slow soak test-fresh test-oracles lint format docs bench bench-peers lock wheel clean FORCE
+.PHONY: help setup demo test check test-slow soak test-fresh test-oracles lint format docs site notebooks bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
@@ -42,6 +43,8 @@ help:
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
 	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments and learners"
 	@echo "make docs       write docs/reference.md from the code"
+	@echo "make site       set up .venv-docs, then build the site into build/site"
+	@echo "make notebooks  run the notebooks, and renew what they show"
 	@echo "make clean      remove the environments and caches (runs/ stays)"
 
 setup: .venv/.installed
@@ -145,6 +148,27 @@ docs: .venv/.installed
 	@$(PY) tools/reference.py
 	@$(PY) tools/architecture.py
 
+# What the notebooks need of torch and Stable-Baselines3 they find in .venv-oracles, where there is one.
+.venv-docs/.installed: requirements-docs.lock $(DEAD_DOCS) | .venv/.installed
+	@echo "installing what builds the site into .venv-docs (half a minute)"
+	@$(PY) -m venv --clear .venv-docs
+	@own="$$(.venv-docs/bin/python -c '$(PURELIB)')" && \
+	  echo "../../../../$$($(PY) -c '$(PURELIB)')" > "$$own/project.pth" && \
+	  .venv-docs/bin/python -m pip install --quiet --no-compile --require-hashes \
+	    --requirement requirements-docs.lock && \
+	  echo "$$own" | sed 's|^.venv-docs|../../../../.venv-oracles|' >> "$$own/project.pth"
+	@touch $@
+
+# Warnings are errors, and tools/website.py forbids the network.
+site: .venv-docs/.installed
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+	@.venv-docs/bin/python -m pytest -q tests/website $(PYTEST_ARGS)
+	@echo "build/site/index.html; for its search: $(PY) -m http.server --directory build/site"
+
+NOTEBOOK_ARGS ?=
+notebooks: .venv-docs/.installed
+	@.venv-docs/bin/python tools/notebooks.py $(NOTEBOOK_ARGS)
+
 bench: .venv/.installed
 	@$(PY) -m nca_trader bench $(BENCH_ARGS)
 
@@ -156,6 +180,9 @@ lock: .venv/.installed
 	@$(PY) -m uv pip compile pyproject.toml --group oracles --universal --generate-hashes --upgrade \
 	  --constraint requirements.lock \
 	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements-oracles.lock
+	@$(PY) -m uv pip compile pyproject.toml --group docs --universal --generate-hashes --upgrade \
+	  --constraint requirements.lock \
+	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements-docs.lock
 	@$(PY) -m uv pip compile pyproject.toml --group peers --torch-backend cpu --upgrade \
 	  --constraint requirements.lock \
 	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements-peers.lock
@@ -165,4 +192,4 @@ wheel: .venv/.installed
 	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf .venv .venv-oracles .venv-peers build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oracles .venv-docs .venv-peers build dist .pytest_cache .ruff_cache .hypothesis

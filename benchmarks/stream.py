@@ -1,10 +1,22 @@
 """The paper loop: bar in to order sent, bars per second of a replay, and what a journal weighs.
 
+    python -m benchmarks.stream
+    python -m benchmarks.stream --folder /mnt/disk
     python -m benchmarks.stream --soak 200000
 
 Each agent has drawn parameters. `order` rows commit every bar before its orders, as with a venue
 outside this process, on the disk and without waiting for it (`no fsync`): the difference is the
-disk's. `replay` commits in batches of 256 events.
+disk's. `split` says where that time went, in microseconds (p50, p99) of the bars with an order:
+
+    policy   features, policy and account
+    journal  rows: JSON, hashes, SQLite
+    fsync    waits for the disk, of the head file and of SQLite's commit
+    send     the broker takes the orders
+    rest     the gate, and all else
+
+`fsync` rows are of the disk alone: 512 bytes written and waited for, which a commit does twice.
+`load` is the machine's, of the last minute: a p99 on a machine that does other work is that work's.
+`replay` commits in batches of 256 events.
 """
 
 import argparse
@@ -56,8 +68,64 @@ class Venue(SimulatedBroker):
         self.sent_at = 0.0
 
     def work(self, orders):
+        found = super().work(orders)
         self.sent_at = time.perf_counter()
-        return super().work(orders)
+        return found
+
+
+class Split:
+    """Seconds since `begin` by part of the loop; what a part calls counts as the inner part's."""
+
+    PARTS = ("policy", "journal", "fsync", "send")
+
+    def __init__(self):
+        self.seconds = dict.fromkeys(self.PARTS, 0.0)
+        self._inner = [0.0]
+
+    def begin(self):
+        self.seconds.update(dict.fromkeys(self.PARTS, 0.0))
+
+    def timed(self, part, function):
+        """The function, whose time counts as `part`."""
+
+        def run(*args, **options):
+            self._inner.append(0.0)
+            began = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                taken = time.perf_counter() - began
+                self.seconds[part] += taken - self._inner.pop()
+                self._inner[-1] += taken
+
+        return run
+
+    @contextlib.contextmanager
+    def watching(self, session, journal, broker):
+        """Time the parts of a session inside the block."""
+        core, wait = session._core, os.fdatasync
+        core.step = self.timed("policy", core.step)
+        journal.record = self.timed("journal", journal.record)
+        # Of a commit SQLite's wait is all but the head file's writes and the look at the files.
+        journal.commit = self.timed("fsync", journal.commit)
+        broker.work = self.timed("send", broker.work)
+        os.fdatasync = self.timed("fsync", wait)
+        try:
+            yield
+        finally:
+            os.fdatasync = wait
+
+
+def disk(folder, count=1000):
+    """Seconds of each of `count` waits for 512 bytes, in a file of the folder."""
+    taken = []
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        for row in range(count):
+            os.pwrite(file.fileno(), os.urandom(512), row % 3 * 512)
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            taken.append(time.perf_counter() - began)
+    return np.array(taken)
 
 
 def agent_of(name, folder):
@@ -100,20 +168,39 @@ def unsynced():
         journals.SYNCHRONOUS, os.fdatasync = full, wait
 
 
-def session(agent, bars, path, batch, each=lambda row: None):
-    """Trades the bars; returns seconds per bar, and per order sent, both after `WARM` bars."""
+def session(agent, bars, path, batch, each=lambda row: None, split=None):
+    """Trades the bars; returns seconds per bar, and per order sent, both after `WARM` bars.
+
+    `split` gets a list of the seconds of each order by part, under the key of the part.
+    """
     broker, feed = Venue(1e5, agent.costs, agent.symbols, agent.rules), ReplayFeed(bars)
     broker.remembers = not batch
-    sent, all_bars = [], []
-    with Journal(path, feed.now, batch) as journal:
+    sent, all_bars, parts = [], [], Split()
+    with Journal(path, feed.now, batch) as journal, contextlib.ExitStack() as stack:
         trading = Session(agent, broker, journal, 1e5)
+        if split is not None:
+            stack.enter_context(parts.watching(trading, journal, broker))
+            take = broker.work
+
+            def work(orders):  # what comes after the orders is not on their way
+                found = take(orders)
+                at_send.update(parts.seconds)
+                return found
+
+            at_send, broker.work = {}, work
         for row, bar in enumerate(feed):
-            before, began = trading.result()["orders"], time.perf_counter()
+            before = trading._counts["orders"]
+            parts.begin()
+            began = time.perf_counter()
             trading.on_bar(bar)
             if row >= WARM:
                 all_bars.append(time.perf_counter() - began)
-                if trading.result()["orders"] > before:
+                if trading._counts["orders"] > before:
                     sent.append(broker.sent_at - began)
+                    if split is not None:
+                        rest = sent[-1] - sum(at_send.values())
+                        for part, taken in (at_send | {"rest": rest}).items():
+                            split.setdefault(part, []).append(taken)
             each(row)
     return np.array(all_bars), np.array(sent)
 
@@ -131,19 +218,26 @@ def row_of(name, seconds, compilations, **facts):
     } | facts  # fmt: skip
 
 
-def rows(args=None):
-    """Yields a row per agent and measurement."""
+def rows(args=None, where=None):
+    """Yields a row per agent and measurement; journals are in a new folder of `where`."""
     # As the command does. Where a benchmark before this one has used the CPU it comes too late.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     bars = sample_bars("sp500")[:BARS]
     for name in AGENTS:
-        with tempfile.TemporaryDirectory() as folder, Compilations() as compilations:
+        with tempfile.TemporaryDirectory(dir=where) as folder, Compilations() as compilations:
             path = pathlib.Path(folder)
             agent = agent_of(name, path / "run")
             for label, around in (("FULL", contextlib.nullcontext), ("no fsync", unsynced)):
+                split: dict[str, list[float]] = {}
                 with around():
-                    _, sent = session(agent, bars, path / f"{label}.db", False)
-                yield row_of(f"{name} order, {label}", sent, compilations)
+                    _, sent = session(agent, bars, path / f"{label}.db", False, split=split)
+                by_part = {
+                    part: tuple(np.percentile(taken, (50, 99)).round(1).tolist())
+                    for part, taken in ((p, np.array(t) * 1e6) for p, t in split.items())
+                }
+                facts: dict[str, Any] = {"split": by_part, "load": os.getloadavg()[0]}
+                yield row_of(f"{name} order, {label}", sent, compilations, **facts)
+            yield row_of(f"{name} fsync alone", disk(folder), compilations)
             began = time.process_time()
             taken, _ = session(agent, bars, path / "batch.db", True)
             cpu = (time.process_time() - began) / len(bars)
@@ -205,10 +299,11 @@ def main(words=None):
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--soak", type=int, metavar="BARS")
+    parser.add_argument("--folder", help="of the journals, which says the disk; the default is tmp")
     args = parser.parse_args(words)
     if args.soak:
         return soak(args.soak)
-    for row in rows():
+    for row in rows(where=args.folder):
         print({k: v for k, v in row.items() if v is not None}, flush=True)
 
 

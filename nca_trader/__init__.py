@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from nca_trader.envs import register
+from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
     from nca_trader.agents import load_agent, rules
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from nca_trader.learner.train import train
     from nca_trader.paper.check import check_broker, check_feed
     from nca_trader.paper.session import paper_trade
+    from nca_trader.paper.sleeves import Sleeve
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
     from nca_trader.runs.trials import trials
@@ -74,6 +76,7 @@ __all__ = [
     "RunError",
     "Selector",
     "Sessions",
+    "Sleeve",
     "StateError",
     "Strategy",
     "TradingEnv",
@@ -156,6 +159,7 @@ _HOME = {
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
     "new_york": "data.calendar",
+    "Sleeve": "paper.sleeves",
     "paper_trade": "paper.session",
     "plan": "scale.plan",
     "prove": "evaluate.prove",
@@ -181,6 +185,7 @@ def __getattr__(name: str) -> Any:
     """Return the public name, from the module that it lives in."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_versions()
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     found = getattr(module, name, module)  # `rules`, `synthetic`: the module itself
     # Only next to jax, which takes longer to import than gymnasium: light names must stay light.

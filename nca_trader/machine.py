@@ -6,21 +6,70 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import resource
+import secrets
 import shlex
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from nca_trader.cloud import CloudPath, Place
-from nca_trader.errors import RunError, StateError
+from nca_trader.errors import ConfigError, RunError, StateError
 
 SCRATCH = "nca-trader."
+# Versions that the tests run with: from, and before. pyproject.toml has the same.
+SUPPORTED = {"Python": ("3.11", "3.13"), "jax": ("0.10.2", "0.12")}
+
+
+@functools.cache
+def check_versions() -> None:
+    """Refuse a version of Python or jax that this package does not support.
+
+    pip does so too, but not for a checkout, nor where jax was changed later.
+
+    Raises:
+      ConfigError: with the versions that are supported.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"Python": ".".join(map(str, sys.version_info[:3]))}
+    try:
+        found["jax"] = version("jax")
+    except PackageNotFoundError:
+        raise ConfigError("jax is not installed; run: pip install nca_trader") from None
+    refuse_versions(found)
+
+
+def refuse_versions(found: Mapping[str, str]) -> None:
+    """Refuse versions outside of `SUPPORTED`.
+
+    Raises:
+      ConfigError: one line for each.
+
+    Example:
+      >>> refuse_versions({"Python": "3.11.7", "jax": "0.11.2"})
+    """
+    lines = []
+    for name, (least, most) in SUPPORTED.items():
+        if not _parts(least) <= _parts(found[name]) < _parts(most):
+            lines.append(
+                f"{name} {found[name]} is not supported; install {name} {least} or later, before "
+                f"{most}."
+            )
+    if lines:
+        raise ConfigError(*lines)
+
+
+def _parts(version: str) -> list[int]:
+    # Up to the first part that is not a number: 0.11.2.dev1 counts as 0.11.2.
+    parts = itertools.takewhile(str.isdigit, version.split("."))
+    return [int(part) for part in parts]
 
 
 def make_directory(path: Place, mode: int = 0o777) -> None:
@@ -62,6 +111,30 @@ def write_atomically(path: Place, content: str | bytes) -> None:
         raise StateError(
             f"{path}: cannot be written ({error.strerror}); fix that, then try again."
         ) from None
+
+
+def write_once(path: pathlib.Path, content: str) -> bool:
+    """Write `content` where no file is yet, for its owner alone, so that no reader sees half of it.
+
+    Returns:
+      False where something has the name already, also a link; it stays as it is.
+
+    Raises:
+      OSError: it cannot be written. Nothing of it is left then.
+    """
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(part, path)  # unlike a rename, never over another one
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(part)
+    return True
 
 
 def run_file(folder: Place) -> Place:

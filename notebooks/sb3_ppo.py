@@ -3,16 +3,15 @@
 #
 # The environment is a plain Gymnasium one, so that an agent of another library trains on it
 # unchanged. Here: S&P 500 index, trained on 1999 to 2012, judged on 2013 to 2018, which training
-# never saw, beside buy-and-hold and doing nothing, after costs. Needs `pip install
-# stable-baselines3`, which is no dependency of this package.
-#
-#     python notebooks/sb3_ppo.py --steps 200000 --seed 0
+# never saw, next to buy-and-hold and doing nothing, after costs. It needs the extra `sb3`:
+# `pip install 'nca-trader[sb3]'`.
 
 # %%
-import argparse
 import dataclasses
 
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -22,6 +21,10 @@ from nca_trader.envs.gym.environment import ID  # registers the name; "nca_trade
 from nca_trader.envs.sb3 import targets_of
 
 SPLIT = "2013-01-01"
+
+
+# %% [markdown]
+# ## Settings, training, judgement
 
 
 # %%
@@ -60,25 +63,40 @@ def out_of_sample(agent: PPO, bars: nca.Bars, config: nca.EnvConfig) -> dict[str
     }
 
 
+# %% [markdown]
+# ## Train, and trade unseen years
+#
+# 20,000 steps take seconds and are few: 200,000 are a start.
+
+
 # %%
-def main(arguments: list[str] | None = None) -> dict[str, float]:
+def main(steps: int = 20_000, seed: int = 0) -> dict[str, float]:
     """Trains, then prints what it was worth on bars that training did not see."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
     bars, config = settings()
-    agent = train(bars, config, options.steps, options.seed)
+    agent = train(bars, config, steps, seed)
     figures = out_of_sample(agent, bars, config)
     print(f"out of sample, {SPLIT} to {str(bars.time[-1])[:10]}, after costs, 1.0 at the start:")
     for name, value in figures.items():
         print(f"  {name:>20}: {value:.3f}")
-    print(
-        "One seed says little: an index rose in these years, so an agent that is mostly long looks "
-        "good. Compare it with buy-and-hold, over several seeds. " + bars.note
-    )
     return figures
 
 
 if __name__ == "__main__":
-    main()
+    results = {seed: main(seed=seed) for seed in range(2)}
+
+# %% [markdown]
+# ## Seeds disagree
+#
+# One seed says little. An index rose in these years, so an agent that is mostly long looks good:
+# compare it with buy and hold, over several seeds.
+
+# %%
+if __name__ == "__main__":
+    table = pd.DataFrame(results).rename(columns="seed {}".format)
+    print(table.round(3).to_string())
+    figure, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+    ax.bar(list(table.columns), table.loc["agent"] - 1, label="agent")
+    ax.axhline(table.loc["buy and hold"].iloc[0] - 1, color="black", label="buy and hold")
+    ax.set_ylabel("return from 2013 to 2018, after costs")
+    ax.legend()
+    plt.show()

@@ -3,11 +3,14 @@
 The venue keeps its books by plain sums and shares no code with the package's exchange.
 """
 
+import collections
 import pathlib
 
 import numpy as np
 
 from nca_trader.paper.feed import ReplayFeed
+from nca_trader.paper.journal import Journal, read_events
+from nca_trader.paper.live import LiveSession
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -20,6 +23,7 @@ from nca_trader.paper.venue import (
 )
 
 SECOND = 1_000_000_000
+BEGIN = 20  # bars that are history when a session of `Room` starts
 
 
 class Still:
@@ -176,3 +180,37 @@ class Tape:
 
     def close(self):
         pass
+
+
+class Room:
+    """A session over bars of `stage`, which a test can start again and again."""
+
+    def __init__(self, stage, folder, agent=None, desk=None, num_bars=60, **tape):
+        self.bars, self.folder = stage.bars(num_bars=num_bars), folder
+        self.path, self.agent = folder / "paper.db", agent or stage.agent()
+        self.desk, self.tape_options = desk or Desk(), tape
+        self.clock = Still()
+
+    def tape(self):
+        return Tape(self.bars, self.folder / "tape", BEGIN, **self.tape_options)
+
+    def trade(self, bars=10**6, tape=None, until=None):
+        """Trade until the given number of bars has closed while the session was alive.
+
+        until: of another feed than a tape the open of the last bar, in seconds.
+        """
+        tape, last = tape or self.tape(), until
+        if last is None:
+            row = min(tape.place + bars, len(self.bars)) - 1
+            last = self.bars.time[row].astype("datetime64[s]").astype(int)
+        with Journal(self.path, tape.now) as journal:
+            session = LiveSession(
+                self.agent, tape, self.desk, journal, 1e5, warmup=10, clock=self.clock
+            )
+            return session.trade(lambda: (session._state.last or 0) >= last)
+
+    def bodies(self, kind):
+        return [event.body for event in read_events(self.path, kind)]
+
+    def kinds(self):
+        return collections.Counter(event.kind for event in read_events(self.path))

@@ -2,7 +2,8 @@
 
 Lines of JSON on stdin: {"argv", "fatal", "log", "env"}. `fatal` is null, a number (the call of the
 journal or the exchange that is the last), "before:KIND" or "after:KIND" of an event of the journal
-that this process records as new, or [call, what]: "TERM", "TERM twice", or "exchange" to kill that.
+that this process records as new, or [call, what]: "TERM", "TERM twice", "KILL", or "exchange" to
+kill that.
 The answer is a line: the exit code, below 0 for a signal.
 """
 
@@ -22,6 +23,8 @@ def act(what, argv):
     if what == "exchange":
         about = pathlib.Path(argv[argv.index("--journal") + 1] + ".exchange").read_text()
         return os.kill(json.loads(about)["pid"], signal.SIGKILL)
+    if what == "KILL":
+        return die()
     for _ in range(2 if what == "TERM twice" else 1):
         os.kill(os.getpid(), signal.SIGTERM)
 

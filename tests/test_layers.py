@@ -169,10 +169,11 @@ def test_security_says_what_runs_code(root):
                 given = ast.unparse(node.args[0])
                 if PACKAGE not in given and "__name__" not in given:
                     running.add(path.relative_to(root / PACKAGE).as_posix())
-    assert running == {"watch/sinks.py", "evaluate/subjects.py", "paper/sources.py"}
+    assert running == {"config/extensions.py"}
     text = (root / "SECURITY.md").read_text()
     assert "`paper --feed module:name`" in text
     assert "`call:package.module:function`" in text and "`leakcheck FILE.py:NAME`" in text
+    assert "`features`, `reward`, `policy.kind` and `learner.advantages`" in text
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """The memory that a process may use, against files as Linux has them, and a limit of its own."""
 
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
-from nca_trader.machine import Memory, memory
+import nca_trader
+from nca_trader import ConfigError
+from nca_trader.machine import SUPPORTED, Memory, memory, refuse_versions
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:  5 kB\nMemAvailable:    600 kB\nHugePages_Total:   0\n"
 
@@ -85,3 +89,40 @@ def test_a_limit_of_the_process_counts_less_what_it_uses():
 def test_this_machine_has_memory():
     total, free = memory()
     assert 0 < free <= total < 1 << 50
+
+
+def test_supported_versions_are_those_of_pyproject_and_others_are_refused(root):
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    least, most = SUPPORTED["Python"]
+    assert project["requires-python"] == f">={least},<{most}"
+    least, most = SUPPORTED["jax"]
+    assert f"jax>={least},<{most}" in project["dependencies"]
+    readme = (root / "README.md").read_text()
+    assert "Python 3.11 or 3.12" in readme and "jax 0.10.2 to 0.11" in readme
+    for versions, line in {
+        ("3.11.0", "0.10.2"): "",
+        ("3.12.9", "0.11.9"): "",
+        (
+            "3.13.0",
+            "0.11.2",
+        ): "install Python 3.11 or later, before 3.13.",
+        ("3.10.14", "0.11.2"): "Python 3.10.14 is not supported",
+        (
+            "3.11.7",
+            "0.10.1",
+        ): "install jax 0.10.2 or later, before 0.12.",
+        ("3.11.7", "0.12.0"): "jax 0.12.0 is not supported",
+    }.items():
+        found = dict(zip(SUPPORTED, versions, strict=True))
+        if not line:
+            refuse_versions(found)
+            continue
+        with pytest.raises(ConfigError, match=re.escape(line)):
+            refuse_versions(found)
+
+
+def test_the_citation_is_of_this_version(root):
+    text = (root / "CITATION.cff").read_text()
+    fields = dict(re.findall(r'^([\w-]+): "?([^"\n]+)"?$', text, re.MULTILINE))
+    assert fields["cff-version"] == "1.2.0" and fields["version"] == nca_trader.__version__
+    assert fields["license"] == "Apache-2.0" and fields["title"] == "nca_trader"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +17,17 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.agents import load_agent
-from nca_trader.agents.heads import Distribution, Head, account_features, distribution
-from nca_trader.agents.nca import NCA, Fire
-from nca_trader.agents.windowed import GRU, MLP
+from nca_trader.agents.encoder import ENCODERS, check_cells, check_parameters
+from nca_trader.agents.heads import Distribution, account_features, distribution
+from nca_trader.agents.nca import Fire
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
+from nca_trader.config.extensions import own_code
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec
 
 Params = dict[str, Any]
-ENCODERS: dict[str, Any] = {"nca": NCA, "mlp": MLP, "gru": GRU}
 
 
 class Policy(NamedTuple):
@@ -113,32 +114,51 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
 
     def build(rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         return {
-            config.kind: encoder(spec, config, precision, rngs),
-            "head": Head(spec, config.channels, config.head_hidden, rngs),
+            encoder.name: encoder.build(spec, config, precision, rngs),
+            "head": encoder.head(spec, config.channels, config.head_hidden, rngs),
         }
 
     # Structures without arrays: no parameter is drawn to know the graph.
-    abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    hidden = {config.kind: encoder.HIDDEN, "head": Head.HIDDEN}
+    with own_code(f"policy.kind = {config.kind!r}"):
+        abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    hidden = {encoder.name: encoder.hidden, "head": getattr(encoder.head, "HIDDEN", {})}
     graphs = {name: nnx.graphdef(module) for name, module in abstract.items()}
+    pure = {name: nnx.to_pure_dict(nnx.state(module)) for name, module in abstract.items()}
+    paths = {name: dict(_paths(tree)) for name, tree in pure.items()}
 
     def init(key: Array) -> Params:
         # `to_pure_dict` leaves plain dicts of arrays, which need no Flax to read, save or map over.
-        modules = build(nnx.Rngs(params=key))
-        return {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
+        trees = {k: nnx.to_pure_dict(nnx.state(m)) for k, m in build(nnx.Rngs(params=key)).items()}
+        return {
+            module: {name: _at(trees[module], path) for name, path in known.items()}
+            for module, known in paths.items()
+        }
 
     def module(name: str, params: Params) -> Any:
         # A module is put together for each call, so parameters are arguments and not state.
-        return nnx.merge(graphs[name], params[name])
+        tree: dict[Any, Any] = {}
+        for key, (*above, last) in paths[name].items():
+            below = tree
+            for part in above:
+                below = below.setdefault(part, {})
+            below[last] = params[name][key]
+        return nnx.merge(graphs[name], tree)
 
     def encode(
         params: Params, x: Array, present: Array, fire: Fire | None = None, halo: int = 0
     ) -> Array:
-        return module(config.kind, params)(x, present, fire, halo)
+        return encoder.encode(module(encoder.name, params), x, present, fire, halo)
 
     def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
-        return module(config.kind, params).stream(state, x, present)
+        return encoder.stream(module(encoder.name, params), state, x, present)
 
+    if config.kind not in ENCODERS.builtin:
+        for name, part in abstract.items():
+            check_parameters(f"policy.kind = {config.kind!r}: {name}", part)
+        with own_code(f"policy.kind = {config.kind!r}"):
+            like = jax.eval_shape(init, jax.random.key(0))
+            rows = encoder.receptive_field(config) + 1
+            check_cells(config.kind, encode, like, spec, config.channels, rows)
     return Policy(
         init=init,
         encode=encode,
@@ -150,6 +170,20 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         fire_rate=config.fire_rate,
         hidden_axis=lambda name, parameter: hidden[name].get(parameter),
     )
+
+
+def _paths(tree: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the joined name and the path of each leaf: a run's parameters are two levels deep."""
+    for key, value in tree.items():
+        path = (*above, key)
+        if isinstance(value, dict):
+            yield from _paths(value, path)
+        else:
+            yield "/".join(map(str, path)), path
+
+
+def _at(tree: Any, path: tuple[Any, ...]) -> Any:
+    return functools.reduce(operator.getitem, path, tree)
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -63,6 +64,11 @@ class Strategy:
                     f"Strategy({field}=...) is {described(function)}; give a function of {form}, "
                     "e.g. nca.Strategy(init, act, name='mine')."
                 )
+        if not _takes_one(self.init):
+            raise ConfigError(
+                "Strategy(init=...) cannot be called with the number of assets alone; write "
+                "init(num_assets), or give its other arguments values."
+            )
         if not isinstance(self.name, str):
             raise ConfigError(f"Strategy(name=...) is {described(self.name)}; give a text.")
         if self.order not in ("on_change", "rebalance"):
@@ -121,6 +127,10 @@ class Strategy:
           'momentum 50, volatility 0.15'
         """
         _refuse_fraction("with_volatility", annual)
+        for name, value, least in (("span", span, 1.0), ("cap", cap, 0.0)):
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not isinstance(value, Array) and not (number and least <= value < math.inf):
+                raise ConfigError(f"with_volatility({name}={value!r}): give at least {least:g}.")
         sizing = Sizing(annual, span, 1e-9, cap)
 
         def init(num_assets: int) -> Any:
@@ -186,6 +196,17 @@ def arguments_needed(function: Callable[..., Any]) -> int:
         return 1
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.default is p.empty and p.kind in kinds for p in parameters)
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Return whether a function can be called with one positional argument."""
+    try:
+        inspect.signature(function).bind(1)
+    except TypeError:
+        return False
+    except ValueError:  # some built-ins have no signature
+        pass
+    return True
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -174,80 +175,12 @@ def _describe_fault(bars: Bars, strategy: Strategy, error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     # What a callback on the host raised is the end of the error that carries it.
     said = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
+    if said.endswith(":"):  # jax lists what differs in the next lines
+        said = " ".join([said, *(x.strip() for x in lines[1:] if x.strip())][:2])
     what = f"{name}: raises {type(error).__name__}{when}, {line or 'in act'}: {said[:200]}"
     if not line:
         what += "; act returns (state, target), a state of the types and shapes that it received"
     return what.rstrip(".") + "; correct the strategy."
-
-
-def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool) -> Any:
-    """Call a function of bars, and call it again on three truncated histories.
-
-    Args:
-      bars: that it decides on.
-      function: `(bars) -> targets`, `[N]` or `[N, A]`, row t decided with bars up to t.
-      check: False leaves the second part out.
-
-    Returns:
-      What the function returned for all bars.
-
-    Raises:
-      ConfigError: the function raises, or a target changes when later bars are removed. The message
-        names the first such bar.
-    """
-    name = getattr(function, "__name__", type(function).__name__)
-    found = _called(function, name, bars)
-    if found is None or np.ndim(found) == 0:
-        raise ConfigError(
-            f"{name}: returns {described(found)} for {len(bars)} bars; return one row of weights "
-            "per bar, [N] or [N, A], NaN for no order."
-        )
-    if not check or len(bars) < 4:
-        return found
-    whole = _as_rows(found)
-    # A third, two thirds, and all but the last bar: a shift by one shows at each end.
-    for length in (len(bars) // 3, 2 * len(bars) // 3, len(bars) - 1):
-        try:
-            rows = _as_rows(_called(function, name, bars[:length]))
-        except ConfigError:
-            # A history that is too short to decide anything may be refused.
-            if np.nan_to_num(whole[:length]).any():
-                raise
-            continue
-        if len(whole) != len(bars) or np.ndim(rows) == 0 or len(rows) != length:
-            return found  # `as_targets` says what is wrong with the shape
-        other = ~np.isclose(rows, whole[:length], rtol=1e-9, atol=1e-12, equal_nan=True)
-        if other.any():
-            row = int(np.argmax(other.reshape(length, -1).any(1)))
-            before, after = (np.ravel(x[row])[np.ravel(other[row])][0] for x in (whole, rows))
-            raise ConfigError(
-                f"{name}: looks ahead: its target at bar {row} ({bars.index[row]}) is {before:g} "
-                f"with all bars and {after:g} with the first {length} of {len(bars)}; decide each "
-                "row with bars up to it. nca.leakcheck shows which column leaks; check=False "
-                "skips this."
-            )
-    return found
-
-
-def _as_rows(found: Any) -> np.ndarray:
-    try:
-        return np.asarray(found, np.float64)
-    except (TypeError, ValueError):
-        return np.zeros(0)
-
-
-def _called(function: Callable[[Bars], Any], name: str, bars: Bars) -> Any:
-    try:
-        return function(bars)
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        said = " ".join(str(error).split())[:200] or "no message"
-        where = user_line(error) or "in its code"
-        raise ConfigError(
-            f"{name}: raises {type(error).__name__} on bars {bars.index[0]} to {bars.index[-1]}, "
-            f"{where}: {said.rstrip('.')}; correct the function."
-        ) from error
 
 
 def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray:
@@ -269,18 +202,13 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
                 f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
                 f"are {', '.join(bars.symbols)}; give the columns in this order."
             )
-    # Weights of other days would fit by shape, and be traded on the wrong bars.
-    index = targets.index if isinstance(targets, pd.DataFrame | pd.Series) else None
-    if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
-        there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
-        if (there != bars.index).any():
-            row = int(np.argmax(there != bars.index))
-            raise BarError(
-                f"targets row {row} is of {index[row]}, but the bar there of {bars.time[row]}; "
-                "reindex the targets by bars.index."
-            )
+    if isinstance(targets, pd.DataFrame | pd.Series) and len(targets) == len(bars):
+        _refuse_other_rows(targets.index, bars)
     try:
-        array = np.asarray(targets, np.float64)
+        array = np.asarray(targets)
+        if np.iscomplexobj(array):  # numpy would drop the imaginary part
+            raise TypeError("complex")
+        array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise BarError(
             f"targets are not numbers ({error}); give weights, NaN for no order."
@@ -307,6 +235,31 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
             "least that where so much leverage is meant."
         )
     return array
+
+
+def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
+    """Refuse rows of other days: they fit by shape, and would be traded on the wrong bars."""
+    if pd.api.types.is_numeric_dtype(index):
+        if not index.is_monotonic_increasing:
+            raise BarError(
+                f"targets row {int(np.argmax(np.diff(index) < 0)) + 1} has a lower number than the "
+                "row before it; sort the targets by time, or index them by bars.index."
+            )
+        return
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that pandas guesses a format
+            there = pd.DatetimeIndex(pd.to_datetime(index, utc=True)).as_unit("ns")
+    except (TypeError, ValueError) as error:
+        said = str(error).splitlines()[0].rstrip(".")
+        raise BarError(
+            f"targets have an index that is not of times ({said}); index them by bars.index."
+        ) from None
+    if (there != bars.index).any():
+        row = int(np.argmax(there != bars.index))
+        raise BarError(
+            f"targets row {row} is of {index[row]}, but the bar there of {bars.index[row]}; "
+            "reindex the targets by bars.index."
+        )
 
 
 class Cut(NamedTuple):

@@ -1,8 +1,7 @@
 """The command `nca-trader`: parses the options, calls the library and prints what it returns.
 
-Exit codes: 0 done, or stopped on request with all saved; 1 a check failed, or an object store
-cannot be reached; 2 the input was wrong; 3 halted; 4 damaged or unwritable state; 130 interrupted
-twice.
+Exit codes: 0 done; 1 a check failed, or an object store cannot be reached; 2 the input was wrong;
+3 halted; 4 damaged or unwritable state; 130 interrupted before the end, by SIGINT or SIGTERM.
 """
 
 from nca_trader.cli.command import (
@@ -12,6 +11,7 @@ from nca_trader.cli.command import (
     main,
     print_json,
     stop_on_signal,
+    stopped,
     use_compile_cache,
 )
 
@@ -22,5 +22,6 @@ __all__ = [
     "main",
     "print_json",
     "stop_on_signal",
+    "stopped",
     "use_compile_cache",
 ]

@@ -43,8 +43,10 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="with --run: updates of each cell, more or fewer than it was trained with",
     )
-    parser.add_argument("--start", help="trade from this date; with --run, after the bars it saw")
-    parser.add_argument("--stop", help="trade before this date")
+    parser.add_argument(
+        "--start", metavar="DATE", help="trade from this date; with --run, after the bars it saw"
+    )
+    parser.add_argument("--stop", "--until", metavar="DATE", help="trade before this date")
     parser.add_argument("--delay", type=int, metavar="BARS", help="every order is late by so many")
     parser.add_argument(
         "--stress",

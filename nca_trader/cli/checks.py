@@ -34,8 +34,10 @@ STRATEGIES = (
 )
 
 
-def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True) -> None:
-    """Add what is traded, `--run` with the help `run`, or `--strategy`."""
+def add_subject(
+    parser: argparse.ArgumentParser, run: str, required: bool = True, sleeves: bool = False
+) -> None:
+    """Add what is traded, `--run` with the help `run`, or `--strategy`, or `--sleeves`."""
     what = parser.add_mutually_exclusive_group(required=required)
     what.add_argument("--run", dest="run_dir", metavar="DIR", help=run)
     what.add_argument(
@@ -44,6 +46,9 @@ def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True
         help="your own strategy or function of bars in a file, which is run, or a rule: "
         + ", ".join(STRATEGIES),
     )
+    if sleeves:
+        several = "TOML file of several agents that share the account"
+        what.add_argument("--sleeves", metavar="FILE", help=several)
 
 
 DATES = ("start", "stop", "until")
@@ -101,6 +106,15 @@ def check(args: argparse.Namespace) -> None:
         if "run_dir" in given:
             raise ConfigError("--param: is of a strategy; a run has its own, so leave it out.")
         params_of(args)
+    if given.get("sleeves"):
+        from nca_trader.cli.sleeves import sleeve_tables
+
+        for name in ("param", "seed", "order"):
+            if name in given:
+                raise ConfigError(
+                    f"{argument(name)}: each sleeve has its own; give it in its file."
+                )
+        sleeve_tables(given["sleeves"])
     if "strategy" in given:
         check_strategy(given["strategy"], features=args.command == "leakcheck")
     for name in AT_LEAST_ONE:
@@ -120,7 +134,7 @@ def check(args: argparse.Namespace) -> None:
         for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
             if name in given:
                 raise ConfigError(f"{argument(name)}: {what}; give it with --run.")
-    elif args.command in ("backtest", "paper") and "env" in given:
+    elif args.command in ("backtest", "paper") and "env" in given and "sleeves" not in given:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     for name in DATES:
         if name in given:
@@ -212,7 +226,11 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         folder = pathlib.Path(given["journal"]).parent
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; make it, or choose another.")
-    if bars and command != "doctor":  # the doctor reports a missing file as a finding
+    from nca_trader.config.extensions import is_source
+
+    if (
+        bars and command != "doctor" and not is_source(bars)
+    ):  # the doctor reports a missing file as a finding
         path = place(bars)
         if not isinstance(path, CloudPath) and not path.exists():
             raise BarError(f"{path}: D001 no such file. Check the path.")
@@ -282,9 +300,13 @@ def check_strategy(name: str, features: bool = False) -> None:
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file}: no such file; check the path.")
     elif name not in STRATEGIES and not (features and name.startswith("feature:")):
+        from nca_trader.config.extensions import origin_of
+
+        if origin_of("strategies", name) is not None:
+            return
         more = "feature:NAME names a feature, " if features else ""
         raise ConfigError(
             f"{name if features else argument('strategy', name)}: no such rule; "
             f"{nearest(name, STRATEGIES)}There are {', '.join(STRATEGIES)}; {more}FILE.py:NAME "
-            "your own."
+            "or module:name your own."
         )

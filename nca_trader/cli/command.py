@@ -58,12 +58,88 @@ LESS = (
 )
 
 
+INTERRUPTED = 130  # as of a program that Ctrl-C ends, so that a script can see it
+
+
+class Stopped(KeyboardInterrupt):
+    """A command was asked to stop, has saved everything and has said so."""
+
+
+# The options that help lists first, as far as a command has them, and how many at most.
+FIRST = (
+    *("run", "strategy", "env", "agent", "feed", "journal", "data", "grid", "space", "train"),
+    *("test", "trials", "host", "port", "rules", "until", "start", "stop", "steps", "out", "set"),
+    *("devices", "param", "broker", "bits", "decided", "cases", "select", "seed", "json"),
+)
+NUM_FIRST = 10
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, and exits with 2."""
+    """A parser that reports an error in one line, and exits with 2.
+
+    Its help lists ten options first, then those of an account, then the rest. The options of a bar
+    file are described by `nca-trader data --help` alone.
+    """
+
+    def format_help(self) -> str:
+        """Return the help of a command, in groups."""
+        from nca_trader.cli.options import ACCOUNT, READING, SHARED
+
+        options, groups = self._optionals._group_actions, self._action_groups
+        name = self.prog.rpartition(" ")[2]
+        if name not in COMMANDS:
+            return super().format_help()
+        # `watch --every` is another option of the same name.
+        shared = [a for a in options if a.help == SHARED.get(_name(a), {}).get("help")]
+        reading = [a for a in shared if _name(a) in READING]
+        account = [a for a in options if _name(a) in ACCOUNT and not a.required]
+        others = [a for a in options if a not in reading and a not in account]
+        order = {word: number for number, word in enumerate(FIRST)}
+
+        def rank(action: argparse.Action) -> tuple[bool, int]:
+            return not action.required, order.get(_name(action), len(order))
+
+        ranked = sorted((a for a in others if a.help != argparse.SUPPRESS), key=rank)
+        # The options of a group in which one has to be given are not `required` by themselves.
+        first = ranked[:NUM_FIRST]
+        rest = [a for a in others if a not in first]
+        formatter = self._get_formatter()
+        positionals = self._positionals._group_actions
+        needed = [a for a in first if a.required]
+        alternatives = [g for g in self._mutually_exclusive_groups if g.required]
+        needed += [a for g in alternatives for a in g._group_actions if a in first]
+        formatter.add_usage(None, [*needed, *positionals], alternatives, "usage: ")
+        usage = formatter.format_help().rstrip()
+        short = len(needed) + len(positionals) < len(options) + len(positionals)
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        sections: list[Any] = [("arguments", None, positionals), ("options", None, first)]
+        sections += [("the account", None, account), ("more options", None, rest)]
+        for group in groups:
+            if group not in (self._optionals, self._positionals):
+                sections.append((group.title or "", group.description, group._group_actions))
+        if reading and name == "data":
+            sections.insert(2, ("reading a bar file", None, reading))
+        elif reading:
+            words = ", ".join(f"--{_name(action)}" for action in reading)
+            about = f"{words}: as `nca-trader data --help` describes them"
+            sections.insert(2, ("reading a bar file", about, []))
+        for title, description, actions in sections:
+            formatter.start_section(title)
+            formatter.add_text(description)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return f"{usage}{' [OPTION ...]' if short else ''}\n\n{formatter.format_help()}"
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit."""
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`.\n")
+
+
+def _name(action: argparse.Action) -> str:
+    """Return the name of an option without its dashes."""
+    return next((text[2:] for text in action.option_strings if text[:2] == "--"), "")
 
 
 def build_parser() -> Parser:
@@ -107,10 +183,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         out_of_memory,
         printable,
     )
+    from nca_trader.machine import check_versions
 
-    args = build_parser().parse_args(argv)
-    use_compile_cache()
+    args = argparse.Namespace(command="", json=False)
     try:
+        args = build_parser().parse_args(argv)
+        check_versions()
+        use_compile_cache()
         with options_named():
             # Before the command imports jax, so that a wrong option is refused at once.
             check(args)
@@ -118,9 +197,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except Stopped:
+        return INTERRUPTED
     except KeyboardInterrupt:
         print("interrupted; what was saved before stays", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader has closed the pipe, e.g. `| head`. Python flushes stdout when it exits, which
         # would fail again: what is left goes to /dev/null.
@@ -176,6 +257,17 @@ def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -
     if args.json:
         print_json(result)
     raise CheckFailed(message)
+
+
+def stopped(args: argparse.Namespace, result: dict[str, Any] | None) -> NoReturn:
+    """End a command that was asked to stop and has saved all, with exit code 130.
+
+    Raises:
+      Stopped: always.
+    """
+    if args.json and result is not None:
+        print_json(result)
+    raise Stopped
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import contextlib
 import pathlib
 from typing import Any
 
-from nca_trader.cli import stop_on_signal
+from nca_trader.cli import stop_on_signal, stopped
 
 
 def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +57,7 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
         host = names[0] if names else "localhost" if args.host == "::1" else args.host
         address = f"http://{host}:{port}/"
         print(f"{shown} sessions and runs at {address} (Ctrl-C ends the page alone)", flush=True)
-        with stop_on_signal("look"):
+        with stop_on_signal("look") as stop:
             serve(make_app(sources, access(args.host, port, names, token)), listener)
-    return {"address": address, "shown": shown}
+    result = {"address": address, "shown": shown}
+    return stopped(args, result) if stop() else result

@@ -25,7 +25,9 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         run={"required": True, "help": "run folder"},
     )
     parser.add_argument("--out", required=True, metavar="FILE", help="the file to write")
-    parser.add_argument("--until", help="with --data: only bars before this date")
+    parser.add_argument(
+        "--until", "--stop", metavar="DATE", help="with --data: only bars before this date"
+    )
     parser.add_argument("--bits", type=int, default=8, help="4, 8 (default) or 16 per weight")
     parser.add_argument(
         "--activations",

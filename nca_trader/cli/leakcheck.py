@@ -83,11 +83,11 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def shown() -> Iterator[Callable[[int, int], None]]:
     """Yield the function that shows progress: on a terminal, once the check has taken a while."""
-    from nca_trader.watch.progress import DRAW_EVERY, on_terminal
+    from nca_trader.watch.progress import DRAW_EVERY, duration, on_terminal
 
     # The first line is due QUIET seconds after the start.
-    drawn = time.monotonic() + QUIET - DRAW_EVERY
-    width = 0
+    began, width = time.monotonic(), 0
+    drawn = began + QUIET - DRAW_EVERY
 
     def report(done: int, total: int) -> None:
         nonlocal drawn, width
@@ -95,9 +95,10 @@ def shown() -> Iterator[Callable[[int, int], None]]:
         # In a log file, each redrawn line would stay.
         if now - drawn < DRAW_EVERY or not on_terminal(sys.stderr):
             return
-        line = f"leakcheck  {done} of {total} cases"
-        drawn, width = now, len(line)
-        print(f"\r{line}", end="", file=sys.stderr, flush=True)
+        left = duration((now - began) / done * (total - done))
+        line = f"leakcheck  {done} of {total} cases  {left} left"
+        drawn, width = now, max(width, len(line))
+        print(f"\r{line:<{width}}", end="", file=sys.stderr, flush=True)
 
     try:
         yield report

@@ -28,7 +28,9 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "with --run: the agent trades, also where a baseline was deployed in its place",
     },
-    "data": {"help": "a bar file (CSV, Parquet; may be a URL); without it sample bars"},
+    "data": {
+        "help": "a bar file (CSV, Parquet; may be a URL) or module:name; without it sample bars"
+    },
     "devices": {"type": int, "help": "devices to train on; at most one per core on a CPU"},
     "set": {
         "action": "append",

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nca_trader.cli import fail_check, stop_on_signal
+from nca_trader.cli import fail_check, stop_on_signal, stopped
 from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
@@ -19,11 +19,12 @@ from nca_trader.cli.options import (
     reading_options,
     typed,
 )
+from nca_trader.cli.sleeves import sleeves_of
 
 
 def add_paper_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_subject(parser, "run folder or exported file")
+    add_subject(parser, "run folder or exported file", sleeves=True)
     add_options(
         parser,
         "param",
@@ -31,7 +32,7 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
         "force-agent",
         *READING,
         *ACCOUNT,
-        env={"help": "with --strategy: an environment's costs and limits"},
+        env={"help": "with --strategy or --sleeves: an environment's costs and limits"},
     )
     feeds = "replay:FILE, a bar file; live: alpaca:SYM,.. or ccxt:EXCHANGE:SYM or module:name"
     parser.add_argument("--feed", required=True, metavar="FEED", help=feeds)
@@ -69,9 +70,9 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             progress=progress,
             **options,
         )
-        stopped = stop()
+        asked = stop()
         # The journal has every event already, so nothing is lost by stopping between two bars.
-        if stopped:
+        if asked:
             print(f"stopped; all is in {args.journal}, and the same command resumes from there.")
     if result["agent"]:
         print(result["agent"])
@@ -91,24 +92,31 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     if table is not None:
         print(table)
     print(f"The page: {typed('dashboard', journal=args.journal)}")
-    if stopped:
-        raise KeyboardInterrupt  # the exit code of a command that was interrupted
-    return result | {"summary": table and table.body}
+    result |= {"summary": table and table.body}
+    return stopped(args, result) if asked else result
 
 
 @contextlib.contextmanager
-def bars_shown() -> Iterator[Callable[[int, int], None]]:
-    """Yield the function that shows how many of a feed's bars are done, and the time left."""
-    from nca_trader.watch.progress import Progress
+def bars_shown() -> Iterator[Callable[..., None]]:
+    """Yield the function that shows a session's progress; see `paper_trade`."""
+    from nca_trader.watch.progress import LiveProgress, Progress
 
     with contextlib.ExitStack() as stack:
-        bar: Progress | None = None
+        shown: Progress | LiveProgress | None = None
 
-        def report(done: int, total: int) -> None:
-            nonlocal bar
-            if bar is None:  # the total is known at the first bar
-                bar = stack.enter_context(Progress(total, "paper", unit="bars"))
-            bar.update(1)
+        def report(done: int, total: int | None, *live: float) -> None:
+            nonlocal shown
+            if shown is None:  # the total is known at the first bar
+                made = (
+                    LiveProgress("paper")
+                    if total is None
+                    else Progress(total, "paper", unit="bars")
+                )
+                shown = stack.enter_context(made)
+            if isinstance(shown, Progress):
+                shown.update(1)
+            else:
+                shown.update(done, *live)
 
         yield report
 
@@ -129,6 +137,11 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
         env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
     costs, rules = account_of(args, env, bool(args.env))
     rules.pop("capital", None)  # the account has --capital
+    if args.sleeves:
+        rules.pop("order", None)  # and its sleeves have theirs
+        if args.env is None and args.commission is None and args.slippage is None:
+            costs = None  # those of the sleeves' runs
+        return sleeves_of(args.sleeves), {"force_agent": args.force_agent, "costs": costs, **rules}
     what = args.run_dir or subject_of(args.strategy, params_of(args))
     return what, {"seed": args.seed, "force_agent": args.force_agent, "costs": costs, **rules}
 
@@ -137,19 +150,21 @@ def add_journal_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     walk = (
         "verify: walk the hash chain; exit 4 names the first damage. salvage: copy what holds to "
-        "--out. replay: trade its bars again with --run or --strategy, and compare bit for bit"
+        "--out. replay: trade its bars again with --run, --strategy or --sleeves, and compare bit "
+        "for bit"
     )
     parser.add_argument("action", choices=("verify", "salvage", "replay"), help=walk)
     parser.add_argument("file", metavar="FILE", help="the journal")
     parser.add_argument("--out", metavar="FILE", help="salvage: the new journal")
-    add_subject(parser, "replay: the run folder or exported file that traded", required=False)
+    what = "replay: the run folder or exported file that traded"
+    add_subject(parser, what, required=False, sleeves=True)
     add_options(
         parser,
         "param",
         "seed",
         "force-agent",
         *ACCOUNT,
-        env={"help": "replay with --strategy: an environment's costs and limits"},
+        env={"help": "replay with --strategy or --sleeves: an environment's costs and limits"},
     )
 
 
@@ -163,10 +178,10 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.errors import ConfigError
     from nca_trader.paper.journal import verify
 
-    subject = args.run_dir or args.strategy
+    subject = args.run_dir or args.strategy or args.sleeves
     for option, given, action in (
         ("--out", args.out, "salvage"),
-        ("--run or --strategy", subject, "replay"),
+        ("--run, --strategy or --sleeves", subject, "replay"),
     ):
         if bool(given) != (args.action == action):
             said = "has no effect there; leave it out" if given else f"is needed: give {option}"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from nca_trader.cli import stop_on_signal
+from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.options import (
     READING,
     SHARED,
@@ -42,10 +42,15 @@ SWITCHES = {  # option: the setting of jax, its value, what it does
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `load_training`."""
     required = {"required": True}
-    shards = SHARED["data"]["help"].replace(";", ", or the shards.json of shards;")
+    shards = SHARED["data"]["help"].replace("; without", ", or the shards.json of shards; without")
     add_options(parser, env=required, agent=required, data={"help": shards})
     add_options(parser, *READING, "devices", "set")
-    parser.add_argument("--until", help="train on bars before this date, keep the rest unseen")
+    parser.add_argument(
+        "--until",
+        "--stop",
+        metavar="DATE",
+        help="train on bars before this date, keep the rest unseen",
+    )
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +91,10 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
     """Train; return the run's path and its last metrics, in the first process of several."""
     from nca_trader.parallel.processes import joined, options
 
-    peers = options(args)
+    peers, first = options(args), True
     if peers is None:
-        return _train(args)
+        result = _train(args)
+        return result if result["complete"] else stopped(args, result)
     with joined(peers):
         import jax
 
@@ -97,8 +103,10 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
         # JAX counts the devices of all processes only once they have joined.
         if args.devices is None:
             args.devices = jax.device_count()
-        result = _train(args)
-        return result if hosts.first() else None
+        result, first = _train(args), hosts.first()
+    shown = result if first else None
+    # After the processes have left each other in order.
+    return shown if result["complete"] else stopped(args, shown)
 
 
 def _train(args: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,12 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser, "set", seed={"default": 0, "help": "of the search and the agents (default 0)"}
     )
-    parser.add_argument("--until", help="search on bars before this date, keep the rest unseen")
+    parser.add_argument(
+        "--until",
+        "--stop",
+        metavar="DATE",
+        help="search on bars before this date, keep the rest unseen",
+    )
     parser.add_argument(
         "--space",
         action="append",

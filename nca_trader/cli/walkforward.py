@@ -23,8 +23,8 @@ from nca_trader.errors import ConfigError
 
 NOTE = (
     "Each fold is fitted on its train span alone, and decides in the test span after it; one "
-    "account fills all decisions. With --folder a walk-forward that was stopped resumes, and is "
-    "counted in trials.jsonl next to that folder."
+    "account fills all decisions. With --folder a walk-forward that was stopped resumes. Each is "
+    "counted in the trial log of --trials: the more were tried, the better the best looks by luck."
 )
 
 
@@ -65,12 +65,21 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("steps", "N", int, None, "environment steps of each agent in each fold"),
         ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
         ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),
+        (
+            "trials",
+            "DIR",
+            str,
+            None,
+            "of the trial log (default: that of --folder, or runs)",
+        ),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, default=default, help=text)
     parser.add_argument(
         "--warm-start", action="store_true", help="agents begin with those of the fold before"
     )
-    parser.add_argument("--until", help="walk bars before this date, keep the rest unseen")
+    parser.add_argument(
+        "--until", "--stop", metavar="DATE", help="walk bars before this date, keep the rest unseen"
+    )
     parser.add_argument(
         "--deploy",
         metavar="RUN",
@@ -120,6 +129,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
             subject = functools.update_wrapper(functools.partial(subject, **params), subject)
     names = ("train", "test", "purge", "embargo", "scheme", "num_folds", "num_test", "metric")
     more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
+    more["trials"] = args.trials or (None if args.folder else "runs")
     with stage(f"walk forward over {len(getattr(source, 'bars', source)):,} bars"):
         walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
     print(walk)
@@ -145,7 +155,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
             "until",
             "deploy",
         )
-        own += (*names, "data", *READING, *ACCOUNT, "folder")
+        own += (*names, "data", *READING, *ACCOUNT, "folder", "trials")
         command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})
         bars = getattr(source, "bars", source)
         report(bars, walk.result, args.out, command=command, folds=folds)

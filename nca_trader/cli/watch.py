@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from nca_trader.cli import fail_check, stop_on_signal
+from nca_trader.cli import fail_check, stop_on_signal, stopped
 
 SHOWN = ("update", "steps", "steps_per_s", "reward", "loss", "approx_kl", "skipped")
 SHOWN += ("paper_bars", "paper_equity", "paper_drawdown")
@@ -129,4 +129,4 @@ def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, An
                 time.sleep(min(left, 0.2))
             if stop():
                 firing = [rule.name for rule in alerts.rules if alerts.state(rule) == "firing"]
-                return {"metrics": samples, "firing": firing}
+                stopped(args, {"metrics": samples, "firing": firing})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+from nca_trader.config.extensions import known
 from nca_trader.config.learner import CurriculumConfig, LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import (
     between,
@@ -41,7 +42,8 @@ class PolicyConfig:
     Attributes:
       kind: "nca", the neural cellular automaton; "mlp", a feed-forward network over the last
         `window` bars of an asset (1 shows it the newest bar only); "gru", a gated recurrent unit
-        over them. A field that a kind does not have must be left at its default.
+        over them. A field that a kind does not have must be left at its default. "module:name" is
+        your own encoder, see `nca_trader.agents.encoder`.
       channels: C, state channels of a cell. hidden: H, width of the hidden layer. An MLP may have
         0, no hidden layer; a GRU has none.
       window: bars that "mlp" and "gru" see: their receptive field.
@@ -62,6 +64,8 @@ class PolicyConfig:
       head_hidden: width of the policy head's hidden layer.
     """
 
+    OWN: ClassVar = {"kind": "policies"}  # may name your own code
+
     kind: str = "nca"
     channels: int = 16
     hidden: int = 64
@@ -79,7 +83,7 @@ class PolicyConfig:
     def __post_init__(self):
         counts = ("channels", "window", "num_neighbours", "head_hidden")
         problems = [
-            *one_of(self, "kind", KINDS),
+            *known(self, "kind", "policies", KINDS),
             *whole(self, 1, *counts, most=MAX_WIDTH),
             *whole(self, 0 if self.kind == "mlp" else 1, "hidden", most=MAX_WIDTH),
             *whole(self, 1, "steps", most=MAX_STEPS),
@@ -113,7 +117,7 @@ class PolicyConfig:
     def idle(given: Any) -> Iterator[tuple[str, str]]:
         """Yield each field without effect given the values `given`, and what it needs."""
         if given.kind not in KINDS:
-            return  # an unknown kind is reported by itself
+            return  # your own kind may read any field; an unknown one is reported by itself
         for name, kinds in KINDS_WITH.items():
             if given.kind not in kinds:
                 yield name, f"kind={' or '.join(map(repr, kinds))}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import Any, ClassVar
 
+from nca_trader.config.extensions import known
 from nca_trader.config.ranges import between, one_of, refuse, strict, whole, without_effect
 
 # At and above these it is percent that was written for a fraction: no venue charges a tenth.
@@ -149,7 +150,8 @@ class EnvConfig:
     """One trading environment: its observations, its actions, and the costs of trading.
 
     Attributes:
-      features: names from `nca_trader.data.features.FEATURES`, in order.
+      features: names from `nca_trader.data.features.FEATURES`, in order; or of your own, as
+        "module:name" or as a Python object, see docs/guides/extend.md.
       fill: "next_open" fills at the open of the bar after the decision; "close" at the close
         that the decision saw. Nobody can trade there in reality, and reports say so.
       order: "on_change" trades when the ordered target changes; "rebalance" every bar.
@@ -160,7 +162,7 @@ class EnvConfig:
       reward: of a step: "log_return" of equity; "pnl", `a r - c |da| - q/2 da^2 - k/2 a^2` of
         positions a of constant size, where c is commission + slippage + half_spread; it refuses
         everything else that moves an account; "differential_sharpe"; "drawdown"; "mean_variance";
-        "crra". See `nca_trader.envs.rewards` for each.
+        "crra"; or your own, as "module:name" or as a function. See `nca_trader.envs.rewards`.
       pnl_returns: r of "pnl", "log" or "simple".
       risk_aversion: k of "pnl" and "mean_variance", the relative risk aversion of "crra".
       quadratic_cost: q of "pnl".
@@ -204,6 +206,7 @@ class EnvConfig:
     """
 
     RENAMED: ClassVar = {"drop_bars": "feature_dropout"}  # old keys of files, read with a warning
+    OWN: ClassVar = {"features": "features", "reward": "rewards"}  # may name your own code
 
     features: tuple[str, ...] = DEFAULT_FEATURES
     fill: str = "next_open"
@@ -249,7 +252,7 @@ class EnvConfig:
             *one_of(self, "fill", ("next_open", "close")),
             *one_of(self, "order", ("on_change", "rebalance")),
             *one_of(self, "actions", ("direction", "orders", "weights")),
-            *one_of(self, "reward", REWARDS),
+            *known(self, "reward", "rewards", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
             *one_of(self, "sizing", ("fixed", "volatility")),
             *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from nca_trader.config.extensions import known
 from nca_trader.config.ranges import (
     between,
     divides,
@@ -16,6 +17,8 @@ from nca_trader.config.ranges import (
     whole,
     without_effect,
 )
+
+ADVANTAGES = ("gae", "group", "exact", "pathwise")
 
 
 @strict
@@ -32,7 +35,8 @@ class LearnerConfig:
       advantages: "gae"; "group": no critic, the accounts that share a segment are each other's
         baseline; "exact": every position and action is enumerated, where the account has finitely
         many states; "pathwise": derivatives of what weights earn, no critic and no sampling. See
-        `nca_trader.learner.ppo`, `.exact` and `.pathwise`.
+        `nca_trader.learner.ppo`, `.exact` and `.pathwise`. "module:name" is your own function in
+        the place of `ppo.gae`, with its arguments.
       shard_updates: updates on one shard, where data are shards larger than memory, before the
         next takes its place; None continues until as many bars were drawn as the longest shard has.
       replay_slots: earlier rollouts that are kept on the device; each update learns from one of
@@ -54,6 +58,7 @@ class LearnerConfig:
     """
 
     RENAMED: ClassVar = {"max_kl": "target_kl"}  # old keys of files, read with a warning
+    OWN: ClassVar = {"advantages": "advantages"}  # may name your own code
 
     steps: int = 2_000_000
     num_segments: int = 64
@@ -81,7 +86,7 @@ class LearnerConfig:
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
             whole(self, 1, "shard_updates"),
             between(self, "(0, inf)", "memory_gb", "target_kl"),
-            one_of(self, "advantages", ("gae", "group", "exact", "pathwise")),
+            known(self, "advantages", "advantages", ADVANTAGES),
             whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),
             between(self, "[0, 1]", "gae_lambda"),
@@ -112,7 +117,7 @@ class LearnerConfig:
         """Yield each field without effect given the values `given`, and what it needs."""
         if given.advantages in ("group", "pathwise"):
             yield "gae_lambda", "advantages='gae' or 'exact'"
-        if given.advantages != "gae":  # the others have no value loss
+        if given.advantages in ("group", "exact", "pathwise"):  # these have no value loss
             yield "value_coef", "advantages='gae'"
         if given.advantages == "pathwise":  # draws no actions: no ratio, no entropy
             for name in ("clip_epsilon", "entropy_coef", "target_kl"):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from nca_trader.config.extensions import origin_of
 from nca_trader.config.ranges import expect
 from nca_trader.errors import BarError, ConfigError, argument
 
@@ -159,7 +160,7 @@ def source_of(text: str, what: str) -> tuple[str, str]:
     kind, colon, rest = text.partition(":")  # at the first colon: a file may be a URL
     if kind in kinds and (rest or (what == "broker" and not colon)):
         return kind, rest
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text) and kind not in kinds:
+    if kind not in kinds and origin_of(f"{what}s", text) is not None:
         return "module", text
     raise ConfigError(
         f"{argument(what, text)} is not a {what}; give {FEEDS if what == 'feed' else BROKERS}."

@@ -6,19 +6,21 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath
-from nca_trader.config.ranges import expect
+from nca_trader.config.extensions import called, is_source, load
+from nca_trader.config.ranges import described, expect
 from nca_trader.config.reading import parse_columns, parse_repair, parse_step
 from nca_trader.data.calendar import DAY, Sessions, bar_length, expected_times
 from nca_trader.data.reading.detect import detect, extra_faults, value_faults
 from nca_trader.data.reading.faults import Request, Table, note_of, refuse
 from nca_trader.data.reading.faults import repair as repaired
 from nca_trader.data.reading.parse import parse
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import EXTRAS, PRICES, Bars
 
 # A spreadsheet runs a cell that begins with one of these; the last four are wide forms.
@@ -56,7 +58,8 @@ def read_bars(
     Both are relative to the symbol's first bar, so that a bar does not depend on a later event.
 
     Args:
-      source: the file or the frame; or a `gs://` or `s3://` URL of a file.
+      source: the file or the frame; or a `gs://` or `s3://` URL of a file; or "module:name" of your
+        own, a function without arguments that returns `Bars`, a frame or a path.
       symbol: the symbol or symbols to take, in that order; without a symbol column, the name of
         the asset (default: the file's name without its suffix).
       timezone: IANA zone of times without UTC offset, e.g. "America/New_York". Not needed for
@@ -88,6 +91,16 @@ def read_bars(
              [10.5]])
     """
     expect("source", source, str | os.PathLike | CloudPath | pd.DataFrame, "a path or a DataFrame")
+    if isinstance(source, str) and is_source(source):
+        given = own_source(source)
+        if isinstance(given, Bars):  # checked by its own constructor
+            wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or given.symbols)
+            bars = given.select(*wanted)
+        else:
+            how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
+            bars = read_bars(given, symbol, timezone, repair, every=every, **how)
+        # The record of a run says where its bars came from.
+        return dataclasses.replace(bars, source=source)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
     wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
@@ -100,6 +113,21 @@ def read_bars(
     table = repaired(table, faults, repairs)
     bars = assemble(table, step, timezone, note_of(table, faults, repairs))
     return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
+
+
+def own_source(text: str) -> Bars | pd.DataFrame | str | os.PathLike[str]:
+    """Return what your own function, "module:name", gives in the place of a file.
+
+    Raises:
+      ConfigError: there is no such function, it raises, or returns something else.
+    """
+    found = load("sources", text)
+    given = found if text.endswith(")") else called(found, text)
+    if not isinstance(given, Bars | pd.DataFrame | str | os.PathLike):
+        raise ConfigError(
+            f"{text}: returned {described(given)}; return Bars, a DataFrame or the path of a file."
+        )
+    return given
 
 
 def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:

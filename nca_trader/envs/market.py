@@ -18,6 +18,7 @@ from nca_trader.data.features import feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Legs, Rules, legs_of
+from nca_trader.envs.rewards import SCHEMES
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
 from nca_trader.types import Bars, EnvSpec, Tensor
@@ -122,7 +123,7 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
         ),
         actions=config.actions,
         constant_size=config.reward == "pnl",
-        memory=config.reward if config.reward in ("differential_sharpe", "drawdown") else "",
+        memory="" if SCHEMES[config.reward].memory is None else config.reward,
         decay=config.sharpe_decay if config.reward == "differential_sharpe" else 0.0,
     )
 

@@ -7,6 +7,7 @@ the account keeps a `Memory`, which the policy observes (`shown`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import EnvConfig
-from nca_trader.envs.account.state import Account, Legs
+from nca_trader.config.extensions import Registry, own_code
+from nca_trader.config.ranges import described
+from nca_trader.envs.account.state import Account, Legs, Rules, open_account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 
@@ -31,6 +34,15 @@ class Below(NamedTuple):
 
     depth: Tensor
 
+    @classmethod
+    def begin(cls, spec: EnvSpec, zero: Tensor) -> Below:
+        """Return the memory of an episode that begins; `zero` is `[]`."""
+        return cls(zero)
+
+    def shown(self, spec: EnvSpec) -> tuple[Array, ...]:
+        """Return `log(1 + depth)` with the depth in standard deviations of a bar's return."""
+        return (jnp.log1p(self.depth / math.sqrt(usual_variance(spec))),)
+
     def after(self, spec: EnvSpec, log_return: Tensor) -> Below:
         """Return the memory after a step of log-return `log_return` `[]`."""
         # Equity above its peak is a new peak, and the depth is then 0.
@@ -42,6 +54,21 @@ class Moments(NamedTuple):
 
     mean: Tensor
     square: Tensor
+
+    @classmethod
+    def begin(cls, spec: EnvSpec, zero: Tensor) -> Moments:
+        """Return the memory of an episode that begins; `zero` is `[]`."""
+        return cls(zero, zero + usual_variance(spec))
+
+    def shown(self, spec: EnvSpec) -> tuple[Array, ...]:
+        """Return the moving mean over the moving deviation, and half the log of the variance.
+
+        The first is relative to that of pure noise, the second to the usual variance.
+        """
+        variance = self.variance(spec)
+        noise = math.sqrt(0.5 * spec.decay)
+        relative = 0.5 * jnp.log(variance / usual_variance(spec))
+        return jnp.asarray(self.mean) / jnp.sqrt(variance) / noise, relative
 
     def after(self, spec: EnvSpec, log_return: Tensor) -> Moments:
         """Return the memory after a step of log-return `log_return` `[]`."""
@@ -65,7 +92,7 @@ class Memory(NamedTuple):
 
     log_equity: Tensor
     log_equity_low: Tensor
-    kept: Below | Moments
+    kept: Any
 
 
 def usual_variance(spec: EnvSpec) -> float:
@@ -78,10 +105,7 @@ def begun(spec: EnvSpec, account: Account) -> Account:
     if not spec.memory:
         return account
     zero = jnp.zeros_like(account.log_equity)
-    kept = {
-        "drawdown": Below(zero),
-        "differential_sharpe": Moments(zero, zero + usual_variance(spec)),
-    }[spec.memory]
+    kept = _memory(spec).begin(spec, zero)
     return account._replace(memory=Memory(account.log_equity, account.log_equity_low, kept))
 
 
@@ -113,24 +137,17 @@ def up_to_first(ready: Array) -> Array:
 
 def num_shown(spec: EnvSpec) -> int:
     """Return M, the number of values of the memory that a policy observes."""
-    return {"": 0, "drawdown": 1, "differential_sharpe": 2}[spec.memory]
+    return len(_memory(spec)._fields) if spec.memory else 0
+
+
+def _memory(spec: EnvSpec) -> Any:
+    """Return the class of the memory of the environment's reward."""
+    return SCHEMES[spec.memory].memory
 
 
 def shown(spec: EnvSpec, account: Account) -> tuple[Array, ...]:
-    """Return the memory as M numbers `[]` of order one, which determine it.
-
-    For "drawdown", `log(1 + depth)` with the depth in standard deviations of a bar's return. For
-    "differential_sharpe", the moving mean over the moving deviation, relative to that of pure
-    noise; and half the log of the moving variance over the usual one.
-    """
-    if not spec.memory:
-        return ()
-    kept = account.memory.kept
-    if isinstance(kept, Below):
-        return (jnp.log1p(kept.depth / math.sqrt(usual_variance(spec))),)
-    variance = kept.variance(spec)
-    noise = math.sqrt(0.5 * spec.decay)
-    return kept.mean / jnp.sqrt(variance) / noise, 0.5 * jnp.log(variance / usual_variance(spec))
+    """Return the memory as M numbers `[]` of order one, which determine it."""
+    return account.memory.kept.shown(spec) if spec.memory else ()
 
 
 class Step(NamedTuple):
@@ -195,7 +212,7 @@ def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
 
 def reward_of(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """Return the reward `[]` of a step."""
-    return SCHEMES[config.reward](config, spec, step)
+    return SCHEMES[config.reward].pay(config, spec, step)
 
 
 def log_return(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
@@ -270,8 +287,78 @@ def crra(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     return step.log_return if power == 0.0 else jnp.expm1(power * step.log_return) / power
 
 
+class Reward(NamedTuple):
+    """A reward of an environment.
+
+    Attributes:
+      pay: `(config, spec, step) -> []`, a pure function of one step.
+      memory: of the account, for a reward that depends on earlier steps: a NamedTuple of `[]`
+        numbers with `begin(spec, zero)`, `after(spec, log_return)` and `shown(spec)`, as `Below`.
+        The policy observes as many numbers as it has fields.
+      unit: the size of a reward where that does not follow the bars' volatility; None where it is
+        of the size of a bar's return. The learner scales rewards by it.
+    """
+
+    pay: Callable[[EnvConfig, EnvSpec, Step], Array]
+    memory: Any = None
+    unit: float | None = None
+
+
+def own_reward(value: Any, name: str) -> Reward:
+    """Return the reward that your own code gives: a `Reward`, or the function that pays.
+
+    Raises:
+      ConfigError: it is neither, or its memory lacks a part.
+    """
+    if callable(value) and not isinstance(value, Reward | type):
+        pay: Any = value
+        return Reward(pay)
+    if not isinstance(value, Reward):
+        raise ConfigError(
+            f"{name}: is {described(value)}; give a function (config, spec, step), or a Reward."
+        )
+    parts = ("_fields", "begin", "after", "shown")
+    lacks = [part for part in parts if not hasattr(value.memory, part)]
+    if value.memory is not None and lacks:
+        raise ConfigError(
+            f"{name}: its memory has no {', '.join(lacks)}; give a NamedTuple with begin, after "
+            "and shown."
+        )
+    return value
+
+
+def check_own(config: EnvConfig, spec: EnvSpec, rules: Rules) -> None:
+    """Compute your own reward of one step, in shapes alone.
+
+    Raises:
+      ConfigError: it raises, or does not return one number.
+    """
+    if config.reward in SCHEMES.builtin:
+        return
+
+    def paid(weight: Array) -> Array:
+        account = begun(spec, open_account(weight, rules))
+        legs = Legs(weight, weight, jnp.ones(weight.shape, bool))
+        kept = account.memory.kept if spec.memory else None
+        step = Step(weight.sum(), weight, weight, legs, config.costs, 1.0, kept)
+        remembered(spec, account)
+        return reward_of(config, spec, step)
+
+    with own_code(f"reward {config.reward}"):
+        given = jax.eval_shape(paid, jax.ShapeDtypeStruct((spec.num_assets,), jnp.float32))
+    if given.shape != () or not jnp.issubdtype(given.dtype, jnp.floating):
+        raise ConfigError(
+            f"reward {config.reward}: returns {given.dtype}{given.shape}; return one number."
+        )
+
+
 # By the names that `EnvConfig.reward` takes.
-SCHEMES = {
-    reward.__name__: reward
-    for reward in (log_return, pnl, differential_sharpe, drawdown, mean_variance, crra)
-}
+SCHEMES: Registry[Reward] = Registry(
+    "rewards",
+    {reward.__name__: Reward(reward) for reward in (log_return, pnl, mean_variance, crra)}
+    | {
+        "differential_sharpe": Reward(differential_sharpe, Moments, unit=1.0),
+        "drawdown": Reward(drawdown, Below),
+    },
+    own_reward,
+)

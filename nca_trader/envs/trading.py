@@ -375,6 +375,7 @@ class TradingEnv:
             )
         # Before the features, which take the longest.
         rewards.check_paid(config, bars, spec.size)
+        rewards.check_own(config, spec, rules_of(config))
         self.features = features_of(bars, config, states[1])
         dynamics = Dynamics(config, spec, rules_of(config))
         self.market = market_of(bars, self.features, dynamics, self.shards)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.functions import function_targets
 from nca_trader.agents.strategy import Strategy, refuse_delay
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
     cut_of,
-    function_targets,
     in_force,
     late,
     needs_account,
@@ -114,6 +114,7 @@ def backtest(
     """
     accepted = "Bars, e.g. of nca.read_bars, or a synthetic Task"
     expect("bars", bars, Bars | Task, accepted, targets=targets)
+    expect("name", name, str | None, "a text")
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
     refuse_delay(delay)
     keep_freed_memory()

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.agents.functions import function_targets
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
     as_targets,
-    function_targets,
     refuse_no_targets,
     strategy_faults,
 )
@@ -54,15 +54,15 @@ class WithBaseline(gymnasium.Wrapper):
           ConfigError: `env` is another environment, or `targets` is not a strategy.
           BarError: weights that do not fit the bars.
         """
+        expect("env", getattr(env, "unwrapped", env), GymEnv, "a GymEnv, e.g. gymnasium.make(...)")
         super().__init__(env)
-        expect("env", env.unwrapped, GymEnv, "a GymEnv, e.g. gymnasium.make(...)")
         inner: Any = env.unwrapped
         trading = inner.trading
         bars, config = trading.bars, trading.config
         if not isinstance(targets, Strategy):
             refuse_no_targets(targets)
             decided = function_targets(bars, targets, True) if callable(targets) else targets
-            targets = _written(as_targets(decided, bars), config.order)
+            targets = _written(as_targets(decided, bars))
         strategy, costs, rules = targets, config.costs, rules_of(config)
         num_assets = bars.num_assets
         # Of the strategy and not of the environment, as in a backtest of it.
@@ -119,13 +119,13 @@ class WithBaseline(gymnasium.Wrapper):
         return seen, reward, terminated, truncated, info | {"baseline": float(worth)}
 
 
-def _written(targets: np.ndarray, order: str) -> Strategy:
-    """Return a strategy that orders row t of `targets` `[N, A]` at bar t."""
+def _written(targets: np.ndarray) -> Strategy:
+    """Return a strategy that orders row t of `targets` `[N, A]` at bar t, each number an order."""
     with float64_on_cpu():
         rows = jnp.asarray(targets)
     return Strategy(
         lambda num_assets: jnp.zeros((), jnp.int32),
         lambda row, bar: (row + 1, rows[row]),
         "targets",
-        order,
+        "rebalance",
     )

@@ -55,8 +55,21 @@ class Gate:
         return self.agent if self.passed else self.baseline
 
     @property
+    def finding(self) -> str:
+        """Whether the agent was shown to be better, in plain words."""
+        shown = "shown" if self.passed else "not shown"
+        return f"{self.agent} was {shown} to be better than {self.baseline}. {self._figures}"
+
+    @property
     def sentence(self) -> str:
-        """The finding in plain words."""
+        """The finding, and what is deployed by it."""
+        found = f"{self.agent} was shown to be better than {self.baseline}"
+        if not self.passed:
+            found = "No agent was shown to be better"
+        return f"{found}; deployed: {self.deployed}. {self._figures}"
+
+    @property
+    def _figures(self) -> str:
         ours, theirs = self.sharpe
         limits = "its bound is undefined"
         if not math.isnan(self.bound):
@@ -66,11 +79,8 @@ class Gate:
             )
             if self.years < LEAST_YEARS and not self.passed:
                 limits += ", so this gate could hardly have said yes"
-        found = f"{self.agent} was shown to be better than {self.baseline}"
-        if not self.passed:
-            found = "No agent was shown to be better"
         return (
-            f"{found}; deployed: {self.deployed}. Sharpe ratio of {self.agent} {ours:.2f}, of the "
+            f"Sharpe ratio of {self.agent} {ours:.2f}, of the "
             f"best baseline, {self.baseline}, {theirs:.2f}; difference {self.difference:+.2f}, "
             f"{limits}."
         )

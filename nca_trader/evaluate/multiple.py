@@ -161,16 +161,22 @@ def superior_to_each(
     highest = np.full((len(against), 3, repetitions), -np.inf)
     for first in range(0, r.shape[1], COLUMNS):
         some = r[:, first : first + COLUMNS]
-        resampled = counts @ some / num_rows
+        resampled = counts @ some
+        resampled /= num_rows
+        centred = np.empty_like(resampled)
+        transformed = np.fft.rfft(some, axis=0)
         for k, b in enumerate(against):
             mean = some.mean(0) - b.mean()
             best[k] = max(best[k], float(mean.max()))
-            least = -bound * np.sqrt(_variance_of_mean(some - b[:, None], block))
+            # Transforms add up, so that of the excess over each benchmark needs no other.
+            excesses = transformed - np.fft.rfft(b)[:, None]
+            least = -bound * np.sqrt(_variance_of_mean(excesses, num_rows, block))
             # What is far below the benchmark cannot be the best, and does not count towards it.
             centres = (np.maximum(mean, 0.0), np.where(mean >= least, mean, 0.0), mean)
             of_benchmark = counts @ b / num_rows
             for j, centre in enumerate(centres):
-                excess = (resampled - centre).max(1) - of_benchmark
+                np.subtract(resampled, centre, out=centred)
+                excess = centred.max(1) - of_benchmark
                 np.maximum(highest[k, j], excess, out=highest[k, j])
     p = (highest > best[:, None, None]).mean(-1)
     return [Superiority(*map(float, row)) for row in p]
@@ -184,22 +190,25 @@ def _resamples(num_rows: int, block: float, repetitions: int, seed: int) -> np.n
     # arch's annotation says int; the mean length of a geometric block is any number above 1.
     mean_length: Any = block
     bootstrap = StationaryBootstrap(mean_length, np.arange(num_rows), seed=seed)
-    drawn = (data[0] for data, _ in bootstrap.bootstrap(repetitions))
-    return np.stack([np.bincount(rows, minlength=num_rows) for rows in drawn]).astype(np.float64)
+    counts = np.empty((repetitions, num_rows))
+    for times, (data, _) in zip(counts, bootstrap.bootstrap(repetitions), strict=True):
+        times[:] = np.bincount(data[0], minlength=num_rows)
+    return counts
 
 
-def _variance_of_mean(x: np.ndarray, block: float) -> np.ndarray:
-    """Return `[M]` the stationary bootstrap's variance of the means of `x` `[T, M]`.
+def _variance_of_mean(transformed: np.ndarray, num_rows: int, block: float) -> np.ndarray:
+    """Return `[M]` the stationary bootstrap's variance of the means of x `[T, M]`, T = `num_rows`.
 
     `sum_i k_i c_i / T^2` over circular autocovariances c with the weights
     `k_i = (1 - i/T)(1 - p)^i + (i/T)(1 - p)^(T - i)`, p = 1 / block (Politis and Romano
     1994, eq. 8).
-    The weights are symmetric, so the sum is one over squared Fourier coefficients.
+    The weights are symmetric, so the sum is one over squared Fourier coefficients, which are the
+    argument `transformed`: `rfft(x)`, `[T // 2 + 1, M]`.
     """
-    num_rows = len(x)
     lag, keep = np.arange(num_rows), 1.0 - 1.0 / block
     weight = (1.0 - lag / num_rows) * keep**lag + lag / num_rows * keep ** (num_rows - lag)
-    spectrum = np.abs(np.fft.rfft(x - x.mean(0), axis=0)) ** 2
+    spectrum = np.abs(transformed) ** 2
+    spectrum[0] = 0.0  # the mean, which autocovariances are without
     # The real transform leaves out the second half of the coefficients, which are the same.
     spectrum[1 : (num_rows + 1) // 2] *= 2.0
     of_weight = np.fft.rfft(weight).real

@@ -347,6 +347,7 @@ class Result:
         # Renamed when complete, so that the file is whole or not there.
         part = path.with_name(path.name + ".part")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)  # as `report` does
             if path.suffix == ".csv":  # text of a float that reads back as the same float
                 self.to_frame().to_csv(part, index=False)
             else:
@@ -423,6 +424,7 @@ def compare(results: Sequence[Result]) -> Comparison:
     """
     if isinstance(results, Result):
         results = [results]
+    expect("results", results, Sequence, "a sequence of Results, e.g. of nca.backtest")
     for result in results:
         expect("results", result, Result, "a sequence of Results, e.g. of nca.backtest")
     if not results:
@@ -432,6 +434,6 @@ def compare(results: Sequence[Result]) -> Comparison:
         if names.count(name) > 1:
             raise ConfigError(
                 f"results has {name!r} more than once; name them apart, e.g. with "
-                "dataclasses.replace(result, name=...)."
+                "nca.backtest(..., name=...)."
             )
     return Comparison(results)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
-import pathlib
-import sys
-import types
 from collections.abc import Mapping
 from typing import Any
 
 from nca_trader.agents import rules
 from nca_trader.agents.strategy import Strategy, arguments_needed
+from nca_trader.config.extensions import load, module_of, origin_of
 from nca_trader.config.ranges import nearest
 from nca_trader.data.features import Feature, feature_set
 from nca_trader.errors import ConfigError, user_line
@@ -50,17 +47,19 @@ def member_of(name: str) -> Any:
     Raises:
       ConfigError: there is no such rule, file or member.
     """
+    if name in RULES:
+        return RULES[name]
     file, _, member = name.rpartition(":")
     if name.endswith(".py"):
         file, member = name, ""
     if not file.endswith(".py"):
-        if name not in RULES:
+        if origin_of("strategies", name) is None:
             raise ConfigError(
                 f"{name}: no such rule; {nearest(name, RULES)}There are {', '.join(RULES)}; "
-                "FILE.py:NAME names your own."
+                "FILE.py:NAME or module:name is your own."
             )
-        return RULES[name]
-    module = _imported(pathlib.Path(file))
+        return load("strategies", name)
+    module = module_of(file)
     if member in vars(module):
         return getattr(module, member)
     subjects = [
@@ -120,7 +119,7 @@ def built(member: Any, where: str, params: Mapping[str, Any]) -> Any:
         strategy = function()
     except ConfigError:
         raise  # a rule says itself what is wrong
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__} at {user_line(error)}: {' '.join(str(error).split())}"
         raise ConfigError(f"{where}: it can't be built ({what}); repair that.") from None
     if not isinstance(strategy, Strategy | Feature):
@@ -129,30 +128,3 @@ def built(member: Any, where: str, params: Mapping[str, Any]) -> Any:
             "return a Strategy or a Feature."
         )
     return strategy
-
-
-def _imported(path: pathlib.Path) -> types.ModuleType:
-    """Import the user's file; it finds its neighbours, as `python FILE` would let it."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; check the path.")
-    # A name of its own, so that the file cannot take the place of an installed module.
-    spec = importlib.util.spec_from_file_location(f"strategy_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path}: is not a Python file; name one that ends in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses look up their own module there
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        # Nothing of the file ran, so the traceback has no line of it; the error has.
-        what = f"{error.msg} (SyntaxError); repair it."
-        raise ConfigError(f"{path} line {error.lineno}: {what}") from None
-    # A script may end with `sys.exit`.
-    except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__} at {user_line(error)}"
-        text = " ".join(str(error).split()) or "no message"
-        raise ConfigError(f"{path}: importing it raises {what}: {text}; repair that.") from None
-    finally:
-        sys.path.remove(str(path.resolve().parent))
-    return module

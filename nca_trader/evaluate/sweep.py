@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import importlib.machinery
 import logging
 import os
 import time as clock
@@ -31,13 +31,21 @@ from nca_trader.evaluate.combinations import (
 )
 from nca_trader.evaluate.multiple import block_returns
 from nca_trader.evaluate.search import counted, judge
-from nca_trader.evaluate.sweep_parts import TAILS, Done, Setting, run_as_one_program, tail_metrics
+from nca_trader.evaluate.sweep_parts import (
+    TAILS,
+    Done,
+    Setting,
+    Store,
+    run_as_one_program,
+    tail_metrics,
+)
 from nca_trader.machine import cores
-from nca_trader.parallel.jobs import Job, run_jobs
+from nca_trader.parallel.jobs import Job, run_jobs, sendable
 from nca_trader.types import Bars, Costs
 
 BLOCKS = 2000  # of bars, at most: returns are kept by block, for the verdict
 BLOCK_NUMBERS = 64_000_000  # block returns of all combinations, at most: 256 MB
+BLOCK_SUMS = "blocks"  # the name of block returns among the metrics
 LOOP_SECONDS = 10.0  # of a loop of backtests, above which processes are worth their start
 HOLD = buy_and_hold()  # one object, so that its program is compiled once
 # Metrics of each combination, next to its final `equity`.
@@ -99,7 +107,8 @@ def sweep(
       `annual_volatility`, `sharpe`, `sortino`, `max_drawdown`, `calmar`, `hit_rate`, `skewness`,
       `kurtosis`, `exposure`, `turnover`, `trades`, `win_rate`, `profit_factor`, `expectancy`.
       `.attrs["verdict"]` says in words whether the best is luck; `.attrs["search"]` has its
-      numbers, `.attrs["parameters"]` the names of the parameters.
+      numbers, `.attrs["parameters"]` the names of the parameters, `.attrs["about"]` the bars and
+      the costs in words.
 
     Raises:
       ConfigError: no combination or too many, a parameter that the rule does not have, a value
@@ -130,6 +139,7 @@ def sweep(
     held, sharpe = _benchmark(setting)
     held = block_returns(held, setting.most_blocks)
     number = counted(trials, swept.name, bars, setting.combinations)
+    table.attrs["about"] = _about(setting)
     table.attrs |= judge(
         table,
         table.attrs["parameters"],
@@ -211,7 +221,7 @@ def run_combinations(
     )
     if loop:
         log.warning("%s takes bars, so it runs once per combination and not as one program", name)
-        done = _looped(setting)
+        done = _looped(setting, resume)
     else:
         try:
             done = run_as_one_program(setting, resume)
@@ -220,8 +230,8 @@ def run_combinations(
         except ConfigError as error:
             if not isinstance(error.__cause__, TRACED):
                 raise
-            log.warning("one by one and not as one program: %s", error)
-            done = _looped(setting)
+            log.warning("not as one program: %s", error)
+            done = _looped(setting, resume)
     # A parameter may be None, which a column of floats would turn into NaN.
     mixed = {p: object for p in parameters if any(one[p] is None for one in combinations)}
     table = pd.DataFrame(combinations, columns=parameters).astype(mixed)
@@ -231,6 +241,17 @@ def run_combinations(
     table.attrs["parameters"] = parameters
     refused = f"{left_out} combinations are left out, which {name} refuses: {why}"
     return Swept(table, done.blocks, name, setting, refused if left_out else "")
+
+
+def _about(setting: Setting) -> str:
+    """Return what the figures are of: bars, span, costs, and that nothing was held back."""
+    bars, charged = setting.bars, dataclasses.asdict(setting.costs)
+    paid = [f"{key.replace('_', ' ')} {value:g}" for key, value in charged.items() if value]
+    return (
+        f"{', '.join(bars.symbols)}: {len(bars):,} bars, {bars.index[0]:%Y-%m-%d} to "
+        f"{bars.index[-1]:%Y-%m-%d}; {', '.join(paid) or 'no costs'}. In sample: the best "
+        "combination was chosen on these bars."
+    )
 
 
 def _benchmark(setting: Setting) -> tuple[np.ndarray, float]:
@@ -248,34 +269,38 @@ def _benchmark(setting: Setting) -> tuple[np.ndarray, float]:
     return metrics.simple_returns(held.equity), held.metrics["sharpe"]
 
 
-def _looped(setting: Setting) -> Done:
+def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
     """Backtest the combinations one by one, in processes where that takes long."""
     began = clock.perf_counter()
-    rows = [_one(setting, setting.combinations[0])]
+    first, rest = _several(setting, setting.combinations[:1]), setting.combinations[1:]
     seconds = (clock.perf_counter() - began) * len(setting.combinations)
-    rest = setting.combinations[1:]
-    many = seconds > LOOP_SECONDS and _importable(setting.rule)
-    workers = cores() if many else None
-    size = max(1, len(rest) // (8 * cores()))
-    jobs = [
-        Job(f"combinations {i + 1} to {i + len(rest[i : i + size])}", (rest[i : i + size],))
-        for i in range(0, len(rest), size)
-    ]
-    with tqdm(total=len(rows) + len(rest), unit=" combinations", disable=None, leave=False) as bar:
-        bar.update(1)
+    many = seconds > LOOP_SECONDS and sendable(setting.rule)
+    where = f"in {cores()} processes" if many else "in this process"
+    log.warning("%d combinations are backtested one by one %s", len(rest) + 1, where)
+    store = Store(resume, setting, max(1, len(rest) // (8 * cores())))
+    parts = [rest[i : i + store.width] for i in range(0, len(rest), store.width)]
+    found = {k: store.read(k) for k in range(len(parts)) if store.has(k)}
+    missing = [k for k in range(len(parts)) if k not in found]
+    jobs = [Job(f"combinations {k * store.width + 2} and on", (parts[k],)) for k in missing]
+    with tqdm(total=len(rest) + 1, unit=" combinations", disable=None, leave=False) as bar:
+        bar.update(1 + sum(len(parts[k]) for k in found))
 
-        def advance(_: int, part: list[Any]) -> None:
-            bar.update(len(part))
+        def advance(job: int, part: dict[str, np.ndarray]) -> None:
+            found[missing[job]] = part
+            store.write(missing[job], part)
+            bar.update(len(parts[missing[job]]))
 
-        for part in run_jobs(_several, jobs, setting, workers=workers, done=advance):
-            rows += part
-    names = list(rows[0][0])
-    found = {name: np.array([one[name] for one, _ in rows]) for name in names}
-    return Done(found, np.stack([blocks for _, blocks in rows], axis=1))
+        run_jobs(_several, jobs, setting, workers=cores() if many else None, done=advance)
+    every = [first, *(found[k] for k in range(len(parts)))]
+    joined = {name: np.concatenate([part[name] for part in every], axis=-1) for name in first}
+    return Done(joined, joined.pop(BLOCK_SUMS))
 
 
-def _several(setting: Setting, combinations: list[Combination]) -> list[Any]:
-    return [_one(setting, one) for one in combinations]
+def _several(setting: Setting, combinations: list[Combination]) -> dict[str, np.ndarray]:
+    """Return the metrics of combinations by name, `[M]`, and their block returns `[blocks, M]`."""
+    rows = [_one(setting, one) for one in combinations]
+    found = {name: np.array([one[name] for one, _ in rows]) for name in rows[0][0]}
+    return found | {BLOCK_SUMS: np.stack([blocks for _, blocks in rows], axis=1)}
 
 
 def _one(setting: Setting, one: Combination) -> tuple[dict[str, float], np.ndarray]:
@@ -294,9 +319,3 @@ def _one(setting: Setting, one: Combination) -> tuple[dict[str, float], np.ndarr
     found |= {name: result.metrics[name] for name in names if name in result.metrics}
     returns = metrics.simple_returns(result.equity)
     return found, block_returns(returns, setting.most_blocks).astype(np.float32)
-
-
-def _importable(rule: Callable[..., Any]) -> bool:
-    """Return whether another process can find the rule by its name."""
-    found = importlib.machinery.PathFinder.find_spec(rule.__module__.partition(".")[0])
-    return "<" not in rule.__qualname__ and (found is not None or rule.__module__ == "__main__")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
-import inspect
+import io
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from nca_trader import __version__
 from nca_trader.agents.rolling import periods_up_to
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import LARGEST, needs_account, strategy_faults
@@ -24,6 +26,7 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.combinations import Combination, traced_parameters
+from nca_trader.evaluate.identity import digest_of
 from nca_trader.evaluate.sweep_program import (
     WIDEST,
     Given,
@@ -70,14 +73,10 @@ class Setting:
     tails: bool
     limits: dict[str, Any]
 
-    def key(self, width: int) -> str:
+    def key(self) -> str:
         """Return a digest of everything that the numbers depend on."""
-        try:
-            source = inspect.getsource(self.rule)
-        except (OSError, TypeError):
-            source = ""
-        facts = (self.bars.digest(), self.rule.__qualname__, source, self.combinations, width)
-        rest = (self.costs, self.account, self.dtype, self.most_blocks)
+        facts = (__version__, self.bars.digest(), digest_of(self.rule), self.combinations)
+        rest = (self.costs, self.account, self.dtype, self.most_blocks, self.tails)
         return hashlib.sha256(repr((*facts, *rest)).encode()).hexdigest()
 
 
@@ -90,8 +89,9 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     devices = jax.local_devices(backend="cpu")
     workers = max(cores(), 1) if len(devices) == 1 else len(devices)
     width = _width(setting, first, max(len(group) for group, _ in groups), workers)
+    store = Store(resume, setting, width)
+    width = store.width
     parts = _parts(groups, width)
-    store = _Store(resume, setting.key(width))
     with float64_on_cpu():
         blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
     missing = [number for number in range(len(parts)) if not store.has(number)]
@@ -121,14 +121,17 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
         tally = jax.tree.map(lambda x: x[:n], found.tally)
         return number, Outcome(found.log_equity[:n], tally, found.blocks[:, :n])
 
-    outcomes = {number: store.read(number) for number in range(len(parts)) if store.has(number)}
+    outcomes = {
+        number: _outcome(store.read(number)) for number in range(len(parts)) if store.has(number)
+    }
     with (
         tqdm(total=len(combinations), unit=" combinations", disable=None, leave=False) as shown,
         concurrent.futures.ThreadPoolExecutor(workers) as pool,
     ):
         shown.update(sum(len(parts[number][0]) for number in outcomes))
         for number, outcome in _in_any_order(pool, run, missing):
-            store.write(number, outcome)
+            own = {"log_equity": outcome.log_equity, "blocks": outcome.blocks}
+            store.write(number, outcome.tally._asdict() | own)
             outcomes[number] = outcome
             shown.update(len(parts[number][0]))
     order = np.concatenate([rows for rows, _ in parts])
@@ -144,6 +147,11 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     _refuse_no_weights(setting, tally, log_equity)
     found = summaries(tally, log_equity, len(bars), bars.bars_per_year)
     return Done(found, block_sums)
+
+
+def _outcome(arrays: Mapping[str, np.ndarray]) -> Outcome:
+    tally = Tally(*(arrays[field] for field in Tally._fields))
+    return Outcome(arrays["log_equity"], tally, arrays["blocks"])
 
 
 Part = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share
@@ -257,24 +265,32 @@ def _refuse_no_weights(setting: Setting, tally: Tally, log_equity: np.ndarray) -
         )
 
 
-class _Store:
-    """Finished parts of a sweep in a folder; without a folder it keeps nothing."""
+class Store:
+    """Finished parts of a sweep in a folder; without a folder it keeps nothing.
 
-    def __init__(self, folder: str | os.PathLike[str] | None, key: str):
+    Attributes:
+      width: combinations of a part. A folder that is there keeps its own, so that a sweep also
+        resumes on a machine of other cores.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, setting: Setting, width: int):
         self.folder = None if folder is None else pathlib.Path(folder)
+        self.width = width
         if self.folder is None:
             return
-        about = self.folder / "sweep.json"
+        self.key, self.about = setting.key(), self.folder / "sweep.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            there = json.loads(about.read_text()).get("key") if about.exists() else key
-            write_atomically(about, json.dumps({"key": there}))
-        except (OSError, ValueError) as error:
+            there = {"key": self.key, "width": width}
+            if self.about.exists():
+                there = json.loads(self.about.read_text())
+            key, self.width = there["key"], int(there["width"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(f"{folder}: cannot keep parts of a sweep ({error}).") from None
-        if there != key:
+        if key != self.key:
             raise ConfigError(
-                f"resume={str(folder)!r}: another sweep is there (other bars, rule, grid, costs or "
-                "precision); give another folder, or remove it."
+                f"resume={str(folder)!r}: another sweep is there (other bars, grid, costs or "
+                "options, or the file of the rule was edited); give another folder, or remove it."
             )
 
     def _path(self, number: int) -> pathlib.Path:
@@ -284,27 +300,26 @@ class _Store:
         """Return whether the part is there."""
         return self.folder is not None and self._path(number).exists()
 
-    def read(self, number: int) -> Outcome:
-        """Return a part that is there."""
+    def read(self, number: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a part that is there."""
         try:
             with np.load(self._path(number)) as arrays:
-                tally = Tally(*(arrays[field] for field in Tally._fields))
-                return Outcome(arrays["log_equity"], tally, arrays["blocks"])
-        except (OSError, ValueError, KeyError) as error:
+                return dict(arrays)
+        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
             raise StateError(
                 f"{self._path(number)}: a damaged part of a sweep ({error}); remove that file."
             ) from None
 
-    def write(self, number: int, outcome: Outcome) -> None:
+    def write(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep a part; a file is whole or not there."""
         if self.folder is None:
             return
-        path = self._path(number)
-        partial = path.with_name(f".{path.stem}-{os.getpid()}.npz")
-        arrays: dict[str, Any] = outcome.tally._asdict() | {
-            "log_equity": outcome.log_equity,
-            "blocks": outcome.blocks,
-        }
-        with open(partial, "wb") as file:
-            np.savez(file, **arrays)
-        partial.replace(path)
+        buffer = io.BytesIO()
+        np.savez(buffer, **dict(arrays))  # pyright: ignore[reportArgumentType]
+        try:
+            # With the first part: a rule that turns out to need a loop has parts of another width.
+            if not self.about.exists():
+                write_atomically(self.about, json.dumps({"key": self.key, "width": self.width}))
+            write_atomically(self._path(number), buffer.getvalue())
+        except OSError as error:
+            raise StateError(f"{self.folder}: cannot keep parts of a sweep ({error}).") from None

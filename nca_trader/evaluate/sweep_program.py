@@ -278,6 +278,10 @@ def _add_trades(
     growth = 1.0 + gain.sum()
     if legs.dividend is not None:
         growth = growth + (held * legs.dividend).sum()
+    # What is charged before a fill is a part of the equity that the fill is a fraction of.
+    charged = legs.years is not None or legs.funding is not None
+    at_open = _carried(fills, tally, held.dtype) if charged else 0.0
+    growth = growth + at_open
     opened = sum((fill.traded for fill in fills[1:]), fills[0].traded)
     cost = sum((fill.cost for fill in fills[1:]), fills[0].cost)
     if rules.fill == "next_open" or calls:
@@ -295,6 +299,14 @@ def _add_trades(
         tally, position, growth = add_fill(tally, position, growth, left.traded, inside)
         cost, traded = cost + inside, traded + left.traded
     if rules.fill == "close" or calls:
+        if charged:
+            growth = growth + (_carried([whole], tally, held.dtype) - at_open)
         traded, cost = whole.traded - traded + closed.traded, whole.cost - cost + closed.cost
         tally, *_ = add_fill(tally, position, growth, traded, cost)
     return tally
+
+
+def _carried(fills: list[Fill], tally: Tally, dtype: Any) -> Array:
+    """Return `[]` interest, borrow fees and funding, as a fraction of equity before the bar."""
+    flows = [x for f in fills for x in (f.flows.interest, f.flows.borrow_fee, f.flows.funding)]
+    return sum(flows[1:], flows[0]) / tally.equity.astype(dtype)

@@ -271,11 +271,11 @@ def verdict(
     3. "Earned more" is followed by the deflated Sharpe ratio, and by a warning below 0.95.
     4. Always: one market, one period, the number of trials, and the data's own `note`.
     5. For an agent on bars that it has seen: that first, and no allowance for luck. For a
-       strategy: never "out of sample", and that nobody counted the tries.
+       strategy: never "out of sample", and how many trials the log counts, or that none does.
 
     Args:
       evidence: from `weigh`.
-      num_trials: trials in the trial log, with this one; None where nobody counted.
+      num_trials: trials in the trial log, with this one; None where no log counts them.
       selected: whether the agent was chosen among its seeds by their scores on other bars.
       sharpe_variance: of the trials' Sharpe ratios per bar; None where unknown.
       note: what must be said of the data, e.g. that an index is not tradable.
@@ -318,17 +318,18 @@ def verdict(
             f"Allowing for the trials, the deflated Sharpe ratio is {decimal(deflated)}"
             f"{'' if deflated >= DEFLATED_ENOUGH else luck}."
         )
-    tried = (
-        f"the one selected of {num_trials} trials" if selected else f"one of {num_trials} trials"
-    )
     if num_trials is None:
         tried = (
-            "one rule with parameters of its user's choice: nobody counted how many were tried "
-            "before, so luck in that search is not ruled out"
+            "one rule with parameters of its user's choice: no trial log counts how many were "
+            "tried before, so luck in that search is not ruled out"
         )
     # With one trial nothing was selected.
     elif num_trials == 1:
         tried = "one trial"
+    elif evidence.in_sample is None:
+        tried = f"one of {num_trials:,} trials that the trial log counts on this market"
+    else:
+        tried = f"{'the one selected' if selected else 'one'} of {num_trials:,} trials"
     sentences.append(f"This is one market, one period and {tried}.")
     if note:
         sentences.append(note.rstrip(".") + ".")

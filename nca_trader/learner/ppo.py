@@ -13,6 +13,7 @@ from jax import Array
 from nca_trader.agents.policy import Policy
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.envs.market import Market
+from nca_trader.envs.rewards import SCHEMES
 from nca_trader.numerics import arrays, exp32, wide
 
 
@@ -74,10 +75,8 @@ def reward_scale(setup: Setup, market: Market) -> Any:
     # Computed from the argument: as a constant of the program, another draw of the same market
     # would compile it again.
     config, spec, _ = market.dynamics
-    if config.reward == "differential_sharpe":
-        size: Any = 1.0  # a differential Sharpe ratio is of order one
-    else:
-        # The reward of a full position in every asset.
+    size: Any = SCHEMES[config.reward].unit
+    if size is None:  # the reward of a full position in every asset
         size = market.volatility * (spec.num_assets * spec.bounds[1])
     length = setup.config.segment_length
     scale = 1.0 / (size * horizon(setup.hyper.discount, length) ** 0.5)

@@ -9,6 +9,8 @@ slot while it learns from another.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params
+from nca_trader.config import ranges
+from nca_trader.config.extensions import own_code
 from nca_trader.envs.market import Market
 from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import (
@@ -223,11 +227,17 @@ Statistics = dict[str, Any]  # arrays and `Moments`
 
 
 def collect(
-    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
+    setup: Setup,
+    params: Params,
+    market: Market,
+    segments: Segments,
+    draw: Draw,
+    estimator: Callable[..., Array] = gae,
 ) -> tuple[Segments, Batch, Statistics]:
     """Sample a rollout and estimate its advantages; see `Algorithm.collect`."""
     segments, rollout = roll_out(setup, params, market, segments, draw)
-    advantage, value_target = estimate(setup, rollout, reward_scale(setup, market))
+    scale = reward_scale(setup, market)
+    advantage, value_target = estimate(setup, rollout, scale, estimator)
     statistics = rollout_statistics(rollout, advantage, value_target)
     return segments, (_learnt(rollout), advantage, value_target), statistics
 
@@ -247,22 +257,25 @@ def _learnt(rollout: Rollout) -> Rollout:
     return rollout._replace(bootstrap=rollout.span.index)
 
 
-def estimate(setup: Setup, rollout: Rollout, scale: Array) -> tuple[Array, Array | None]:
+def estimate(
+    setup: Setup, rollout: Rollout, scale: Array, estimator: Callable[..., Array] = gae
+) -> tuple[Array, Array | None]:
     """Return advantages `[S, L, E]` and value targets; None without a critic.
 
-    Those of "group" are normalised within their segment, those of "gae" not yet.
+    Those of "group" are normalised within their segment, the others not yet.
 
     Args:
       setup: the method and its hyper-parameters.
       rollout: what the accounts did on each segment.
       scale: `[]` factor that makes the values' targets of order one.
+      estimator: `gae`, or a function with its arguments.
     """
     reward = scale * rollout.reward
     if setup.config.advantages == "group":
         return jax.vmap(group_advantages)(reward, rollout.discount), None
     next_value = jnp.concatenate([rollout.value[:, 1:], rollout.bootstrap[:, None]], axis=1)
     mixing = jnp.full_like(rollout.reward, setup.hyper.gae_lambda)
-    over_time = jax.vmap(jax.vmap(gae, in_axes=1, out_axes=1))
+    over_time = jax.vmap(jax.vmap(estimator, in_axes=1, out_axes=1))
     advantage = over_time(reward, rollout.discount, rollout.value, next_value, mixing)
     value_target = advantage + rollout.value
     return against_others(advantage), value_target
@@ -340,3 +353,30 @@ def deepest_fall(reward: Array) -> Array:
 
 
 SAMPLED = Algorithm(lambda env: None, collect, normalize, loss, replay)
+
+
+def own_algorithm(value: Any, name: str) -> Algorithm:
+    """Return `SAMPLED` with your own function in the place of `gae`; an `Algorithm` as it is.
+
+    Args:
+      value: `(r_t, discount_t, v_tm1, v_t, lambda_t) -> [T]`, `[T]` each, see `gae`.
+      name: of it, for messages.
+
+    Raises:
+      ConfigError: it is neither, raises, or does not return `[T]`.
+    """
+    if isinstance(value, Algorithm):
+        return value
+    if not callable(value):
+        raise ConfigError(
+            f"{name}: is {ranges.described(value)}; give a function with the arguments of "
+            "nca_trader.learner.ppo.gae, or an Algorithm."
+        )
+    row = jax.ShapeDtypeStruct((3,), jnp.float32)
+    with own_code(name):
+        found = jax.eval_shape(value, *[row] * 5)
+    if found.shape != row.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+        raise ConfigError(f"{name}: of 3 steps returns {found.dtype}{found.shape}; return [3].")
+    estimator: Any = value
+    collected = functools.partial(collect, estimator=estimator)
+    return SAMPLED._replace(collect=collected, replay=None)

@@ -21,6 +21,7 @@ from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.config import AgentConfig, LearnerConfig
+from nca_trader.config.extensions import Registry
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
@@ -43,14 +44,27 @@ from nca_trader.learner.rollout import (
     cost_scale,
     volatility_scale,
 )
-from nca_trader.learner.sampled import SAMPLED, Ring, Stored, add, can_sample, sample, stored
+from nca_trader.learner.sampled import (
+    SAMPLED,
+    Ring,
+    Stored,
+    add,
+    can_sample,
+    own_algorithm,
+    sample,
+    stored,
+)
 from nca_trader.parallel.mesh import BATCH
 
 Metrics = dict[str, Array]
 Lose = Callable[[Params, Any], Loss]
 Scales = tuple[Array | None, Array | None]
 # Values of `learner.advantages`; "gae" and "group" differ in their estimates only.
-ALGORITHMS = {"gae": SAMPLED, "group": SAMPLED, "exact": EXACT, "pathwise": PATHWISE}
+ALGORITHMS: Registry[Algorithm] = Registry(
+    "advantages",
+    {"gae": SAMPLED, "group": SAMPLED, "exact": EXACT, "pathwise": PATHWISE},
+    own_algorithm,
+)
 
 
 class LearnerState(NamedTuple):

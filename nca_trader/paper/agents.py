@@ -14,13 +14,13 @@ import jax
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.functions import function_targets
 from nca_trader.agents.heads import best_target, distribution
 from nca_trader.agents.policy import Params, read_out
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
-    function_targets,
     has_exits,
     in_force,
     strategy_faults,
@@ -38,8 +38,18 @@ from nca_trader.paper.drift import Usual, usual_turnover
 from nca_trader.runs.manifest import Run, versions
 from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
-_target = jax.jit(best_target, static_argnums=(0, 3))
-_remembered = jax.jit(remembered, static_argnums=0)
+
+@functools.lru_cache(maxsize=64)
+def _compiled(spec: EnvSpec, ensemble: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return `best_target` and `remembered` of an environment, compiled.
+
+    A `spec` that is an argument of a compiled function is hashed and compared at every call.
+    """
+
+    def target(logits: Any, ordered: Any) -> Any:
+        return best_target(spec, logits, ordered, ensemble)
+
+    return jax.jit(target), jax.jit(functools.partial(remembered, spec))
 
 
 def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
@@ -61,12 +71,10 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
     act = jax.jit(lambda *args: read_out(policy, *args))
 
     def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
-        with float64_on_cpu():
-            return stream(params, state, row, present)
+        return stream(params, state, row, present)
 
     def logits(cells: Any, account: Account) -> np.ndarray:
-        with float64_on_cpu():
-            return np.asarray(act(params, cells, account))
+        return np.asarray(act(params, cells, account))
 
     return policy_agent(
         spec=run.spec,
@@ -142,7 +150,8 @@ def policy_agent(
       features: a `FeatureSet`: `init(num_assets) -> state` and `step(state, bar) -> state, [A, F]
         float32`.
       begin: `() -> stream`, before the first bar.
-      see: `(stream, features [A, F] float32, present [A]) -> stream, cells`, one new bar.
+      see: `(stream, features [A, F] float32, present [A]) -> stream, cells`, one new bar; called
+        within `float64_on_cpu`, as `decide` is.
       decide: `(cells, account) -> logits [A, S n]`.
       receptive_field: RF bars, after which a stream has forgotten one.
       identity: hashes and versions that make a session this one.
@@ -155,12 +164,14 @@ def policy_agent(
     # Several agents have no single action.
     none = np.zeros(num_assets, int) if num_agents == 1 else None
     unusable = Decision(nothing, np.full((num_assets, outputs), np.nan), none, False)
+    target_of, remember = _compiled(spec, ensemble)
 
     def opened() -> Account:
         # Flat, whatever weights the episodes of training began with.
         with float64_on_cpu():
             return begun(spec, open_account(np.zeros(num_assets), rest["rules"]))
 
+    @float64_on_cpu()  # once per bar; the blocks inside then cost nothing
     def act(memory: Sight, bar: Bar, account: Account | None, book: Book | None, first: bool):
         state, row = features.step(memory.features, bar)
         stream, cells = see(memory.stream, row, np.asarray(bar.present))
@@ -172,16 +183,14 @@ def policy_agent(
         # What the reward remembers is a feature of this agent, and begins at its first decision.
         now: Account = account
         if spec.memory and not first:
-            with float64_on_cpu():
-                now = jax.tree.map(np.asarray, _remembered(spec, account))
+            now = jax.tree.map(np.asarray, remember(account))
         if unfit:
             return memory, now, unusable._replace(features=row)
         logits = np.asarray(decide(cells, now))
         # argmax takes a NaN for the largest number, and would trade on it.
         if logits.shape != (num_assets, outputs) or not np.isfinite(logits).all():
             return memory, now, unusable
-        with float64_on_cpu():
-            target = np.asarray(_target(spec, logits, now.ordered, ensemble))
+        target = np.asarray(target_of(logits, now.ordered))
         usable = bool(np.isfinite(target).all())
         action = logits.argmax(-1) if num_agents == 1 else None
         return memory, now, Decision(target, logits, action, usable, row)

@@ -180,9 +180,17 @@ class SimulatedBroker:
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
         """Fill the working orders of assets that are present, at `price` `[A]`."""
+        wanted = self.wanted(price, quote)
+        if wanted is None:
+            return []
+        # A target is a fraction of equity before any of these fills: none of them sizes another.
+        return self.execute(wanted, self._names(), price, quote, ts)
+
+    def wanted(self, price: np.ndarray, quote: Quote) -> np.ndarray | None:
+        """Return `[A]` units that the working orders ask for at `price` `[A]`; None without any."""
         active = np.array([s in self._working for s in self._symbols]) & quote.present
         if not active.any():
-            return []
+            return None
         orders = [self._working.get(symbol) for symbol in self._symbols]
         target = np.array([order.weight if order else 0.0 for order in orders])
         buy_only = np.array([bool(order and order.buy_only) for order in orders])
@@ -191,14 +199,19 @@ class SimulatedBroker:
         notional = np.where(active, target * equity - self._units * known, 0.0)
         notional[buy_only & (notional < 0.0)] = 0.0
         notional[np.abs(notional) < DUST * abs(equity)] = 0.0
-        # A target is a fraction of equity before any of these fills: none of them sizes another.
-        names = [order.client_id if order else "" for order in orders]
-        return self.execute(notional / known, names, price, quote, ts)
+        return notional / known
 
     def execute(
         self, wanted: np.ndarray, names: list[str], price: np.ndarray, quote: Quote, ts: int
     ) -> list[Fill]:
         """Fill `wanted` units `[A]` at `price` `[A]`, as far as lots, volume and cash allow."""
+        units, worse = self.sized(wanted, price, quote)
+        return self.book(units, worse, names, price, ts)
+
+    def sized(
+        self, wanted: np.ndarray, price: np.ndarray, quote: Quote
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return `[A]` the units that can fill, and how much worse than `price` they do."""
         known = np.where(np.isnan(price), 1.0, price)
         units = self._taken(wanted, known, quote)
         worse = self._worse(units, known, quote)
@@ -211,6 +224,12 @@ class SimulatedBroker:
             # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
             cut = cash / need * (1.0 - 4e-16 * (4 + len(bought)))
             units = np.where(units > 0.0, self._taken(cut * units, known, quote), units)
+        return units, worse
+
+    def book(
+        self, units: np.ndarray, worse: np.ndarray, names: list[str], price: np.ndarray, ts: int
+    ) -> list[Fill]:
+        """Fill `units` `[A]`, at prices that are `worse` than `price` by these fractions."""
         # Sells come first, so that their cash is there when the buys are paid.
         order = np.argsort(units > 0.0, kind="stable").tolist()
         fills = []
@@ -227,6 +246,11 @@ class SimulatedBroker:
     def position(self) -> Position:
         """Return cash and units now."""
         return Position(self._cash, self._units.copy())  # the caller's copy does not follow fills
+
+    def _names(self) -> list[str]:
+        """Return the client id of each asset's working order, "" for none."""
+        orders = [self._working.get(symbol) for symbol in self._symbols]
+        return [order.client_id if order else "" for order in orders]
 
     def _pay(self, amount: float) -> float:
         """Add money paid in, or out below 0, to the cash; return it."""
@@ -257,8 +281,10 @@ class SimulatedBroker:
     def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
         """Close every position that is quoted, if equity is too small for the gross position."""
         margin = self._rules.maintenance_margin
+        if margin is None:
+            return []
         gross = float(np.where(self._units == 0.0, 0.0, np.abs(self._units * price)).sum())
-        if margin is None or gross * margin <= self._equity(price):
+        if gross * margin <= self._equity(price):
             return []
         closing = np.where(np.asarray(quote.present), -self._units, 0.0)
         worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)

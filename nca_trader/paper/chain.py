@@ -80,7 +80,7 @@ def _as_string(value: Any) -> str:
 
 # Made once: `json.dumps` makes an encoder for each call, which took most of the time of a walk.
 _encode = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_as_string
+    sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False, default=_as_string
 ).encode
 
 

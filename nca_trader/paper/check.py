@@ -14,6 +14,7 @@ from nca_trader.errors import NcaTraderError
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import LiveFeed, Notice
 from nca_trader.paper.gate import Gate
+from nca_trader.paper.ledger import in_lots
 from nca_trader.paper.venue import MAX_CLIENT_ID, Outcome, Ticket, Venue
 from nca_trader.types import Bar
 
@@ -36,12 +37,14 @@ def check_broker(
 ) -> Report:
     """Send a few small market orders to a venue, and check what a session relies on.
 
-    Use a paper or test account: the orders are real ones there. What was bought is sold again.
+    Use a paper or test account: the orders are real ones there. What was bought is sold again, but
+    for less than a lot where a fee was taken in the traded coin.
 
     Args:
       venue: an open one, whose account holds no open order of `symbol`.
       symbol: to buy and sell.
-      units: size of an order, a multiple of the lot and above the least order.
+      units: size of an order, a multiple of the lot and above the least order; at least two lots
+        where a fee is taken in the traded coin.
       advance: makes the market move on, for a simulation; called while an order waits for its fill.
       clock: for waits.
 
@@ -88,6 +91,11 @@ class _Orders:
         self.names = (f"nca-check-{self.begun % 10**15}-{i}" for i in itertools.count())
         self.name = ""
         self.before = venue.holdings()
+        self.received = units  # of the order that is sold again
+
+    def _in_lots(self, units: float) -> float:
+        """Round towards zero to what can be sold."""
+        return in_lots(units, self.venue.instrument(self.symbol).lot)
 
     def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "an order that was never sent is not found", self.unknown
@@ -156,7 +164,16 @@ class _Orders:
 
     def filled(self) -> None:
         fills = self.wait()
-        _near("the sum of its fills", sum(fill.units for fill in fills), self.units)
+        got = sum(fill.units for fill in fills)
+        # A fee in the traded coin: fewer arrive, and the commission is the price of those missing.
+        kept = sum(fill.commission / fill.price for fill in fills if fill.price > 0.0)
+        if not _is_near(got + np.sign(self.units) * kept, self.units):
+            _near("the sum of its fills", got, self.units)
+        self.received = self._in_lots(got)
+        _true(
+            self.received != 0.0,
+            f"after the fee {got:g} is less than a lot and cannot be sold; give more units",
+        )
         for fill in fills:
             _same("a fill's symbol", fill.symbol, self.symbol)
             _true(fill.units * self.units > 0.0, f"a fill has {fill.units:g} units")
@@ -190,13 +207,13 @@ class _Orders:
 
     def cancelled(self) -> None:
         self.name = next(self.names)
-        self.venue.submit(Ticket(self.name, self.symbol, -self.units))
+        self.venue.submit(Ticket(self.name, self.symbol, -self.received))
         self.venue.cancel(self.name)
         state, fills = self.venue.look_up(self.name), self.wait()
         if state is None:
             raise _Failed("look_up does not find an order that was cancelled")
         _near("its filled units", sum(fill.units for fill in fills), self.filled_units())
-        rest = -self.units - self.filled_units()
+        rest = -self.received - self.filled_units()
         if abs(rest) > NEAR * abs(self.units):
             # What was bought is sold again.
             self.name = next(self.names)

@@ -54,7 +54,9 @@ class DriftWatch:
         self._outside: set[str] = set()
         reference = usual.features
         if reference is not None:
+            self._schema = schema_of(self._names) or reference.schema
             self._edges, self._share = np.array(reference.edges), np.array(reference.share)
+            self._limits = np.array(reference.threshold)
             self._counts = np.zeros(self._share.shape)
 
     def decided(self, features: np.ndarray | None, present: np.ndarray) -> list[dict[str, Any]]:
@@ -66,22 +68,26 @@ class DriftWatch:
         reference = self._usual.features
         if reference is None or features is None:
             return []
-        here = schema_of(self._names) or reference.schema
-        if list(self._names) != reference.names or here != reference.schema:
-            return self._crossed("drift-schema", True, there=reference.schema, here=here)
+        if list(self._names) != reference.names or self._schema != reference.schema:
+            there = reference.schema
+            return self._crossed("drift-schema", True, there=there, here=self._schema)
         # `[F, 10]` of this bar; a value that is not finite is in no bin, and halts elsewhere.
         bins = (np.asarray(features)[:, :, None] >= self._edges).sum(-1)
         known = np.asarray(present)[:, None] & np.isfinite(features)
-        row = np.stack([((bins == b) & known).sum(0) for b in range(BINS)], axis=-1)
+        row = ((bins[:, :, None] == np.arange(BINS)) & known[:, :, None]).sum(0)
         self._rows.append(row)
         self._counts += row
         if len(self._rows) > WINDOW:
             self._counts -= self._rows.popleft()
         if len(self._rows) < WINDOW:
             return []
-        warnings = []
-        for f, (name, limit) in enumerate(zip(self._names, reference.threshold, strict=True)):
-            index = psi(self._counts[f], self._share[f])
+        warnings, indices = [], psi(self._counts, self._share)
+        # Most are far below their limit, and were so before.
+        if not (self._outside or (indices > self._limits).any()):
+            return []
+        for name, index, limit in zip(
+            self._names, indices.tolist(), reference.threshold, strict=True
+        ):
             body = {"feature": name, "psi": index, "limit": limit}
             # An index that moves about its limit is one warning and not many.
             outside = index > (BACK if f"drift-feature:{name}" in self._outside else 1.0) * limit

@@ -157,7 +157,7 @@ def start_exchange(
         "capital": float(capital),
         "costs": plain(costs),
         "symbols": list(symbols),
-        "rules": rules._asdict(),
+        "rules": rules._replace(risk=None)._asdict(),  # limits are the session's
         "faults": faults._asdict(),
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

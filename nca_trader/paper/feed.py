@@ -48,7 +48,8 @@ class LiveFeed(Protocol):
     """A feed whose bars close while it is read.
 
     symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
-    the last call of `history`, and gives notices between them.
+    the last call of `history`, and gives notices between them. A feed may have `due`, seconds since
+    1970 UTC at which the next bar closes; else that is a period after the last one.
     """
 
     symbols: tuple[str, ...]

@@ -137,7 +137,7 @@ class Gate:
         """Return what a bar file's check finds in the bar, in its order."""
         fields = {name: np.asarray(getattr(bar, name)) for name in (*PRICES, "present")}
         # NaN is a volume that nobody reported, which bars may hold.
-        fields["volume"] = np.nan_to_num(bar.volume, posinf=np.inf, neginf=-np.inf)
+        fields["volume"] = np.where(np.isnan(bar.volume), 0.0, bar.volume)
         given = {column: getattr(bar, name) for name, column in INCOME.items()}
         fields |= {k: np.nan_to_num(v, posinf=np.inf) for k, v in given.items() if v is not None}
         table = Table("the feed", fields, list(self._symbols))

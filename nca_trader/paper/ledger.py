@@ -89,10 +89,16 @@ class Ledger:
             self.cash, self.units = body["cash"], dict(body["units"])
             self.since = self.last = body["now"]
             self.moves = 0
-        elif kind == "resume":
+        elif kind == "resume" and "sleeve" not in body:
             self.since = None  # a person has looked: the venue's books are taken over again
         if kind == "recon":
             self.recon = body.get("found", self.recon)
+
+    def allocated(
+        self, kind: str, key: str, body: Mapping[str, Any]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Return keys and bodies of the events that share one among sleeves, if there are any."""
+        return []
 
     def flush(self, symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return `[A]` units traded since the last call and their mean price, NaN for none."""
@@ -186,7 +192,7 @@ def tickets(
     cut = 1.0 if borrow or need <= cash else cash / need
     found = []
     for order, units, price in wanted:
-        units = _in_lots(units * cut if units > 0.0 else units, instruments[order.symbol].lot)
+        units = in_lots(units * cut if units > 0.0 else units, instruments[order.symbol].lot)
         least = max(instruments[order.symbol].min_notional * (1.0 - ROUNDING), UNITS * worth)
         if (order.buy_only and units < 0.0) or abs(units) * price < least:
             refused.append((order.client_id, "too-small"))
@@ -195,7 +201,7 @@ def tickets(
     return sorted(found, key=lambda ticket: ticket.units > 0.0), refused
 
 
-def _in_lots(units: float, lot: float) -> float:
+def in_lots(units: float, lot: float) -> float:
     """Round towards zero to whole lots, without the digits that binary floats add."""
     if not lot:
         return units

@@ -8,6 +8,7 @@ learns the bars that closed in between without trading on them, and goes live.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.gate import INCOME, Gate, Passed
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
-from nca_trader.paper.risk import after_resume, broken, said
+from nca_trader.paper.risk import after_resume, broken
 from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
@@ -82,8 +83,16 @@ class LiveSession(Session):
         super().__init__(agent, None, journal, capital, start, live=names)
         self._gate = Gate(agent.symbols, live=True, seconds=feed.period, clock=feed.now)
 
-    def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    def trade(
+        self,
+        stop: Callable[[], bool] = lambda: False,
+        progress: Callable[..., None] | None = None,
+    ) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
+
+        Args:
+          stop: called between two bars.
+          progress: see `paper_trade`.
 
         Raises:
           HaltError: books that differ, a venue that does not answer, unusable bars or decisions.
@@ -95,6 +104,8 @@ class LiveSession(Session):
             self._begin(stop)
             pump = Pump(self._feed)
             while not stop():
+                if progress is not None:
+                    progress(self._counts["bars"], None, self._grown(), self._left())
                 item = pump.get(TICK)
                 if item is pump.END:
                     break
@@ -140,15 +151,23 @@ class LiveSession(Session):
         books = self._synced(bar, ts) if fresh or self._state.account is not None else None
         seen = self._observed(bar, books) if fresh else None
         legs, before = self._core.legs(self._state, bar), self._state.close
-        self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        try:
+            self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        except Exception as error:  # of the agent: no further order, and a person looks
+            raise Halting("policy-error", error=f"{type(error).__name__}: {error}") from error
         drifts = self._drifts(bar, legs, before, seen, outcome)
         # A size is of what is held, so what an order replaces has to end first.
         self._router.withdraw([name for name, _ in outcome.closed], ts)
         sized, refused = self._sized(outcome)
         with self._journal.transaction(durable=outcome.decision is not None):
             self._record_live(bar, outcome, seen, sized, refused, ts)
-            self._record_risks(passed, outcome, drifts, ts)
-        self._refuse_failures(outcome, ts)
+            self._record_risks(self._gated(passed) + drifts + self._limited(outcome), ts)
+            # With its bar: after a kill in between, the next session would trade on.
+            halting = self._failing(outcome, ts) or self._missing()
+            error = None if halting is None else self._halted(halting)
+        if error is not None:
+            self._journal.commit()  # a bar without a decision would wait for a later one
+            raise error
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)
         if sized:
@@ -191,15 +210,23 @@ class LiveSession(Session):
     def _repeated(self) -> Ledger:
         """Process the journal's bars again, on the books of then; return the books of now."""
         decided = {event.key for event in self._journal.events("decision")}
-        ledger = Ledger()
+        ledger = self._ledger()
         with self._journal.transaction(durable=False):
             for event in self._journal.events():
                 if event.kind == "bar":
                     self._repeat(event, ledger, event.key in decided)
                 ledger.apply(event.kind, event.key, event.body)
+                self._learn(event)
                 self._counts["rejected"] += event.kind == "bar_rejected"
                 self._counts["orders"] += event.kind == "order_intent"
         return ledger
+
+    def _ledger(self) -> Ledger:
+        """Return the books before the journal's first event."""
+        return Ledger()
+
+    def _learn(self, event: Event) -> None:
+        """Take in an event of the journal that is repeated."""
 
     def _repeat(self, event: Event, ledger: Ledger, decided: bool) -> None:
         bar = self._bar_of(event)
@@ -319,8 +346,12 @@ class LiveSession(Session):
         for ticket in sized:
             order = orders[ticket.client_id]
             self._counts["orders"] += 1
-            more = {"weight": order.weight, "buy_only": order.buy_only}
+            more = {"weight": order.weight, "buy_only": order.buy_only} | self._shared(ticket)
             self._router.intend(ticket, ts // NANOSECONDS, more, ts)
+
+    def _shared(self, ticket: Ticket) -> dict[str, Any]:
+        """Return what an order's intent says of sleeves, if the account has any."""
+        return {}
 
     def _record_snapshot(self, seen: Observed, ts: int) -> None:
         books = self._router.books()
@@ -331,6 +362,7 @@ class LiveSession(Session):
             "cash": books.cash,
             "units": in_json(books.units),
             "value": seen.equity * (self._base or 0.0),
+            **self._parts(),
         }
         self._record("snapshot", str(ts // NANOSECONDS), body, ts)
 
@@ -360,36 +392,41 @@ class LiveSession(Session):
         found += self._drift.decided(decision.features, present)
         return found + self._drift.turned(float(np.abs(seen.traded).sum()))
 
-    def _record_risks(
-        self, passed: Passed, outcome: Outcome, drifts: list[dict[str, Any]], ts: int
-    ) -> None:
-        """Record what the gate, the limits and the drift watch say of a bar."""
-        symbols, found = self._agent.symbols, drifts
-        if passed.far is not None:
-            code = "bar-confirmed" if passed.confirmed else "bar-not-confirmed"
-            far = [symbols[i] for i in np.flatnonzero(passed.far).tolist()]
-            found = [{"code": code, "symbols": far}, *found]
-        if outcome.decision is not None and self._state.account is not None:
-            found = [*found, *said(self._state.account, outcome.decision.target, symbols)]
-        for body in found:
-            key = ":".join([str(ts // NANOSECONDS), body["code"], body.get("feature", "")])
-            self._record("risk", key.rstrip(":"), body, ts)
+    def _gated(self, passed: Passed) -> list[dict[str, Any]]:
+        """Return what the gate says of a bar that it held."""
+        if passed.far is None:
+            return []
+        code = "bar-confirmed" if passed.confirmed else "bar-not-confirmed"
+        far = [self._agent.symbols[i] for i in np.flatnonzero(passed.far).tolist()]
+        return [{"code": code, "symbols": far}]
 
-    def _refuse_failures(self, outcome: Outcome, ts: int) -> None:
-        """Halt where decisions are unusable in a row, or nothing is left to trade with."""
+    def _failing(self, outcome: Outcome, ts: int) -> Halting | None:
+        """Return why to halt where decisions are unusable in a row, or too much is lost."""
         decision, account = outcome.decision, self._state.account
         if decision is None or account is None:
-            return
+            return None
         if account.ruined:
-            raise Halting("ruined", equity=float(np.exp(account.log_equity)))
+            return Halting("ruined", equity=float(np.exp(account.log_equity)))
         self._failures = 0 if decision.usable else self._failures + 1
         if not decision.usable:
-            code = {"code": "policy-not-finite"}
-            self._record("risk", str(ts // NANOSECONDS), code, ts)
+            self._record("risk", str(ts // NANOSECONDS), {"code": "policy-not-finite"}, ts)
         if self._failures >= MAX_IN_A_ROW:
-            raise Halting("policy-not-finite", in_a_row=self._failures)
-        if (loss := broken(account)) is not None:
-            raise Halting(loss[0], **loss[1])
+            return Halting("policy-not-finite", in_a_row=self._failures)
+        loss = broken(account)
+        return None if loss is None else Halting(loss[0], **loss[1])
+
+    def _missing(self) -> Halting | None:
+        """Return why to halt where a position has had no bar for as long as training knows.
+
+        There such an asset counts as gone and is paid out, as the simulated exchange does too.
+        Another venue still holds it, and no decision of the agent is about such a position.
+        """
+        after = self._agent.rules.delist_after
+        if after is None:
+            return None
+        gone = (self._state.missing == after) & (self._router.books().units != 0.0)
+        names = [self._agent.symbols[i] for i in np.flatnonzero(gone).tolist()]
+        return Halting("bars-missing", symbols=names, in_a_row=after) if names else None
 
     def _refuse_skew(self) -> None:
         """Halt where the venue's clock and the feed's are apart: ages would be wrong."""
@@ -409,16 +446,30 @@ class LiveSession(Session):
         with contextlib.suppress(Unreachable):
             self._router.take(self._feed.now())
 
+    def _grown(self) -> float:
+        """Return the account's worth as a multiple of that at the first decision."""
+        return 1.0 if self._base is None else self._value() / self._base
+
+    def _left(self) -> float:
+        """Return the seconds until the next bar closes; NaN where nobody knows."""
+        if self._state.last is None:
+            return float("nan")
+        due = getattr(self._feed, "due", self._state.last + 2 * self._feed.period)
+        return due - self._feed.now() / NANOSECONDS
+
     def _value(self) -> float:
         """Return cash and positions in money at the last closes."""
         books = self._router.books()
         worth = np.where(books.units == 0.0, 0.0, books.units * self._state.close)
         return float(books.cash + worth.sum())
 
+    def _now(self) -> int:
+        return self._feed.now()
+
     def _halted(self, halting: Halting) -> HaltError:
-        halt, now = Halt(halting.code, halting.detail), self._feed.now()
+        """Record a halt; return its error."""
+        halt, now = Halt(halting.code, halting.detail), self._now()
         self._record("halt", f"{now}:{halt.code}", halt._asdict(), now)
-        self._journal.commit()
         return self._halt_error(halt)
 
 
@@ -431,13 +482,23 @@ def trade_live(
     start: int | None,
     warmup: int | None,
     stop: Callable[[], bool],
+    progress: Callable[..., None] | None = None,
+    members: Any = None,
 ) -> dict[str, Any]:
-    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
+    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`.
+
+    `members` are the account's sleeves; None where it has none.
+    """
+    session_of: Any = LiveSession
+    if members:
+        from nca_trader.paper.sleeved import SleevedLiveSession
+
+        session_of = functools.partial(SleevedLiveSession, members=members)
     with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
         fresh = opened.head.seq == 0
         venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
         with contextlib.closing(venue):
             warmup = WARMUP if warmup is None else warmup
-            session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
+            session = session_of(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
-                return session.trade(stop) | {"durability": opened.durability}
+                return session.trade(stop, progress) | {"durability": opened.durability}

@@ -19,8 +19,8 @@ from nca_trader.paper.journal import Event, read_events, verify
 from nca_trader.runs.manifest import Run
 
 TABLE = "backtest.parquet"
-# Relative. The same account, compiled alone and inside a scan, differs by rounding, since the
-# compiler may fuse a product and a sum into one instruction: by 2e-16 after 1,500 bars.
+# Relative. Equity was the same bit for bit in every session measured, but nothing promises that the
+# compiler fuses products and sums alike in an account alone and in a scan: docs/concepts/parity.md.
 EQUITY_TOLERANCE = 1e-12
 # Orders of `actions = "weights"` follow the logits continuously, and so round as they do; equity
 # follows the orders. A choice among targets is the same or another.

@@ -1,8 +1,8 @@
 """The kill switch of a session, and what its risk limits say in the journal.
 
 A halt is latched: the journal holds it, and every later start refuses until `resume` has written
-why trading may go on. It comes from a limit, from the file `JOURNAL.halt`, whose text is the
-reason, or from SIGUSR1. Limits are applied in `envs.account.risk`, where a backtest applies them.
+why trading may go on. It comes from a limit, from the file of `paper.halting`, or from SIGUSR1.
+Limits are applied in `envs.account.risk`, where a backtest applies them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import numpy as np
 from nca_trader.envs.account.risk import CODES, Allow, Deny, denied, lifted, verdict
 from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError, HaltError, argument, options_named
-from nca_trader.machine import write_atomically
+from nca_trader.paper.halting import checked_reason, halt_file, read_halt
 from nca_trader.paper.journal import Event, Journal, read_events
-
-LONGEST = 500  # characters of a reason
 
 
 class KillSwitch:
@@ -33,16 +31,15 @@ class KillSwitch:
     """
 
     def __init__(self, journal: Path):
-        self.file = halt_file(journal)
+        self._journal = journal
         self._signalled = False
 
     def asked(self) -> dict[str, Any] | None:
         """Return who asked and why; None if nobody did."""
         if self._signalled:
             return {"by": "signal", "reason": "SIGUSR1"}
-        if not self.file.exists():  # one system call, at every bar and before every order
-            return None
-        return {"by": "file", "reason": _read(self.file)}
+        reason = read_halt(self._journal)
+        return None if reason is None else {"by": "file", "reason": reason}
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -61,31 +58,19 @@ class KillSwitch:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL if before is None else before)
 
 
-def halt_file(journal: str | Path) -> Path:
-    """Return the file that halts the session of `journal`."""
-    path = Path(journal)
-    return path.with_name(f"{path.name}.halt")
+def refuse_no_journal(journal: str | Path) -> None:
+    """Raise ConfigError where there is no journal at a path: nobody would look there for a halt."""
+    next(read_events(_existing(journal)), None)  # another program's file is refused
 
 
-def request_halt(journal: str | Path, reason: str) -> Path:
-    """Ask the session of `journal` to halt at its next bar or order; return the file that does.
-
-    Raises:
-      ConfigError: there is no such journal, or the reason is empty.
-    """
-    reason = _checked(reason)
-    _standing(journal)  # refuses a path without a journal, where nobody would look
-    write_atomically(halt_file(journal), f"{reason}\n".encode())
-    return halt_file(journal)
-
-
-def resume(journal: str | Path, reason: str, now: int) -> Event | None:
-    """Lift the halt of a journal, and remove the file that asked for one.
+def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None) -> Event | None:
+    """Lift the halt of a journal, and remove the file that asked for one; or that of a sleeve.
 
     Args:
       journal: its path; no session may be writing to it.
       reason: why trading may go on.
       now: nanoseconds since 1970 UTC.
+      sleeve: the one of the account's that may go on; None is the session.
 
     Returns:
       The halt that is lifted; None where only the file was there.
@@ -94,29 +79,49 @@ def resume(journal: str | Path, reason: str, now: int) -> Event | None:
       ConfigError: nothing is halted, there is no such journal, or the reason is empty.
       StateError: a session is running, or the journal is damaged.
     """
-    reason, asked = _checked(reason), halt_file(journal)
+    reason, asked = checked_reason(reason), read_halt(journal)
     with contextlib.closing(Journal(_existing(journal), lambda: now)) as opened:
+        if sleeve is not None:
+            return _resume_sleeve(opened, reason, sleeve)
         standing = standing_halt(opened.events())
-        if standing is None and not asked.exists():
+        if standing is None and asked is None:
             raise ConfigError(f"{journal}: is not halted; there is nothing to resume.")
         begun = standing or next(opened.events("run_started"), None)
         if begun is not None:
             halt = None if standing is None else {"seq": standing.seq, **standing.body}
             body = {"reason": reason, "halt": halt}
-            if asked.exists():
-                body["asked"] = _read(asked)
+            if asked is not None:
+                body["asked"] = asked
             key, ts = str(opened.head.seq), now if standing is None else standing.ts_event
             opened.record(begun.run, "resume", key, body, ts)
     # Last: a kill before this line leaves the session halted, not trading.
-    asked.unlink(missing_ok=True)
+    halt_file(journal).unlink(missing_ok=True)
     return standing
+
+
+def _resume_sleeve(journal: Journal, reason: str, name: str) -> None:
+    """Write that a halted sleeve may go on, after the last bar that it was halted at."""
+    begun, last, snapshot = None, None, None
+    for event in journal.events():
+        begun = event if event.kind == "run_started" else begun
+        last = event if event.kind == "bar" else last
+        snapshot = event if event.kind == "snapshot" else snapshot
+    sleeves = {} if begun is None else begun.body.get("sleeves", {})
+    if name not in sleeves:
+        there = f"it has {', '.join(sleeves)}" if sleeves else "its session has none"
+        raise ConfigError(f"{journal.path}: no sleeve {name!r}; {there}.")
+    halted = None if snapshot is None else snapshot.body["sleeves"][name]["halted"]
+    if begun is None or last is None or halted is None:
+        raise ConfigError(f"{journal.path}: {name} is not halted; there is nothing to resume.")
+    body = {"reason": reason, "sleeve": name, "halt": {"code": halted}}
+    journal.record(begun.run, "resume", str(journal.head.seq), body, last.ts_event)
 
 
 def standing_halt(events: Iterator[Event]) -> Event | None:
     """Return the newest halt that no later `resume` lifts."""
     last = None
     for event in events:
-        if event.kind in ("halt", "resume"):
+        if event.kind == "halt" or (event.kind == "resume" and "sleeve" not in event.body):
             last = event
     return last if last is not None and last.kind == "halt" else None
 
@@ -176,22 +181,3 @@ def _existing(journal: str | Path) -> Path:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such journal; check the path.")
     return path
-
-
-def _standing(journal: str | Path) -> None:
-    next(read_events(_existing(journal)), None)  # another program's file is refused
-
-
-def _checked(reason: str) -> str:
-    text = " ".join(reason.split())[:LONGEST]
-    if not text:
-        raise ConfigError(f"{argument('reason')} is empty; say why.")
-    return text
-
-
-def _read(file: Path) -> str:
-    """Return the text of a halt file; a file that cannot be read halts as well."""
-    try:
-        return " ".join(file.read_text(errors="replace").split())[:LONGEST]
-    except OSError as error:
-        return f"the file cannot be read ({error.strerror})"

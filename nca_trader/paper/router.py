@@ -21,6 +21,7 @@ from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.ledger import UNITS, Books, Ledger, Sent, tickets
 from nca_trader.paper.venue import (
+    BY_VENUE,
     Answer,
     CashFlow,
     Fill,
@@ -347,8 +348,9 @@ class VenueBroker:
         for fill in fills:
             order = self.ledger.order(fill.client_id)
             if order is None:
-                ours = fill.client_id.startswith(self.prefix)
-                if fill.symbol in self._symbols and not ours:
+                # A simulated exchange, which gets the bars, closes positions as training does.
+                ours = (self.prefix, *(BY_VENUE if hasattr(self.venue, "quote") else ()))
+                if fill.symbol in self._symbols and not fill.client_id.startswith(ours):
                     raise Halting("foreign-fill", symbol=fill.symbol, units=fill.units)
                 continue
             wanted = order.ticket.units
@@ -406,3 +408,5 @@ class VenueBroker:
     def _write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         if self._journal.record(self._run, kind, key, body, ts):
             self.ledger.apply(kind, key, body)
+            for name, share in self.ledger.allocated(kind, key, body):
+                self._write("allocation", name, share, ts)

@@ -30,7 +30,7 @@ from nca_trader.types import PRICES, Bars
 # What follows from the bars and the agent alone. The rest depends on when a session was stopped, or
 # on what a venue or a feed said.
 REBUILT = frozenset(
-    "run_started bar decision order_intent order_terminal fill cash snapshot".split()
+    "run_started bar decision order_intent order_terminal fill cash allocation snapshot".split()
 )
 EXTRAS = ("half_spread", "dividend", "funding")  # of a bar's row, after its volume
 

@@ -31,6 +31,7 @@ from nca_trader.envs.account.state import Quote, Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
+from nca_trader.paper.clock import Clock
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
 from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import NANOSECONDS, Feed, LiveFeed, ReplayFeed, parse_feed
@@ -38,9 +39,9 @@ from nca_trader.paper.gate import Gate, Passed, Refusal
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.risk import KillSwitch, after_resume, broken, refuse_halted, remedy, said
 from nca_trader.runs.exported import read_run
-from nca_trader.runs.manifest import seen_rows
+from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.universe import run_on, trades_others, trained_symbols
-from nca_trader.types import PRICES, Bar, Costs
+from nca_trader.types import PRICES, Bar, Bars, Costs
 
 TOLERANCE = 1e-9  # relative, between the account and the broker
 DEFAULT_CAPITAL = 100_000.0  # money
@@ -225,10 +226,20 @@ class Session:
         if decision is not None and present is not None:
             found += self._drift.decided(decision.features, present)
             traded = sum(abs(fill.units * fill.price) for fill in fills)
-            found += self._drift.turned(traded / self._value())
+            found += self._drift.turned(traded / self._value() if traded else 0.0)
+        self._record_risks(found, ts)
+
+    def _record_risks(self, found: Sequence[dict[str, Any]], ts: int) -> None:
+        """Record what the gate, the limits or the drift watch say of a bar, one event each."""
         for body in found:
             key = ":".join([str(ts // NANOSECONDS), body["code"], body.get("feature", "")])
             self._record("risk", key.rstrip(":"), body, ts)
+
+    def _limited(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """Return what the limits made of a decision."""
+        if outcome.decision is None or self._state.account is None:
+            return []
+        return said(self._state.account, outcome.decision.target, self._agent.symbols)
 
     def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         self._journal.record(self.run, kind, key, body, ts)
@@ -247,9 +258,7 @@ class Session:
         self._counts["decisions"] += 1
         body = {name: in_json(value) for name, value in decision.body.items()}
         self._record("decision", key, body, ts)
-        if self._state.account is not None:
-            for risk in said(self._state.account, decision.target, self._agent.symbols):
-                self._record("risk", f"{key}:{risk['code']}", risk, ts)
+        self._record_risks(self._limited(outcome), ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
         for order in outcome.sent:
@@ -268,21 +277,22 @@ class Session:
             return None
         key = str(ts // NANOSECONDS)
         cash, units = self._broker.position()
-        held = np.asarray(account.held)
+        held, equity, value = np.asarray(account.held), _equity(account), self._value()
         body = {
-            "equity": _equity(account),
+            "equity": equity,
             "log_equity": [float(account.log_equity), float(account.log_equity_low)],
             "weight": in_json(held),
             "cash": cash,
             "units": in_json(units),
-            "value": self._value(),
+            "value": value,
+            **self._parts(),
         }
         self._record("snapshot", key, body, ts)
-        value, halt, loss = self._value(), None, None
+        halt, loss = None, None
         if account.ruined:  # the broker's positions go on below the floor: nothing to compare
-            halt = Halt("ruined", {"equity": _equity(account), "broker": value})
+            halt = Halt("ruined", {"equity": equity, "broker": value})
         else:
-            expected = self._capital * _equity(account)
+            expected = self._capital * equity
             # Both are compared: equity alone would not show a position in the wrong asset.
             weights = np.where(units == 0.0, 0.0, units * self._state.close) / value
             off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
@@ -302,6 +312,10 @@ class Session:
                 self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
             self._record("halt", f"{key}:{halt.code}", halt._asdict(), ts)
         return halt
+
+    def _parts(self) -> dict[str, Any]:
+        """Return what a snapshot says of the account's sleeves, if it has any."""
+        return {}
 
     def _reject(self, bar: Bar, refusal: Refusal, ts: int) -> None:
         self._counts["rejected"] += 1
@@ -340,9 +354,14 @@ class Session:
         halt, last = Halt("asked", asked), self._state.last
         # Between two bars; another request at the same bar is another halt.
         key = f"{last}:asked:{self._journal.head.seq}"
-        self._record("halt", key, halt._asdict(), (last or 0) * NANOSECONDS)
+        self._record("halt", key, halt._asdict(), self._now())
         self._journal.commit()
         raise self._halt_error(halt)
+
+    def _now(self) -> int:
+        """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
+        last = self._state.last  # a replay has the time of its bars, once there is one
+        return Clock().now() if last is None else last * NANOSECONDS
 
     def _value(self) -> float:
         """Return the broker's cash and positions in money at the last closes."""
@@ -393,9 +412,13 @@ def _equity(account: Any) -> float:
 def in_json(value: Any) -> Any:
     """Return numpy values in JSON's types; numbers that are not finite become None."""
     if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f" or np.isfinite(value).all():
+            return value.tolist()
         value = value.tolist()
     if isinstance(value, list):
         return [in_json(item) for item in value]
+    if isinstance(value, dict):
+        return {name: in_json(item) for name, item in value.items()}
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
@@ -407,10 +430,11 @@ def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     more = (bar.half_spread, bar.dividend, bar.funding)
     rows = [*(getattr(bar, name) for name in PRICES), bar.volume]
     rows += [] if all(x is None for x in more) else [np.nan if x is None else x for x in more]
-    fields = np.stack(np.broadcast_arrays(*rows), axis=-1)
-    return {
-        symbol: in_json(fields[i]) if bar.present[i] else None for i, symbol in enumerate(symbols)
-    }
+    fields = np.empty((len(symbols), len(rows)))
+    for column, row in enumerate(rows):
+        fields[:, column] = row
+    each = zip(symbols, in_json(fields), bar.present, strict=True)
+    return {symbol: row if there else None for symbol, row, there in each}
 
 
 def _recent(live: LiveFeed, symbols: tuple[str, ...] | None) -> ReplayFeed:
@@ -425,6 +449,64 @@ def _recent(live: LiveFeed, symbols: tuple[str, ...] | None) -> ReplayFeed:
             "alone; give a feed of these, in this order."
         )
     return ReplayFeed(live.history(2))
+
+
+class Terms(NamedTuple):
+    """What an account is given; None are the run's own. As in `paper_trade`."""
+
+    costs: Costs | None
+    fill: str | None
+    limits: Mapping[str, Any]
+    order: str | None = None
+
+
+def is_own(run: Any) -> bool:
+    """Whether `run` is a strategy or a function of bars, and not the path of a run."""
+    return isinstance(run, Strategy | functools.partial) or inspect.isroutine(run)
+
+
+def refuse_subject(run: Any, name: str = "run") -> None:
+    """Raise ConfigError where `run` is nothing that can trade."""
+    if not is_own(run):
+        accepted = "a path, a Strategy or a function of bars"
+        expect(name, run, str | os.PathLike | CloudPath, accepted)
+
+
+def opened(run: Any, seed: int | None, force_agent: bool) -> Run | None:
+    """Return the run at a path; None for a strategy or a function of bars."""
+    return None if is_own(run) else read_run(run, seed=seed, force_agent=force_agent)
+
+
+def symbols_of(run: Run | None) -> tuple[str, ...] | None:
+    """Return the symbols that a run is tied to; None where it trades any."""
+    return None if run is None or trades_others(run) else run.spec.symbols
+
+
+def agent_of(run: Any, opened_run: Run | None, bars: Bars, capital: float, terms: Terms) -> Agent:
+    """Return the agent of what trades, for the symbols of `bars`.
+
+    Raises:
+      ConfigError: terms that are not valid; a strategy that raises or has stops.
+    """
+    limits, order = terms.limits, terms.order
+    base = Rules() if opened_run is None else rules_of(opened_run.env_config)
+    costs = terms.costs or (Costs() if opened_run is None else opened_run.env_config.costs)
+    known = {name: limit for name, limit in limits.items() if name in Rules._fields}
+    if "capital" not in known and any(capital_problems(base._replace(**known), costs)):
+        limits = {**limits, "capital": float(capital)}  # lots and fees are amounts of money
+    if opened_run is None:
+        refuse_no_targets(run)
+        order = order or (run.order if isinstance(run, Strategy) else "rebalance")
+    rules = with_limits(base, terms.fill, order, costs, dict(limits))
+    if opened_run is not None and opened_run.replacement is None:
+        agent = run_agent(run_on(opened_run, bars), costs, rules)
+    else:
+        rule: Any = run if opened_run is None else opened_run.replacement
+        make: Any = strategy_agent if isinstance(rule, Strategy) else function_agent
+        agent = make(rule, bars, costs, rules)
+    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
+        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
+    return agent
 
 
 def paper_trade(
@@ -442,14 +524,15 @@ def paper_trade(
     fill: str | None = None,
     order: str | None = None,
     warmup: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[..., None] | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
 
     Args:
       run: a run folder, an exported file, a `Strategy` without stops and targets, or a function of
-        bars. The function is called on all bars so far at each decision.
+        bars. The function is called on all bars so far at each decision. Or a list of `Sleeve`s
+        that share the account; `limits` are then the account's, on the sum of them.
       feed: `replay:FILE`, or a live feed: `alpaca:SYM,..`, `ccxt:EXCHANGE:SYM`, or `module:name`, a
         callable of yours that returns one; see the guide on paper trading. Every symbol of it is
         traded, but for a run whose policy is tied to the symbols that trained it: these are
@@ -468,6 +551,8 @@ def paper_trade(
       order: as in `nca_trader.backtest`.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
       progress: called after each bar with the number of bars so far, and that of the feed's file.
+        In a live session it is called ten times a second, with the number of bars so far, None, the
+        equity as a multiple of the start, and the seconds until the next bar (NaN: not known).
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -491,11 +576,16 @@ def paper_trade(
       >>> nca.paper_trade(rule, feed, folder / "paper.db")["fills"] > 5
       True
     """
-    own = isinstance(run, Strategy) or inspect.isroutine(run) or isinstance(run, functools.partial)
+    sleeves = isinstance(run, list | tuple)
     subject: Any = run  # the type checker takes it for the union of these
-    if not own:
-        accepted = "a path, a Strategy or a function of bars"
-        expect("run", run, str | os.PathLike | CloudPath, accepted)
+    if sleeves:
+        from nca_trader.paper.sleeves import check_sleeves
+
+        if seed is not None or order is not None:
+            raise ConfigError("sleeves: each has its own seed and order; give them there.")
+        check_sleeves(run)
+    else:
+        refuse_subject(run)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
     live = None
@@ -505,35 +595,26 @@ def paper_trade(
         live = open_feed(feed, (reading or {}).get("every"))
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
-    opened_run = None if own else read_run(subject, seed=seed, force_agent=force_agent)
-    base = Rules() if opened_run is None else rules_of(opened_run.env_config)
-    costs = costs or (Costs() if opened_run is None else opened_run.env_config.costs)
-    known = {name: limit for name, limit in limits.items() if name in Rules._fields}
-    if "capital" not in known and any(capital_problems(base._replace(**known), costs)):
-        limits = limits | {"capital": float(capital)}  # lots and fees are amounts of money
-    if opened_run is not None:
-        rules = with_limits(base, fill, order, costs, limits)
-        # As a backtest of the same file: every symbol of it, where the policy can trade others.
-        tied = None if trades_others(opened_run) else opened_run.spec.symbols
-        source = _recent(live, tied) if live else parse_feed(feed, tied, reading)
-        rule = opened_run.replacement
-        if rule is None:
-            agent = run_agent(run_on(opened_run, source.bars), costs, rules)
-        else:
-            agent = strategy_agent(rule, source.bars, costs, rules)
-    else:
-        refuse_no_targets(run)
-        order = order or (run.order if isinstance(run, Strategy) else "rebalance")
-        rules = with_limits(base, fill, order, costs, limits)
+    account = Terms(costs, fill, limits)
+    members: Any = None
+    if sleeves:
+        from nca_trader.paper.sleeved import members_on
+
         source = _recent(live, None) if live else parse_feed(feed, None, reading)
-        make = strategy_agent if isinstance(run, Strategy) else function_agent
-        agent = make(subject, source.bars, costs, rules)
-    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
-        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
+        members, agent, seen_of = members_on(run, source.bars, capital, account, force_agent)
+        opened_run = None
+    else:
+        opened_run = opened(subject, seed, force_agent)
+        # As a backtest of the same file: every symbol of it, where the policy can trade others.
+        tied = symbols_of(opened_run)
+        source = _recent(live, tied) if live else parse_feed(feed, tied, reading)
+        agent = agent_of(subject, opened_run, source.bars, capital, account._replace(order=order))
+        seen_of = [] if opened_run is None else [opened_run]
     if live:
         from nca_trader.paper.live import trade_live
 
-        result = trade_live(agent, live, broker, Path(journal), capital, first, warmup, stop)
+        how = (capital, first, warmup, stop, progress, members)
+        result = trade_live(agent, live, broker, Path(journal), *how)
         named = {"in_sample": 0, "seed": None, "agent": ""}
         if opened_run is not None:
             named |= {"seed": opened_run.selected, "agent": opened_run.described}
@@ -548,24 +629,34 @@ def paper_trade(
             f"{source.source}: ends at {np.datetime64(source.last, 's')}, before "
             f"{argument('start', start)}; give a later file or an earlier start."
         )
-    books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
+    simulated: Any = SimulatedBroker
+    session_of: Any = Session
+    if members:
+        from nca_trader.paper.sleeve_books import Pool
+        from nca_trader.paper.sleeved import SleevedSession
+
+        simulated, session_of = functools.partial(Pool, members=members), SleevedSession
+    books = simulated(capital, agent.costs, agent.symbols, agent.rules)
     # By the feed's clock, so that two replays of one file write the same chain. In batches where no
     # order leaves the process: what a kill takes back, the next session repeats.
     kept = Journal(Path(journal), clock=source.now, batch=not books.remembers)
-    with contextlib.closing(kept) as opened:
-        session = Session(agent, books, opened, capital, first)
+    with contextlib.closing(kept) as opened_journal:
+        session = session_of(agent, books, opened_journal, capital, first)
         with session.switch.listening():
             result = session.trade(source, _counting(stop, progress, len(source)))
-        result["durability"] = opened.durability
-    if opened_run is None:
+        result["durability"] = opened_journal.durability
+    if not seen_of:
         return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
     begun = agent.first_decision if first is None else int(np.searchsorted(times, first))
     begun = max(begun, agent.first_decision)
-    seen = min(seen_rows(source.bars, opened_run), result["bars"])
+    seen = max(seen_rows(source.bars, each) for each in seen_of)
+    in_sample = min(max(min(seen, result["bars"]) - begun, 0), result["decisions"])
+    result |= {"in_sample": in_sample, "seed": None, "agent": ""}
+    if opened_run is None:
+        return result
     named = {"seed": opened_run.selected, "agent": opened_run.described}
     named |= {"symbols": list(agent.symbols), "trained_symbols": trained_symbols(opened_run)}
     if opened_run.replacement is not None and opened_run.deployment is not None:
         named["agent"] = opened_run.deployment.sentence
-    in_sample = min(max(seen - begun, 0), result["decisions"])
-    return result | {"in_sample": in_sample} | named
+    return result | named

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
+from nca_trader.config.extensions import called, load
 from nca_trader.config.reading import parse_step, source_of
 from nca_trader.envs.account.state import Rules
-from nca_trader.errors import ConfigError, argument, user_line
+from nca_trader.errors import ConfigError, argument
 from nca_trader.paper.exchange import parse_faults
 from nca_trader.paper.exchange_process import start_exchange
 from nca_trader.paper.feed import LiveFeed
@@ -96,20 +96,13 @@ def _adapter(kind: str, module: str) -> Any:
 
 def _made(text: str, what: str, needed: tuple[str, ...]) -> Any:
     """Return what the user's callable returns, if it has every name that the seam needs."""
-    module, _, name = text.partition(":")
     where = argument(what, text)
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # modules of the current folder are found, as with `python -m`
     try:
-        found = getattr(importlib.import_module(module), name)()
-    except ConfigError:
-        raise
-    except Exception as error:
-        line = user_line(error)
-        raise ConfigError(
-            f"{where}: {type(error).__name__}: {error}{f' at {line}' if line else ''}; give "
-            f"module:name, a callable without arguments that returns a {what}."
-        ) from None
+        found = load(f"{what}s", text)
+        if not text.endswith(")"):
+            found = called(found, text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     missing = [name for name in needed if not hasattr(found, name)]
     if missing:
         raise ConfigError(f"{where}: what it returns has no {', '.join(missing)}; see its guide.")

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from nca_trader.errors import NcaTraderError
 
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
+BY_VENUE = ("margin-", "delisted")  # how the ids of fills begin by which a venue closes positions
 
 
 class Unreachable(NcaTraderError):

@@ -50,6 +50,7 @@ class VenueFeed:
         self._messages: queue.Queue[Row | None] = queue.Queue()
         self._get = get or self._wait
         self._closed = self._stale = False
+        self.due = float("nan")  # seconds since 1970 UTC at which the next bar closes
         self._rows: dict[int, dict[tuple[str, int], Row]] = {}  # by the open of their bar
         self._last: int | None = None  # the open of the last bar that was given
         self._closes: np.ndarray | None = None  # the last ones: a missing bar repeats them
@@ -94,6 +95,7 @@ class VenueFeed:
             self._source.stream(self._messages.put)
         due = self._due()
         while not self._closed:
+            self.due = float(self._next() + self.period)
             wait = due - self._now()
             if wait > 0.0:
                 row = self._get(min(wait, 60.0))

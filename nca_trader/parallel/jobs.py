@@ -228,6 +228,18 @@ def _by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def sendable(value: Any) -> bool:
+    """Return whether a worker can be sent the value; one that holds a lock or a file cannot."""
+    import cloudpickle
+
+    try:
+        with _by_value():
+            cloudpickle.dumps(value)
+    except Exception:  # whatever an object's own `__reduce__` raises
+        return False
+    return True
+
+
 def _settings(names: Sequence[str]) -> dict[str, Any]:
     jax = sys.modules.get("jax")  # a caller that has not imported it has changed nothing
     return {} if jax is None else {name: getattr(jax.config, name) for name in names}

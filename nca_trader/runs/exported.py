@@ -31,6 +31,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy, stacked, unsta
 from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.fingerprint import refuse_changed
 from nca_trader.config.records import plain, read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
@@ -218,7 +219,7 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
     about = {
         "coding": json.dumps(plain(weights.coding)),
         "steps": json.dumps(weights.steps),
-        "manifest": json.dumps({key: manifest[key] for key in fields}),
+        "manifest": json.dumps({key: manifest[key] for key in fields if key in manifest}),
         "selection": json.dumps(plain(run.selection) if run.selection else {}),
         "seed": MEAN if run.selected is None else str(run.selected),
         "agent.toml": to_toml(run.agent_config),
@@ -244,6 +245,7 @@ class Exported(Run):
             raise StateError(f"{path}: has no {missing[0]!r}; {AGAIN}.")
         parsed = {name: read_json(texts[name], f"{path}: {name}", AGAIN) for name in TEXTS[:4]}
         self.manifest = record(Manifest, parsed["manifest"], f"{path}: manifest", AGAIN)
+        refuse_changed(self.manifest.code, str(path))
         chosen = parsed["selection"]
         self._selection = record(Selection, chosen, f"{path}: selection", AGAIN) if chosen else None
         read = functools.partial(from_toml_text, recorded=True)

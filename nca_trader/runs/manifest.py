@@ -40,6 +40,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, w
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.fingerprint import Code, codes_of, refuse_changed
 from nca_trader.config.records import (
     RESTORE,
     difference,
@@ -83,6 +84,7 @@ class Manifest:
 
     Attributes:
       spec: an `EnvSpec`, see `read_spec`. config: SHA-256 of each TOML file, by name.
+      code: of your own features, reward and so on, by name; None where all are built in.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Manifest:
     versions: dict[str, str]
     commit: str
     device: str
+    code: dict[str, Code] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,6 +241,7 @@ class Run:
         self.manifest: Manifest = record(RunManifest, manifest, str(file))
         self._sealed = known == FORMAT
         self._refuse_unsealed(file, checked)
+        refuse_changed(self.manifest.code, str(self.path), str(self.path))
         self.env_config = self._config(EnvConfig, "env.toml")
         self.agent_config = self._config(AgentConfig, "agent.toml")
         self.spec = read_spec(self.manifest, self.env_config, str(file), exact=self._sealed)
@@ -523,6 +527,16 @@ def _texts(env: TradingEnv, agent: AgentConfig) -> dict[str, str]:
     return {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
 
 
+def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
+    """Return the kind of each name in the configs that may be of your own code."""
+    named = {}
+    for config in (env, agent.policy, agent.learner):
+        for field, kind in config.OWN.items():
+            value = getattr(config, field)
+            named |= dict.fromkeys([value] if isinstance(value, str) else value, kind)
+    return named
+
+
 def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
     data = record_of_env(env)
     # Written last, so without it the folder does not hold a run yet.
@@ -550,6 +564,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
             )
         return run
     texts = _texts(env, agent)
+    code = codes_of(own_names(env.config, agent))
     make_folder(path, texts)
     manifest = RunManifest(
         format=FORMAT,
@@ -562,6 +577,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
         versions=versions(),
         commit=commit(),
         device=jax.devices()[0].device_kind,
+        code=code,
         config={name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
     )
     for file, text in texts.items():

@@ -95,7 +95,7 @@ def reference_of(
         edges.append(cuts.tolist())
         share.append(((whole + HALF) / (whole.sum() + BINS * HALF)).tolist())
         usual = [
-            psi(counts_of(v[p & np.isfinite(v)], cuts), np.array(share[-1]))
+            float(psi(counts_of(v[p & np.isfinite(v)], cuts), np.array(share[-1])))
             for v, p in ((values[a : a + WINDOW], present[a : a + WINDOW]) for a in starts)
         ]
         threshold.append(max(MAJOR, MARGIN * max(usual)))
@@ -113,14 +113,14 @@ def counts_of(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.bincount(np.searchsorted(edges, values, "right"), minlength=BINS).astype(np.float64)
 
 
-def psi(counts: np.ndarray, share: np.ndarray) -> float:
-    """Return the population stability index of counts `[10]` against shares `[10]`.
+def psi(counts: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Return the population stability index `[...]` of counts `[..., 10]` against shares.
 
-    >>> share = np.full(10, 0.1)
-    >>> psi(np.full(10, 50.0), share) < 1e-12, round(psi(np.arange(10.0) * 10, share), 2)
-    (True, 0.76)
+    >>> share = np.full((2, 10), 0.1)
+    >>> print(psi(np.array([np.full(10, 50.0), np.arange(10.0) * 10]), share).round(2))
+    [0.   0.76]
     """
     if counts.shape != share.shape:
         raise ConfigError(f"counts have shape {counts.shape} and shares {share.shape}.")
-    p = (counts + HALF) / (counts.sum() + BINS * HALF)
-    return float(((p - share) * np.log(p / share)).sum())
+    p = (counts + HALF) / (counts.sum(-1, keepdims=True) + BINS * HALF)
+    return ((p - share) * np.log(p / share)).sum(-1)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nca_trader.config.extensions import origin_of
 from nca_trader.config.ranges import nearest, refuse
 from nca_trader.config.records import read_toml
 from nca_trader.errors import ConfigError
@@ -33,7 +34,7 @@ SINKS = {
         "give webhook:http(s)://... without spaces, or webhook:$NAME of a variable",
     ),
     "email": (r"[!-?A-~]+@[!-?A-~]+$", "give email:NAME@HOST, and the server in NCA_TRADER_SMTP"),
-    "call": (r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "give call:package.module:function"),
+    "call": (r".+$", "give call:package.module:function"),
 }
 INACTIVE, PENDING, FIRING, RESOLVED = "inactive", "pending", "firing", "resolved"
 
@@ -238,7 +239,9 @@ def _problems(row: dict[str, Any]) -> Iterator[str]:
         if kind not in SINKS:
             known = '"log", "webhook:URL", "email:ADDRESS" or "call:MODULE:NAME"'
             yield f"sink {kind!r} is not known; it may be {known}."
-        elif not re.match(SINKS[kind][0], target):
+        elif not re.match(SINKS[kind][0], target) or (
+            kind == "call" and origin_of("sinks", target) is None
+        ):
             # The target of a webhook may be a secret, and is not repeated.
             yield f"sink {kind}: {SINKS[kind][1]}."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -173,6 +174,66 @@ class Progress:
             self._bar.n = self._steps
             self._bar.desc = "  ".join(parts)
             self._bar.refresh()
+
+
+class LiveProgress:
+    """Shows how a live session does; used in `with`.
+
+    On a terminal one line is redrawn, with the time until the next bar:
+    `paper  512 bars  equity 1.0213  next bar in 0:42`. Elsewhere a plain line is written as a bar
+    closes, at most every five seconds, the first and the last always.
+
+    Args:
+      label: one word that names the job.
+      stream: standard error if None.
+      clock: seconds.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._label, self._clock = label, clock
+        self._stream = stream if stream is not None else sys.stderr
+        self._drawn = on_terminal(self._stream)
+        self._at, self._bars, self._shown, self._text = -math.inf, 0, -1, ""
+
+    def update(self, bars: int, equity: float, left: float) -> None:
+        """Take the number of bars so far, the equity and the seconds until the next bar.
+
+        Args:
+          bars: that were processed.
+          equity: as a multiple of the start.
+          left: seconds; below 0 while a bar is overdue, NaN where it is not known.
+        """
+        known = math.isfinite(left) and left > 0.0
+        waits = f"next bar in {duration(left)}" if known else "waiting for the next bar"
+        self._text = f"{self._label}  {bars:,} bars  equity {equity:.4f}  {waits}"
+        self._bars, now = bars, self._clock()
+        if self._drawn and now - self._at >= DRAW_EVERY:
+            self._at = now
+            columns = shutil.get_terminal_size((80, 24)).columns - 1
+            self._stream.write("\r" + self._text[:columns].ljust(columns))
+            self._stream.flush()
+        elif not self._drawn and bars != self._shown and now - self._at >= LINE_EVERY:
+            self._line(now)
+
+    def __enter__(self) -> LiveProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn and self._text:
+            self._stream.write("\n")
+        elif self._text and self._bars != self._shown:
+            self._line(self._clock())
+        self._stream.flush()
+
+    def _line(self, now: float) -> None:
+        self._at, self._shown = now, self._bars
+        self._stream.write(self._text + "\n")
+        self._stream.flush()
 
 
 @contextlib.contextmanager

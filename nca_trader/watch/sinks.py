@@ -7,14 +7,12 @@ else. Addresses may be secrets: the log has a sink's kind and host, and nothing 
 from __future__ import annotations
 
 import email.message
-import importlib
 import json
 import logging
 import os
 import queue
 import smtplib
 import ssl
-import sys
 import threading
 import time
 import urllib.error
@@ -23,6 +21,8 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from nca_trader.config.extensions import load
+from nca_trader.config.ranges import described
 from nca_trader.errors import ConfigError, printable
 from nca_trader.watch.alerts import FIRING, Notice
 
@@ -65,18 +65,12 @@ def sink_of(text: str) -> Sink:
         return Webhook(url, WAITS)
     if kind == "email":
         return Email(target, Server.of_environment(), WAITS)
-    module, _, name = target.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, for the user's own module
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"sink {text}: {error}; give call:package.module:function that Python finds from here."
-        ) from None
-    finally:
-        sys.path.pop(0)
+        found = load("sinks", target)
+    except ConfigError as error:
+        raise ConfigError(f"sink {text}: {error}") from None
     if not callable(found):
-        raise ConfigError(f"sink {text}: {name} is not a function.")
+        raise ConfigError(f"sink {text}: {described(found)} is not a function; name one.")
     return found
 
 

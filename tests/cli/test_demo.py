@@ -199,7 +199,7 @@ def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     (folder,) = tmp_path.glob("demo-*")
     said = out.splitlines()[-1]
     assert "go on with: nca-trader demo" in said and f"--resume {folder}" in said

@@ -70,7 +70,7 @@ def test_training_stops_saved_goes_on_and_stops_at_once_when_told_twice(
     wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     assert "stopping after this update; once more stops at once" in err
     assert f"all is saved in {run}; the same command resumes" in out
     done = len(Run(run).metrics())

@@ -208,5 +208,5 @@ def test_progress_is_drawn_on_a_terminal_once_it_takes_a_while(monkeypatch, term
         now[0] = 2.15  # too soon to draw again
         report(61, 200)
     drawn = stream.getvalue()
-    assert drawn.count("leakcheck  60 of 200 cases") == terminal and "61" not in drawn
+    assert drawn.count("leakcheck  60 of 200 cases  0:05 left") == terminal and "61" not in drawn
     assert not terminal or drawn.endswith(" \r")

@@ -93,7 +93,7 @@ def test_it_follows_a_run_and_its_log_says_fire_and_resolve_once(run, root):
     finally:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=500)
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert json.loads(out.splitlines()[-1])["firing"] == []
     told = [line.split("; now")[0] for line in err.splitlines() if " kl " in line]
     assert len(told) == 2

@@ -53,7 +53,11 @@ def _scan64(state, bars):
 def values64(bars):
     """`{name: [N, A] float64}`, before the cast that `batch` ends with."""
     with jax.enable_x64(True):
-        values = _scan64(feature_set(ALL).init(bars.num_assets), bars.as_bar())
+        init = {
+            name: jax.tree.map(lambda x: np.stack([x] * bars.num_assets), FEATURES[name].init())
+            for name in ALL
+        }
+        values = _scan64(init, bars.as_bar())
         return {name: np.asarray(value) for name, value in values.items()}
 
 
@@ -311,7 +315,7 @@ def test_an_asset_does_not_see_the_others():
 def test_state_is_a_plain_tree_of_arrays_that_can_be_put_back():
     bars, features = random_bars(), feature_set(DEFAULT_FEATURES)
     state, columns = features.init(2), bars.as_bar()
-    assert all(type(x) is np.ndarray and x.shape[0] == 2 for x in jax.tree.leaves(state))
+    assert all(type(x) is np.ndarray and x.ndim == 1 for x in state)
     for row in range(100):
         state, _ = features.step(state, row_of(columns, row))
     leaves, tree = jax.tree.flatten(state)

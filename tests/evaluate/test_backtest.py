@@ -375,7 +375,7 @@ def test_a_strategy_counts_once_for_the_same_targets_on_the_same_bars(tmp_path):
     several = [rules.sma_cross(5, 20), rules.sma_cross(5, 30), rules.sma_cross(5, 20)]
     found = [nca.backtest(bars, rule, trials=tmp_path) for rule in several]
     assert [result.tried for result in found] == [1, 2, 2]
-    assert "2 trials on these bars so far" in str(found[1])
+    assert "2 trials on this market so far" in str(found[1])
     # Other costs and reruns are no other strategy, and a sweep counts on.
     assert nca.backtest(bars, several[0], nca.Costs(commission=1e-3), trials=tmp_path).tried == 2
     found[1].stress(delays=(0,), capitals=())

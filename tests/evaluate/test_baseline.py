@@ -50,7 +50,6 @@ def test_the_baseline_is_the_backtest_from_the_episodes_start(bars, name, fill):
     config = dataclasses.replace(CONFIG, fill=fill)
     env = nca.WithBaseline(GymEnv(bars, config), SUBJECTS[name])
     limits = rules_of(config)._asdict() | {"fill": None, "order": None}
-    order = None if isinstance(SUBJECTS[name], nca.Strategy) else config.order
     del limits["fill"], limits["order"]
     for row in (60, 340):
         _, info = env.reset(seed=0, options={"start": row})
@@ -61,9 +60,7 @@ def test_the_baseline_is_the_backtest_from_the_episodes_start(bars, name, fill):
             ended = terminated or truncated
         assert ended == (row == 340)
         start = str(bars.index[row])
-        result = nca.backtest(
-            bars, SUBJECTS[name], config.costs, fill, order, start=start, **limits
-        )
+        result = nca.backtest(bars, SUBJECTS[name], config.costs, fill, start=start, **limits)
         # At its first close the environment has not filled yet, and the account is 1.
         expected = result.equity.to_numpy()[1 : len(found)]
         np.testing.assert_allclose(found[1:], expected, rtol=1e-12)

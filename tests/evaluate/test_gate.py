@@ -65,6 +65,9 @@ def test_a_flat_baseline_has_a_sharpe_ratio_of_zero():
     found = gate({"agent": r}, {"always flat": 0.0 * r}, YEAR)
     assert found.deployed == "always flat" and found.sharpe[1] == 0.0 and not found.passed
     assert found.sentence.startswith("No agent was shown to be better; deployed: always flat.")
+    assert found.finding.startswith(
+        "agent was not shown to be better than always flat. Sharpe ratio"
+    )
 
 
 def test_a_copy_of_the_baseline_does_not_pass():

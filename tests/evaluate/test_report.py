@@ -438,12 +438,21 @@ def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp
         "Next to the baselines",
         "What the strategy holds",
         "strategy less buy and hold",
-        "Rules and parameters tried nobody counted",
-        "nobody counted how many were tried before",
+        "Rules and parameters tried not counted in a trial log",
+        "no trial log counts how many were tried before",
         "backtest 2013-01-02 2018-12-31 1,500",
         "Probabilistic Sharpe ratio",
     ):
         assert words in seen, words
+
+
+def test_the_page_of_a_rule_has_the_count_of_the_trial_log_everywhere(of_a_rule, tmp_path):
+    counted = dataclasses.replace(of_a_rule, agent=dataclasses.replace(of_a_rule.agent, tried=1234))
+    seen = Page(write_report(tmp_path / "r.html", counted).read_text(encoding="utf-8")).seen
+    assert "one of 1,234 trials that the trial log counts on this market" in seen
+    assert "one rule, after 1,234 trials on this market, by the trial log" in seen
+    assert "Rules and parameters tried 1,234, by the trial log" in seen
+    assert "No trial log" not in seen and "no trial log" not in seen and "not counted" not in seen
 
 
 def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(report, seen_on):

@@ -110,6 +110,7 @@ def test_a_long_history_is_joined_into_candles(result, monkeypatch):
     assert one["low"][1] == pytest.approx(bars.low[4:8, 0].min(), rel=1e-6)
     assert one["close"][-1] == pytest.approx(bars.close[-1, 0], rel=1e-6)
     assert len(one["trades"]) == 3 and data["trades_left_out"] > 10
+    assert one["count"] == (result.trades["symbol"] == one["name"]).sum() > 3
     assert all(trade[0] < 75 for trade in one["trades"])
 
 
@@ -218,3 +219,12 @@ def test_the_page_of_a_result_takes_a_sweep_and_folds(result, table, tmp_path, m
     page = nca.report(result.bars, result, tmp_path / "x.html", sweep=table, folds=folds)
     text = page.read_text(encoding="utf-8")
     assert "<h2>Sweep</h2>" in text and "<h2>Walk-forward</h2>" in text
+
+
+@pytest.mark.parametrize("days", [7, 40, 400, 800, 1000, 1090, 1300, 9000])
+def test_every_span_of_dates_has_ticks(days):
+    """matplotlib warns, which fails a test, where no interval of dates fits the ticks."""
+    index = pd.date_range("2017-01-02", periods=200, freq=f"{days * 24 * 60 // 200}min", tz="UTC")
+    values = pd.Series(np.linspace(1.0, 1.1, 200), index)
+    found = plots.equity_plot([plots.Line("agent", values, "agent")])
+    assert found.count("<svg") == 2

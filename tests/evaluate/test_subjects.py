@@ -10,7 +10,7 @@ import pytest
 from ledger import random_bars
 
 import nca_trader as nca
-from nca_trader import ConfigError, backtest, rules
+from nca_trader import BarError, ConfigError, backtest, rules
 from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import params_of
 from nca_trader.evaluate.subjects import RULES, member_of, subject_of
@@ -104,10 +104,21 @@ def past(bars):
     return np.where(change > 0.0, 1.0, 0.0)
 
 
+def rare(bars):
+    """One order, at bar 40, by a look at bar 42."""
+    weights = np.zeros(bars.close.shape)
+    weights[40] = 1.0 if len(bars) > 42 and bars.close[42] != bars.close[40] else 0.0
+    return weights
+
+
 LEAKS = {
     "the next bar": lambda bars: np.roll(np.sign(np.diff(bars.close, axis=0, append=0)), 0, axis=0),
     "the whole history's mean": lambda bars: 1.0 * (bars.close > bars.close.mean()),
     "the length": lambda bars: np.linspace(0.0, 1.0, len(bars)),
+    "a warm-up filled backwards": lambda bars: (
+        1.0 * (pd.DataFrame(bars.close).rolling(20).mean().bfill().to_numpy() > bars.close)
+    ),
+    "one rare order": rare,
     "a centred window": lambda bars: (
         1.0 * (pd.DataFrame(bars.close).rolling(5, center=True).mean().to_numpy() > bars.close)
     ),
@@ -131,7 +142,19 @@ def test_an_honest_function_passes_and_is_called_on_three_shorter_histories():
     stop = str(BARS.index[90].date())
     assert backtest(BARS, counted, stop=stop).num_fills > 5
     # It never sees the bars after the span.
-    assert lengths == [90, 30, 60, 89]
+    assert lengths[0] == 90 and len(lengths) == 4
+    ends = np.flatnonzero(np.diff(past(BARS[:90])[:, 0], prepend=0.0) > 0.0) + 1
+    assert lengths[1] == ends[0] and lengths[2] in ends and lengths[3] == 89
+
+
+def test_a_function_of_chance_is_not_said_to_look_ahead():
+    rng = np.random.default_rng(0)
+
+    def tossed(bars):
+        return rng.integers(0, 2, len(bars)).astype(float)
+
+    with pytest.raises(ConfigError, match="called again with the same bars; give its random"):
+        backtest(BARS, tossed)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +214,73 @@ def test_a_strategy_may_answer_with_whole_numbers():
 def test_the_name_of_a_pandas_series_is_not_the_strategys():
     weights = pd.Series(past(BARS)[:, 0], BARS.index, name=5)
     assert backtest(BARS, weights).name == "targets"
+
+
+SIX = BARS[:6]
+FRAME = pd.DataFrame(1.0, SIX.index, list(SIX.symbols))
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (SIX.index[::-1], "row 0 is of"),
+        (SIX.index[::-1].strftime("%Y-%m-%d"), "row 0 is of"),
+        (pd.Index(SIX.index[::-1].date, dtype=object), "row 0 is of"),
+        (SIX.index[::-1].tz_convert("Asia/Tokyo"), "row 0 is of"),
+        ([5, 4, 3, 2, 1, 0], "row 1 has a lower number"),
+        (list("abcdef"), "an index that is not of times"),
+    ],
+    ids=["times", "texts", "dates", "zone", "numbers", "letters"],
+)
+def test_weights_of_other_rows_are_refused(index, said):
+    with pytest.raises(BarError, match=said):
+        backtest(SIX, FRAME.set_axis(index))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        SIX.index.tz_convert("Asia/Tokyo"),
+        SIX.index.tz_localize(None),
+        SIX.index.strftime("%Y-%m-%d"),
+        SIX.index.as_unit("s"),
+        range(10, 16),
+        pd.Index([t if i % 2 else t.tz_convert("Asia/Tokyo") for i, t in enumerate(SIX.index)]),
+    ],
+    ids=["zone", "naive", "texts", "seconds", "numbers", "two zones"],
+)
+def test_weights_of_the_same_rows_are_taken(index):
+    assert backtest(SIX, FRAME.set_axis(index)).num_fills == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: backtest(SIX, np.ones(6) + 1j), r"not numbers \(complex\)"),
+        (lambda: backtest(SIX, np.ones(6), name=5), "name is the number 5; give a text"),
+        (lambda: nca.Strategy(lambda: 0, lambda state, bar: (state, 1.0)), "write init.num_assets"),
+        (lambda: rules.momentum(5).with_volatility(0.1, span=-1), "span=-1.: give at least 1"),
+        (lambda: rules.momentum(5).with_volatility(0.1, cap="x"), "cap='x'.: give at least 0"),
+        (lambda: nca.compare(3), "results is the number 3; give a sequence"),
+        (lambda: nca.WithBaseline(None, np.ones(6)), "env is a NoneType; give a GymEnv"),
+        (
+            lambda: backtest(SIX, nca.Strategy(lambda n: 0, lambda state, bar: (bar.close, 1.0))),
+            "they differ: The input carry state has type",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_the_remedy(call, said):
+    with pytest.raises(nca.NcaTraderError, match=said) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_strategy_that_leaves_python_is_one_line(tmp_path):
+    file = tmp_path / "leaves.py"
+    file.write_text(
+        "import sys\ndef built():\n    sys.exit(3)\ndef called(bars):\n    sys.exit(3)\n"
+    )
+    with pytest.raises(ConfigError, match=r"can't be built \(SystemExit at leaves.py line 3"):
+        subject_of(f"{file}:built")
+    with pytest.raises(ConfigError, match=r"called: raises SystemExit on bars .*leaves.py line 5"):
+        backtest(BARS, subject_of(f"{file}:called"))

@@ -1,6 +1,10 @@
 """A sweep equals a loop of backtests, survives an interruption, and does not call luck a skill."""
 
+import functools
+import json
 import logging
+import os
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +13,11 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.agents import rolling
+from nca_trader.evaluate import sweep as sweep_module
 from nca_trader.evaluate import sweep_parts as module
 from nca_trader.evaluate.combinations import combinations_of
 from nca_trader.evaluate.search import neighbours
+from nca_trader.evaluate.subjects import member_of
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 SMA = {"fast": [3, 8, 20], "slow": [25, 60]}
@@ -99,6 +105,25 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
                 assert row[key] == pytest.approx(m[key], rel=1e-7, nan_ok=True), key
         for key in ("total_return", "cagr", "sharpe", "sortino", "skewness", "calmar"):
             assert row[key] == pytest.approx(m[key], rel=20 * tight, abs=50 * tight), key
+
+
+HELD = nca.Costs(commission=5e-4, borrow_fee=0.02, interest_lend=0.04, funding=1e-4)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("name", ["sma", "stop"])
+def test_charges_for_holding_leave_no_position_that_is_none(name, fill):
+    """What is charged before a fill must not look like a rest of the position that it closes."""
+    rule, grid, *_ = CASES[name]
+    bars = made()
+    for precision in ("f32", "f64"):
+        table = nca.sweep(bars, rule, grid, HELD, fill, precision=precision, trials=None)
+        for _, row in table.iterrows():
+            values = {p: row[p] if p == "loss" else int(row[p]) for p in table.attrs["parameters"]}
+            m = nca.backtest(bars, rule(**values), HELD, fill).metrics
+            assert m["trades"] > 5 and row["exposure"] == pytest.approx(m["exposure"])
+            for key in ("trades", "win_rate", "profit_factor", "expectancy"):
+                assert row[key] == pytest.approx(m[key], rel={"f32": 1e-4, "f64": 1e-7}[precision])
 
 
 def test_trades_equal_a_ledger_of_numpy():
@@ -214,20 +239,65 @@ def test_an_interrupted_sweep_resumes(tmp_path, monkeypatch):
         written.append(number)
         return keep(self, number, outcome)
 
-    keep = module._Store.write
-    monkeypatch.setattr(module._Store, "write", broken)
+    keep = module.Store.write
+    monkeypatch.setattr(module.Store, "write", broken)
     with pytest.raises(KeyboardInterrupt):
         nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     assert len(list(tmp_path.glob("part-*.npz"))) == 2
     again = []
     monkeypatch.setattr(
-        module._Store, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
+        module.Store, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
     )
     table = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     np.testing.assert_array_equal(whole.to_numpy(), table.to_numpy())
     assert not set(again) & set(written) and len(again) + 2 == 5
     with pytest.raises(nca.ConfigError, match="another sweep is there"):
         nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, resume=tmp_path)
+
+
+CALLS = []
+
+
+def above(bars, n=5, scale=1.0):
+    """A function of bars, which a sweep loops."""
+    CALLS.append(n)
+    close = pd.Series(bars.close[:, 0])
+    return scale * (close > close.rolling(int(n)).mean()).to_numpy(np.float64)
+
+
+def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
+    bars, grid = made(200), {"n": range(3, 30)}
+    whole = nca.sweep(bars, above, grid, COSTS, trials=None)
+    kept = module.Store.write
+
+    def broken(self, number, arrays):
+        if number == 3:
+            raise KeyboardInterrupt
+        kept(self, number, arrays)
+
+    monkeypatch.setattr(module.Store, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    monkeypatch.undo()
+    written = len(list(tmp_path.glob("part-*.npz")))
+    # A machine of more cores cuts other parts, and keeps to those that are there.
+    monkeypatch.setattr("nca_trader.evaluate.sweep.cores", lambda: 1)
+    CALLS.clear()
+    again = nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    pd.testing.assert_frame_equal(again, whole, check_exact=True)
+    width = json.loads((tmp_path / "sweep.json").read_text())["width"]
+    assert written == 3 and set(CALLS) == {3, *range(4 + 3 * width, 30)}
+
+
+def test_a_rule_with_other_values_inside_is_another_sweep(tmp_path):
+    bars, grid = made(200), {"n": [5, 10]}
+    half = functools.partial(above, scale=0.5)
+    table = nca.sweep(bars, half, grid, trials=None, resume=tmp_path)
+    again = nca.sweep(bars, functools.partial(above, scale=0.5), grid, trials=None, resume=tmp_path)
+    pd.testing.assert_frame_equal(again, table, check_exact=True)
+    for other in (functools.partial(above, scale=0.6), above):
+        with pytest.raises(nca.ConfigError, match="another sweep is there"):
+            nca.sweep(bars, other, grid, trials=None, resume=tmp_path)
 
 
 def test_parameters_that_are_no_numbers_are_compiled_in():
@@ -260,6 +330,46 @@ def test_a_rule_that_branches_on_a_parameter_is_looped(caplog):
 
     table = nca.sweep(made(200), rule, {"lookback": [5, 9]}, COSTS, trials=None)
     assert "one by one" in caplog.text and len(table) == 2
+
+
+OWN = """
+import os
+import numpy as np
+
+def own(bars, length=5):
+    (FOLDER / f"{os.getpid()}").touch()
+    mean = np.convolve(bars.close[:, 0], np.ones(length) / length)[: len(bars)]
+    return (bars.close[:, 0] > mean).astype(float)[:, None]
+"""
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["file", "what cannot be sent"])
+def test_a_function_of_a_file_is_looped_over_processes(held, monkeypatch, caplog, tmp_path):
+    file, pids = tmp_path / "own.py", tmp_path / "pids"
+    pids.mkdir()
+    file.write_text(f"import pathlib\nFOLDER = pathlib.Path({str(pids)!r})\n" + OWN)
+    rule = member_of(f"{file}:own")
+    expected = nca.sweep(made(60), rule, {"length": range(2, 6)}, COSTS, trials=None)
+    assert "one by one in this process" in caplog.text
+    here = {path.name for path in pids.iterdir()}
+    monkeypatch.setattr(sweep_module, "LOOP_SECONDS", 0.0)
+    monkeypatch.setattr(sweep_module, "cores", lambda: 2)
+    if held:
+        rule.lock = threading.Lock()
+    caplog.clear()
+    found = nca.sweep(made(60), rule, {"length": range(2, 6)}, COSTS, trials=None)
+    pd.testing.assert_frame_equal(found, expected)
+    assert here == {str(os.getpid())}
+    where = "in this process" if held else "in 2 processes"
+    assert f"4 combinations are backtested one by one {where}" in caplog.text
+    assert (len(list(pids.iterdir())) > 1) == (not held)
+
+
+def test_a_page_says_what_its_figures_are_of(tmp_path):
+    table = nca.sweep(made(200), nca.rules.momentum, {"lookback": [5, 9]}, COSTS, trials=None)
+    text = nca.report_sweep(table, tmp_path / "x.html").read_text()
+    assert "A: 200 bars, 2010-01-01 to 2010-07-19; commission 0.0005, slippage 0.0002." in text
+    assert "In sample: the best combination was chosen on these bars." in text
 
 
 def test_refused_combinations_are_left_out(caplog):

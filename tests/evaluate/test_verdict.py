@@ -12,7 +12,7 @@ import pytest
 from made_up import made_up_result
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.statistics import Interval, Moments
+from nca_trader.evaluate.statistics import Interval, Moments, deflated_sharpe
 from nca_trader.evaluate.verdict import (
     Difference,
     Evidence,
@@ -124,8 +124,20 @@ def test_a_strategy_is_no_agent_and_its_tries_were_not_counted():
         said = verdict(evidence(low, high, share=0.99, in_sample=None), num_trials=None)
         assert "From 2013-01-02 to 2014-07-15, the strategy" in said
         assert "This strategy copies buy and hold" in said
-        assert "nobody counted how many were tried before" in said
+        assert "no trial log counts how many were tried before" in said
         assert not any(word in said.lower() for word in ("sample", "agent", "selected", "deflated"))
+
+
+def test_a_strategy_whose_trials_are_counted_is_weighed_against_them():
+    one = evidence(0.01, 0.05, daily_sharpe=0.05, in_sample=None)
+    said = verdict(one, num_trials=1200)
+    assert "one of 1,200 trials that the trial log counts on this market" in said
+    assert "no trial log" not in said and "luck in the search is not ruled out" in said
+    deflated = deflated_sharpe(one.moments, 1200)
+    assert f"the deflated Sharpe ratio is {deflated:.2f}, below 0.95" in said
+    assert deflated < 0.95 < deflated_sharpe(one.moments, 1)
+    assert "selected" not in said and "sample" not in said.lower()
+    assert "one period and one trial." in verdict(one, num_trials=1)
 
 
 def test_an_agent_that_nothing_selected_is_one_of_its_trials():

@@ -1,5 +1,8 @@
 """Walk-forward: spans, one account over stitched decisions, leaks, resuming, and the verdict."""
 
+import functools
+import shutil
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -207,6 +210,58 @@ def peeks(bars):
 def test_a_leak_of_the_subject_is_caught(persistent, subject, said):
     with pytest.raises(CheckFailed, match=said):
         walked(persistent, subject, grid=None)
+
+
+def held(weight):
+    def act(state, bar):
+        return state, jnp.full_like(bar.close, weight)
+
+    return nca.Strategy(lambda num_assets: (), act, "held")
+
+
+def scaled(bars, scale):
+    return scale * follow(bars)
+
+
+@pytest.mark.parametrize(
+    ("subject", "other"),
+    [
+        (held(1.0), held(0.25)),
+        (functools.partial(scaled, scale=1.0), functools.partial(scaled, scale=0.25)),
+    ],
+)
+def test_a_subject_with_other_values_inside_is_another_walk(persistent, subject, other, tmp_path):
+    walked(persistent, subject, grid=None, folder=tmp_path / "walk")
+    with pytest.raises(RunError, match="a walk-forward of something else"):
+        walked(persistent, other, grid=None, folder=tmp_path / "walk")
+    # In a folder of the same name it is another trial.
+    shutil.rmtree(tmp_path / "walk")
+    again = walked(persistent, other, grid=None, folder=tmp_path / "walk")
+    assert "has 2 trials on" in again.verdict
+    assert again.result.targets.abs().to_numpy().max() == 0.25
+
+
+def test_a_walk_without_a_folder_is_counted_where_its_caller_says(persistent, tmp_path):
+    log = tmp_path / "project"
+    assert "No trial log counts" in walked(persistent, grid=None, subject=follow).verdict
+    for scale, number in ((1.0, 1), (1.0, 1), (0.5, 2)):  # the same walk again is not another trial
+        again = walked(persistent, functools.partial(scaled, scale=scale), grid=None, trials=log)
+        assert f"The trial log of project has {number} trial" in again.verdict
+    # A folder elsewhere keeps the folds; the count stays with the project.
+    walked(persistent, grid=None, folder=tmp_path / "other" / "walk", trials=log)
+    assert (nca.trials(log)["kind"] == "train").sum() == 3
+    assert not (tmp_path / "other" / "trials.jsonl").exists()
+
+
+def test_a_leak_is_found_again_by_the_call_that_resumes(persistent, tmp_path):
+    folder = tmp_path / "walk"
+    for _ in range(2):  # the second time every fold is there
+        with pytest.raises(CheckFailed, match="leaks"):
+            walked(persistent, peeks, grid=None, folder=folder)
+    # A kill between the last fold and its check is no way around it either.
+    (folder / "checked").unlink()
+    with pytest.raises(CheckFailed, match="leaks: its decisions depend on later bars"):
+        walked(persistent, peeks, grid=None, folder=folder)
 
 
 @pytest.mark.parametrize("more", [1, 40])

@@ -34,7 +34,7 @@ def test_stable_baselines3s_own_check_is_clean(example):
 
 
 def test_the_example_trains_and_reports_what_it_earned_beside_buy_and_hold(example, capsys):
-    figures = example.main(["--steps", "256", "--seed", "0"])
+    figures = example.main(steps=256, seed=0)
     bars = nca.sample_bars("sp500").select("SP500")
     row = bars.row(example.SPLIT)
     # Bought at the next bar's open at a price 2 bp worse, with 5 bp of commission.

@@ -135,6 +135,7 @@ class Stage:
     replay = staticmethod(replay)
     decided = staticmethod(decided)
     momentum = staticmethod(momentum)
+    LastReturn = LastReturn
     Late = Late
     costs = COSTS
     first_decision = FIRST_DECISION

@@ -142,6 +142,10 @@ def test_an_impossible_order_is_rejected_with_a_code(make, ticket, why):
     assert exchange.look_up("x") is None
 
 
+def test_an_order_that_was_never_sent_cannot_be_withdrawn(make):
+    assert make().cancel("none")[:2] == (Outcome.REJECTED, "unknown-order")
+
+
 def test_the_same_id_twice_is_one_order(make):
     exchange = make()
     told(exchange, 1)

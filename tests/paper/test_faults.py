@@ -5,10 +5,12 @@ What holds is judged by `paperoracle`, which reads the files and imports nothing
 
 import collections
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -17,12 +19,14 @@ import sys
 import paperoracle
 import papertape
 import pytest
+from sleeveledger import Ledger
 
 from nca_trader.paper.journal import KINDS
 
 HERE = pathlib.Path(__file__).parent
 # Written by other commands than the session's, or only where it halts, see below.
 ELSEWHERE = {"resume", "halt"}
+OF_SLEEVES = {"cross", "allocation"}  # the last test here has sleeves
 ENV = "max_gross = 1.0\nshort = true\n[costs]\ncommission = 5e-4\ninterest_lend = 0.02\n"
 FAULTS = "simulated:seed=3,reset=0.1,lost=0.1,busy=0.1,reject=0.1,partial=0.2,repeat=0.5"
 
@@ -41,13 +45,15 @@ class Mortal:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder,
         )  # fmt: skip
 
-    def run(self, journal, fatal=None, broker=FAULTS, code=None, env=None):
+    def run(self, journal, fatal=None, broker=FAULTS, code=None, env=None, more=(), sleeves=False):
         """Run a session; return its exit code and what it said."""
         log = journal.with_suffix(".log")
         log.unlink(missing_ok=True)
         rule = f"{HERE.parent / 'papertape.py'}:steps"
-        argv = ["paper", "--strategy", rule, "--feed", "papertape:feed", "--journal", str(journal)]
+        what = ["--sleeves", str(self.folder / "sleeves.toml")] if sleeves else ["--strategy", rule]
+        argv = ["paper", *what, "--feed", "papertape:feed", "--journal", str(journal)]
         argv += ["--broker", broker, "--warmup", "8", "--env", str(self.folder / "env.toml")]
+        argv += more
         task = {"argv": argv, "fatal": fatal, "log": str(log), "env": env or {}}
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
@@ -56,6 +62,13 @@ class Mortal:
         expected = -signal.SIGKILL if fatal is not None and code is None else code or 0
         assert found == expected, (fatal, said)
         return said
+
+    def verify(self, journal):
+        """The exit code of the command that walks the chain."""
+        task = {"argv": ["journal", "verify", str(journal)], "fatal": None, "env": {}}
+        self.process.stdin.write(json.dumps(task | {"log": os.devnull}) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
 
     def rewind(self, journal):
         """Begin with the tape's first place, for another journal."""
@@ -85,7 +98,9 @@ def whole(mortal):
     journal = mortal.rewind(mortal.folder / "whole.db")
     mortal.run(journal)
     told = paperoracle.check(journal)
-    assert {e[4] for e in told} == KINDS - ELSEWHERE, "the scenario must make every kind of event"
+    assert {e[4] for e in told} == KINDS - ELSEWHERE - OF_SLEEVES, (
+        "the scenario must make every kind of event"
+    )
     counts = collections.Counter(e[4] for e in told)
     last = {e[4]: e[0] for e in told}
     # Two sessions, each killed at all of its kinds: frequent ones soon come again, and rare ones
@@ -163,6 +178,28 @@ def test_the_same_decisions_under_any_time_zone(mortal, journal, whole):
     assert comparable(journal) == whole
 
 
+def test_a_live_session_says_how_it_does_and_ends_with_its_table(mortal, journal, whole):
+    """Printed by the process itself; the table's costs are added up again from bars and fills."""
+    said = mortal.run(journal)
+    first = re.search(r"^paper  (\d+) bars  equity 1\.0000  ", said, re.M)
+    assert first and int(first[1]) >= 8
+    told = paperoracle.check(journal)
+    assert re.search(rf"^paper  {sum(e[4] == 'bar' for e in told)} bars  equity \d", said, re.M)
+    costs, waiting = 0.0, []
+    for *_, kind, _, body in told:
+        if kind == "fill":
+            waiting.append(body)
+        elif kind == "bar":
+            for fill in waiting:  # ordered at the close before, filled at this open
+                costs += fill["commission"]
+                costs += fill["units"] * (fill["price"] - body[fill["symbol"]][0])
+            waiting = []
+    row = re.search(r"costs paid +([\d,.]+) +0\.00$", said, re.M)
+    assert not waiting and costs > 100
+    assert float(row[1].replace(",", "")) == pytest.approx(costs, abs=0.01)
+    assert "buy and hold" in said and f"nca-trader dashboard --journal {journal}" in said
+
+
 def halts(told):
     return [event[6]["code"] for event in told if event[4] == "halt"]
 
@@ -193,14 +230,115 @@ def test_a_position_that_moved_by_hand_halts_also_if_the_halt_is_killed(mortal, 
     assert len(paperoracle.books(journal)[2]) == before
 
 
+def test_a_loss_that_halts_is_a_halt_also_if_the_process_dies_on_the_way(mortal, journal):
+    """The halt is committed with the bar that it is of: a restart must not count from there."""
+    limit = ["--limit=max_drawdown=0.01"]
+    mortal.run(journal, "before:halt", more=limit)
+    before = halts(paperoracle.check(journal, pending=True))
+    said = mortal.run(journal, code=3, more=limit)
+    told = paperoracle.check(journal, pending=True)
+    assert before == [] and halts(told) == ["max-drawdown"] and "max-drawdown" in said
+    equity = [e[6]["equity"] for e in told if e[4] == "snapshot"]
+    # The bar at which it died is missed by the restart; it halts at the first that it decides at.
+    assert all(x / max(equity[: i + 1]) > 0.99 for i, x in enumerate(equity[:-1]))
+    assert equity[-1] / max(equity) <= 0.99
+
+
+def pages(journal):
+    """Byte offsets of the journal's text in its file, page by page."""
+    data = journal.read_bytes()
+    return [data.index(b'"target"', start) for start in range(0, len(data), 4096)
+            if b'"target"' in data[start : start + 4096]]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("a flipped bit", "salvage"), ("a cut log", "is lost"), ("an older copy", "is lost")],
+)
+def test_a_journal_damaged_between_two_sessions_is_refused_and_nothing_is_sent(
+    mortal, journal, damage, words
+):
+    """A session is killed, its file is damaged, and the next process refuses with exit code 4."""
+    log = pathlib.Path(f"{journal}-wal")
+    mortal.run(journal, [120, "TERM"], code=130)  # an orderly end, so that all is in the file
+    copy = journal.read_bytes()
+    mortal.run(journal, [160, "TERM" if damage == "a flipped bit" else "KILL"],
+               code=130 if damage == "a flipped bit" else None)  # fmt: skip
+    if damage == "a flipped bit":
+        data = bytearray(journal.read_bytes())
+        data[pages(journal)[-1] + 4] ^= 1
+        journal.write_bytes(data)
+    elif damage == "a cut log":
+        assert log.stat().st_size > 8192
+        os.truncate(log, log.stat().st_size // 2)
+    else:
+        log.unlink()
+        journal.write_bytes(copy)
+    orders = len(paperoracle.books(journal)[2])
+    said = mortal.run(journal, code=4)
+    assert "Traceback" not in said and words in said and re.search(r"seq \d+", said)
+    assert len(paperoracle.books(journal)[2]) == orders
+    assert mortal.verify(journal) == 4
+
+
 def test_every_kind_of_event_has_a_fail_point(mortal, whole):
     """A new kind needs a scenario above, or a place among those that other commands write."""
-    assert set(mortal.kinds["frequent"]) | set(mortal.kinds["rare"]) == KINDS - ELSEWHERE
+    found = set(mortal.kinds["frequent"]) | set(mortal.kinds["rare"])
+    assert found == KINDS - ELSEWHERE - OF_SLEEVES
 
 
 @pytest.mark.slow
 def test_an_exchange_that_accepts_and_never_answers(mortal, journal):
-    """Each silence costs the client its whole timeout."""
-    mortal.run(journal, broker="simulated:seed=3,mute=0.3")
+    """Each silence costs the client its whole timeout; which orders meet one follows from ids."""
+    mortal.run(journal, broker="simulated:seed=3,mute=0.4")
     told = paperoracle.check(journal)
-    assert sum(e[4] == "order_ambiguous" for e in told) > 3
+
+    def silent(name):
+        drawn = hashlib.sha256(f"3:submit:{name}#1".encode()).digest()[:6]
+        return int.from_bytes(drawn) < 0.4 * 2**48
+
+    sent = {e[5].partition("#")[0] for e in told if e[4] == "order_sent"}
+    expected = {name for name in sent if silent(name)}
+    unclear = {e[5].partition("#")[0]: e[6]["reason"] for e in told if e[4] == "order_ambiguous"}
+    assert unclear == dict.fromkeys(expected, "timeout") and expected
+    found = {e[5] for e in told if e[4] == "order_ack" and e[6].get("by") == "look-up"}
+    assert found == expected
+
+
+SLEEVES = """
+[steps]
+share = 0.5
+strategy = "{tape}:steps"
+on_halt = "flatten"
+limits = {{ max_drawdown = 0.02 }}
+
+[against]
+share = 0.3
+strategy = "{tape}:against"
+
+[trend]
+share = 0.2
+strategy = "sma_cross"
+params = {{ fast = 2, slow = 6 }}
+"""
+
+
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
+def test_an_account_of_sleeves_that_is_killed_ends_as_one_that_was_not(mortal, tmp_path, when):
+    """A real session whose exchange is another process, killed at the kinds that sleeves add."""
+    text = SLEEVES.format(tape=HERE.parent / "papertape.py")
+    (mortal.folder / "sleeves.toml").write_text(text)
+    ends = []
+    for name, kinds in (("whole", ()), ("cut", sorted(OF_SLEEVES))):
+        journal = mortal.rewind(tmp_path / f"{name}.db")
+        for kind in kinds:
+            mortal.run(journal, f"{when}:{kind}", sleeves=True)
+        said = mortal.run(journal, sleeves=True)
+        told = paperoracle.check(journal)
+        assert {e[4] for e in told} >= OF_SLEEVES
+        assert "steps" in said and "halted: max-drawdown" in said
+        ledger = Ledger(journal)
+        assert ledger.worst < 1e-9 and ledger.crossed
+        own = {name: round(cash, 6) for name, cash in ledger.own_cash.items()}
+        ends.append((comparable(journal), own, ledger.own_units))
+    assert ends[0] == ends[1]

@@ -1,5 +1,6 @@
 """The journal keeps what it was given, and says so when it could not."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -640,6 +641,15 @@ def test_verify_changes_nothing_in_the_folder(path, tmp_path):
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     verify(path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_new_journal_is_a_journal_before_its_first_event(path):
+    """A page may look at once, and a copy that is made now is one as well."""
+    with Journal(path, clock):
+        assert list(read_events(path)) == [] and verify(path).seq == 0
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            tables = other.execute("SELECT count(*) FROM sqlite_schema WHERE type = 'table'")
+            assert tables.fetchone() == (2,)
 
 
 def test_only_the_owner_can_read_it(path, tmp_path):

@@ -6,16 +6,19 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
+import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.feed import ReplayFeed
+from nca_trader.paper.halting import halt_file, read_halt, request_halt
 from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.risk import KillSwitch, halt_file, request_halt, resume
+from nca_trader.paper.risk import KillSwitch, refuse_no_journal, resume
 from nca_trader.paper.session import Session
 from nca_trader.paper.summary import summarise
 
@@ -26,7 +29,7 @@ def path(tmp_path, quick_disk):
 
 
 def opened(journal, agent):
-    broker = SimulatedBroker(1e5, agent.costs, agent.symbols)
+    broker = SimulatedBroker(1e5, agent.costs, agent.symbols, agent.rules)
     return Session(agent, broker, journal, 1e5)
 
 
@@ -46,7 +49,7 @@ def kinds(path):
 
 
 def by_file(session):
-    request_halt(session.switch.file.with_name("paper.db"), "lunch\nbreak")
+    request_halt(session._journal.path, "lunch\nbreak")
 
 
 def by_signal(session):
@@ -114,7 +117,9 @@ def test_a_file_before_the_start_halts_before_the_first_bar(path, stage):
     halt_file(path).write_text("not today")
     with pytest.raises(HaltError, match="not today"):
         stage.replay(path, stage.bars(), stage.agent())
-    assert kinds(path) == ["halt"]
+    (halt,) = read_events(path)
+    # No bar has told a time yet: it is that of this machine, and not 1970.
+    assert halt.kind == "halt" and abs(halt.ts_event - time.time_ns()) < 60e9
     resume(path, "today", 0)
     assert not halt_file(path).exists()
     assert stage.replay(path, stage.bars(), stage.agent())["bars"] == 120
@@ -147,8 +152,30 @@ def test_three_bad_bars_are_lifted_too(path, stage):
     assert feed()["bars"] == 117
 
 
+def test_a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
+    """A replay commits in batches; a kill after the message must not take the halt back."""
+    agent = stage.agent(risk=nca.Limits(max_drawdown=0.005))
+    feed = ReplayFeed(stage.bars())
+    with Journal(path, feed.now, batch=True) as journal:
+        with pytest.raises(HaltError, match="max-drawdown"):
+            opened(journal, agent).trade(feed)
+        assert kinds(path)[-1] == "halt"  # as another process reads it
+
+
+def test_a_request_in_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
+    bars, feed = list(ReplayFeed(stage.bars())), ReplayFeed(stage.bars())
+    with Journal(path, feed.now, batch=True) as journal:
+        session = opened(journal, stage.agent())
+        for bar in bars[:12]:
+            session.on_bar(bar)
+        request_halt(path, "lunch")
+        with pytest.raises(HaltError, match="lunch"):
+            session.on_bar(bars[12])
+        assert kinds(path)[-1] == "halt"
+
+
 def test_what_cannot_be_halted_or_resumed_is_said(path, stage):
-    for call in (lambda: request_halt(path, "x"), lambda: resume(path, "x", 0)):
+    for call in (lambda: refuse_no_journal(path), lambda: resume(path, "x", 0)):
         with pytest.raises(ConfigError, match="no such journal"):
             call()
     stage.replay(path, stage.bars()[:20], stage.agent())
@@ -163,9 +190,24 @@ def test_what_cannot_be_halted_or_resumed_is_said(path, stage):
     assert halt_file(path).exists()  # a session that runs stays halted
 
 
-def test_a_file_that_cannot_be_read_halts_as_well(path):
+def test_a_file_that_cannot_be_read_and_a_link_halt_as_well(path):
     halt_file(path).mkdir()
     assert "cannot be read" in KillSwitch(path).asked()["reason"]
+    halt_file(path).rmdir()
+    halt_file(path).symlink_to(path.with_name("nowhere"))
+    assert "cannot be read" in KillSwitch(path).asked()["reason"]
+    assert not request_halt(path, "x") and not path.with_name("nowhere").exists()
+
+
+def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
+    assert request_halt(path, "too hot\x1b[2J") and not request_halt(path, "later")
+    assert read_halt(path) == "too hot\\x1b[2J"
+    assert [f.name for f in path.parent.iterdir()] == ["paper.db.halt"]
+    assert halt_file(path).stat().st_mode & 0o777 == 0o600
+    with pytest.raises(HaltError, match="too hot"):
+        stage.replay(path, stage.bars(), stage.agent())
+    resume(path, "cooler", 0)
+    assert read_halt(path) is None and request_halt(path, "again")
 
 
 def test_sigusr1_stops_a_real_process_with_exit_code_3(stage, tmp_path):
@@ -199,6 +241,8 @@ def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
     assert result["summary"]["session"]["total_return"] == pytest.approx(result["equity"] - 1.0)
     assert re.search(r"paper +100%  150 of 150 bars", printed.err)
     assert main(["halt", f"--journal={journal}", "--reason=lunch"]) == 0
+    assert main(["halt", f"--journal={journal}", "--reason=tea"]) == 0
+    assert "for this reason: lunch" in capsys.readouterr().out
     assert main(paper) == 3 and main(paper) == 3
     assert main(["resume", f"--journal={journal}", "--reason=back", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"lifted": "asked"}

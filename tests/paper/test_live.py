@@ -1,13 +1,12 @@
 """A live session: decisions on the venue's books, restarts, stale bars, notices, halts."""
 
-import collections
 import contextlib
 import dataclasses
 import itertools
 
 import numpy as np
 import pytest
-from livedesk import SECOND, Desk, Still, Tape
+from livedesk import BEGIN, SECOND, Desk, Room, Still, Tape
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError, HaltError, StateError
@@ -19,42 +18,10 @@ from nca_trader.paper.live import LiveSession
 from nca_trader.paper.risk import resume
 from nca_trader.paper.venue import Unreachable
 
-BEGIN = 20  # bars that are history when the session starts
-
 
 @pytest.fixture(autouse=True)
 def _quick(quick_disk):
     pass
-
-
-class Room:
-    """A session over bars of `stage`, which a test can start again and again."""
-
-    def __init__(self, stage, folder, agent=None, desk=None, num_bars=60, **tape):
-        self.bars, self.folder = stage.bars(num_bars=num_bars), folder
-        self.path, self.agent = folder / "paper.db", agent or stage.agent()
-        self.desk, self.tape_options = desk or Desk(), tape
-        self.clock = Still()
-
-    def tape(self):
-        return Tape(self.bars, self.folder / "tape", BEGIN, **self.tape_options)
-
-    def trade(self, bars=10**6, tape=None):
-        """Trade until the given number of bars has closed while the session was alive."""
-        tape = tape or self.tape()
-        until = min(tape.place + bars, len(self.bars)) - 1
-        last = self.bars.time[until].astype("datetime64[s]").astype(int)
-        with Journal(self.path, tape.now) as journal:
-            session = LiveSession(
-                self.agent, tape, self.desk, journal, 1e5, warmup=10, clock=self.clock
-            )
-            return session.trade(lambda: (session._state.last or 0) >= last)
-
-    def bodies(self, kind):
-        return [event.body for event in read_events(self.path, kind)]
-
-    def kinds(self):
-        return collections.Counter(event.kind for event in read_events(self.path))
 
 
 @pytest.fixture
@@ -219,7 +186,8 @@ def test_notices_are_journalled(room):
     assert [b["code"] for b in room.bodies("feed")] == ["stale", "stale", "reconnected"]
 
 
-def test_clocks_that_differ_halt(room):
+@pytest.mark.parametrize("seconds", [31, -31, 3600, -3600])
+def test_clocks_that_differ_halt(room, seconds):
     class Skewed(Desk):
         quote = None
 
@@ -229,7 +197,7 @@ def test_clocks_that_differ_halt(room):
             return super().__getattribute__(name)
 
         def now(self):
-            return room.tape().now() + 31 * SECOND
+            return room.tape().now() + seconds * SECOND
 
     room.desk = Skewed()
     with pytest.raises(HaltError, match="clock-skew"):

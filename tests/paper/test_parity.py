@@ -2,8 +2,12 @@
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +20,8 @@ from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.simulate import legs_between, scan_targets
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper import agents
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.parity import compare
@@ -112,6 +118,56 @@ def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path, quick_di
     parity = compare(run.path, tmp_path / "paper.db")
     assert parity.ok, parity.sentence
     assert parity.fills > 10 and parity.logits_off < 1e-5
+
+
+RULES = [{}, {"fill": "close"}, {"order": "rebalance"}, {"reward": "drawdown"}]
+
+
+def equities(path, bars):
+    """Equity of paper and of backtests at its bars: of a run's agent, and of the targets it gave.
+
+    A backtest of targets takes costs as arguments of its program; the third has them as constants,
+    which they are on paper and in a run's backtest.
+    """
+    path.mkdir()
+    write_bars(bars, path / "bars.parquet")
+    for i, env in enumerate(RULES):
+        run = make_run(path / f"agent{i}", bars, **env)
+        result = backtest(bars, run, start=str(bars.time[0]))
+        paper_trade(run.path, f"replay:{path}/bars.parquet", path / f"{i}.db")
+        events = list(read_events(path / f"{i}.db", "snapshot"))
+        paper = np.array([e.body["equity"] for e in events])
+        at = np.isin(bars.time.astype(int), [e.ts_event for e in events])
+        targets, costs = result.targets.to_numpy(), run.env_config.costs
+        given = backtest(bars, targets, costs, look=False, **result.rules._asdict())
+        with float64_on_cpu():
+            legs = legs_between(bars, costs, result.rules, 0, len(bars))
+            scan = jax.jit(lambda *xs, c=costs, r=result.rules: scan_targets.__wrapped__(*xs, c, r))
+            constant = np.exp(np.asarray(scan(legs, targets).log_equity))
+        yield paper, result.equity.to_numpy()[at], given.equity.to_numpy()[at], constant[at]
+
+
+@pytest.mark.slow
+def test_equity_on_paper_is_the_backtests_bit_for_bit_as_users_compile_it(tmp_path):
+    """In a process of its own: the suite compiles without optimisation, which rounds otherwise."""
+    code = (
+        "import pathlib, sys; sys.path[:0] = ['tests/paper', 'tests']\n"
+        "import numpy as np, conftest, test_parity\n"
+        "bars = conftest.make_bars(num_bars=400, missing=0.03)\n"
+        f"for found in test_parity.equities(pathlib.Path({str(tmp_path / 'x')!r}), bars):\n"
+        "    paper, agent, given, constant = found\n"
+        "    assert len(paper) > 300 and np.ptp(paper) > 0.01\n"
+        "    print((paper != agent).sum(), (paper != constant).sum(), abs(paper / given - 1).max())"
+    )
+    flags = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=flags, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    for line in found.stdout.splitlines():
+        agent, constant, given = line.split()
+        assert (agent, constant) == ("0", "0") and float(given) < 1e-15
+    assert len(found.stdout.splitlines()) == len(RULES)
 
 
 def changed_backtest(bars, run, change, monkeypatch):

@@ -190,7 +190,7 @@ def test_the_commands_say_what_was_found_and_exit_by_it(traded, stage, tmp_path,
     for words, says in (
         (("salvage", old), "--out is needed"),
         (("verify", old, "--out", "x.db"), "--out has no effect there"),
-        (("replay", old), "--run or --strategy is needed"),
+        (("replay", old), "--run, --strategy or --sleeves is needed"),
     ):
         code, out = said(*words)
         assert code == 2 and says in out.err and len(out.err.splitlines()) == 1

@@ -1,5 +1,7 @@
 """`bench stream`: what a row says, and that it trades as it says."""
 
+import os
+
 import numpy as np
 
 from benchmarks import stream
@@ -19,11 +21,16 @@ def test_a_row_has_the_keys_of_every_benchmark_and_its_percentiles():
 def test_a_session_is_timed_from_the_bar_to_its_orders(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "WARM", 40)
     bars = stage.bars()
-    taken, sent = stream.session(stage.agent(), bars, tmp_path / "a.db", False)
+    split, wait = {}, os.fdatasync
+    taken, sent = stream.session(stage.agent(), bars, tmp_path / "a.db", False, split=split)
     orders = {e.ts_event for e in read_events(tmp_path / "a.db", "order_intent")}
     timed = orders & set(bars.time[40:].astype(int).tolist())
     assert len(taken) == 80 and len(sent) == len(timed) > 10
     assert (sent > 0).all() and sent.max() < taken.max()
+    # The parts of each order add up to its time, and none is counted twice.
+    assert set(split) == {*stream.Split.PARTS, "rest"} and os.fdatasync is wait
+    np.testing.assert_allclose(sum(map(np.array, split.values())), sent, rtol=1e-9)
+    assert all(min(times) > 0.0 for times in split.values())
     stream.session(stream.quiet(stage.agent()), bars, tmp_path / "b.db", True)
     kinds = {e.kind for e in read_events(tmp_path / "b.db")}
     assert kinds == {"run_started", "bar", "decision", "snapshot"}

@@ -184,6 +184,39 @@ def test_live_minutes_from_stream_and_rest_end_to_end(fake, monkeypatch):
         feed.close()
 
 
+def test_longer_bars_are_made_of_listed_minutes_and_no_stream_is_opened(fake):
+    """Two bars of five minutes by hand; the minute that traded nothing has no bar in the list."""
+
+    class Made:
+        time = MINUTE + 600.2
+
+        def now(self):
+            return int(self.time * 1e9)
+
+    del fake.bars["SPY"][MINUTE + 720]
+    with FakeStream() as stream:
+        feed = alpaca_feed.open_feed(["SPY", "QQQ"], "5min", url=fake.url, stream_url=stream.url)
+        feed._clock = clock = Made()
+        assert feed.history(2).close[:, 0].tolist() == [104.5, 109.5]
+
+        def wait(seconds):
+            clock.time += seconds
+
+        feed._get = wait
+        items = iter(feed)
+        first, second = next(items), next(items)
+        feed.close()
+        assert stream.connections == 0
+    assert int(first.time[0]) == MINUTE + 600 and 905.0 <= clock.time - MINUTE - 300 < 940.0
+    values = [first.open, first.high, first.low, first.close, first.volume]
+    # Of SPY the minutes 10, 11, 13 and 14; of QQQ all five.
+    assert [v.tolist() for v in values] == [
+        [110.0, 60.0], [115.0, 65.0], [109.0, 59.0], [114.5, 64.5],
+        [20.0 + 21.0 + 23.0 + 24.0, 20.0 + 21.0 + 22.0 + 23.0 + 24.0],
+    ]  # fmt: skip
+    assert second.close.tolist() == [119.5, 69.5]
+
+
 def test_hosts_of_market_data(monkeypatch):
     with pytest.raises(net.HostError, match="not called"):
         alpaca_feed.open_source(["SPY"], "1d", url="https://api.alpaca.markets")

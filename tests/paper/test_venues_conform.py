@@ -23,11 +23,25 @@ def test_an_alpaca_account():
         check.check_broker(alpaca.open_venue(["SPY"], url=fake.url), "SPY", 2.0).raise_if_failed()
 
 
-def test_a_ccxt_account():
+@pytest.mark.parametrize("fee", [0.0, 0.001])  # as on Binance's test host, and as elsewhere
+def test_a_ccxt_account(fee):
+    """The fee of a buy is taken from the coins: what arrived is sold again, in whole lots."""
     with FakeExchange("made-up") as fake:
-        fake.fee = 0.0  # as on Binance's test host
+        fake.fee = fee
         venue = ccxt_venue.open_venue("binance", ["BTC/USDT"], url=fake.url)
         check.check_broker(venue, "BTC/USDT", 0.01).raise_if_failed()
+        assert fake.balances["BTC"] == pytest.approx(
+            0.01 * (1 - fee) - (0.01 if not fee else 0.009)
+        )
+
+
+def test_a_fee_in_coins_that_no_commission_tells_of_is_found(monkeypatch):
+    with FakeExchange("made-up") as fake:
+        venue = ccxt_venue.open_venue("binance", ["BTC/USDT"], url=fake.url)
+        booked = venue._booked
+        monkeypatch.setattr(venue, "_booked", lambda *trade: (booked(*trade)[0], 0.0))
+        report = check.check_broker(venue, "BTC/USDT", 0.01)
+        assert "a fill has the order's id, sign and size" in report.faults
 
 
 class Made:

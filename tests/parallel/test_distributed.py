@@ -147,7 +147,7 @@ def test_a_signal_to_one_process_stops_both_saved_at_the_same_update(place, alon
     wait_for(lambda: rows(run) >= 3, pair[0])
     pair[1].send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=500) for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
+    assert [process.returncode for process in pair] == [130, 130], said
     done = rows(run)
     assert 3 <= done < UPDATES and f"all is saved in {run}; the same command resumes" in said[0][0]
     assert leaves(Run(run))[0] == done
@@ -186,7 +186,7 @@ def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(pla
     wait_for(lambda: rows(run) >= 3, pair[0], 1500)
     pair[1].send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=1500) for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
+    assert [process.returncode for process in pair] == [130, 130], said
     assert 3 <= rows(run) < UPDATES and "the same command resumes" in said[0][0]
     pair = place.pair(root, run, *more)
     said = [process.communicate(timeout=1500) for process in pair]

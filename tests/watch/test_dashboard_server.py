@@ -10,8 +10,9 @@ import pytest
 
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, RunError
+from nca_trader.paper.halting import request_halt
 from nca_trader.paper.journal import Journal
-from nca_trader.watch.dashboard.sources import Sources, holder_of, write_halt
+from nca_trader.watch.dashboard.sources import Sources, holder_of
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -228,7 +229,7 @@ def test_links_and_paths_outside_the_root_are_refused(journal, tmp_path):
 def test_a_halt_file_is_no_way_out_of_the_folder(journal, tmp_path):
     victim = tmp_path / "victim"
     halted(journal).symlink_to(victim)
-    assert not write_halt(journal, "x") and not victim.exists()
+    assert not request_halt(journal, "x") and not victim.exists()
 
 
 def test_a_damaged_journal_shows_its_damage(app, journal):

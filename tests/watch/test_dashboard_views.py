@@ -132,6 +132,37 @@ def test_quality_counts_what_was_rejected_and_missing(book):
     assert rows["Assets without a bar"] == "1"
 
 
+def test_drift_has_the_newest_warning_of_each_kind_and_the_values_of_now(tmp_path):
+    warned = [
+        ("drift-feature", {"feature": "rsi", "psi": 0.31, "limit": 0.25}, 3),
+        ("drift-feature", {"feature": "rsi", "psi": 0.62, "limit": 0.25}, 5),
+        ("drift-slippage", {"excess": 0.0015, "error": 0.0002, "fills": 50}, 4),
+    ]
+    more = [("risk", f"{day}:{code}", {"code": code, **body}, day) for code, body, day in warned]
+    view = session_view(told([*STORY, *more], tmp_path / "j.sqlite"), Vitals("j", 0.0))
+    assert texts(view, "drift") == [
+        ["Feature rsi", "", "1970-01-06: index 0.62, limit 0.25"],
+        # 401 bought of 1,080, and nothing at the two other snapshots.
+        ["Slippage", "25.0 bp, modelled 10.0 bp",
+         "1970-01-05: 15.0 bp above the model (standard error 2.0 bp)"],
+        ["Turnover", f"{100 * 401 / 1080 / 3:.2f}% a bar", "no warning"],
+        ["Feature schema", "", "no warning"],
+    ]  # fmt: skip
+    tones = [row[2]["tone"] for row in view["tables"]["drift"]["rows"]]
+    assert tones == ["warn", "warn", "idle", "idle"]
+
+
+def test_a_fill_that_the_journal_has_before_its_bar_is_compared_with_that_bars_open(tmp_path):
+    """A live session learns of a fill when it looks, at the close of the bar."""
+    live = [(kind, key, body | {"venue": "desk"} if kind == "run_started" else body, day)
+            for kind, key, body, day in STORY]  # fmt: skip
+    fill = next(i for i, row in enumerate(live) if row[0] == "fill")
+    live[fill - 1], live[fill] = live[fill], live[fill - 1]
+    view = session_view(told(live, tmp_path / "j.sqlite"), Vitals("j", 0.0))
+    (row,) = texts(view, "orders")
+    assert row[4:] == ["filled", "buy 2", "200.5", "25.0 bp"]
+
+
 def test_latency_is_from_the_close_and_only_of_a_live_session(book, tmp_path):
     assert session_view(book, Vitals("j", 0.0))["tables"]["latency"]["rows"] == []
     live = told(STORY, tmp_path / "live.sqlite", late=DAY + 20_000_000)
@@ -212,3 +243,25 @@ def test_a_run_has_its_metrics_and_the_skipped_updates_of_all_seeds():
     assert stalled["state"]["word"] == "Stalled"
     rows[-1]["loss"] = None
     assert training_view(rows, {}, Vitals("r", 10.0, 9.0))["state"]["word"] == "Not finite"
+
+
+def test_an_account_of_sleeves_has_a_row_for_each(tmp_path):
+    about = {"sleeves": {"trend": {"share": 0.6}, "hold": {"share": 0.4}}}
+    books = {
+        "trend": {"cash": 100.0, "units": [1.0], "value": 630.0, "equity": 1.05, "halted": None},
+        "hold": {"cash": 5.0, "units": [0.0], "value": 380.0, "equity": 0.95,
+                 "halted": "max-drawdown"},
+    }  # fmt: skip
+    story = [
+        ("run_started", "", STARTED | about, 1),
+        ("bar", "1", bar((90.0, 95.0), (10.0, 10.0)), 1),
+        ("snapshot", "1", snapshot(1.01, [0.5, 0.0], 105.0) | {"sleeves": books}, 1),
+    ]
+    view = session_view(told(story, tmp_path / "a.db"), Vitals("a.db", now=DAY))
+    second, first = texts(view, "sleeves")
+    assert first[0] == "trend" and "60" in first[1] and first[2] == "+5.00%"
+    assert second[0] == "hold" and second[2] == "-5.00%" and "max-drawdown" in second[-1]
+    assert (
+        texts(session_view(told(STORY, tmp_path / "b.db"), Vitals("b.db", now=DAY)), "sleeves")
+        == []
+    )

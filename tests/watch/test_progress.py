@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nca_trader.watch.progress import Progress, duration, human, stage
+from nca_trader.watch.progress import LiveProgress, Progress, duration, human, stage
 
 
 class Clock:
@@ -230,3 +230,45 @@ def test_steps_done_before_are_progress_but_no_speed(clock):
     lines = stream.getvalue().splitlines()
     assert lines[0].split()[1] == "60%"
     assert "10 steps/s  in 0:50" in lines[-1]
+
+
+def live(stream, clock, bars=30, period=60.0):
+    """A live session that is asked ten times a second, for some bars of a minute."""
+    with LiveProgress("paper", stream, clock) as shown:
+        for tick in range(int(10 * period * bars)):
+            bar = int(tick // (10 * period))
+            shown.update(500 + bar, 1.0 + 1e-3 * bar, period - tick % (10 * period) / 10)
+            clock.now += 0.1
+
+
+def test_a_live_session_in_a_pipe_writes_a_line_a_bar(clock):
+    stream = io.StringIO()
+    live(stream, clock)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "paper  500 bars  equity 1.0000  next bar in 1:00"
+    assert [line.split()[1] for line in lines] == [str(500 + i) for i in range(30)]
+
+
+def test_bars_of_a_second_do_not_fill_a_log_but_the_last_is_there(clock):
+    stream = io.StringIO()
+    live(stream, clock, bars=33, period=1.0)
+    assert [int(line.split()[1]) for line in stream.getvalue().splitlines()] == [
+        500, 505, 510, 515, 520, 525, 530, 532
+    ]  # fmt: skip
+
+
+def test_a_live_session_on_a_terminal_counts_down_in_one_line(clock, terminal):
+    live(terminal, clock, bars=2, period=10.0)
+    text = terminal.getvalue()
+    assert text.count("\n") == 1 and text.endswith("\n")
+    drawn = [line.strip() for line in text.split("\r")[1:]]
+    assert "paper  500 bars  equity 1.0000  next bar in 0:04" in drawn
+    assert "paper  501 bars  equity 1.0010  next bar in 0:10" in drawn
+    assert all(len(line) <= 79 for line in text.rstrip("\n").split("\r"))
+
+
+def test_a_bar_that_is_overdue_and_one_that_nobody_knows_are_waited_for(clock, terminal):
+    for left in (-3.0, float("nan")):
+        with LiveProgress("paper", terminal, clock) as shown:
+            shown.update(1200, 0.98765, left)
+        assert "paper  1,200 bars  equity 0.9877  waiting for the next bar" in terminal.getvalue()

@@ -168,8 +168,8 @@ def test_a_function_of_the_users_is_called_and_may_fail(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("sink", "says"),
     [
-        ("call:no_such_module_here:f", "No module named"),
-        ("call:json:no_such", "no attribute"),
+        ("call:no_such_module_here:f", "no module named"),
+        ("call:json:no_such", "json has no 'no_such'"),
         ("call:json:__doc__", "is not a function"),
         ("webhook:$NO_SUCH_VARIABLE", "set the variable"),
     ],

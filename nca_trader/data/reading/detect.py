@@ -161,6 +161,10 @@ class _Checks:
         if name in self.table.unread:
             unread = self.table.marked(self.table.unread[name].rows)
             self.fail(Code.D009, unread, f"{says} is not a number", name)
+        if np.isfinite(
+            value
+        ).all():  # a bar of a feed is checked alone, where each check costs 1 us
+            return value
         repairs = ("no-volume", "drop-nan") if name == "volume" else None
         self.fail(Code.D006, np.isnan(value), says, name, repairs=repairs)
         self.fail(Code.D007, np.isinf(value), says, name)

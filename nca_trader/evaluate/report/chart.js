@@ -32,10 +32,20 @@
     return data.intraday ? text.slice(0, 16).replace("T", " ") : text.slice(0, 10);
   };
 
+  // More arrows than this in sight would hide the prices.
+  const MOST = 250;
+
+  function inSight() {
+    const range = chart.timeScale().getVisibleLogicalRange();
+    if (!range) return asset.trades;
+    return asset.trades.filter(([entry, exit]) => entry <= range.to && (exit ?? entry) >= range.from);
+  }
+
   function marks() {
-    const found = [];
+    const found = [], trades = inSight();
+    if (trades.length > MOST) return found;
     const up = colour("--long"), down = colour("--short");
-    for (const [entry, exit, side] of asset.trades) {
+    for (const [entry, exit, side] of trades) {
       const [below, above] = ["belowBar", "aboveBar"];
       found.push({
         time: asset.time[entry], position: side > 0 ? below : above,
@@ -81,7 +91,10 @@
 
   function tell(i) {
     if (i === null) {
-      said.textContent = `${asset.name}: ${asset.trades.length} trades`;
+      const shown = asset.trades.length, all = asset.count.toLocaleString("en");
+      const last = shown < asset.count ? `the last ${shown.toLocaleString("en")} of ` : "";
+      const hidden = inSight().length > MOST ? `; zoom in until at most ${MOST} are in sight` : "";
+      said.textContent = `${asset.name}: ${last}${all} ${asset.count === 1 ? "trade" : "trades"}${hidden}`;
       return;
     }
     const texts = [`${asset.name} ${date(asset.time[i])}`];
@@ -105,6 +118,17 @@
       at.owner = asset;
     }
     tell(event.time === undefined || !at.has(event.time) ? null : at.get(event.time));
+  });
+
+  let waiting = false;
+  chart.timeScale().subscribeVisibleLogicalRangeChange(() => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      markers.setMarkers(marks());
+      tell(null);
+    });
   });
 
   // Until a reader moves it, the chart shows everything at whatever width the page gives it.

@@ -22,9 +22,10 @@ def price_chart(result: Result) -> dict[str, Any] | None:
 
     Returns:
       assets: of each its name, candles (`time` in seconds, `open`, `high`, `low`, `close`) and
-      trades (candle of the entry and of the exit, side, prices, return, reason). per_candle: bars
-      in one candle. seen: candles that an agent was trained or selected on. intraday: whether
-      times of day matter. left_out: assets and trades that are not shown.
+      trades (candle of the entry and of the exit, side, prices, return, reason), and `count`, of
+      all its trades. per_candle: bars in one candle. seen: candles that an agent was trained or
+      selected on. intraday: whether times of day matter. left_out: assets and trades that are not
+      shown.
     """
     if result.bars is None or result.trace is None:
         return None
@@ -51,7 +52,8 @@ def price_chart(result: Result) -> dict[str, Any] | None:
                     trade["reason"],
                 ]
             )
-        assets.append({"name": symbol, **_candles(bars, number, starts), "trades": marks})
+        candles = _candles(bars, number, starts)
+        assets.append({"name": symbol, **candles, "trades": marks, "count": len(own)})
     seconds = bars.time.astype("datetime64[s]").astype(np.int64)
     return {
         "assets": assets,

@@ -115,7 +115,7 @@ class Report:
       command: that makes this page again.
       created: date and time as text.
       wall_times: stage -> seconds.
-      trials: from the trial log; None for a strategy, whose trials are not counted.
+      trials: from the trial log; None for a strategy, whose trials `agent.tried` counts, if any.
       seed: number of the agent that acts, also its column in `training`; None is the mean of all.
       seeds: every seed's scores, and those of the mean.
       deployment: what was decided to trade, in words; "" where nothing was.
@@ -184,7 +184,7 @@ class Report:
         tried = self.trials or Trials(count=0, test_touched=0)
         return words.verdict(
             self.evidence,
-            num_trials=self.trials and tried.count,
+            num_trials=tried.count if self.trials else self.agent.tried,
             selected=tried.selected,
             sharpe_variance=tried.sharpe_variance,
             note=self.data_note,

@@ -191,7 +191,8 @@ def curves_over_time(
         if seen is not None:
             ends: list[Any] = list(times(lines[0].values[:seen])[[0, -1]])
             axes.axvspan(*ends, color=SEED, alpha=0.25, linewidth=0, label="in sample")
-        locator = AutoDateLocator(minticks=3, maxticks=5 if narrow else 9)
+        # With 5 ticks at most, no interval of months fits two to three years: 2 ticks must do.
+        locator = AutoDateLocator(minticks=2 if narrow else 3, maxticks=5 if narrow else 9)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         axes.margins(x=0.01)

@@ -64,7 +64,7 @@ def caveats(result: Result) -> list[str]:
     standing = "Parameters were chosen by the user; how many were tried is not known."
     if result.tried is not None:
         times = "1 trial" if result.tried == 1 else f"{result.tried:,} trials"
-        standing = f"Parameters were chosen by the user; {times} on these bars so far."
+        standing = f"Parameters were chosen by the user; {times} on this market so far."
     if result.in_sample is not None:
         standing = "Out of sample."
     if result.in_sample:

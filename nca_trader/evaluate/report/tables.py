@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.stress import Stress
 
 BEST = 20  # rows of a sweep that a page shows
+UNSHOWN = ("equity", "hit_rate", "skewness", "kurtosis", "expectancy")  # columns of a sweep
 # Columns that are fractions; others are plain numbers.
 SHARES = {
     "total_return", "cagr", "annual_volatility", "max_drawdown", "exposure", "value_at_risk",
@@ -57,7 +58,7 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
 
     Args:
       table: one row per combination, with parameter columns before those of metrics, as `nca.sweep`
-        returns; `attrs["verdict"]` is its verdict.
+        returns; `attrs["verdict"]` is its verdict, `attrs["about"]` what it is of.
       metric: column that the heat map shows, and that rows are sorted by.
 
     Raises:
@@ -71,10 +72,12 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
             f"and then metrics with {metric!r} among them."
         )
     best = table.sort_values(metric, ascending=False)[:BEST]
+    # A page is not as wide as the table; `sweep` returns every column.
+    best = best.drop(columns=[x for x in UNSHOWN if x in best and x not in (metric, *parameters)])
     return Shown(
         verdict=str(table.attrs.get("verdict", "")),
         caption=f"The best {len(best):,} of {len(table):,} combinations by {_words(metric)}",
-        headers=["", *(_words(name) for name in table.columns)],
+        headers=["", *(_words(name) for name in best.columns)],
         rows=_rows(best, [str(place) for place in range(1, len(best) + 1)]),
         plots=(*_heat_map(table, parameters, metric), *_parallel(table, parameters, metric)),
     )
@@ -155,7 +158,8 @@ def report_sweep(
     """
     path = page_path(path)
     shown = sweep_section(table, metric)
-    text = render("sections.html", title=title, sections=[("Sweep", shown)], command=command)
+    sections, about = [("Sweep", shown)], table.attrs.get("about", "")
+    text = render("sections.html", title=title, about=about, sections=sections, command=command)
     return write(path, text.encode())
 
 
@@ -191,7 +195,8 @@ def report_folds(
     """
     path = page_path(path)
     shown = folds_section(folds, verdict)
-    text = render("sections.html", title=title, sections=[("Folds", shown)], command=command)
+    sections: list[tuple[str, Shown]] = [("Folds", shown)]
+    text = render("sections.html", title=title, about="", sections=sections, command=command)
     return write(path, text.encode())
 
 

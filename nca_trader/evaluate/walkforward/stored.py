@@ -2,6 +2,7 @@
 
 walkforward.json    what is walked: bars, folds, subject, grid, costs; sealed with its SHA-256
 fold-000.npz        what fold 0 found and decided, see `Fitted`
+checked             once a fold was checked: the leak that was found, or nothing
 
 A call with the same settings takes the folds that are there and computes the others.
 """
@@ -9,8 +10,6 @@ A call with the same settings takes the folds that are there and computes the ot
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import inspect
 import io
 import json
 import pathlib
@@ -23,24 +22,22 @@ import numpy as np
 from nca_trader.config import AgentConfig
 from nca_trader.config.records import RESTORE, plain, read_json
 from nca_trader.errors import StateError
+from nca_trader.evaluate.identity import digest_of
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup
 from nca_trader.machine import write_atomically
 
 FILE = "walkforward.json"
+CHECKED = "checked"
 
 
 def identity(subject: Any) -> Any:
     """Describe a subject, so that a folder is not resumed with another one."""
     if isinstance(subject, AgentConfig):
         return plain(subject)
-    code: Any = getattr(subject, "act", subject)
-    name = getattr(subject, "name", None) or getattr(subject, "__qualname__", repr(subject))
-    try:
-        # The text of the function: a rule that was edited is another rule.
-        text = hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
-    except (OSError, TypeError):
-        text = ""  # typed into a terminal
-    return {"name": name, "sha256": text}
+    name = getattr(subject, "name", None) or getattr(
+        subject, "__qualname__", type(subject).__name__
+    )
+    return {"name": name, "sha256": digest_of(subject)}
 
 
 def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:

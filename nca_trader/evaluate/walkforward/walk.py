@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import math
 import os
 import pathlib
@@ -16,6 +18,7 @@ import pandas as pd
 from nca_trader.agents import load_agent
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
 from nca_trader.agents.strategy import Strategy
+from nca_trader.cloud import Place, place
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import expect
 from nca_trader.config.spans import Spans, check_grid, check_metric, check_spans
@@ -50,8 +53,9 @@ from nca_trader.evaluate.walkforward.stitching import (
     switching_by_path,
     targets_by_path,
 )
+from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
-from nca_trader.runs import trials
+from nca_trader.runs import trials as trial_log
 from nca_trader.runs.folder import open_folder
 from nca_trader.runs.manifest import Deployment, Run, now
 from nca_trader.runs.trials import data_record, entry_of
@@ -143,9 +147,9 @@ class WalkForward:
 
     def __repr__(self) -> str:
         shown = self.table[["total_return", "sharpe", "max_drawdown", "turnover"]]
-        return (
-            f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}\n{self.gate.sentence}"
-        )
+        # A strategy is not deployed by the gate.
+        found = self.gate.sentence if self.recipe else self.gate.finding
+        return f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}\n{found}"
 
 
 def walk_forward(
@@ -170,6 +174,7 @@ def walk_forward(
     seed: int = 0,
     warm_start: bool = False,
     folder: str | os.PathLike[str] | None = None,
+    trials: str | os.PathLike[str] | None = None,
     workers: int | str | None = None,
     check: bool = True,
     name: str | None = None,
@@ -212,8 +217,9 @@ def walk_forward(
       steps: environment steps of each seed in each fold; None is the agent's own.
       seed: of all random numbers; seed i of a fold trains with `seed + i`.
       warm_start: each fold's agents begin with the parameters of the fold before.
-      folder: keeps each fold in a file, so that the same call resumes after a kill. The
-        walk-forward is counted in the trial log next to it.
+      folder: keeps each fold in a file, so that the same call resumes after a kill.
+      trials: project folder whose trial log counts the walk-forward; None takes the one that
+        `folder` is in, and without `folder` nothing is counted.
       workers: None, a number of processes, or a cluster; see `nca_trader.parallel.jobs`.
       check: whether the first fold is fitted again on altered bars, and refused where it depends
         on bars that it must not see. Agents are not trained again: they get their span alone.
@@ -274,8 +280,9 @@ def walk_forward(
         last = max(span[1] for fold in setup.folds for span in fold.test) - 1
         recipe = None if config is None else (config, setup.subject)
         refuse_other(deploy, recipe, seeds, bars, last)
-    walk = _Walk(setup, spans, seeds, seed, warm_start, folder, workers, check, done)
-    return walk.stitched(walk.fitted(), name or _name_of(subject))
+    name = name or _name_of(subject)
+    walk = _Walk(setup, spans, seeds, seed, warm_start, folder, trials, workers, check, done, name)
+    return walk.stitched(walk.fitted())
 
 
 def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
@@ -337,13 +344,23 @@ class _Walk:
     seed: int
     warm_start: bool
     folder: str | os.PathLike[str] | None
+    trials: str | os.PathLike[str] | None
     workers: int | str | None
     check: bool
     done: Callable[[int, Fitted], None]
+    name: str
 
     @functools.cached_property
     def _path(self) -> pathlib.Path | None:
         return None if self.folder is None else pathlib.Path(self.folder)
+
+    @property
+    def _log(self) -> Place | None:
+        """The project folder that counts the walk-forward."""
+        if self.trials is not None:
+            log = place(self.trials, "trials")
+            return log.resolve() if isinstance(log, pathlib.Path) else log
+        return None if self._path is None else self._path.resolve().parent
 
     @property
     def _agent(self) -> bool:
@@ -352,13 +369,15 @@ class _Walk:
     def fitted(self) -> list[Fitted]:
         """Return every fold; those in the folder are not computed again."""
         known: dict[int, Fitted] = {}
-        if self._path is not None:
-            more: dict[str, Any] = {}
-            if self._agent:
-                more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
+        more: dict[str, Any] = {}
+        if self._agent:
+            more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
+        if self._log is not None:
             settings = stored.settings(self.setup, more)
-            open_folder(self._path, stored.FILE, settings, "walk-forward")
-            self._count_trial()
+            if self._path is not None:
+                open_folder(self._path, stored.FILE, settings, "walk-forward")
+            self._count_trial(self._log, settings)
+        if self._path is not None:
             for fold in self.setup.folds:
                 if (found := stored.read_fold(self._path, fold.number)) is not None:
                     known[fold.number] = found
@@ -381,15 +400,30 @@ class _Walk:
                 workers=self.workers,
                 done=lambda i, found: keep(todo[i].number, found),
             )
-            # After all folds, so that it also finds a fit that remembers other folds.
-            if self.check and todo:
-                number = todo[0].number
-                if leak := check_fold(self.setup, number, known[number]):
-                    raise CheckFailed(
-                        f"{todo[0].name} leaks: {leak}. Fit with the bars that are given alone, "
-                        f"and decide with bars up to each row; {argument('check')} skips this."
-                    )
+            if self.check:
+                self._refuse_leak(known, bool(todo))
         return [known[fold.number] for fold in self.setup.folds]
+
+    def _refuse_leak(self, known: Mapping[int, Fitted], computed: bool) -> None:
+        """Check one fold once; what was found is kept, so that calling again does not avoid it.
+
+        It comes after all folds, so that it also finds a fit that remembers other folds. Of folds
+        that were all in the folder it takes the last one, whose fit had the most to remember.
+        """
+        kept = None if self._path is None else self._path / stored.CHECKED
+        if kept is not None and kept.exists():
+            leak = kept.read_text()
+        else:
+            fold = self.setup.folds[0 if computed else -1]
+            leak = check_fold(self.setup, fold.number, known[fold.number])
+            leak = leak and f"{fold.name} leaks: {leak}"
+            if kept is not None:
+                write_atomically(kept, leak)
+        if leak:
+            raise CheckFailed(
+                f"{leak}. Fit with the bars that are given alone, and decide with bars up to each "
+                f"row; {argument('check')} skips this."
+            )
 
     def _train(
         self, todo: list[Fold], known: Mapping[int, Fitted], keep: Callable[[int, Fitted], None]
@@ -422,17 +456,17 @@ class _Walk:
 
             run_jobs(train_seed, jobs, self.setup, workers=self.workers, done=gather)
 
-    def _count_trial(self) -> None:
-        """Count the walk-forward once in the trial log next to its folder."""
-        assert self._path is not None
-        folder = self._path.resolve()
-        if any(entry.run == folder.name for entry in trials.entries(folder.parent)):
+    def _count_trial(self, log: Place, settings: Mapping[str, Any]) -> None:
+        """Count the walk-forward once in the trial log; one of other settings is another trial."""
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        run = f"walk-forward {self.name} {digest}"
+        if any(entry.run == run for entry in trial_log.entries(log)):
             return
         data, time = data_record(self.setup.bars), now()
-        trials.record(folder.parent, entry_of("train", folder.name, data, trials=1, time=time))
-        trials.record(folder.parent, entry_of("test", folder.name, data, time=time))
+        trial_log.record(log, entry_of("train", run, data, trials=1, time=time))
+        trial_log.record(log, entry_of("test", run, data, time=time))
 
-    def stitched(self, fitted: list[Fitted], name: str) -> WalkForward:
+    def stitched(self, fitted: list[Fitted]) -> WalkForward:
         """Fill the decisions of all folds with one account, next to the baselines."""
         setup, folds = self.setup, self.setup.folds
         first = min(span[0] for fold in folds for span in fold.test)
@@ -446,10 +480,13 @@ class _Walk:
         found = targets_by_path(setup, fitted)
         if fitted[0].with_account:
             found = switching_by_path(setup, fitted)
-        accounts = [backtest(setup.bars, one, setup.costs, name=name, **own) for one in found]
+        accounts = [backtest(setup.bars, one, setup.costs, name=self.name, **own) for one in found]
         sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
         # The lower of the two in the middle where their number is even.
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
+        if self._log is not None:
+            number = trial_log.count(self._log, "train", data_record(setup.bars))
+            result = dataclasses.replace(result, tried=number)
         year = year_of(setup.bars.bars_per_year, first)
         sized = common.get("sizing") == "volatility"
         baselines = {
@@ -500,11 +537,10 @@ class _Walk:
         where = f"Out of sample over {count(len(self.setup.folds), 'fold')}"
         if scheme == "combinatorial":
             where = f"On the median of {count(len(self._paths), 'path')} of purged cross-validation"
-        tried = "Nobody counted what was tried before: give a folder to count it."
-        if self._path is not None:
-            log = self._path.resolve().parent
-            number = trials.count(log, "train", data_record(self.setup.bars))
-            tried = f"The trial log of {log.name} has {count(number, 'trial')} on these symbols."
+        tried = f"No trial log counts what was tried before; name one with {argument('trials')}."
+        if self._log is not None and result.tried is not None:
+            tried = f"The trial log of {self._log.name} has {count(result.tried, 'trial')}"
+            tried += " on these symbols."
         return (
             f"{where}, {index[0]:%Y-%m-%d} to {index[-1]:%Y-%m-%d}, {result.name} {found} the "
             f"{CONSTANT}: total return {percent(ours['total_return'])} against "

@@ -15,6 +15,7 @@ DAY = 86_400  # seconds
 GAPS = 256  # bars whose spacing tells when the next is due
 NEWEST = 200  # orders and decisions that are kept
 LATENCIES = 5000
+RECENT = 250  # bars that the mean turnover is of, as in `paper.drift`
 # Fields of a bar in the journal.
 OPEN, CLOSE = 0, 3
 
@@ -46,6 +47,8 @@ class Book:
       snapshot, decision: the newest bodies. decisions: by time. orders: by client id.
       bars: (time in nanoseconds, body) of bars that nobody has taken yet, where `keeps_bars`.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
+      turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
+      drifts: the newest warning of each kind and feature, `(ts_event, body)`.
       latencies: seconds from a bar's close to its receipt. halts: events of kind halt and resume.
       live: whether the session's clock is a real one. seq: of the newest event.
     """
@@ -70,11 +73,14 @@ class Book:
         self.orders: dict[str, Order] = {}
         self.bars: list[tuple[int, dict[str, Any]]] = []
         self.slippage: list[float] = []
+        self.turnover: deque[float] = deque(maxlen=RECENT)
+        self.drifts: dict[str, tuple[int, dict[str, Any]]] = {}
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.halts: list[Event] = []
         self.recons: list[Event] = []
         self.flows: dict[str, float] = {}
-        self.commission = self.traded = 0.0
+        self.commission = self._moved = 0.0
+        self._unpriced: list[tuple[Order, str, float, float]] = []  # fills before their bar's open
         self.live = self.stale = self.ended = False
         self.seq = 0
         self.bar_ts = self.bar_recv = 0
@@ -142,6 +148,9 @@ class Book:
                 self.opens[symbol], self.closes[symbol] = prices[OPEN], prices[CLOSE]
             else:
                 self.missing += 1
+        for order, symbol, units, price in self._unpriced:
+            self._slip(order, units, price, self.opens.get(symbol, math.nan))
+        self._unpriced = []
         if self._bought == {}:  # it waits for this bar's open
             self._bought = {s: self.opens.get(s, p) for s, p in self.closes.items()}
         spacing = self.spacing
@@ -172,7 +181,13 @@ class Book:
         _keep_newest(self.decisions)
 
     def _on_risk(self, event: Event) -> None:
-        self.risks[str(event.body.get("code", "no code"))] += 1
+        code = str(event.body.get("code", "no code"))
+        self.risks[code] += 1
+        if code.startswith("drift-"):
+            name = f"{code}:{event.body.get('feature', '')}"
+            self.drifts.pop(name, None)  # the newest stands last
+            self.drifts[name] = event.ts_event, event.body
+            _keep_newest(self.drifts)
         self.verdicts.setdefault(event.ts_event, []).append(event.body)
         _keep_newest(self.verdicts)
 
@@ -203,21 +218,29 @@ class Book:
         units, price = number(body.get("units")), number(body.get("price"))
         if not math.isfinite(units * price):
             return
-        self.traded += abs(units * price)
+        self._moved += abs(units * price)
         fee = number(body.get("commission"))
         self.commission += fee if math.isfinite(fee) else 0.0
         symbol = str(body.get("symbol", ""))
-        # Orders fill at the open of the bar that reports it, or at the close that they saw.
-        at_open = self.rules.get("fill", "next_open") == "next_open"
-        same_bar = event.ts_event == self.bar_ts
-        market = (self.opens if at_open and same_bar else self.closes).get(symbol, math.nan)
-        slipped = math.copysign(1.0, units) * (price / market - 1.0) if market > 0.0 else math.nan
         order = self.orders.get(str(body.get("client_id", "")))
-        if math.isfinite(slipped) and order is not None:  # not of a margin call or a delisting
-            self.slippage.append(slipped)
-        if order is not None:
-            order.state, order.slippage = "filled", slipped
-            order.units, order.paid = order.units + units, order.paid + units * price
+        if order is None:  # of a margin call or a delisting, or somebody else's
+            return
+        order.state = "filled"
+        order.units, order.paid = order.units + units, order.paid + units * price
+        # Orders fill at the open of the bar that reports it, or at the close that they saw.
+        if self.rules.get("fill", "next_open") != "next_open":
+            self._slip(order, units, price, self.closes.get(symbol, math.nan))
+        elif "venue" in self.started:  # the journal has the fill before the bar
+            self._unpriced.append((order, symbol, units, price))
+        else:
+            market = self.opens if event.ts_event == self.bar_ts else self.closes
+            self._slip(order, units, price, market.get(symbol, math.nan))
+
+    def _slip(self, order: Order, units: float, price: float, market: float) -> None:
+        """Note how much worse than the market's price a fill was."""
+        order.slippage = math.copysign(1.0, units) * (price / market - 1.0) if market else math.nan
+        if math.isfinite(order.slippage):
+            self.slippage.append(order.slippage)
 
     def _on_cash(self, event: Event) -> None:
         paid = number(event.body.get("amount"))
@@ -233,6 +256,8 @@ class Book:
             waits = self.rules.get("fill", "next_open") == "next_open"
             self._bought = {} if waits else dict(self.closes)
         self.snapshot = event.body
+        self.turnover.append(self._moved / number(event.body.get("value") or None))
+        self._moved = 0.0
         seconds = event.ts_event // NANOSECONDS
         if seconds // DAY != self._day:
             self._day = seconds // DAY

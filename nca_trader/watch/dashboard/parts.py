@@ -49,10 +49,29 @@ def percent(share: float, digits: int = 1, signed: bool = False) -> str:
 def amount(value: float, digits: int = 2) -> str:
     """Write a sum of money or units.
 
-    >>> amount(1234.5), amount(-0.25, 4), amount(math.inf)
-    ('1,234.50', '-0.2500', 'n/a')
+    >>> amount(1234.5), amount(-0.25, 4), amount(-1e-9), amount(math.inf)
+    ('1,234.50', '-0.2500', '0.00', 'n/a')
     """
-    return f"{value:,.{digits}f}" if math.isfinite(value) else NOTHING
+    if not math.isfinite(value):
+        return NOTHING
+    text = f"{value:,.{digits}f}"
+    return text if text.strip("-0.") else text.lstrip("-")  # less than a digit has no sign
+
+
+def points(share: float) -> str:
+    """Write a fraction of a price in basis points.
+
+    >>> points(0.00025), points(math.nan)
+    ('2.5 bp', 'n/a')
+    """
+    if not math.isfinite(share):
+        return NOTHING
+    return f"{1e4 * share:.1f} bp".replace("-0.0 ", "0.0 ")
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN of none."""
+    return sum(values) / len(values) if values else math.nan
 
 
 def short(value: float) -> str:

@@ -7,6 +7,7 @@ import shlex
 from typing import Any, NamedTuple
 
 from nca_trader.watch.dashboard.book import NANOSECONDS, Book, Order
+from nca_trader.watch.dashboard.drifting import drift_table
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
     ago,
@@ -14,10 +15,12 @@ from nca_trader.watch.dashboard.parts import (
     cell,
     chart,
     histogram,
+    mean,
     moment,
     number,
     numbers,
     percent,
+    points,
     quantile,
     short,
     table,
@@ -26,6 +29,7 @@ from nca_trader.watch.dashboard.parts import (
 ASSETS = 24  # rows of a table of assets
 ORDERS = 60  # rows of the table of orders
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of the latencies
+CENT = 0.005  # money: less is written as 0
 CLOSE_TO = 0.8  # of a limit: worth a look
 
 
@@ -63,10 +67,12 @@ def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None
         "charts": _charts(book),
         "tables": {
             "positions": _positions(book),
+            "sleeves": _sleeves(book),
             "why": _why(book),
             "orders": _orders(book),
             "gauges": _gauges(book),
             "latency": _latency(book),
+            "drift": drift_table(book),
             "quality": _quality(book, vitals),
             "halts": _halts(book),
         },
@@ -172,20 +178,9 @@ def _tiles(book: Book) -> list[dict[str, str]]:
             "trading",
             "Fills",
             f"{book.counts['fill']:,}",
-            f"slippage {_points(_mean(book.slippage))} on average, fees {amount(book.commission)}",
+            f"slippage {points(mean(book.slippage))} on average, fees {amount(book.commission)}",
         ),
     ]
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
-def _points(share: float) -> str:
-    """Write a fraction of a price in basis points."""
-    if not math.isfinite(share):
-        return NOTHING
-    return f"{1e4 * share:.1f} bp".replace("-0.0 ", "0.0 ")
 
 
 def _charts(book: Book) -> dict[str, Any]:
@@ -243,6 +238,8 @@ def _positions(book: Book) -> dict[str, Any]:
     for symbol in [*_shown(book), *foreign]:
         weight, price = held.get(symbol, math.nan), book.closes.get(symbol, math.nan)
         unit = owned.get(symbol, math.nan)
+        if abs(unit * price) < CENT:  # what floats leave of a position that was sold
+            unit = 0.0
         flat = not abs(weight) > 5e-5
         rows.append(
             [
@@ -264,6 +261,29 @@ def _positions(book: Book) -> dict[str, Any]:
         )
     headers = ["Asset", "Weight", "Value", "Units", "Last close"]
     return table(headers, rows, _more(book), "Nothing is held before the first decision.")
+
+
+def _sleeves(book: Book) -> dict[str, Any]:
+    """Return a row for each sleeve of the account; none where it has none."""
+    now, shares = book.snapshot.get("sleeves"), book.started.get("sleeves")
+    rows = []
+    for name, body in (now if isinstance(now, dict) else {}).items():
+        about = shares.get(name, {}) if isinstance(shares, dict) else {}
+        equity, value = number(body.get("equity")), number(body.get("value"))
+        halted = body.get("halted")
+        state = cell(f"halted: {halted}", "bad") if halted else cell("trading", "good")
+        rows.append(
+            [
+                str(name),
+                percent(number(about.get("share"))),
+                percent(equity - 1.0, 2, True),
+                amount(value),
+                amount(number(body.get("cash"))),
+                state,
+            ]
+        )
+    headers = ["Sleeve", "Share at the start", "Return", "Value", "Cash", "State"]
+    return table(headers, rows, empty="One agent has the whole account.")
 
 
 def _why(book: Book) -> dict[str, Any]:
@@ -350,8 +370,8 @@ def _orders(book: Book) -> dict[str, Any]:
         modelled = number(_costs(book).get("slippage"))
         note = (
             f"Slippage against the market's price at the fill, above 0 a loss: mean "
-            f"{_points(_mean(slipped))}, worst {_points(max(slipped))}; modelled "
-            f"{_points(modelled)}."
+            f"{points(mean(slipped))}, worst {points(max(slipped))}; modelled "
+            f"{points(modelled)}."
         )
     return table(headers, rows, note, "No order yet.")
 
@@ -376,7 +396,7 @@ def _order_row(book: Book, order: Order) -> list[Any]:
         cell(order.state, tones.get(order.state, "idle")),
         _signed(order.units) if order.units else NOTHING,
         short(order.price),
-        _points(order.slippage) if order.units else NOTHING,
+        points(order.slippage) if order.units else NOTHING,
     ]
 
 

@@ -11,7 +11,6 @@ import math
 import os
 import pathlib
 import re
-import secrets
 import sqlite3
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from nca_trader.cloud import local
 from nca_trader.config.records import read_json
 from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, printable
+from nca_trader.paper.halting import read_halt, request_halt
 from nca_trader.paper.journal import read_events, verify
 from nca_trader.runs.folder import LOCK
 from nca_trader.watch.dashboard.book import Book
@@ -35,7 +35,6 @@ FRESH = 0.5  # seconds that a view is shown again before its files are read agai
 SCAN_EVERY = 10.0  # seconds between two looks into the root
 VERIFY_EVERY = 60.0  # seconds, and at least this many times what a verification takes:
 VERIFY_SHARE = 20.0
-LONGEST_REASON = 200  # characters
 log = logging.getLogger("nca_trader.watch")
 
 
@@ -238,7 +237,7 @@ class JournalSource(Source):
         Raises:
           StateError: the file cannot be written.
         """
-        done = write_halt(self.path, reason)
+        done = request_halt(self.path, f"{reason.strip() or 'no reason given'} (dashboard)")
         with self._lock:
             self._views.clear()
         return done
@@ -271,47 +270,6 @@ def holder_of(lock: pathlib.Path) -> str:
         if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
             return f"process {fields[4]}"
     return ""
-
-
-def read_halt(journal: pathlib.Path) -> str | None:
-    """Return the text of a journal's halt file in one line; None without one."""
-    try:
-        with open(sibling(journal, ".halt"), "rb") as file:
-            text = file.read(4 * LONGEST_REASON).decode(errors="replace")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return f"the halt file cannot be read ({error.strerror})"
-    return printable(" ".join(text.split()))
-
-
-def write_halt(journal: pathlib.Path, reason: str) -> bool:
-    """Write a journal's halt file, whole; False if there is one, which stays as it is.
-
-    Raises:
-      StateError: it cannot be written.
-    """
-    target = sibling(journal, ".halt")
-    part = sibling(journal, f".halt.{secrets.token_hex(8)}")
-    said = printable(" ".join(reason.split())[:LONGEST_REASON]) or "no reason given"
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            os.write(descriptor, f"{said} (dashboard)\n".encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.link(part, target)  # never over another one, and never half of a text
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(part)
-    except OSError as error:
-        raise StateError(
-            f"{target}: cannot be written ({error.strerror}); stop the session's process instead."
-        ) from None
-    return True
 
 
 class Sources:

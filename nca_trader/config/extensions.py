@@ -1,0 +1,331 @@
+"""Your own code by name: the one place that imports what a config, an option or a run names.
+
+A name is "module:member", "file.py:member" or an entry point of an installed package, in the group
+"nca_trader.features", "nca_trader.rewards" and so on. Parentheses call what it names:
+"mine:momentum(period=20)", with values as TOML writes them. A module is found where Python finds
+it, and in the current folder.
+
+A config holds the name and never the object, so another process can load a run. `Registry` is a
+mapping of built-in names that also finds such names. `nca_trader.config.fingerprint` tells whether
+the code is still the code of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from nca_trader.config.ranges import described, nearest
+from nca_trader.config.records import read_toml
+from nca_trader.errors import ConfigError, user_line
+
+T = TypeVar("T")
+OWN = re.compile(
+    r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^\n]+\.py):(?P<member>[A-Za-z_]\w*)"
+    r"(?:\((?P<values>.*)\))?",
+    re.DOTALL,
+)
+# A market's own state is listed among the features as "state:NAME".
+RESERVED = "state:"
+# Objects that were given in Python, by the name that a config has of them. A script's own objects
+# are found here, and the script isn't run again.
+_given: dict[str, Any] = {}
+
+
+class Name(NamedTuple):
+    """The parts of a name of your own code.
+
+    Attributes:
+      module: dotted, or the path of a .py file.
+      member: of the module.
+      values: the text in parentheses; None without parentheses.
+    """
+
+    module: str
+    member: str
+    values: str | None = None
+
+
+def parse_name(text: str) -> Name | None:
+    """Return the parts of a name of your own code; None where `text` is not one.
+
+    Example:
+      >>> parse_name("mine:momentum(period=20)")
+      Name(module='mine', member='momentum', values='period=20')
+      >>> parse_name("rsi") is None
+      True
+    """
+    found = OWN.fullmatch(text)
+    if found is None or text.startswith(RESERVED):
+        return None
+    return Name(found["module"], found["member"], found["values"])
+
+
+@functools.cache
+def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Return the entry points of installed packages in the group "nca_trader.KIND", by name."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=_group(kind))}
+
+
+def _group(kind: str) -> str:
+    return f"nca_trader.{kind}"
+
+
+def origin_of(kind: str, text: str) -> tuple[Name, str] | None:
+    """Return what a name stands for, and the package that installed it ("" for your own code).
+
+    Returns:
+      None for a name that is neither your own code's nor an entry point's, e.g. a built-in one.
+    """
+    if (own := parse_name(text)) is not None:
+        return own, ""
+    bare, bracket, values = text.partition("(")
+    point = installed(kind).get(bare)
+    if point is None or (bracket and not values.endswith(")")):
+        return None
+    dist = point.dist
+    package = "" if dist is None else f"{dist.name} {dist.version}"
+    return Name(point.module, point.attr, values[:-1] if bracket else None), package
+
+
+def is_source(text: str) -> bool:
+    """Return whether `--data` names your own data source, and no file or URL."""
+    return "//" not in text and not os.path.exists(text) and bool(origin_of("sources", text))
+
+
+def known(config: Any, name: str, kind: str, builtin: Iterable[str]) -> Iterator[str]:
+    """Check that each name of a field is built in, an entry point, or of your own code.
+
+    Nothing is imported: whether your module exists is seen when it is used.
+    """
+    builtin, value = tuple(builtin), getattr(config, name)
+    for text in value if isinstance(value, tuple | list) else (value,):
+        if text in builtin or (isinstance(text, str) and origin_of(kind, text)):
+            continue
+        names = [*builtin, *installed(kind)]
+        words = ", ".join(f"'{word}'" for word in names)
+        yield (
+            f"{name}={text!r} is not known; {nearest(str(text), names)}It may be {words}, or "
+            "'module:name' of your own."
+        )
+
+
+def load(kind: str, text: str) -> Any:
+    """Import and return what a name of your own code, or an entry point, stands for.
+
+    Raises:
+      ConfigError: in one line, which module is missing, or where importing it fails.
+    """
+    if text in _given:
+        return _given[text]
+    found = origin_of(kind, text)
+    if found is None:
+        raise ConfigError(f"{text}: is not a name; give module:name or file.py:name.")
+    (module, member, values), _ = found
+    bare = text if values is None else text.partition("(")[0]
+    if bare in _given:
+        value = _given[bare]
+    else:
+        if module == "__main__":
+            raise ConfigError(
+                f"{text}: was defined at a prompt or in a notebook, which another process cannot "
+                "import; put it into a file."
+            )
+        home = module_of(module)
+        if not hasattr(home, member):
+            public = [name for name in vars(home) if not name.startswith("_")]
+            hint = nearest(member, public)
+            raise ConfigError(f"{text}: {module} has no {member!r}; {hint}check the name.")
+        value = getattr(home, member)
+    return value if values is None else called(value, text, values)
+
+
+def called(value: Any, text: str, values: str = "") -> Any:
+    """Call what a name stands for with the values in its parentheses.
+
+    Raises:
+      ConfigError: it cannot be called, the values cannot be read, or the call fails.
+    """
+    try:
+        given = read_toml(f"values = {{{values}}}", text)["values"]
+    except ConfigError:
+        raise ConfigError(f"{text}: write values as in {text.partition('(')[0]}(a=1).") from None
+    if not callable(value):
+        raise ConfigError(f"{text}: {described(value)} cannot be called; leave the values out.")
+    with own_code(text):
+        return value(**given)
+
+
+@contextlib.contextmanager
+def own_code(where: str) -> Iterator[None]:
+    """Turn an error of the user's code inside the block into a `ConfigError` of one line.
+
+    Args:
+      where: what the code is called in the message.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise  # it says itself what is wrong
+    except Exception as error:
+        at = user_line(error)
+        what = f"{type(error).__name__}{f' at {at}' if at else ''}"
+        text = " ".join(str(error).split()) or "no message"
+        raise ConfigError(f"{where}: {what}: {text}; correct that.") from None
+
+
+def module_of(module: str) -> types.ModuleType:
+    """Import a module by its dotted name, or the file of a path; the code of it runs.
+
+    A file finds its neighbours as `python FILE` would let it, and a module those of the current
+    folder, as with `python -m`.
+
+    Raises:
+      ConfigError: there is none, or importing it fails.
+    """
+    path = pathlib.Path(module)
+    if not module.endswith(".py"):
+        return _imported(module, os.getcwd(), lambda: importlib.import_module(module))
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; check the path.")
+    # A name of its own, so that the file cannot take the place of an installed module.
+    spec = importlib.util.spec_from_file_location(f"strategy_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    found, loader = importlib.util.module_from_spec(spec), spec.loader
+
+    def run() -> types.ModuleType:
+        sys.modules[found.__name__] = found  # dataclasses look up their own module there
+        loader.exec_module(found)
+        return found
+
+    return _imported(module, str(path.resolve().parent), run)
+
+
+def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:
+    sys.path.insert(0, folder)
+    try:
+        return run()
+    except ModuleNotFoundError as error:
+        if error.name is None or (name != error.name and not name.startswith(f"{error.name}.")):
+            raise _failed(name, error) from None
+        raise ConfigError(
+            f"{name}: no module named {error.name!r} here; install its package, or go to the "
+            "folder that holds it."
+        ) from None
+    except SyntaxError as error:
+        # Nothing of the file ran, so the traceback has no line of it; the error has.
+        what = f"{error.msg} (SyntaxError); repair it."
+        file = name if name.endswith(".py") else error.filename
+        raise ConfigError(f"{file} line {error.lineno}: {what}") from None
+    # A script may end with `sys.exit`.
+    except (Exception, SystemExit) as error:
+        raise _failed(name, error) from None
+    finally:
+        sys.path.remove(folder)
+
+
+def _failed(name: str, error: BaseException) -> ConfigError:
+    what = f"{type(error).__name__} at {user_line(error)}"
+    text = " ".join(str(error).split()) or "no message"
+    return ConfigError(f"{name}: importing it raises {what}: {text}; repair that.")
+
+
+def name_of(value: Any, field: str) -> Any:
+    """Return the name under which a config keeps an object of yours; a text stays as it is.
+
+    Args:
+      value: a function or a class, or an object that is a global of its module.
+      field: of the config, for the message.
+
+    Raises:
+      ConfigError: it has no name by which another process could find it.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> name_of(nca.read_bars, "features")
+      'nca_trader.data.bars:read_bars'
+    """
+    if isinstance(value, str):
+        return value
+    module, member = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    if not isinstance(member, str) or vars(sys.modules.get(module, types)).get(member) is not value:
+        module, member = _global(value)
+    if not member:
+        raise ConfigError(
+            f"{field}: {described(value)} has no name that another process can find; define it at "
+            "the top of a module."
+        )
+    if module == "__main__":  # of a script, which another process finds by its file
+        file = getattr(sys.modules[module], "__file__", None)
+        module = module if file is None else os.path.relpath(file)
+    name = f"{module}:{member}"
+    _given[name] = value
+    return name
+
+
+def _global(value: Any) -> tuple[str, str]:
+    """Return the module and the name of a global that is `value`; empty texts without one."""
+    for name, module in list(sys.modules.items()):
+        for member, found in list(getattr(module, "__dict__", {}).items()):
+            if found is value and not name.startswith("nca_trader.") and member.isidentifier():
+                return name, member
+    return "", ""
+
+
+class Registry(Mapping[str, T]):
+    """What names of one kind stand for: built in, of an installed package, or your own code.
+
+    It lists the built-in and the installed names, and finds every name of your own code.
+    """
+
+    def __init__(self, kind: str, builtin: Mapping[str, T], made: Callable[[Any, str], T]):
+        """Set what is built in.
+
+        Args:
+          kind: of the entry points, "features" for the group "nca_trader.features".
+          builtin: by name.
+          made: `(object, name) ->` what the registry holds; raises ConfigError for another object.
+        """
+        self.kind, self.builtin, self._made = kind, dict(builtin), made
+        self._own: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        """Return what `name` stands for; the same object at each call.
+
+        Raises:
+          ConfigError: there is no such name, or its code does not give what is needed.
+        """
+        if name in self.builtin:
+            return self.builtin[name]
+        if name not in self._own:
+            if origin_of(self.kind, name) is None:
+                what = self.kind.removesuffix("s").replace("policie", "policy")
+                raise ConfigError(
+                    f"unknown {what} {name!r}; {nearest(name, self)}Give a known name, or "
+                    "module:name of your own."
+                )
+            self._own[name] = self._made(load(self.kind, name), name)
+        return self._own[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it is a name; nothing is imported."""
+        text = isinstance(name, str)
+        return text and (name in self.builtin or origin_of(self.kind, str(name)) is not None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the built-in names, then those of installed packages."""
+        yield from self.builtin
+        yield from (name for name in installed(self.kind) if name not in self.builtin)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,94 @@
+"""What decides a strategy's numbers: its code and the values in it, as one digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import re
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def digest_of(subject: Any) -> str:
+    """Return a digest of a rule, a strategy or a function, the same in another process.
+
+    Two subjects of one digest are computed by the same code from the same values: the file of each
+    function counts, so that an edited rule is another rule, and so do default values, the arguments
+    of a `functools.partial`, and what a function holds of the function that made it.
+
+    Args:
+      subject: a function, a `Strategy`, or an object that can be called.
+
+    Example:
+      >>> from nca_trader.agents import rules
+      >>> digest_of(rules.sma_cross(5, 20)) == digest_of(rules.sma_cross(5, 20))
+      True
+      >>> digest_of(rules.sma_cross(5, 20)) == digest_of(rules.sma_cross(5, 21))
+      False
+    """
+    return hashlib.sha256(repr(_facts(subject, {})).encode()).hexdigest()
+
+
+def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
+    """Return a value as nested tuples of texts; `seen` has the place of each object met before."""
+    if x is None or isinstance(x, bool | int | float | complex | str | bytes | range):
+        return repr(x)
+    within = functools.partial(_facts, seen=seen)
+    kind = f"{type(x).__module__}.{type(x).__qualname__}"
+    if not isinstance(x, tuple):
+        # Once only: a function may hold itself. Kept, so that no other object gets its id.
+        if id(x) in seen:
+            return kind, seen[id(x)][0]
+        seen[id(x)] = len(seen), x
+    if isinstance(x, type | types.ModuleType):
+        return kind, x.__name__
+    if isinstance(x, functools.partial):
+        return kind, within(x.func), within(x.args), within(x.keywords)
+    if isinstance(x, types.MethodType):
+        return kind, within(x.__func__), within(x.__self__)
+    if isinstance(x, types.FunctionType):
+        held = [_content(cell) for cell in x.__closure__ or ()]
+        values = (within(x.__defaults__), within(x.__kwdefaults__), within(held))
+        return x.__module__, x.__qualname__, _source(x), *values
+    if isinstance(x, Mapping):
+        return kind, tuple((repr(key), within(value)) for key, value in x.items())
+    if isinstance(x, list | tuple):
+        return kind, tuple(within(value) for value in x)
+    if isinstance(x, set | frozenset):
+        return kind, tuple(sorted(repr(within(value)) for value in x))
+    if dataclasses.is_dataclass(x):
+        return kind, tuple((f.name, within(getattr(x, f.name))) for f in dataclasses.fields(x))
+    if hasattr(x, "__array__"):
+        array = np.asarray(x)
+        if array.dtype != object:
+            return kind, array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()
+    # The address of an object is another one in the next process.
+    fields = getattr(x, "__dict__", None)
+    return kind, within(fields) if fields else re.sub(r" at 0x[0-9a-f]+", "", repr(x))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _source(function: types.FunctionType) -> str:
+    """Return a digest of the file that defines a function, with all that it calls there.
+
+    Code typed into a terminal has no file; then of its own compiled code.
+    """
+    module = sys.modules.get(function.__module__)
+    try:
+        text = inspect.getsource(module if module is not None else function)
+    except (OSError, TypeError):
+        code = function.__code__
+        text = repr((code.co_code, code.co_names, re.sub(r" at 0x\w+", "", repr(code.co_consts))))
+    return hashlib.sha256(text.encode()).hexdigest()

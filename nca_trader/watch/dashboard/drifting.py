@@ -1,0 +1,66 @@
+"""The table of what drifts: features, slippage and turnover, against training and backtest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nca_trader.errors import printable
+from nca_trader.watch.dashboard.book import Book
+from nca_trader.watch.dashboard.parts import (
+    cell,
+    mean,
+    moment,
+    number,
+    percent,
+    points,
+    short,
+    table,
+)
+
+DRIFTS = {
+    "drift-feature": "Feature",
+    "drift-slippage": "Slippage",
+    "drift-turnover": "Turnover",
+    "drift-schema": "Feature schema",
+}
+DRIFT_ROWS = 8  # features of the table at most
+DRIFT_FILLS = 50  # that the mean slippage is of, as in `paper.drift`
+
+
+def drift_table(book: Book) -> dict[str, Any]:
+    """Return what drifts: the present value where a journal tells it, and the newest warning."""
+    given = book.started.get("costs")
+    costs = given if isinstance(given, dict) else {}
+    recent = book.slippage[-DRIFT_FILLS:]
+    modelled = sum(number(costs.get(name, 0.0)) for name in ("slippage", "half_spread"))
+    now = {
+        "drift-slippage": f"{points(mean(recent))}, modelled {points(modelled)}",
+        "drift-turnover": f"{percent(mean(list(book.turnover)), 2)} a bar",
+    }
+    rows = []
+    for code, label in DRIFTS.items():
+        found = [pair for name, pair in reversed(book.drifts.items()) if name.startswith(code)]
+        for ts, body in found[:DRIFT_ROWS]:
+            name = f"{label} {printable(body.get('feature', ''))}".strip()
+            said = f"{moment(ts)}: {_drifted(code, body)}"
+            rows.append([name, now.get(code, ""), cell(said, "warn")])
+        if not found:
+            rows.append([label, now.get(code, ""), cell("no warning", "idle")])
+    note = (
+        "A warning comes once as its limit is crossed, and again only after the value came back. "
+        "Features and turnover are watched where a run says what is usual."
+    )
+    return table(["Drift", "Now", "Last warning"], rows, note)
+
+
+def _drifted(code: str, body: dict[str, Any]) -> str:
+    """Say a warning of the drift watch in words."""
+    if code == "drift-feature":
+        index, limit = number(body.get("psi")), number(body.get("limit"))
+        return f"index {short(index)}, limit {short(limit)}"
+    if code == "drift-slippage":
+        error = points(number(body.get("error")))
+        return f"{points(number(body.get('excess')))} above the model (standard error {error})"
+    if code == "drift-turnover":
+        return f"{percent(number(body.get('per_bar')), 2)} a bar, outside the backtest's range"
+    return f"{body.get('here')} here, {body.get('there')} in training"

@@ -1,0 +1,342 @@
+"""Names of the user's own code: what they load, what a run records of them, what is refused."""
+
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import nca_trader as nca
+from nca_trader import ConfigError, EnvConfig, RunError
+from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig, extensions
+from nca_trader.config.extensions import load, name_of, origin_of, parse_name
+from nca_trader.config.fingerprint import codes_of, fingerprint, refuse_changed
+from nca_trader.data.features import FEATURES, feature_set
+from nca_trader.envs.rewards import SCHEMES
+from nca_trader.runs.manifest import own_names
+
+CODE = """
+'''Words.'''
+import os
+from near import GAIN
+
+LIMIT = 3  # a comment
+TABLE = {}
+TABLE["a"] = 1
+
+def helper(x):
+    '''Adds.'''
+    return x + LIMIT
+
+def unused():
+    return 7
+
+def momentum(period=20):
+    return helper(period) * GAIN * len(TABLE)
+
+if __name__ == "__main__":
+    print(unused())
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Write modules into the current folder, and forget them afterwards."""
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        return tmp_path / f"{name}.py"
+
+    yield write
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("mine:f", ("mine", "f", None)),
+        ("a.b:f()", ("a.b", "f", "")),
+        ("lib/my code.py:f(x=[1, 2])", ("lib/my code.py", "f", "x=[1, 2]")),
+    ],
+)
+def test_a_name_of_own_code_has_a_module_a_member_and_values(text, parts):
+    assert parse_name(text) == parts
+
+
+@pytest.mark.parametrize(
+    "text", ["rsi", "mine:", ":f", "a b:f", "state:price", "mine:f(", "C:/x.csv"]
+)
+def test_other_texts_are_no_names_of_own_code(text):
+    assert parse_name(text) is None
+
+
+def test_a_name_with_values_calls_what_it_names(own):
+    own("ext_called", "def f(a=1, b='x'):\n    return (a, b)\n")
+    assert load("features", "ext_called:f")() == (1, "x")
+    assert load("features", "ext_called:f(a=2, b='y')") == (2, "y")
+    with pytest.raises(ConfigError, match=r"ext_called:f\(c=1\): TypeError.*correct that"):
+        load("features", "ext_called:f(c=1)")
+    with pytest.raises(ConfigError, match=r"write values as in ext_called:f\(a=1\)"):
+        load("features", "ext_called:f(1)")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("ext_absent:f", None, "no module named 'ext_absent' here; install its package, or go to"),
+        ("ext_absent.py:f", None, "ext_absent.py: no such file; check the path"),
+        ("ext_m:fn", "def fun():\n    pass\n", "ext_m has no 'fn'; did you mean 'fun'"),
+        ("ext_m:f", "import ext_other_absent\n", "importing it raises ModuleNotFoundError"),
+        ("ext_m:f", "x = 1 / 0\n", r"importing it raises ZeroDivisionError at ext_m.py line 1"),
+        ("ext_m:f", "def f(:\n", r"ext_m.py line 1: .*SyntaxError"),
+        ("ext_m:f", "raise SystemExit(3)\n", "importing it raises SystemExit"),
+    ],
+)
+def test_code_that_cannot_be_loaded_is_refused_in_one_line(own, name, text, message):
+    if text is not None:
+        own("ext_m", text)
+    with pytest.raises(ConfigError, match=message) as refused:
+        load("features", name)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_fingerprint_follows_what_a_definition_uses_and_nothing_else(own):
+    def now(code=CODE, near="GAIN = 2.0\nOTHER = 1\n"):
+        own("ext_print", code)
+        own("near", near)
+        return fingerprint("ext_print", "momentum")
+
+    first = now()
+    same = [
+        CODE.replace("# a comment", "# another"),
+        CODE.replace("'''Adds.'''", "'''Adds more.'''"),
+        CODE.replace("return 7", "return 8"),
+        CODE.replace("print(unused())", "print(1)"),
+        CODE.replace("x + LIMIT", "x  +  LIMIT"),
+    ]
+    assert {now(code) for code in same} == {first}
+    assert now(near="GAIN = 2.0\nOTHER = 2\n") == first
+    other = [
+        CODE.replace("LIMIT = 3", "LIMIT = 4"),
+        CODE.replace("x + LIMIT", "x - LIMIT"),
+        CODE.replace("period=20", "period=21"),
+        CODE.replace('TABLE["a"] = 1', 'TABLE["a"] = 2'),
+        CODE.replace("near import GAIN", "near import OTHER as GAIN"),
+    ]
+    changed = {now(code) for code in other} | {now(near="GAIN = 3.0\nOTHER = 1\n")}
+    assert len(changed) == len(other) + 1 and first not in changed
+
+
+def test_the_fingerprint_reaches_through_a_package_and_conditions(own, tmp_path):
+    (tmp_path / "ext_pack").mkdir()
+    files = {
+        "__init__": "from .inner import f\n",
+        "inner": "from . import constants\ndef f():\n    return constants.C\n",
+        "constants": "try:\n    def g(): return 1\nexcept ImportError:\n    g = None\nC = g()\n",
+    }
+
+    def now(**changes):
+        for name, text in (files | changes).items():
+            (tmp_path / "ext_pack" / f"{name}.py").write_text(text)
+        return fingerprint("ext_pack", "f")
+
+    first = now()
+    assert now(constants=files["constants"].replace("return 1", "return 2")) != first
+    assert now(inner=files["inner"].replace("constants.C", "2 * constants.C")) != first
+    assert now() == first
+
+
+def test_a_run_refuses_changed_missing_and_planted_code(own, tmp_path):
+    own("near", "GAIN = 2.0\n")
+    file = own("ext_run", CODE)
+    codes = codes_of({"ext_run:momentum(period=3)": "features", "rsi": "features"})
+    assert list(codes) == ["ext_run:momentum(period=3)"]
+    refuse_changed(codes, "runs/a", str(tmp_path / "runs/a"))
+    with pytest.raises(RunError, match="code inside the run folder, which is never run"):
+        refuse_changed(codes, "runs/a", str(tmp_path))
+    file.write_text(CODE.replace("LIMIT = 3", "LIMIT = 4"))
+    with pytest.raises(RunError, match=r"^runs/a: ext_run:momentum\(period=3\) was changed in"):
+        refuse_changed(codes, "runs/a")
+    file.unlink()
+    with pytest.raises(RunError, match=r"^runs/a: .*: no module named 'ext_run' here"):
+        refuse_changed(codes, "runs/a")
+    assert "ext_run" not in sys.modules  # none of this has run it
+
+
+def test_an_entry_point_is_a_name_and_its_package_is_named_when_missing(own, tmp_path, monkeypatch):
+    own(
+        "ext_entry",
+        "from nca_trader.data.features import rsi\ndef mine(period=5):\n    return rsi(period)\n",
+    )
+    about = tmp_path / "ext_dist-1.2.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ext-dist\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text("[nca_trader.features]\next_mine = ext_entry:mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    extensions.installed.cache_clear()
+    try:
+        assert "ext_mine" in FEATURES and "ext_mine" in list(FEATURES)
+        bars = nca.sample_bars("sp500")[:60]
+        np.testing.assert_array_equal(
+            feature_set(("ext_mine(period=14)",)).batch(bars), feature_set(("rsi",)).batch(bars)
+        )
+        codes = codes_of({"ext_mine": "features"})
+        assert codes["ext_mine"].package == "ext-dist 1.2"
+        (about / "entry_points.txt").unlink()
+        extensions.installed.cache_clear()
+        with pytest.raises(RunError, match=r"ext_mine is of the package ext-dist 1\.2, which is"):
+            refuse_changed(codes, "runs/a")
+    finally:
+        extensions.installed.cache_clear()
+
+
+def test_an_object_is_kept_by_its_name_and_found_again(own):
+    own("ext_object", "from nca_trader.data.features import rsi\nquick = rsi(3)\n")
+    module = extensions.module_of("ext_object")
+    config = EnvConfig(features=(module.quick, "rsi"))
+    assert config.features == ("ext_object:quick", "rsi")
+    assert load("features", config.features[0]) is module.quick
+    assert name_of(paid, "reward") == f"{paid.__module__}:paid"
+    with pytest.raises(ConfigError, match=r"reward: a function .* has no name that another"):
+        EnvConfig(reward=lambda config, spec, step: step.log_return)
+
+
+def paid(config, spec, step):
+    return step.log_return
+
+
+def test_configs_take_names_of_own_code_and_refuse_other_words():
+    env = EnvConfig(reward="mine:paid", features=("rsi", "mine:f(n=2)"))
+    agent = AgentConfig(
+        policy=PolicyConfig(kind="mine:P", hidden=3, leak=0.5),
+        learner=LearnerConfig(advantages="mine:a"),
+    )
+    assert own_names(env, agent) == {
+        "rsi": "features",
+        "mine:f(n=2)": "features",
+        "mine:paid": "rewards",
+        "mine:P": "policies",
+        "mine:a": "advantages",
+    }
+    with pytest.raises(
+        ConfigError, match=r"reward='pln' .*did you mean 'pnl'.*'module:name' of your"
+    ):
+        EnvConfig(reward="pln")
+    with pytest.raises(ConfigError, match=r"kind='ncaa' is not known; did you mean 'nca'"):
+        PolicyConfig(kind="ncaa")
+    assert origin_of("features", "rsi") is None
+
+
+FEATURE = """
+import jax.numpy as jnp
+import numpy as np
+from nca_trader.data.features import Feature, make_feature
+
+def shape():
+    return make_feature(lambda: np.ones(2), lambda s, bar, n: (s, s), 0)
+def state():
+    return Feature(lambda: np.ones(2), lambda s, bar: (s[:1], bar.close), 0)
+def integer():
+    return Feature(lambda: np.ones(()), lambda s, bar: (s, jnp.int32(1)), 0)
+def raises():
+    return make_feature(lambda: np.ones(()), lambda s, bar, n: (s, bar.klose), 0)
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("shape", r"its value is float64\(2,\); return one float64 number per bar"),
+        ("state", "a bar changes the structure, a shape or a type of its state"),
+        ("integer", "its value is int32"),
+        ("raises", "AttributeError at ext_feature.py line 13"),
+        ("number", "is the number 3; give a Feature"),
+    ],
+)
+def test_a_feature_of_another_shape_or_type_is_refused(own, name, message):
+    own("ext_feature", FEATURE)
+    with pytest.raises(ConfigError, match=message) as refused:
+        FEATURES[f"ext_feature:{name}"]
+    assert len(str(refused.value).splitlines()) == 1
+
+
+REWARD = """
+import jax.numpy as jnp
+from typing import NamedTuple
+from nca_trader.envs.rewards import Below, Reward
+
+def wide(config, spec, step):
+    return step.after
+def raises(config, spec, step):
+    return step.nothing
+class Bad(NamedTuple):
+    x: float
+bad = Reward(wide, Bad)
+def twice(config, spec, step):
+    return step.log_return - config.drawdown_penalty * step.kept.after(spec, step.log_return).depth
+deep = Reward(twice, Below)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wide", r"returns float32\(2,\); return one number"),
+        ("raises", "AttributeError at ext_reward.py line 9"),
+        ("bad", "its memory has no begin, after, shown"),
+    ],
+)
+def test_a_reward_that_pays_no_number_is_refused(own, name, message):
+    own("ext_reward", REWARD)
+    bars = nca.sample_bars("sp500")[:100]
+    with pytest.raises(ConfigError, match=message):
+        nca.TradingEnv(bars, EnvConfig(features=("return_1",), reward=f"ext_reward:{name}"))
+
+
+def test_a_reward_with_a_memory_of_the_users_is_the_built_in_that_it_copies(own):
+    import jax
+
+    own("ext_reward", REWARD)
+    bars = nca.sample_bars("sp500")[:100]
+    rewards = []
+    for name in ("drawdown", "ext_reward:deep"):
+        env = nca.TradingEnv(bars, EnvConfig(features=("return_1",), reward=name))
+        assert env.spec.memory == name and SCHEMES[name].memory is SCHEMES["drawdown"].memory
+        state, _ = env.reset(jax.random.key(0))
+        actions = jax.random.randint(jax.random.key(1), (20, 2), 0, 3)
+        rewards.append(
+            np.asarray(
+                jax.jit(lambda s, a, e=env: jax.lax.scan(e.step, s, a))(state, actions)[1].reward
+            )
+        )
+    np.testing.assert_array_equal(*rewards)
+    assert (rewards[0] != 0.0).any()
+
+
+def test_a_feature_whose_first_state_is_made_by_jax_is_updated_like_one_of_numpy(own):
+    """`init` is called where `update` is traced, too, for the layout of the state."""
+    text = """
+        import jax.numpy as jnp
+        import numpy as np
+        from nca_trader.data.features import make_feature
+
+        def moved(zeros):
+            def update(mean, bar, count):
+                return mean + bar.close / (1.0 + count), mean
+            return make_feature(lambda: zeros(()), update, 2)
+
+        def of_jax():
+            return moved(lambda shape: jnp.zeros(shape, jnp.float64))
+
+        def of_numpy():
+            return moved(np.zeros)
+        """
+    own("statemade", text)
+    bars = nca.sample_bars("sp500")[:30]
+    both = feature_set(("statemade:of_jax", "statemade:of_numpy")).batch(bars)
+    np.testing.assert_array_equal(both[..., 0], both[..., 1])
+    assert both[5:].all()

@@ -1,0 +1,79 @@
+"""A digest is of the code and the values of a strategy, and of no address."""
+
+import functools
+import subprocess
+import sys
+
+import numpy as np
+
+import nca_trader as nca
+from nca_trader.evaluate.identity import digest_of
+
+MADE = """
+import functools
+import numpy as np
+import nca_trader as nca
+from nca_trader.evaluate.identity import digest_of
+RULES = [
+    nca.rules.sma_cross(5, 20),
+    nca.rules.breakout(20, stop=0.05),
+    nca.rules.sma_cross,
+    functools.partial(nca.rules.sma_cross, slow=50),
+]
+"""
+
+
+def test_a_digest_is_the_same_in_another_process(root):
+    code = MADE + "print([digest_of(rule) for rule in RULES])"
+    there = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert there[0] == there[1] and len(set(eval(there[0]))) == 4
+
+
+def made(value):
+    def inner(x):
+        return x + value
+
+    def outer(x=0, *, more=(1, 2)):
+        return inner(x)
+
+    return outer
+
+
+class Model:
+    def __init__(self, weights):
+        self.weights, self.again = weights, self  # holds itself
+
+    def decide(self, bars):
+        return self.weights
+
+
+def test_every_value_that_a_function_holds_counts():
+    different = [
+        made(1), made(2), made("1"), made(np.zeros(3)), made(np.zeros(4)), made(np.ones(3)),
+        made([1, 2]), made({"a": 1}), made({"a": 2}), made(made(1)), made(None),
+        functools.partial(made(1), 2), functools.partial(made(1), 3),
+        functools.partial(made(1), more=2), Model(np.zeros(2)).decide, Model(np.ones(2)).decide,
+        nca.rules.sma_cross(5, 20).with_stop(0.1), nca.rules.sma_cross(5, 20).with_stop(0.2),
+    ]  # fmt: skip
+    digests = [digest_of(x) for x in different]
+    assert len(set(digests)) == len(digests)
+    assert digest_of(made([1, {"a": np.ones(2)}])) == digest_of(made([1, {"a": np.ones(2)}]))
+    assert digest_of(Model(np.ones(2)).decide) == digest_of(Model(np.ones(2)).decide)
+
+
+def test_an_edited_file_is_another_rule(tmp_path, monkeypatch):
+    from nca_trader.evaluate.subjects import member_of
+
+    found = []
+    for constant in ("1.0", "2.0", "1.0"):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        text = f"def helper():\n    return {constant}\n\n\ndef rule(bars):\n    return helper()\n"
+        (folder / "mine.py").write_text(text)
+        found.append(digest_of(member_of(f"{folder / 'mine.py'}:rule")))
+    assert found[0] != found[1]

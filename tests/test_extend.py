@@ -1,0 +1,213 @@
+"""The guide's own code: a feature, a reward, a policy and the rest, from training to a session.
+
+`docs/guides/extend.md` is the only source of that code: each block begins with the file it is of.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import nca_trader as nca
+from nca_trader.cli import main
+from nca_trader.config.extensions import load
+from nca_trader.learner.ppo import gae
+from nca_trader.learner.update import ALGORITHMS
+from nca_trader.watch.alerts import Notice, read_rules
+from nca_trader.watch.sinks import sink_of
+
+GUIDE = ROOT / "docs/guides/extend.md"
+SMALL = "--steps 64 --set learner.num_segments=8 --set learner.segment_length=8".split()
+SMALL += "--set learner.envs_per_segment=1 --set learner.num_minibatches=1".split()
+SMALL += "--set policy.window=4 --set policy.hidden=4 --set policy.channels=4".split()
+
+
+def blocks(text):
+    """The files of a guide by name, and the code that is of none."""
+    files, rest = {}, ""
+    for language, code in re.findall(r"```(python|toml)\n(.*?)```", text, re.DOTALL):
+        name = re.match(r"# (\w+\.\w+)\n", code)
+        if name:
+            files[name[1]] = files.get(name[1], "") + code + "\n"
+        elif language == "python":
+            rest += code
+    return files, rest
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the guide's files, and a run that was trained there in this process."""
+    path = tmp_path_factory.mktemp("extend")
+    for name, text in blocks(GUIDE.read_text())[0].items():
+        (path / name).write_text(text)
+    code = "import nca_trader as nca\ndef bars():\n    return nca.sample_bars('sp500')[:120]\n"
+    (path / "few.py").write_text(code)
+    before = os.getcwd()
+    os.chdir(path)
+    try:
+        words = "train --env my_env.toml --agent my_agent.toml --run runs/mine --until 2001-01-01"
+        assert main([*words.split(), *SMALL]) == 0
+        yield path
+    finally:
+        os.chdir(before)
+        sys.modules.pop("mine", None)
+
+
+FEW = ["--data", "few:bars", "--cases", "12"]
+
+
+def command(folder, *words):
+    """Run a command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nca_trader", *words],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_the_guides_checks_pass(folder):
+    exec(compile(blocks(GUIDE.read_text())[1], "extend.md", "exec"), {})
+
+
+def test_a_run_records_its_code_and_another_process_trades_as_this_one(folder):
+    manifest = json.loads((folder / "runs/mine/run.json").read_text())
+    assert sorted((code["kind"], name) for name, code in manifest["code"].items()) == [
+        ("advantages", "mine:one_step"),
+        ("features", "mine:momentum(period=10)"),
+        ("policies", "mine:Convolution"),
+        ("rewards", "mine:downside"),
+    ]
+    words = "backtest --run runs/mine --start 2013-01-01 --stop 2013-06-01 --json".split()
+    there = command(folder, *words)
+    assert there.returncode == 0, there.stderr
+    found = json.loads(there.stdout.splitlines()[-1])
+    run, bars = nca.Run("runs/mine"), nca.sample_bars("sp500")
+    here = nca.backtest(bars, run, start="2013-01-01", stop="2013-06-01")
+    assert found["total_return"] == pytest.approx(here.metrics["total_return"], rel=1e-9)
+
+
+def test_another_process_says_which_code_is_missing_or_changed(folder, capsys):
+    file, text = folder / "mine.py", (folder / "mine.py").read_text()
+    words = ["backtest", "--run", "runs/mine", "--start", "2013-01-01"]
+    try:
+        file.write_text(text.replace("10.0 * jnp.log", "11.0 * jnp.log"))
+        assert main(words) == 2
+        changed = capsys.readouterr().err
+        file.unlink()
+        assert main(words) == 2
+        missing = capsys.readouterr().err
+    finally:
+        file.write_text(text)
+    assert "mine:momentum(period=10) was changed in" in changed
+    assert "no module named 'mine' here; install its package, or go to the folder" in missing
+    assert len(changed.splitlines()) == len(missing.splitlines()) == 1
+
+
+def test_the_policy_head_of_an_own_policy_reads_the_cells_that_it_makes(folder):
+    run = nca.Run("runs/mine")
+    names = {f"{module}.{name}" for module, leaves in run.params().items() for name in leaves}
+    assert {"encoder.first/kernel", "encoder.second/bias", "head.logits"} <= names
+    drawn = run.each.init(jax.random.key(run.manifest.seed))
+    for name, leaf in run.params()["encoder"].items():  # every matrix was trained
+        assert (np.asarray(leaf) != np.asarray(drawn["encoder"][name])).any(), name
+
+
+def test_own_estimators_are_what_gae_is_at_a_lambda_of_0(folder):
+    rng = np.random.default_rng(0)
+    r, d, v0, v1, lam = rng.normal(size=(5, 12)).astype(np.float32)
+    own = load("advantages", "mine:one_step")
+    np.testing.assert_allclose(own(r, d, v0, v1, lam), gae(r, d, v0, v1, 0.0 * lam), atol=1e-6)
+    assert ALGORITHMS["mine:one_step"].replay is None
+    with pytest.raises(nca.ConfigError, match=r"mine:bars: TypeError"):
+        ALGORITHMS["mine:bars"]
+
+
+@pytest.mark.parametrize("subject", ["feature:mine:momentum", "feature:mine:momentum(period=3)"])
+def test_the_guides_feature_has_no_look_ahead(folder, subject):
+    assert main(["leakcheck", subject, *FEW]) == 0
+
+
+def test_leakcheck_finds_a_feature_that_reads_ahead(folder, capsys):
+    (folder / "ahead.py").write_text(
+        "import nca_trader as nca\ndef last(bars):\n    return bars.close - bars.close[-1]\n"
+    )
+    assert main(["leakcheck", "ahead:last", *FEW]) == 1
+    assert "looks ahead through close" in capsys.readouterr().out
+
+
+def test_a_data_source_gives_bars_by_name(folder):
+    bars = nca.read_bars("mine:bars(symbol='NASDAQ')")
+    expected = nca.sample_bars("sp500").select("NASDAQ")
+    assert bars.digest() == expected.digest() and bars.source == "mine:bars(symbol='NASDAQ')"
+    (folder / "frames.py").write_text(
+        "import pandas as pd\n"
+        "def frame():\n"
+        "    days = pd.date_range('2024-01-02', periods=2, tz='UTC')\n"
+        "    return pd.DataFrame({'time': days, 'close': [10.0, 10.5]})\n"
+        "def wrong():\n"
+        "    return 3\n"
+    )
+    bars = nca.read_bars("frames:frame", "A", repair="close-only,no-volume")
+    np.testing.assert_array_equal(bars.close, [[10.0], [10.5]])
+    with pytest.raises(nca.BarError, match="D0"):  # checked like a file
+        nca.read_bars("frames:frame", "A")
+    with pytest.raises(nca.ConfigError, match="frames:wrong: returned the number 3; return Bars"):
+        nca.read_bars("frames:wrong")
+
+
+def test_an_alert_goes_to_a_function_by_name(folder):
+    (rule,) = read_rules("rules.toml")
+    sink = sink_of(rule.sinks[1])
+    sink(Notice("firing", rule, 0.1, 0.0, 1.0, "runs/mine"))
+    assert "runs/mine: kl firing" in (folder / "alerts.txt").read_text()
+
+
+def test_a_policy_that_breaks_the_protocol_is_refused_in_one_line(folder):
+    (folder / "policies.py").write_text(
+        "import flax.nnx as nnx\n"
+        "import jax.numpy as jnp\n"
+        "class Narrow(nnx.Module):\n"
+        "    def __call__(self, x, present):\n"
+        "        return x\n"
+        "class Dropping(nnx.Module):\n"
+        "    def __init__(self, rngs):\n"
+        "        self.drop = nnx.Dropout(0.1, rngs=rngs)\n"
+        "    def __call__(self, x, present):\n"
+        "        return x\n"
+        "class Asking(nnx.Module):\n"
+        "    def __init__(self, size):\n"
+        "        pass\n"
+        "    def __call__(self, x, present):\n"
+        "        return x\n"
+        "class Ahead(nnx.Module):\n"
+        "    def __init__(self, config):\n"
+        "        self.channels = config.channels\n"
+        "    def __call__(self, x, present):\n"
+        "        last = x[:, -1:] + 0 * x\n"
+        "        return jnp.repeat(last[..., :1], self.channels, -1)\n"
+        "number = 3\n"
+    )
+    env = nca.TradingEnv(nca.sample_bars("sp500")[:100], nca.EnvConfig(features=("return_1",)))
+
+    def policy(name):
+        return nca.make_policy(nca.load_agent("my_agent.toml", [f"policy.kind={name}"]), env.spec)
+
+    for name, message in {
+        "policies:Narrow": "cells of x .* are float32.* return float32",
+        "policies:Dropping": "is a Rng.*; a policy may hold nnx.Param only",
+        "policies:Asking": "its constructor asks for size; it is given spec, config",
+        "policies:number": "is the number 3; give the class of a Flax nnx module",
+    }.items():
+        with pytest.raises(nca.ConfigError, match=message) as refused:
+            policy(name)
+        assert len(str(refused.value).splitlines()) == 1
+    found = nca.check_policy(policy("policies:Ahead"), only=["later bars change no earlier cell"])
+    assert not found.passed

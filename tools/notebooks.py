@@ -1,0 +1,120 @@
+"""Runs the notebooks: the sources are notebooks/*.py, and what they show is kept in .ipynb files.
+
+python tools/notebooks.py                       # run all, and write what they show
+python tools/notebooks.py quickstart            # one
+python tools/notebooks.py --check --sample 2    # run two, drawn by the tree of files; write none
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import pathlib
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "notebooks"
+LIMIT = 600.0  # seconds of one cell: against a hang, not a bound on speed
+# What a notebook imports beyond the package's own dependencies.
+NEEDS = {"sb3_ppo": "stable_baselines3", "devices": "libtpu"}
+
+
+def source(path: pathlib.Path) -> Any:
+    """Return a notebook without outputs from its source; equal sources give equal bytes."""
+    made = jupytext.read(path)
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    made.metadata = nbformat.from_dict({"kernelspec": kernel})
+    for number, cell in enumerate(made.cells):
+        cell.id = f"cell-{number}"
+        cell.metadata = nbformat.from_dict({})
+    return made
+
+
+def run(path: pathlib.Path) -> Any:
+    """Return a notebook with what its cells show, run in an empty folder."""
+    made = source(path)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
+        os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+        client = NotebookClient(made, timeout=LIMIT, resources={"metadata": {"path": folder}})
+        client.extra_arguments = ["--log-level=ERROR"]
+        client.execute()
+        for cell in made.cells:
+            if cell.cell_type == "code":
+                cell.metadata = nbformat.from_dict({})
+                cell.outputs = [o for o in map(clean, cell.outputs) if o]
+    return made
+
+
+def clean(output: Any) -> Any:
+    """Return an output without logs, HTML and paths of this machine; None if nothing is left."""
+    if output.output_type == "stream":
+        output.text = re.sub(r"(/tmp|/private|/var|/home|/work)/\S*/", "", output.text)
+        return output if output.name == "stdout" and output.text.strip() else None
+    if "data" in output:
+        kept = ("image/png", "text/plain")
+        output.data = nbformat.from_dict({k: v for k, v in output.data.items() if k in kept})
+        if "image/png" in output.data:
+            output.data.pop("text/plain", None)
+    output.metadata = nbformat.from_dict({})
+    return output
+
+
+def cpu() -> float:
+    """Return the seconds of a core that ended kernels used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def chosen(names: list[str], sample: int | None) -> list[pathlib.Path]:
+    """Return the sources to run; a sample is drawn by SAMPLE_SEED, or else by the tree of files."""
+    paths = sorted(FOLDER.glob("*.py"))
+    if unknown := set(names) - {path.stem for path in paths}:
+        raise SystemExit(f"no notebook {', '.join(sorted(unknown))}; there are "
+                         f"{', '.join(path.stem for path in paths)}.")  # fmt: skip
+    paths = [path for path in paths if not names or path.stem in names]
+    if sample is None:
+        return paths
+    tree = ["git", "-C", str(ROOT), "rev-parse", "HEAD^{tree}"]
+    seed = os.environ.get("SAMPLE_SEED") or subprocess.check_output(tree, text=True).strip()
+    return random.Random(seed).sample(paths, min(sample, len(paths)))
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the notebooks; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of a notebook; all if none")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--sample", type=int, metavar="N", help="run N of them, drawn")
+    args = parser.parse_args(words)
+    for path in chosen(args.names, args.sample):
+        needed = NEEDS.get(path.stem)
+        if needed and importlib.util.find_spec(needed) is None:
+            print(f"{path.stem}: skipped, because {needed} is not installed", flush=True)
+            continue
+        began, used = time.perf_counter(), cpu()
+        made = run(path)
+        took = time.perf_counter() - began
+        print(f"{path.stem}: {took:.0f} s, {cpu() - used:.0f} s of a core", flush=True)
+        if not args.check:
+            nbformat.write(made, path.with_suffix(".ipynb"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
