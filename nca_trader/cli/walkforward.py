@@ -121,6 +121,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     if args.agent:
         subject: Any = load_agent(args.agent, overrides(args, ""))
         more |= {"env": env, "seeds": args.seeds, "steps": args.steps, "seed": args.seed}
+        more |= {"deploy": deployed}
         more |= {"warm_start": args.warm_start, "name": pathlib.Path(args.agent).stem}
     else:
         subject = member_of(args.strategy)

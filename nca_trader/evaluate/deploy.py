@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,14 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
+from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.account.sizing import sizes
 from nca_trader.envs.account.state import Rules
+from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
-from nca_trader.runs.manifest import Deployment, Run
+from nca_trader.runs.manifest import Deployment, Run, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.types import Bars
+
+# Of an agent, what a walk-forward and a run must share; how often and where it is saved may differ.
+RECIPE = ("policy", "optimizer", "curriculum", "population", "precision", "ensemble")
 
 
 def mean_exposure(result: Result, rules: Rules | None = None) -> tuple[float, ...]:
@@ -55,6 +61,46 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     known[MATCHED] = constant_exposure(mean_exposure(result))
     common: dict[str, Any] = {"start": start, "stop": stop} | rules
     return {name: backtest(bars, rule, result.charged, **common) for name, rule in known.items()}
+
+
+def refuse_other(
+    run: Run, recipe: tuple[EnvConfig, AgentConfig] | None, seeds: int, bars: Bars, last: int
+) -> None:
+    """Validate that a walk-forward of this recipe can decide what trades in a run's place.
+
+    Args:
+      run: the run.
+      recipe: environment and agent that each fold trains; None of a strategy.
+      seeds: agents of each fold.
+      bars: of the walk-forward.
+      last: row of the last bar that the folds judge on.
+
+    Raises:
+      ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the folds
+        judge on bars after those that trained or selected the run.
+    """
+    if recipe is None:
+        raise ConfigError("a walk-forward of a strategy decides on no run; walk the agent.")
+    env, agent = recipe
+    steps = run.agent_config.learner.steps
+    learners = (dataclasses.replace(x.learner, steps=steps) for x in (agent, run.agent_config))
+    for name, there, here in (
+        ("env", env, run.env_config),
+        ("learner", *learners),
+        *((part, getattr(agent, part), getattr(run.agent_config, part)) for part in RECIPE),
+        ("num_seeds", seeds, run.agent_config.num_seeds),
+    ):
+        if there != here:
+            raise ConfigError(
+                f"{run.path}: another recipe than the one that is walked: its {name} differs; "
+                f"walk {argument('env')} and {argument('agent')} as the run has them."
+            )
+    if seen_rows(bars, run) <= last:
+        raise ConfigError(
+            f"{run.path}: the walk-forward judges on bars up to {bars.index[last].date()}, after "
+            "those that trained or selected the run, which could then be no test; walk earlier "
+            f"bars ({argument('until')})."
+        )
 
 
 def deploy(

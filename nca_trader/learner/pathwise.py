@@ -13,7 +13,8 @@ of nothing is 0, or that of buying or of selling where rounding leaves an order.
 cap or of the no-borrow cut it is that of the branch that was computed, or the mean of both. A
 target that equals the last one orders nothing with `order = "on_change"`, and has the derivative of
 that.
-An account that goes bankrupt passes no derivative on.
+An account that goes bankrupt passes no derivative on, so that the gradient would not know what led
+to it: training ends there, see `refuse_bankrupt`.
 
 `pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
 count as 0, as with exact advantages.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +53,11 @@ from nca_trader.learner.rollout import (
 )
 from nca_trader.learner.sampled import deepest_fall
 
-# Fraction of its first equity at which an account may end: so low that hardly any reaches it, and
-# what it would lose there is beyond what a gradient step sees.
+# Fraction of its first equity at which an account may end: so low that hardly any reaches it. One
+# that does ends training, see `refuse_bankrupt`.
 MOST_FLOOR = 1e-2
+# In the rows of metrics.jsonl, the share of decisions after which an account was bankrupt.
+BANKRUPT = "bankrupt"
 
 
 class Starts(NamedTuple):
@@ -86,27 +89,34 @@ def collect(
         for scale in (draw.cost_scale, draw.volatility_scale)
     )
     starts = Starts(span_of(setup.policy, segments, draw), segments.episode, draw.fresh, *scales)
-    episode, reward = simulate(setup, params, market, starts)
-    statistics = {"reward": reward.mean(), "drawdown": deepest_fall(reward).mean()}
+    episode, reward, ruined = simulate(setup, params, market, starts)
+    statistics = {
+        "reward": reward.mean(),
+        "drawdown": deepest_fall(reward).mean(),
+        BANKRUPT: ruined.mean(),
+    }
     return advanced(segments, setup.config.segment_length, episode), starts, statistics
 
 
 def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
     """Return minus the mean reward, differentiable; see `Algorithm.loss`."""
-    _, reward = simulate(setup, params, market, items)
+    _, reward, _ = simulate(setup, params, market, items)
     value = -reward_scale(setup, market) * reward.mean()
     # There is no critic, entropy or ratio to report.
     none = jnp.zeros_like(value)
     return Loss(value, value, none, none, none, none)
 
 
-def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tuple[Episode, Array]:
+def simulate(
+    setup: Setup, params: Params, market: Market, starts: Starts
+) -> tuple[Episode, Array, Array]:
     """Simulate accounts with the most probable actions.
 
     Derivatives of later rewards are discounted by `discount` per bar.
 
     Returns:
-      The episodes `[S, E]` at the end, and rewards `[S, L, E]`.
+      The episodes `[S, E]` at the end, rewards `[S, L, E]`, and `[L, S, E]` whether an account went
+      bankrupt.
     """
     policy, config, hyper = setup
     length, spec, decide = config.segment_length, policy.spec, policy.distribution
@@ -130,12 +140,13 @@ def simulate(setup: Setup, params: Params, market: Market, starts: Starts) -> tu
         action = decide.order(spec, decide.mode(logits))
         episode, reward = move(episode, action, now_t, following_t, starts.cost_scale)
         # A bankrupt account is replaced, and no derivative passes from its successor to its orders.
-        episode = select(episode.account.ruined, starts.fresh, episode)
+        ruined = episode.account.ruined
+        episode = select(ruined, starts.fresh, episode)
         # Only the derivative is discounted: the account that the next bar starts from is exact.
-        return discounted(episode, hyper.discount), reward
+        return discounted(episode, hyper.discount), (reward, ruined)
 
-    episode, reward = jax.lax.scan(step, starts.episode, (cells, now, following))
-    return episode, jnp.moveaxis(reward, 0, 1)
+    episode, (reward, ruined) = jax.lax.scan(step, starts.episode, (cells, now, following))
+    return episode, jnp.moveaxis(reward, 0, 1), ruined
 
 
 def discounted(episode: Episode, discount: float | Array) -> Episode:
@@ -183,6 +194,23 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield f"ruin_floor = {config.ruin_floor:g} ends accounts at once (give {MOST_FLOOR:g})"
     if config.maintenance_margin is not None:
         yield "maintenance_margin closes positions at once (leave it out)"
+
+
+def refuse_bankrupt(row: dict[str, Any]) -> None:
+    """Refuse to learn on from an update in which an account went bankrupt.
+
+    Args:
+      row: of metrics.jsonl; those of other estimators count no bankrupt accounts.
+
+    Raises:
+      ConfigError: one did.
+    """
+    if row.get(BANKRUPT):
+        raise ConfigError(
+            f"learner.advantages = 'pathwise': an account went bankrupt in update {row['update']}, "
+            "and no derivative leads to that; let positions be smaller (size, max_gross or "
+            "volatility_target), lower random_costs or ruin_floor, or take 'gae'."
+        )
 
 
 PATHWISE = Algorithm(check_smooth, collect, mean_statistics, loss)

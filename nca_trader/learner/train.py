@@ -39,6 +39,7 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.learner import Learner, make_learner, own_part, shard_updates
 from nca_trader.learner.optimizer import AverageState
+from nca_trader.learner.pathwise import refuse_bankrupt
 from nca_trader.learner.population import Fitness, exploited, fitness_of, number_or_null
 from nca_trader.learner.programs import Compilations
 from nca_trader.learner.stopping import Scoring, Stopping
@@ -93,8 +94,8 @@ def train(
       RunError: `run_dir` holds something else, or another process trains there; a resumed run was
         selected on other bars.
       BarError: too few bars, or a shard is missing.
-      ConfigError: an argument is not valid, `env` has bars of the selection span, or a process
-        has no device in the mesh.
+      ConfigError: an argument is not valid, `env` has bars of the selection span, a process has no
+        device in the mesh, or with "pathwise" an account went bankrupt.
       StateError: a shard or a checkpoint cannot be written or differs from what was written, or
         the run failed again after `max_rollbacks` returns to one checkpoint.
       StoreError: the object store of `run_dir` or of the shards cannot be reached.
@@ -157,6 +158,7 @@ def train(
             row = metrics_row(metrics, done, learner.steps_per_update, seconds)
             row |= {"rollbacks": health.rollbacks, "retraces": compiled.again()}
             row |= learner.fitting.figures
+            refuse_bankrupt(row)
             if (shard := markets.shard(done - 1)) is not None:
                 row["shard"] = shard
             # Before the row is written, so an update that is rolled back leaves none.

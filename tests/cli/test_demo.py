@@ -155,6 +155,36 @@ def test_a_panel_is_cut_into_spans_that_follow_each_other(tmp_path):
         job_of(str(tmp_path / "short.parquet"))
 
 
+@pytest.mark.slow
+def test_the_demo_of_a_simulated_panel_ends_with_its_page(tiny, tmp_path, root):
+    args = command("--panel", "simulated", "--agent", tiny, "--steps", STEPS, "--out", tmp_path)
+    done = subprocess.run(
+        [*args, "--json"], capture_output=True, text=True, cwd=root, env=QUICK, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    (folder,) = tmp_path.glob("demo-*")
+    job = job_of("simulated")
+    bars, test = job.bars, job.bars.row(job.select_until, "start")
+    # Training, the choice and the test follow each other, and none has a bar of another.
+    data = json.loads((folder / "run.json").read_text())["data"]
+    decided = json.loads((folder / "deployment.json").read_text())
+    assert data["last"] < decided["data"]["first"] <= job.train_until + "T23"
+    assert decided["data"]["last"] < job.select_until
+    table = pd.read_parquet(folder / "backtest.parquet")
+    assert len(table) == len(bars) - test
+    assert result["complete"] and result["parity"] is True
+    assert result["paper"]["equity"] == pytest.approx(table["equity"].iloc[-1], rel=1e-6)
+    # The best rule's 2.0 before costs; two standard errors of 5.8 years are 0.8.
+    assert max(m["sharpe"] or 0.0 for m in result["results"].values()) < 2.8
+    page = (folder / "report.html").read_text()
+    for text in ("planted trend", "Sharpe ratio of 2.00", "mean of all"):
+        assert text in page, text
+    assert decided["sentence"] in done.stdout
+    lines = (tmp_path / "trials.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["train", "test"]
+
+
 def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):
     # Far too many steps to end by itself within the test.
     args = command("--agent", tiny, "--steps", 10_000_000, "--out", tmp_path)

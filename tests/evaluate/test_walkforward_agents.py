@@ -140,6 +140,34 @@ def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_pat
         rule.deploy(run)
 
 
+def test_a_run_that_a_walk_cannot_decide_on_is_refused_before_the_first_fold(bars, tmp_path):
+    agent = dataclasses.replace(AGENT, num_seeds=2)
+    trained = tmp_path / "folds"
+    # Folds judge on rows 160 to 239; the second run's training ends with row 238.
+    for name, rows, seeds, says in (
+        ("one", 240, 2, None),
+        ("early", 239, 2, "which could then be no test"),
+        ("alone", 240, 1, "its num_seeds differs"),
+    ):
+        one = dataclasses.replace(agent, num_seeds=seeds)
+        run = untrained_run(tmp_path / name, bars[:rows], ENV, one)
+        given = {"train": 160, "test": 40, "env": ENV, "seeds": 2, "deploy": run}
+        if says is None:
+            with pytest.raises(RuntimeError, match="begun"):
+                nca.walk_forward(bars, AGENT, folder=trained, done=_stop, **given)
+            assert trained.exists()
+            continue
+        with pytest.raises(ConfigError, match=says):
+            nca.walk_forward(bars, AGENT, folder=tmp_path / f"of {name}", **given)
+        assert not (tmp_path / f"of {name}").exists()
+    with pytest.raises(ConfigError, match="of a strategy"):
+        nca.walk_forward(bars, nca.rules.buy_and_hold(), train=160, test=40, deploy=run)
+
+
+def _stop(number, fitted):
+    raise RuntimeError("begun")
+
+
 @pytest.mark.parametrize("sizing", ["fixed", "volatility"])
 def test_a_matched_hold_has_the_mean_exposure_and_no_timing(sizing, tmp_path):
     two = random_bars(np.random.default_rng(9), 300, 2, missing=0.02)

@@ -12,7 +12,7 @@ from ledger import random_bars
 from scaled import scaled
 from tiny import AGENT
 
-from nca_trader import ConfigError, Costs, EnvConfig, TradingEnv, make_policy
+from nca_trader import ConfigError, Costs, EnvConfig, TradingEnv, make_policy, train
 from nca_trader.learner import pathwise, rollout
 from nca_trader.learner.pathwise import check_smooth
 from nca_trader.learner.ppo import setup_of
@@ -261,6 +261,21 @@ def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
     leaves = jax.tree.leaves(jax.grad(part.loss)(part.params))
     assert all(np.isfinite(leaf).all() for leaf in leaves)
     assert any(np.abs(leaf).max() > 0 for leaf in leaves)
+
+
+def test_training_ends_in_one_line_where_an_account_goes_bankrupt(tmp_path):
+    config = EnvConfig(
+        features=("return_1",), actions="weights", size=60.0, max_gross=None, borrow=True,
+        costs=Costs(commission=0.001),
+    )  # fmt: skip
+    # Policies begin near no position, and bars that move by a third end accounts all the same.
+    bars = random_bars(np.random.default_rng(1), 90, 1, spread=0.3)
+    agent = dataclasses.replace(AGENT, learner=LEARNER)
+    with pytest.raises(ConfigError, match="went bankrupt in update") as error:
+        train(TradingEnv(bars, config), agent, tmp_path / "run", steps=4_000)
+    assert "take 'gae'" in str(error.value) and "\n" not in str(error.value)
+    for calm in ({"update": 3, "bankrupt": 0.0}, {"update": 3}):
+        pathwise.refuse_bankrupt(calm)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics, statistics
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.deploy import deploy, mean_exposure
+from nca_trader.evaluate.deploy import deploy, mean_exposure, refuse_other
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.statistics import Interval
@@ -57,12 +57,10 @@ from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.folder import open_folder
-from nca_trader.runs.manifest import Deployment, Run, now, seen_rows
+from nca_trader.runs.manifest import Deployment, Run, now
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
-# Of an agent, what a walk-forward and a run must share; how often and where it is saved may differ.
-RECIPE = ("policy", "optimizer", "curriculum", "population", "precision", "ensemble")
 CONSTANT = "best constant weight"
 
 
@@ -128,32 +126,13 @@ class WalkForward:
           ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the
             folds judge on bars after those that trained or selected the run.
         """
-        if self.recipe is None:
-            raise ConfigError("a walk-forward of a strategy decides on no run; walk the agent.")
-        env, agent = self.recipe
-        steps = run.agent_config.learner.steps
-        learners = (dataclasses.replace(x.learner, steps=steps) for x in (agent, run.agent_config))
-        for name, there, here in (
-            ("env", env, run.env_config),
-            ("learner", *learners),
-            *((part, getattr(agent, part), getattr(run.agent_config, part)) for part in RECIPE),
-            ("num_seeds", self.seeds, run.agent_config.num_seeds),
-        ):
-            if there != here:
-                raise ConfigError(
-                    f"{run.path}: another recipe than the one that was walked: its {name} differs; "
-                    f"walk {argument('env')} and {argument('agent')} as the run has them."
-                )
-        last = self.result.equity.index[-1]
-        if seen_rows(self.bars, run) <= int(self.bars.index.searchsorted(last)):
-            raise ConfigError(
-                f"{run.path}: the walk-forward judges on bars up to {last.date()}, after those "
-                "that trained or selected the run, which could then be no test; walk earlier bars "
-                f"({argument('until')})."
-            )
+        last = int(self.bars.index.searchsorted(self.result.equity.index[-1]))
+        refuse_other(run, self.recipe, self.seeds, self.bars, last)
+        assert self.recipe is not None
+        rules = rules_of(self.recipe[0])
         judged = self.bars.between(str(self.result.equity.index[0]), None)
         judged = judged[: len(self.result.equity)]
-        return deploy(run, self.gate, judged, self.year, mean_exposure(self.result, rules_of(env)))
+        return deploy(run, self.gate, judged, self.year, mean_exposure(self.result, rules))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -199,6 +178,7 @@ def walk_forward(
     workers: int | str | None = None,
     check: bool = True,
     name: str | None = None,
+    deploy: Run | None = None,
     done: Callable[[int, Fitted], None] = lambda number, fitted: None,
     **limits: Any,
 ) -> WalkForward:
@@ -244,6 +224,8 @@ def walk_forward(
       check: whether the first fold is fitted again on altered bars, and refused where it depends
         on bars that it must not see. Agents are not trained again: they get their span alone.
       name: for reports.
+      deploy: a run that `WalkForward.deploy` will be asked about; refused before the first fold
+        where it would be refused there.
       done: called with each fold's number and result as it is ready.
       limits: as `nca.backtest` takes them, e.g. `max_gross=1.0`.
 
@@ -294,6 +276,10 @@ def walk_forward(
     )
     if agent:
         setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
+    if deploy is not None:
+        last = max(span[1] for fold in setup.folds for span in fold.test) - 1
+        recipe = None if config is None else (config, setup.subject)
+        refuse_other(deploy, recipe, seeds, bars, last)
     name = name or _name_of(subject)
     walk = _Walk(setup, spans, seeds, seed, warm_start, folder, trials, workers, check, done, name)
     return walk.stitched(walk.fitted())
