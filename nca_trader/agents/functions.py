@@ -39,7 +39,7 @@ def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool) -
         return found
     whole = _as_rows(found)
     early, *others = _history_lengths(whole)
-    # The first decision may have too little history for code that needs some, and that is no leak.
+    # The first decision may have too little history for code that needs some; that is not a leak.
     try:
         _refuse_other_past(function, name, bars, whole, early)
     except ConfigError as error:

@@ -67,7 +67,19 @@ class Stopped(KeyboardInterrupt):
 
 # The options that help lists first, as far as a command has them, and how many at most.
 FIRST = (
-    *("run", "strategy", "env", "agent", "feed", "journal", "data", "grid", "space", "train"),
+    *(
+        "run",
+        "strategy",
+        "sleeves",
+        "env",
+        "agent",
+        "feed",
+        "journal",
+        "data",
+        "grid",
+        "space",
+        "train",
+    ),
     *("test", "trials", "host", "port", "rules", "until", "start", "stop", "steps", "out", "set"),
     *("devices", "param", "broker", "bits", "decided", "cases", "select", "seed", "json"),
 )

@@ -244,7 +244,7 @@ def run_combinations(
 
 
 def _about(setting: Setting) -> str:
-    """Return what the figures are of: bars, span, costs, and that nothing was held back."""
+    """Return what the metrics are of: bars, span, costs, and that nothing was held back."""
     bars, charged = setting.bars, dataclasses.asdict(setting.costs)
     paid = [f"{key.replace('_', ' ')} {value:g}" for key, value in charged.items() if value]
     return (

@@ -87,7 +87,7 @@ def drawn(devices, monkeypatch):
     algorithm = Algorithm(
         lambda env: None, collect, lambda setup, batch, found: (batch, {}), lambda *args: None
     )
-    monkeypatch.setitem(update.ALGORITHMS, "gae", algorithm)
+    monkeypatch.setitem(update.ALGORITHMS.builtin, "gae", algorithm)
     _, metrics = collected(devices)
     return metrics["0"], metrics["1"]
 
