@@ -123,7 +123,9 @@ def own(levels):
     return rule
 
 
-@pytest.mark.parametrize("num_bars", [3, 100, pytest.param(4100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_bars", [100, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4100))]
+)
 # All levels at once stand for each of them by itself, which takes ten seconds to compile.
 @pytest.mark.parametrize(
     "levels",

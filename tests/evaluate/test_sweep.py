@@ -110,7 +110,7 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
 HELD = nca.Costs(commission=5e-4, borrow_fee=0.02, interest_lend=0.04, funding=1e-4)
 
 
-@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("fill", [pytest.param("next_open", marks=pytest.mark.slow), "close"])
 @pytest.mark.parametrize("name", ["sma", "stop"])
 def test_charges_for_holding_leave_no_position_that_is_none(name, fill):
     """What is charged before a fill must not look like a rest of the position that it closes."""
