@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import pathlib
 import re
+import shutil
 import sys
 import types
 
@@ -46,8 +47,13 @@ def risk(tiny, monkeypatch):
 def paper(tiny, monkeypatch):
     # Its two checks wait for a venue and a market of the reader's own: here they are only called.
     called = types.SimpleNamespace(raise_if_failed=lambda: None)
-    given = {name: bound(getattr(nca, name), called) for name in ("check_broker", "check_feed")}
-    return {"nca": types.SimpleNamespace(**given), "account": None, "feed": None}
+    for name in ("check_broker", "check_feed"):
+        monkeypatch.setattr(nca, name, bound(getattr(nca, name), called))
+    for folder in ("data", "runs"):
+        pathlib.Path(folder).mkdir()
+    shutil.copy(tiny.data, "data/mine.csv")
+    shutil.copytree(tiny.path, "runs/mine")
+    return {"nca": nca, "account": None, "feed": None}
 
 
 def training(tiny, monkeypatch):
@@ -69,7 +75,11 @@ def streaming(tiny, monkeypatch):
 
 def cluster(tiny, monkeypatch):
     # Neither cluster is here: the options of both calls are compared with the function's.
-    made = types.SimpleNamespace(scale=lambda jobs: None, scheduler_address="tcp://host:1")
+    made = types.SimpleNamespace(
+        scale=lambda jobs: None,
+        scheduler_address="tcp://host:1",
+        wait_for_workers=lambda n: None,
+    )
     for module, name in (
         ("dask_jobqueue", "SLURMCluster"),
         ("dask_kubernetes", None),
