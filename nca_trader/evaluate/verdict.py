@@ -73,7 +73,7 @@ class Evidence:
       start: the first bar.
       stop: the last bar.
       in_sample: number of these bars at or before the last that trained or selected the
-        agent; None for a strategy, whose choice nobody recorded.
+        agent; None for a strategy, whose choice is not recorded.
     """
 
     agent: Scored

@@ -136,7 +136,7 @@ class Gate:
     def _faults(self, bar: Bar) -> list[Fault]:
         """Return what a bar file's check finds in the bar, in its order."""
         fields = {name: np.asarray(getattr(bar, name)) for name in (*PRICES, "present")}
-        # NaN is a volume that nobody reported, which bars may hold.
+        # NaN is a missing volume, which bars may hold.
         fields["volume"] = np.where(np.isnan(bar.volume), 0.0, bar.volume)
         given = {column: getattr(bar, name) for name, column in INCOME.items()}
         fields |= {k: np.nan_to_num(v, posinf=np.inf) for k, v in given.items() if v is not None}

@@ -451,7 +451,7 @@ class LiveSession(Session):
         return 1.0 if self._base is None else self._value() / self._base
 
     def _left(self) -> float:
-        """Return the seconds until the next bar closes; NaN where nobody knows."""
+        """Return the seconds until the next bar closes; NaN if unknown."""
         if self._state.last is None:
             return float("nan")
         due = getattr(self._feed, "due", self._state.last + 2 * self._feed.period)

@@ -35,7 +35,7 @@ class KillSwitch:
         self._signalled = False
 
     def asked(self) -> dict[str, Any] | None:
-        """Return who asked and why; None if nobody did."""
+        """Return who asked and why; None without a request."""
         if self._signalled:
             return {"by": "signal", "reason": "SIGUSR1"}
         reason = read_halt(self._journal)
@@ -59,7 +59,7 @@ class KillSwitch:
 
 
 def refuse_no_journal(journal: str | Path) -> None:
-    """Raise ConfigError where there is no journal at a path: nobody would look there for a halt."""
+    """Raise ConfigError where there is no journal at a path: no session would see the halt."""
     next(read_events(_existing(journal)), None)  # another program's file is refused
 
 

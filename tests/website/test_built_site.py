@@ -2,9 +2,11 @@
 
 import html.parser
 import json
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from conftest import ROOT
@@ -75,9 +77,10 @@ def test_every_document_is_a_page(pages):
 def test_every_notebook_is_a_page_with_its_pictures_and_says_nothing_of_this_machine(pages):
     made = sorted((ROOT / "notebooks").glob("*.ipynb"))
     assert len(made) >= 8
+    here = {str(ROOT), tempfile.gettempdir(), str(pathlib.Path.home())} - {"/"}
     for path in made:
         text = path.read_text()
-        assert str(ROOT) not in text and not re.search(r'"[^"]*(/tmp/|/home/|/root/|/work/)', text)
+        assert not [folder for folder in here if f"{folder}/" in text], path.name
         assert SITE / "notebooks" / f"{path.stem}.html" in pages
         outputs = [o for cell in json.loads(text)["cells"] for o in cell.get("outputs", ())]
         assert any("image/png" in o.get("data", {}) for o in outputs), path.name

@@ -45,7 +45,7 @@ class Book:
       times, equity, hold, drawdown: at each snapshot; times in seconds. `hold` buys every asset
         with the same money when the session first may, and never trades again, at no cost.
       snapshot, decision: the newest bodies. decisions: by time. orders: by client id.
-      bars: (time in nanoseconds, body) of bars that nobody has taken yet, where `keeps_bars`.
+      bars: (time in nanoseconds, body) of bars not yet taken, where `keeps_bars`.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
       turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
       drifts: the newest warning of each kind and feature, `(ts_event, body)`.
