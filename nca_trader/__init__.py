@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from nca_trader.scale.plan import plan
     from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AgentConfig",

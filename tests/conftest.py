@@ -63,13 +63,24 @@ def _fresh_seed(config):
     return config.getoption("hypothesis_seed", None)
 
 
-@pytest.hookimpl(trylast=True)  # after `-m` and `-k`
+@pytest.hookimpl(wrapper=True)  # `-m` and `-k` choose inside it
 def pytest_collection_modifyitems(config, items):
-    """Refuse parameters without an order: two test processes must collect the same tests."""
+    """Mark cases slow, refuse parameters without an order, and draw the sample."""
+    cases = collections.defaultdict(list)
     for item in items:
+        # Two test processes must collect the same tests.
         for mark in item.iter_markers("parametrize"):
             if isinstance(mark.args[1], (set, frozenset)):
                 raise pytest.UsageError(f"{item.nodeid}: its parameters are a set; give a tuple.")
+        if item.get_closest_marker("few"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        (kept,) = found[0].get_closest_marker("few").args
+        spread = {round(k * (len(found) - 1) / max(kept - 1, 1)) for k in range(kept)}
+        for place, item in enumerate(found):
+            if place not in spread:
+                item.add_marker(pytest.mark.slow)
+    yield
     number = config.getoption("--sample")
     if number is not None:
         seed = os.environ.get("SAMPLE_SEED") or _tree()

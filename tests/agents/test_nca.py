@@ -179,6 +179,7 @@ def test_receptive_field_is_exact(steps, dilations):
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
+@pytest.mark.few(2)
 def test_a_window_gives_the_decision_of_the_lattice(neighbours):
     policy = policy_of(neighbours=neighbours)
     field = policy.receptive_field

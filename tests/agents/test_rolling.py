@@ -63,6 +63,7 @@ def test_indicators_equal_pandas_with_missing_bars(name):
 
 
 @pytest.mark.parametrize("name", PANDAS)
+@pytest.mark.few(3)
 def test_a_number_and_a_traced_period_agree(name):
     x, present = walk(2), np.ones((300, 2), bool)
     many = over(name, PERIODS, x, present)

@@ -100,6 +100,7 @@ def test_a_run_after_its_training_is_out_of_sample_and_the_look_is_counted(own, 
         (("--start=2020-07-18",), 1, AFTER + 1, 1),
     ],
 )
+@pytest.mark.few(1)
 def test_bars_that_the_run_saw_are_said_loudly(own, command, options, in_sample, bars, looks):
     page = own.folder / "run.html"
     given = ("--run", own.path, "--data", own.data, *options, "--out", page, "--json")
@@ -137,6 +138,7 @@ def test_bars_that_selected_the_seed_are_as_seen_as_those_that_trained_it(own, c
 
 
 @pytest.mark.parametrize("stop", ["2020-07-20", "2020-07-21", "2020-07-23"])
+@pytest.mark.few(1)
 def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
     page = own.folder / "run.html"
     given = ("--run", own.path, "--data", own.data, "--stop", stop, "--out", page)

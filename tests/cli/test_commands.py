@@ -177,6 +177,7 @@ def test_devices_and_set_change_the_experiment(command, mine):
 
 
 @pytest.mark.parametrize(("asked", "there"), [(1, 1), (cores(), cores()), (64, cores())])
+@pytest.mark.few(1)
 def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, there):
     script = (
         "import jax\nfrom nca_trader.cli import build_parser, options\n"

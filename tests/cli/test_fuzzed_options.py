@@ -85,6 +85,7 @@ def cases(command, number):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.few(12)
 def test_made_up_options_are_refused_in_words(command, empty, monkeypatch):
     module = importlib.import_module(f"nca_trader.cli.{COMMANDS[command][0]}")
     # Everything but the command itself: parsing, presets, files, ranges.

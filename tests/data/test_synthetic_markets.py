@@ -79,6 +79,7 @@ def test_every_market_with_an_optimum_is_simulated():
 
 
 @pytest.mark.parametrize(("name", "parameters"), CASES)
+@pytest.mark.few(8)
 def test_the_optimal_policy_earns_the_optimum(name, parameters):
     market, states, returns = draws(name, parameters)
     # float32 returns are off by a millionth; it is all that the sine's deterministic path has.
@@ -138,6 +139,7 @@ def test_bars_are_valid_and_open_at_the_close_before(name):
 
 
 @pytest.mark.parametrize("name", synthetic.MARKETS)
+@pytest.mark.few(5)
 def test_policy_and_generator_run_under_jit_and_agree_with_numpy(name):
     market = synthetic.market(name)
     path = jax.jit(lambda key: market.generate(key, 64))(jax.random.key(5))

@@ -35,6 +35,7 @@ QUICK = ("index_daily", "multi_asset", "ou_mid", "kelly")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in PRESETS]
 )
+@pytest.mark.few(1)
 def test_every_preset_keeps_every_promise(name):
     config = load_env(name)
     if config.market:
@@ -136,6 +137,7 @@ def test_what_is_sound_is_not_reported():
         (SeesTheFuture, {"a window is what was seen"}),
     ],
 )
+@pytest.mark.few(5)
 def test_what_is_planted_is_found(planted, found):
     report = check_env(planted(BARS, CONFIG), only=found)
     assert set(report.faults) == found, str(report)

@@ -45,6 +45,7 @@ VENUES = {
 @pytest.mark.parametrize("venue", VENUES)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.1, 3.0), part=st.floats(0.0, 2.0))
+@pytest.mark.few(3)
 def test_every_cost_and_limit_together_equal_a_ledger(venue, seed, scale, part):
     rng = np.random.default_rng(seed)
     bars = rich_bars(rng, 60, 2)

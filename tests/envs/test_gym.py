@@ -278,6 +278,7 @@ MODES = {"NextStep": AutoresetMode.NEXT_STEP, "SameStep": AutoresetMode.SAME_STE
 
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize(("num_envs", "flatten"), [(1, True), (3, False)])
+@pytest.mark.few(2)
 def test_a_batch_is_single_environments_step_by_step(env, mode, num_envs, flatten):
     """Gymnasium's own batch of single environments is the reference, its infos included."""
     ours = make_vec(num_envs, autoreset_mode=mode, flatten=flatten)

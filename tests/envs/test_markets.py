@@ -93,6 +93,7 @@ SLOW = (
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in (*MARKETS, *OTHERS)],
 )
+@pytest.mark.few(6)
 def test_the_optimal_policy_earns_its_stated_value_in_the_environment(name):
     market, given = (MARKETS | OTHERS)[name]
     task = synthetic.make(market, num_bars=BARS, seed=11, **given)
@@ -123,6 +124,7 @@ def positions(task, policy):
 @pytest.mark.parametrize(
     "name", ["ou_mid", "ar1", "kelly", "merton", "ring", "garleanu_pedersen", "hidden_level"]
 )
+@pytest.mark.few(3)
 def test_rewards_in_the_environment_are_those_of_the_market(name):
     """Step by step, to rounding: `Task.rewards` is the market's own account of it."""
     market, given = MARKETS[name]
@@ -169,6 +171,7 @@ def test_a_preset_draws_its_own_bars():
         ("lagged_ar", dict(lag=3), 0.0, 0.01 / math.sqrt(1 - 0.3**2)),
     ],
 )
+@pytest.mark.few(3)
 def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, deviation):
     """Two paths show the same state as the same number; another draw's moments differ by draw."""
     one, two = (synthetic.make(name, num_bars=400, seed=s, **given) for s in (1, 2))
@@ -186,6 +189,7 @@ def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, devi
         ("hidden_level", dict(phi=0.8, spread=0.02), 0.0, 0.005),
     ],
 )
+@pytest.mark.few(2)
 def test_moments_that_are_solved_for_are_those_of_many_draws(name, given, level, error):
     market = synthetic.market(name, **given)
     keys = jax.random.split(jax.random.key(3), 400)

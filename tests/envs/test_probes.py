@@ -47,6 +47,7 @@ def runs(probe):
     return dict(named) | {"rows": np.asarray(rows[0, 0]), "weights": np.asarray(weights[0])}
 
 
+@pytest.mark.few(3)
 def test_the_best_rule_earns_the_optimum_and_its_mirror_loses(probe, runs):
     if probe.rule is None:
         pytest.skip("no action matters here; another test holds that")

@@ -126,6 +126,7 @@ def of_a_random_agent(env, steps=1500, episodes=16):
         for name in preset_names("envs")
     ],
 )
+@pytest.mark.few(1)
 def test_no_few_steps_of_a_preset_hold_the_rewards_of_a_random_agent(name):
     """Normal rewards have 1.6% of their sum of squares in the largest 0.1%."""
     config = dataclasses.replace(load_env(name), episode_bars=1500)

@@ -120,6 +120,7 @@ def targets():
 
 @pytest.mark.parametrize("dead_band", [0.0, 0.02])
 @pytest.mark.parametrize("order", ["on_change", "rebalance"])
+@pytest.mark.few(2)
 def test_a_backtest_equals_a_ledger(bars, targets, order, dead_band):
     found = nca.backtest(
         bars, targets, COSTS, order=order, borrow=True, dead_band=dead_band, **RULES

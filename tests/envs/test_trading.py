@@ -50,6 +50,7 @@ def test_features_that_memory_does_not_hold_are_refused_before_they_are_made(mon
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("order", ["on_change", "rebalance"])
+@pytest.mark.few(2)
 def test_rewards_are_the_steps_of_a_backtests_log_equity(fill, order):
     # Weights of .5 over three assets: max_gross binds too.
     bars = random_bars(np.random.default_rng(1), 150, 3, missing=0.1)
@@ -149,6 +150,7 @@ def test_an_episode_longer_than_the_data_is_all_of_it(env):
 
 @pytest.mark.parametrize(("size", "max_gross"), [(None, 1.0), (1.0, 1.0), (0.8, None), (2.0, 3.0)])
 @pytest.mark.parametrize("short", [True, False])
+@pytest.mark.few(4)
 def test_a_random_start_is_a_position_that_an_order_could_have_reached(size, max_gross, short):
     env = make_env(size=size, max_gross=max_gross, short=short)
     accounts = jax.vmap(env.begin)(jax.random.split(jax.random.key(0), 100)).account

@@ -109,6 +109,7 @@ def drawn_targets(rng, num_bars, num_assets):
     [{"stop": 0.02}, {"trail": 0.03}, {"gain": 0.02}, {"stop": 0.03, "trail": 0.04, "gain": 0.03}],
     ids=lambda levels: "+".join(levels),
 )
+@pytest.mark.few(4)
 def test_equity_equals_the_ledgers_bar_by_bar(fill, levels):
     rng = np.random.default_rng(1)
     bars = random_bars(rng, 600, 2)

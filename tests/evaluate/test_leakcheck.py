@@ -254,6 +254,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.few(6)
 def test_every_rule_passes(rule):
     report = leakcheck(rule, BARS, cases=FEW)
     assert report.ok, str(report)

@@ -61,6 +61,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "always_flat"])
+@pytest.mark.few(4)
 def test_a_rule_in_one_kernel_earns_the_same(name, plain):
     bars = made(120, 2)
     rule = RULES[name]() if name != "tuned_sma" else RULES[name](pairs=((3, 9), (5, 20)), every=30)
@@ -74,6 +75,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("num_bars", "assets"), SHAPES)
+@pytest.mark.few(1)
 def test_an_account_in_one_kernel_earns_the_same(num_bars, assets, plain):
     bars = made(num_bars, assets)
     weights = np.random.default_rng(0).choice([0.0, 0.5, 1.0, np.nan], bars.close.shape) / assets
@@ -84,6 +86,7 @@ def test_an_account_in_one_kernel_earns_the_same(num_bars, assets, plain):
 
 
 @pytest.mark.parametrize("num_bars", [1, 2, 7])
+@pytest.mark.few(1)
 def test_a_few_bars_are_compiled_as_usual(num_bars):
     """A loop of one bar is a program on which the compiler would abort."""
     bars = made(20, 1)
@@ -132,6 +135,7 @@ def own(levels):
     [(), *(pytest.param((name,), marks=pytest.mark.slow) for name in LEVELS), LEVELS],
     ids="+".join,
 )
+@pytest.mark.few(1)
 def test_a_sweep_of_a_users_strategy_decides_first_and_earns_what_backtests_earn(levels, num_bars):
     """The account is one kernel there, and the user's code is not."""
     bars, rule = made(num_bars, 2), own(levels)
@@ -160,6 +164,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize("case", NEVER)
+@pytest.mark.few(1)
 def test_what_a_trace_leaves_out_is_zero(case, monkeypatch):
     costs, fill, limits = NEVER[case]
     bars = made(60, 2)

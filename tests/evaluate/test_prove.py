@@ -54,6 +54,7 @@ def test_too_few_bars_for_a_standard_error_are_refused():
 
 
 @pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.few(4)
 def test_the_optimal_policy_scores_one(name):
     task = task_of(name)
     reached = prove.judge(task, rows(), prove.optimal_positions(task, rows()))
@@ -114,6 +115,7 @@ def env_of(name):
 
 
 @pytest.mark.parametrize("name", ["ou_mid", "garleanu_pedersen"])
+@pytest.mark.few(1)
 def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
     """One piece, bar by bar through `env.step` with windows: neither cells nor pieces."""
     env = env_of(name)

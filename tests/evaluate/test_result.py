@@ -49,6 +49,7 @@ def adds_up(result):
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("order", ["on_change", "rebalance"])
+@pytest.mark.few(2)
 def test_trades_and_holding_charges_add_up_to_final_equity(fill, order):
     rng = np.random.default_rng(3)
     bars = rich_bars(rng, 400, 3)

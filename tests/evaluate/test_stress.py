@@ -84,6 +84,7 @@ def test_stops_are_late_with_their_orders(bars):
 
 
 @pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.few(1)
 def test_rows_are_the_backtests_that_they_name(bars, seen):
     rule = nca.rules.sma_cross(5, 20)
     rule = rule.with_stop(0.02) if seen else rule

@@ -89,6 +89,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ["f32", "f64"])
+@pytest.mark.few(6)
 def test_a_sweep_equals_a_loop_of_backtests(name, precision):
     rule, grid, assets, options = CASES[name]
     bars = made(assets=assets, missing=0.1 if name == "assets" else 0.0)
@@ -112,6 +113,7 @@ HELD = nca.Costs(commission=5e-4, borrow_fee=0.02, interest_lend=0.04, funding=1
 
 @pytest.mark.parametrize("fill", [pytest.param("next_open", marks=pytest.mark.slow), "close"])
 @pytest.mark.parametrize("name", ["sma", "stop"])
+@pytest.mark.few(1)
 def test_charges_for_holding_leave_no_position_that_is_none(name, fill):
     """What is charged before a fill must not look like a rest of the position that it closes."""
     rule, grid, *_ = CASES[name]

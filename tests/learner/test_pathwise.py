@@ -215,6 +215,7 @@ ACCOUNTS = {
 
 
 @pytest.mark.parametrize("name", ACCOUNTS)
+@pytest.mark.few(3)
 def test_through_the_account_it_is_the_finite_difference_in_float64(name, monkeypatch):
     with jax.enable_x64(True):
         config = EnvConfig(

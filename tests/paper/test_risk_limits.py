@@ -284,6 +284,7 @@ CASES = {
         ("one order at a time", "next_open", "rebalance"),
     ],
 )
+@pytest.mark.few(3)
 def test_backtest_ledger_and_paper_agree_under_limits(tmp_path, stage, case, fill, order):
     limits = nca.Limits(**CASES[case])
     bars = stage.bars(num_bars=150, seed=5)

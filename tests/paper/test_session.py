@@ -41,6 +41,7 @@ def bodies(path, kind):
         ("close", "on_change", (0.0, 0.5, 1.0)),
     ],
 )
+@pytest.mark.few(5)
 def test_a_session_ends_with_the_equity_of_a_backtest_of_its_targets(
     path, stage, fill, order, targets, missing
 ):
