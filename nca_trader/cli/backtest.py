@@ -16,6 +16,7 @@ from nca_trader.cli.options import (
     params_of,
     typed,
 )
+from nca_trader.progress import Progress
 
 NOTE = (
     "A run is backtested on the bars after those that trained or selected it, unless --start says "
@@ -93,16 +94,17 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         source = load_bars(args)
     # A run brings its own limits: `check` refuses --env with --run.
     costs, rules = account_of(args, env, bool(args.env))
-    result = backtest(
-        source,
-        run or subject_of(args.strategy, params_of(args)),
-        costs,
-        start=args.start,
-        stop=args.stop,
-        delay=args.delay or 0,
-        trials=args.trials or "runs",
-        **rules,
-    )
+    with Progress(None, "backtest"):
+        result = backtest(
+            source,
+            run or subject_of(args.strategy, params_of(args)),
+            costs,
+            start=args.start,
+            stop=args.stop,
+            delay=args.delay or 0,
+            trials=args.trials or "runs",
+            **rules,
+        )
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.

@@ -169,6 +169,8 @@ def build_parser() -> Parser:
         command.add_argument(
             "--json", action="store_true", help="one JSON object as the last line of stdout"
         )
+        words = "show no progress on stderr; results and errors stay"
+        command.add_argument("--quiet", action="store_true", help=words)
         command.set_defaults(execute=getattr(module, f"run_{name}"))
     return parser
 
@@ -196,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         printable,
     )
     from nca_trader.machine import check_versions
+    from nca_trader.progress import in_pipes, quiet
 
     args = argparse.Namespace(command="", json=False)
     try:
@@ -205,7 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with options_named():
             # Before the command imports jax, so that a wrong option is refused at once.
             check(args)
-            result = args.execute(args)
+            with quiet() if args.quiet else in_pipes():
+                result = args.execute(args)
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)
         return error.exit_code

@@ -16,7 +16,7 @@ from typing import Any
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.backtest import looks_sentence
-from nca_trader.cli.options import add_options, training_progress, typed
+from nca_trader.cli.options import add_options, typed
 from nca_trader.cli.train import selection_line
 
 NUM_SEEDS = 3
@@ -186,11 +186,10 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
         with (
             stage("train"),
             stop_on_signal("update") as stop,
-            training_progress(total, f"train {NUM_SEEDS} seeds") as report,
         ):
             select = Selector(bars, job.train_until, job.select_until)
             given = {"steps": args.steps, "seed": args.seed, "select": select}
-            run = train(env, agent, path, **given, report=report, stop=stop)
+            run = train(env, agent, path, **given, stop=stop)
         # `train` also returns where it was asked to stop.
         chosen = run.selection
         if chosen is not None and (steps_done(run) >= total or bool(chosen.ended)):
@@ -213,10 +212,10 @@ class Stages:
     @contextlib.contextmanager
     def __call__(self, name: str, label: str | None = None) -> Iterator[None]:
         """Run a stage; without `label`, the stage shows its own progress."""
-        from nca_trader.watch.progress import stage
+        from nca_trader.progress import Progress
 
         began = time.perf_counter()
-        with stage(label) if label else contextlib.nullcontext():
+        with Progress(None, label, always=True) if label else contextlib.nullcontext():
             yield
         self.seconds[name] = time.perf_counter() - began
 

@@ -102,7 +102,6 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.walkforward.walk import walk_forward
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Bars
-    from nca_trader.watch.progress import stage
 
     env = EnvConfig(max_gross=None)
     if args.env is not None:
@@ -130,8 +129,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     names = ("train", "test", "purge", "embargo", "scheme", "num_folds", "num_test", "metric")
     more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
     more["trials"] = args.trials or (None if args.folder else "runs")
-    with stage(f"walk forward over {len(getattr(source, 'bars', source)):,} bars"):
-        walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
+    walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
     print(walk)
     if deployed is not None:
         walk.deploy(deployed)

@@ -29,6 +29,7 @@ from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
 from nca_trader.paper.venue import Ticket, Unreachable, Venue
+from nca_trader.progress import LiveProgress
 from nca_trader.types import PRICES, Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
@@ -86,26 +87,23 @@ class LiveSession(Session):
     def trade(
         self,
         stop: Callable[[], bool] = lambda: False,
-        progress: Callable[..., None] | None = None,
     ) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
 
         Args:
           stop: called between two bars.
-          progress: see `paper_trade`.
 
         Raises:
           HaltError: books that differ, a venue that does not answer, unusable bars or decisions.
           StateError: the journal cannot be written, or says that something else happened.
           Unreachable: the venue did not answer at the start.
         """
-        pump = None
+        pump, shown = None, LiveProgress("paper")
         try:
             self._begin(stop)
             pump = Pump(self._feed)
             while not stop():
-                if progress is not None:
-                    progress(self._counts["bars"], None, self._grown(), self._left())
+                shown.update(self._counts["bars"], self._grown(), self._left())
                 item = pump.get(TICK)
                 if item is pump.END:
                     break
@@ -118,6 +116,7 @@ class LiveSession(Session):
         except Halting as halting:
             raise self._halted(halting) from None
         finally:
+            shown.close()
             self._feed.close()
         if self._state.last is not None:
             # A session may end several times at one bar, with more fills each time.
@@ -482,7 +481,6 @@ def trade_live(
     start: int | None,
     warmup: int | None,
     stop: Callable[[], bool],
-    progress: Callable[..., None] | None = None,
     members: Any = None,
 ) -> dict[str, Any]:
     """Open the journal and the venue, and trade until `stop()`; see `LiveSession`.
@@ -501,4 +499,4 @@ def trade_live(
             warmup = WARMUP if warmup is None else warmup
             session = session_of(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
-                return session.trade(stop, progress) | {"durability": opened.durability}
+                return session.trade(stop) | {"durability": opened.durability}
