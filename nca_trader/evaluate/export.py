@@ -169,7 +169,7 @@ def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
 def _medians_us(calls: Sequence[Callable[[], Any]], label: str) -> list[float]:
     # In turns, so that a slow spell of the machine slows all of them.
     spent: list[list[float]] = [[] for _ in calls]
-    for turn in tracked(range(CALLS + 1), f"time {label}", "calls", ticks=False):
+    for turn in tracked(range(CALLS + 1), f"time {label}", "calls", compiles=True, ticks=False):
         for call, times in zip(calls, spent, strict=True):
             began = time.perf_counter()
             jax.block_until_ready(call())

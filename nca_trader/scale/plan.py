@@ -96,6 +96,7 @@ def plan(
         report["remat"] = remat_advice(ask, question, found)
         if largest:
             report["largest"] = largest_batch(ask, question, found)
+        shown.finish()
     return report
 
 

@@ -286,7 +286,9 @@ def walk_forward(
     each, unit = (seeds, "agents") if agent else (1, "folds")
     # One unit more: the baselines, and the check of a fold.
     with Progress(each * (len(setup.folds) + 1), "walk forward", unit) as shown:
-        return walk.stitched(walk.fitted(shown))
+        stitched = walk.stitched(walk.fitted(shown))
+        shown.finish()
+    return stitched
 
 
 def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
