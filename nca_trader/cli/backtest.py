@@ -144,7 +144,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             name: table.reset_index().to_dict("records") for name, table in tables.items()
         } | {"break_even": stress.break_even}
     if result.looks is not None:
-        print(f"  {looks_sentence(result)}")
+        print(f"  Evaluations on these data after training so far: {looks_at(result)}")
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
     shown["symbols"] = list(result.weights.columns)
@@ -152,17 +152,14 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     return shown | {"seed": run and run.selected, "looks": result.looks, "out": out and str(out)}
 
 
-def looks_sentence(result: Any) -> str:
+def looks_at(result: Any) -> str:
     """State how often these years were evaluated, also before there was a trial log."""
     from nca_trader.data.samples import earlier_looks
 
     first, last = (str(result.equity.index[end])[:19] for end in (0, -1))
     earlier = earlier_looks(result.targets.columns, first, last)
     shipped = f", at least {earlier} of them before this trial log" if earlier else ""
-    return (
-        f"Evaluations on these data after training so far: {result.looks}, by the trial log"
-        f"{shipped}."
-    )
+    return f"{result.looks}, by the trial log{shipped}."
 
 
 def show(result: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
@@ -208,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with options_named():
             # Before the command imports jax, so that a wrong option is refused at once.
             check(args)
-            with quiet() if args.quiet else in_pipes():
+            with quiet() if args.quiet else in_pipes(), terminated():
                 result = args.execute(args)
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)
@@ -316,6 +317,21 @@ def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
         for number, handler in before.items():
             # None stands for a handler that Python did not install and cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def terminated() -> Iterator[None]:
+    """Let SIGTERM interrupt as Ctrl-C does, so that either ends a command with exit code 130."""
+    before = signal.getsignal(signal.SIGTERM)
+    # Only the main thread may set it, and a process that ignores the signal goes on to.
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def use_compile_cache() -> None:

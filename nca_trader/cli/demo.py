@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nca_trader.cli import stop_on_signal, stopped
-from nca_trader.cli.backtest import looks_sentence
+from nca_trader.cli.backtest import looks_at
 from nca_trader.cli.options import add_options, typed
 from nca_trader.cli.train import selection_line
 
@@ -300,7 +300,7 @@ def _evaluate(
         for text in advice:
             print(f"  - {text}")
     trained = trials.count(run.root, "train", run.manifest.data)
-    print(f"Agents trained so far: {trained}. {looks_sentence(agent)}")
+    print(f"Agents trained so far: {trained}")
     print(f"The page: {page}")
     # After the page, which shows where they differ.
     if not parity.ok:
@@ -338,7 +338,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     ratio = run.manifest.data.rows / parameters
     warning = "" if ratio >= 1.0 else " WARNING: below 1, it can memorise the noise."
     return [
-        ("Evaluations on the test span", looks_sentence(agent)),
+        ("Evaluations on the test span", looks_at(agent)),
         (
             "The same exposure without its timing",
             f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",
