@@ -66,24 +66,13 @@ class Stopped(KeyboardInterrupt):
     """A command was asked to stop, has saved everything and has said so."""
 
 
-# The options that help lists first, as far as a command has them, and how many at most.
+# The options that help lists first, as far as a command has them, and how many at most; those that
+# every command has come last.
 FIRST = (
-    *(
-        "run",
-        "strategy",
-        "sleeves",
-        "env",
-        "agent",
-        "feed",
-        "journal",
-        "data",
-        "grid",
-        "space",
-        "train",
-    ),
-    *("test", "trials", "host", "port", "rules", "until", "start", "stop", "steps", "out", "set"),
-    *("devices", "param", "broker", "bits", "decided", "cases", "select", "seed", "json"),
-)
+    "run strategy sleeves agent env feed journal data grid space train test folder host port rules "
+    "until start stop steps out trials set devices param broker bits decided cases select seed"
+).split()
+LAST = ("help", "json", "quiet")
 NUM_FIRST = 10
 
 
@@ -109,8 +98,9 @@ class Parser(argparse.ArgumentParser):
         others = [a for a in options if a not in reading and a not in account]
         order = {word: number for number, word in enumerate(FIRST)}
 
-        def rank(action: argparse.Action) -> tuple[bool, int]:
-            return not action.required, order.get(_name(action), len(order))
+        def rank(action: argparse.Action) -> tuple[bool, bool, int]:
+            name = _name(action)
+            return not action.required, name in LAST, order.get(name, len(order))
 
         ranked = sorted((a for a in others if a.help != argparse.SUPPRESS), key=rank)
         # The options of a group in which one has to be given are not `required` by themselves.

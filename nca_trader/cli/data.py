@@ -22,8 +22,17 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         help="check: a CSV, Parquet or Feather file; fetch: alpaca or ccxt:EXCHANGE",
     )
     parser.add_argument("symbols", nargs="?", metavar="SYMBOLS", help="fetch: e.g. SPY,QQQ")
-    parser.add_argument("--from", dest="begin", metavar="DATE", help="fetch: the first bar's date")
-    parser.add_argument("--to", dest="end", metavar="DATE", help="fetch: bars close by then; now")
+    parser.add_argument(
+        "--from", "--start", dest="begin", metavar="DATE", help="fetch: the first bar's date"
+    )
+    parser.add_argument(
+        "--to",
+        "--until",
+        "--stop",
+        dest="end",
+        metavar="DATE",
+        help="fetch: bars close by then; now",
+    )
     parser.add_argument("--bar", metavar="LENGTH", help="fetch: length of a bar, e.g. 1d, 1h, 1m")
     parser.add_argument(
         "--out", metavar="FILE", help="fetch: a .parquet, .feather or .csv; a second run resumes"

@@ -28,15 +28,13 @@ def test_the_first_signal_asks_and_the_second_insists(capsys):
 
 def needed(name):
     """The words that a command cannot do without."""
-    commands = next(
-        a.choices for a in build_parser()._actions if hasattr(a, "choices") and a.choices
-    )
+    commands = next(action.choices for action in build_parser()._actions if action.choices)
     words = []
     for action in commands[name]._actions:
         if action.required and action.option_strings:
             words.append(f"{action.option_strings[-1]}=1")
         elif action.required and action.nargs != argparse.REMAINDER:
-            words.append([*(action.choices or ["1"])][0])
+            words.append(next(iter(action.choices or ["1"])))
     for group in commands[name]._mutually_exclusive_groups:
         words += [f"{group._group_actions[0].option_strings[0]}=1"] * group.required
     return words
