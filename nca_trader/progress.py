@@ -123,7 +123,7 @@ class Progress:
       total: the number of units that is 100%; None where it is not known.
       label: a few words that name the step.
       unit: what is counted, in the plural.
-      compiles: whether the first update contains a compilation, which is no rate.
+      compiles: whether the first update contains a compilation, which is not counted as speed.
       always: whether its last line is written however short it was.
       ticks: whether the line is redrawn without news; False while something is being timed.
       stream: standard error if None.
