@@ -335,7 +335,7 @@ def prove(
     parse_workers(workers)
     # All are prepared first: a mistake in the last name must not cost the runs before it.
     prepared = [prepare(name, loaded, steps) for name in names]
-    # Drawn and not fixed, so that the claim is about seeds that nobody chose.
+    # Drawn and not fixed, so that seeds cannot be chosen by their results.
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds
     return prove_markets(prepared, seeds, controls, workers, say)
 
