@@ -69,44 +69,40 @@ def on_terminal(stream: TextIO) -> bool:
 class _Shown:
     """What this process shows: one standard error, so one for all threads."""
 
-    in_pipes = False
-    silent = False
+    where = "terminal"  # or "pipes", which are lines in pipes too, or "nowhere"
     steps: ClassVar[list[Progress]] = []
     lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def in_pipes() -> Iterator[None]:
-    """Write plain lines where there is no terminal, as a command does, while the block runs."""
-    before, _Shown.in_pipes = _Shown.in_pipes, True
+def _showing(where: str) -> Iterator[None]:
+    before, _Shown.where = _Shown.where, where
     try:
         yield
     finally:
-        _Shown.in_pipes = before
+        _Shown.where = before
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def in_pipes() -> contextlib.AbstractContextManager[None]:
+    """Write plain lines where there is no terminal, as a command does, while the block runs."""
+    return _showing("pipes")
+
+
+def quiet() -> contextlib.AbstractContextManager[None]:
     """Show no progress while the block runs.
 
     Example:
-      >>> with quiet():
-      ...     with Progress(2, "count") as shown:
-      ...         shown.update()
+      >>> with quiet(), Progress(2, "count") as shown:
+      ...     shown.update()
     """
-    before, _Shown.silent = _Shown.silent, True
-    try:
-        yield
-    finally:
-        _Shown.silent = before
+    return _showing("nowhere")
 
 
 def say(text: str) -> None:
     """Print a line on standard output, above the line of a step that is under way."""
     with _Shown.lock:
-        drawn = next((step for step in _Shown.steps if step.drawn), None)
-        if drawn is not None:
-            drawn.clear()
+        for step in _Shown.steps:
+            step.wipe()
         print(text, flush=True)
 
 
@@ -150,17 +146,13 @@ class Progress:
         self._at: float | None = None  # when it was shown
         self._marks: deque[tuple[float, float]] = deque(maxlen=RATE_OVER)
         self._metrics: dict[str, SupportsFloat] = {}
+        self._note = ""
         self._child: Progress | None = None
         self._outer: Progress | None = None
         self._closed, self._mine, self._thread = False, False, 0
         self._bar: _Bar | None = None
         self._ended = threading.Event()
         self._terminal = on_terminal(self._stream)
-
-    @property
-    def drawn(self) -> bool:
-        """Whether its line is on a terminal now."""
-        return self._bar is not None
 
     def skip(self, steps: float) -> None:
         """Count `steps` that were done before; they do not enter the speed."""
@@ -178,12 +170,19 @@ class Progress:
             self._marks.append((self._clock(), self._steps))
             self._news()
 
+    def note(self, text: str, news: bool) -> None:
+        """Show a text in place of a count; in a pipe only where it is `news`."""
+        with _Shown.lock:
+            self._note = text
+            if self._terminal or news:
+                self._news()
+
     def finish(self) -> None:
         """Count what is left as done: the total was only an estimate."""
         self.update((self._total or self._steps) - self._steps)
 
-    def clear(self) -> None:
-        """Wipe the line; it is drawn again when there is news."""
+    def wipe(self) -> None:
+        """Remove the line from a terminal; it is drawn again when there is news."""
         if self._bar is not None:
             self._bar.clear()
 
@@ -199,33 +198,30 @@ class Progress:
                 return
             self._closed = True
             self._ended.set()
-            outer = self._outer
             if self in _Shown.steps:
                 _Shown.steps.remove(self)
-            if outer is not None and outer._child is self:
-                outer._child = None
+            if self._outer is not None:
+                self._outer._child = None
             silent = refused and not self._marks and not self._always
             due = self._always or self._at is not None or self._waited(QUIET)
             if due and self._mine and not silent:
                 self._show(self._clock(), "stopped after " if refused else "in ")
             if self._bar is not None:
                 # What a program of the user's calls in a loop leaves no line for each call.
-                self._bar.leave = not silent and _Shown.in_pipes
+                self._bar.leave = not silent and _Shown.where == "pipes"
                 self._bar.close()
 
     def __enter__(self) -> Progress:
         with _Shown.lock:
+            self._thread = threading.get_ident()
             outer = _Shown.steps[-1] if _Shown.steps else None
-            here = threading.get_ident()
-            # A step of another thread is not inside the one that is shown.
-            self._outer = outer if outer is not None and outer._thread == here else None
-            self._thread = here
-            allowed = self._terminal or _Shown.in_pipes or self._clock is not time.monotonic
-            self._mine = outer is None and allowed and not _Shown.silent
-            if outer is None or self._outer is not None:
+            inside = outer is not None and outer._thread == self._thread
+            allowed = self._terminal or _Shown.where == "pipes" or self._clock is not time.monotonic
+            self._mine = outer is None and allowed and _Shown.where != "nowhere"
+            if outer is None or inside:  # a step of another thread is not inside the one shown
                 _Shown.steps.append(self)
-            if self._outer is not None:
-                self._outer._child = self
+            if outer is not None and inside:
+                self._outer, outer._child = outer, self
         if self._mine and self._ticks:
             threading.Thread(target=self._tick, daemon=True).start()
         return self
@@ -253,7 +249,8 @@ class Progress:
         if self._terminal:
             due = self._at is None or self._waited(DRAW_EVERY, self._at)
         else:
-            apart = max(LINE_EVERY, LINE_SHARE * (self._clock() - self._began))
+            share = 0.0 if self._note else LINE_SHARE  # its news are rare themselves
+            apart = max(LINE_EVERY, share * (self._clock() - self._began))
             # A first line comes with the first news, or after as long as between two lines.
             since = self._at if self._at is not None else self._began if waiting else -math.inf
             due = self._waited(apart, since)
@@ -285,6 +282,8 @@ class Progress:
     def _text(self, now: float, ended: str) -> list[str]:
         """Return the parts of the line behind its label."""
         passed, child = duration(now - self._began), self._child
+        if self._note:
+            return [self._note]
         if self._total is None:
             if ended:
                 return [f"... {ended.removeprefix('in ')}{now - self._began:.1f} s"]
@@ -350,68 +349,3 @@ def tracked(units: Sequence[T], label: str, unit: str, **options: Any) -> Iterat
         for each in units:
             yield each
             shown.update()
-
-
-class LiveProgress:
-    """Shows how a live session does.
-
-    On a terminal one line is redrawn, with the time until the next bar:
-    `paper  512 bars  equity 1.0213  next bar in 0:42`. Elsewhere a plain line is written as a bar
-    closes, at most every five seconds, the first and the last always.
-
-    Args:
-      label: one word that names the job.
-      stream: standard error if None.
-      clock: seconds.
-    """
-
-    def __init__(
-        self,
-        label: str,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._label, self._clock = label, clock
-        self._stream = stream if stream is not None else sys.stderr
-        self._drawn = on_terminal(self._stream)
-        self._silent = _Shown.silent or not (self._drawn or _Shown.in_pipes)
-        if clock is not time.monotonic:
-            self._silent = False
-        self._at, self._bars, self._shown, self._text = -math.inf, 0, -1, ""
-
-    def update(self, bars: int, equity: float, left: float) -> None:
-        """Take the number of bars so far, the equity and the seconds until the next bar.
-
-        Args:
-          bars: that were processed.
-          equity: as a multiple of the start.
-          left: seconds; below 0 while a bar is overdue, NaN where it is not known.
-        """
-        known = math.isfinite(left) and left > 0.0
-        waits = f"next bar in {duration(left)}" if known else "waiting for the next bar"
-        self._text = f"{self._label}  {bars:,} bars  equity {equity:.4f}  {waits}"
-        self._bars, now = bars, self._clock()
-        if self._silent:
-            return
-        if self._drawn and now - self._at >= DRAW_EVERY:
-            self._at = now
-            columns = shutil.get_terminal_size((80, 24)).columns - 1
-            self._stream.write("\r" + self._text[:columns].ljust(columns))
-            self._stream.flush()
-        elif not self._drawn and bars != self._shown and now - self._at >= LINE_EVERY:
-            self._line(now)
-
-    def close(self) -> None:
-        """Write the last line."""
-        if self._silent:
-            return
-        if self._drawn and self._text:
-            self._stream.write("\n")
-        elif self._text and self._bars != self._shown:
-            self._line(self._clock())
-        self._stream.flush()
-
-    def _line(self, now: float) -> None:
-        self._at, self._shown = now, self._bars
-        self._stream.write(self._text + "\n")
-        self._stream.flush()

@@ -78,7 +78,7 @@ def shifted(held: np.ndarray, moved: np.ndarray, bars_per_year: float, seed: int
     def mean(shift: int) -> float:
         return float((np.roll(held, shift, axis=0) * moved).sum()) / length * bars_per_year
 
-    true, others = mean(0), np.array([mean(int(k)) for k in tracked(shifts, "shift", "times")])
+    true, others = mean(0), np.array([mean(k) for k in tracked(shifts.tolist(), "shift", "times")])
     # A constant position earns the same at all times but for rounding, and has no timing.
     least = true - 1e-9 * max(1.0, abs(true))
     return Timing(

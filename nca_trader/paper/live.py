@@ -29,7 +29,7 @@ from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
 from nca_trader.paper.venue import Ticket, Unreachable, Venue
-from nca_trader.progress import LiveProgress
+from nca_trader.progress import Progress, duration
 from nca_trader.types import PRICES, Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
@@ -98,25 +98,26 @@ class LiveSession(Session):
           StateError: the journal cannot be written, or says that something else happened.
           Unreachable: the venue did not answer at the start.
         """
-        pump, shown = None, LiveProgress("paper")
+        pump, seen = None, -1
         try:
             self._begin(stop)
             pump = Pump(self._feed)
-            while not stop():
-                shown.update(self._counts["bars"], self._grown(), self._left())
-                item = pump.get(TICK)
-                if item is pump.END:
-                    break
-                if isinstance(item, Notice):
-                    self.on_notice(item)
-                elif item is None:
-                    self._idle()
-                else:
-                    self.on_bar(item)
+            with Progress(None, "paper", ticks=False) as shown:
+                while not stop():
+                    shown.note(self._line(), news=seen != self._counts["bars"])
+                    seen = self._counts["bars"]
+                    item = pump.get(TICK)
+                    if item is pump.END:
+                        break
+                    if isinstance(item, Notice):
+                        self.on_notice(item)
+                    elif item is None:
+                        self._idle()
+                    else:
+                        self.on_bar(item)
         except Halting as halting:
             raise self._halted(halting) from None
         finally:
-            shown.close()
             self._feed.close()
         if self._state.last is not None:
             # A session may end several times at one bar, with more fills each time.
@@ -124,6 +125,12 @@ class LiveSession(Session):
             self._counts["fills"] = self._router.ledger.count
             self._record("run_ended", key, dict(self._counts), self._state.last * NANOSECONDS)
         return self.result()
+
+    def _line(self) -> str:
+        """Return the line of progress: bars, equity, and the time until the next bar."""
+        left = self._left()  # below 0 while a bar is overdue, NaN where it is not known
+        waits = f"next bar in {duration(left)}" if left > 0.0 else "waiting for the next bar"
+        return f"{self._counts['bars']:,} bars  equity {self._grown():.4f}  {waits}"
 
     def on_notice(self, notice: Notice) -> None:
         """Journal what the feed says. While it is stale no bar comes, and so no order goes."""
