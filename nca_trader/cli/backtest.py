@@ -108,23 +108,8 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
-        names = (
-            "run_dir",
-            "strategy",
-            "param",
-            "seed",
-            "force_agent",
-            "steps",
-            "data",
-            *READING,
-            "start",
-            "stop",
-            "delay",
-            "stress",
-            "env",
-            "trials",
-        )
-        names += (*ACCOUNT, "out")
+        first = "run_dir strategy param seed force_agent steps data".split()
+        names = (*first, *READING, *"start stop delay stress env trials".split(), *ACCOUNT, "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})
         # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)

@@ -15,17 +15,8 @@ from nca_trader.progress import Progress, say
 BENCHMARKS = ("env", "policy", "ppo", "sweep", "stream")
 OPTIONS = (("agent", "policy", "small"), ("envs", "env", 4096))
 FIGURES = (
-    "difference",
-    "slower",
-    "floor_ms",
-    "over_floor",
-    "temp_mb",
-    "p50_us",
-    "p99_us",
-    "matmul_share",
-    "cpu_us",
-    "bytes_per_bar",
-)
+    "difference slower floor_ms over_floor temp_mb p50_us p99_us matmul_share cpu_us bytes_per_bar"
+).split()
 
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:

@@ -36,20 +36,14 @@ COMMANDS = {
     "halt": ("halt", "stop a paper session's trading until it is resumed"),
     "resume": ("halt", "let a paper session trade again after a halt, and say why"),
     "journal": ("paper", "verify, salvage or replay a paper session's journal"),
-    "data": (
-        "data",
-        "check a bar file, every problem with its remedy; or download one",
-    ),
+    "data": ("data", "check a bar file, every problem with its remedy; or download one"),
     "leakcheck": ("leakcheck", "look for look-ahead in a strategy or a feature, on other futures"),
     "plan": ("scale", "compile a run for a TPU slice: does it fit, and what bounds it"),
     "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
     "dashboard": ("dashboard", "show paper sessions and training runs on a page, live, with HALT"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
-    "bench": (
-        "bench",
-        "measure environment, policy, learner, sweeps and the paper loop",
-    ),
+    "bench": ("bench", "measure environment, policy, learner, sweeps and the paper loop"),
 }
 # Commands that train, and what makes training smaller.
 LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile", "bench")

@@ -183,10 +183,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             env = TradingEnv(bars.between(None, job.train_until), load_env(args.env))
         agent = dataclasses.replace(load_agent(args.agent), num_seeds=NUM_SEEDS)
         total = planned_steps(agent, args.steps)
-        with (
-            stage("train"),
-            stop_on_signal("update") as stop,
-        ):
+        with stage("train"), stop_on_signal("update") as stop:
             select = Selector(bars, job.train_until, job.select_until)
             given = {"steps": args.steps, "seed": args.seed, "select": select}
             run = train(env, agent, path, **given, stop=stop)

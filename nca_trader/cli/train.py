@@ -119,10 +119,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
-    with (
-        stop_on_signal("update") as stop,
-        debugged(args) as watch,
-    ):
+    with stop_on_signal("update") as stop, debugged(args) as watch:
         common = {"steps": args.steps, "seed": args.seed, "select": select}
         run = train(env, agent, args.run_dir, report=watch, stop=stop, **common)
     done, chosen = steps_done(run), run.selection
@@ -304,13 +301,7 @@ def add_supervise_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     for name, kind, metavar, default, text in (
         ("restarts", int, "N", 10, "in a row, at most (default 10)"),
-        (
-            "backoff",
-            float,
-            "SECONDS",
-            1.0,
-            "before the first restart; doubles, up to 60 (default 1)",
-        ),
+        ("backoff", float, "SECONDS", 1.0, "before the first restart; doubles, to 60 (default 1)"),
         ("processes", int, "N", None, "start N processes on this machine, which train as one"),
     ):
         parser.add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=text)

@@ -65,13 +65,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("steps", "N", int, None, "environment steps of each agent in each fold"),
         ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
         ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),
-        (
-            "trials",
-            "DIR",
-            str,
-            None,
-            "of the trial log (default: that of --folder, or runs)",
-        ),
+        ("trials", "DIR", str, None, "of the trial log (default: that of --folder, or runs)"),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, default=default, help=text)
     parser.add_argument(
@@ -139,21 +133,8 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         folds[column] = folds[column].dt.strftime("%Y-%m-%d")
     print(folds.to_string(float_format="{:.3f}".format))
     if args.out is not None and args.out.endswith(".html"):
-        own = (
-            "strategy",
-            "param",
-            "agent",
-            "env",
-            "set",
-            "grid",
-            "seeds",
-            "seed",
-            "steps",
-            "warm_start",
-            "until",
-            "deploy",
-        )
-        own += (*names, "data", *READING, *ACCOUNT, "folder", "trials")
+        first = "strategy param agent env set grid seeds seed steps warm_start until deploy".split()
+        own = (*first, *names, "data", *READING, *ACCOUNT, "folder", "trials")
         command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})
         bars = getattr(source, "bars", source)
         report(bars, walk.result, args.out, command=command, folds=folds)

@@ -36,13 +36,7 @@ from nca_trader.envs.account.step import mark, place, to_close, to_open
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
-from nca_trader.numerics import (
-    LEAST_BARS,
-    MOST_ASSETS,
-    as_one_kernel,
-    float64_on_cpu,
-    row_sums,
-)
+from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu, row_sums
 from nca_trader.progress import tracked
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on

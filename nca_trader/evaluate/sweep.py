@@ -22,12 +22,7 @@ from nca_trader.envs.account.state import Rules, with_limits
 from nca_trader.errors import BarError, ConfigError, NcaTraderError
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.combinations import (
-    Combination,
-    combinations_of,
-    takes_bars,
-    valid,
-)
+from nca_trader.evaluate.combinations import Combination, combinations_of, takes_bars, valid
 from nca_trader.evaluate.multiple import block_returns
 from nca_trader.evaluate.search import counted, judge
 from nca_trader.evaluate.sweep_parts import (
@@ -258,13 +253,7 @@ def _benchmark(setting: Setting) -> tuple[np.ndarray, float]:
     """Return the returns `[N]` and the Sharpe ratio of buy and hold, with the same costs."""
     account = setting.account
     held = backtest(
-        setting.bars,
-        HOLD,
-        setting.costs,
-        account.fill,
-        "on_change",
-        look=False,
-        **setting.limits,
+        setting.bars, HOLD, setting.costs, account.fill, "on_change", look=False, **setting.limits
     )
     return metrics.simple_returns(held.equity), held.metrics["sharpe"]
 

@@ -84,10 +84,7 @@ class LiveSession(Session):
         super().__init__(agent, None, journal, capital, start, live=names)
         self._gate = Gate(agent.symbols, live=True, seconds=feed.period, clock=feed.now)
 
-    def trade(
-        self,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Any]:
+    def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
 
         Args:
