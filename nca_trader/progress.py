@@ -319,7 +319,7 @@ class Progress:
         text = "  ".join(parts)
         if not self._terminal:
             share = f" {int(100 * self._share):3d}% " if known else ""
-            self._stream.write(f"{self._label} {share} {text}\n")
+            self._stream.write(" ".join(filter(None, (self._label, share, text))) + "\n")
             self._stream.flush()
             return
         if self._bar is None:

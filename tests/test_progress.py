@@ -196,12 +196,12 @@ def test_a_step_of_unknown_length_ends_with_its_seconds(clock):
     stream = io.StringIO()
     with Progress(None, "backtest", always=True, stream=stream, clock=clock):
         clock.now += 1.21
-    assert stream.getvalue() == "backtest  ... 1.2 s\n"
+    assert stream.getvalue() == "backtest ... 1.2 s\n"
     with pytest.raises(ValueError, match="no"):
         with Progress(None, "page", always=True, stream=stream, clock=clock):
             clock.now += 1.0
             raise ValueError("no")
-    assert stream.getvalue().endswith("page  ... stopped after 1.0 s\n")
+    assert stream.getvalue().endswith("page ... stopped after 1.0 s\n")
 
 
 def test_a_step_of_under_two_seconds_shows_nothing(clock, terminal):
@@ -326,7 +326,7 @@ def test_a_live_session_in_a_pipe_writes_a_line_as_a_bar_closes(clock):
     live(stream, clock)
     lines = stream.getvalue().splitlines()
     # The first bar closed before there was anything to show.
-    assert lines[0] == "paper  501 bars  next bar in 1:00"
+    assert lines[0] == "paper 501 bars  next bar in 1:00"
     # And its end, with the last.
     assert [int(line.split()[1]) for line in lines] == [*range(501, 530), 529]
 
