@@ -83,9 +83,16 @@ def _showing(where: str) -> Iterator[None]:
         _Shown.where = before
 
 
-def in_pipes() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def in_pipes() -> Iterator[None]:
     """Write plain lines where there is no terminal, as a command does, while the block runs."""
-    return _showing("pipes")
+    with _showing("pipes"):
+        try:
+            yield
+        finally:
+            # An error may keep a generator alive, and with it a step that was inside.
+            for step in [*_Shown.steps]:
+                step.close(refused=True)
 
 
 def quiet() -> contextlib.AbstractContextManager[None]:

@@ -259,6 +259,20 @@ def test_a_pipe_of_a_program_gets_nothing_and_quiet_silences_a_command(capsys, m
         assert "count  33%" in capsys.readouterr().err.replace("   ", "  ")
 
 
+def test_a_step_that_an_error_left_open_ends_with_the_command(clock, terminal):
+    left = Progress(9, "read", "bytes", stream=terminal, clock=clock)
+    with pytest.raises(ValueError), in_pipes():
+        left.__enter__()  # as a generator does that a traceback keeps alive
+        clock.now += 3.0
+        left.update(4)
+        raise ValueError
+    assert terminal.getvalue().endswith("\n")
+    with Progress(1, "next", stream=terminal, clock=clock) as shown:
+        clock.now += 3.0
+        shown.update()
+    assert "next 100%" in terminal.getvalue()
+
+
 def test_a_line_on_stdout_does_not_stand_in_the_bar(clock, terminal, capsys):
     with Progress(2, "tune", stream=terminal, clock=clock) as shown:
         clock.now += 3.0
