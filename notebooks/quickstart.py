@@ -4,6 +4,8 @@
 # A rule and a small agent, on daily bars of the S&P 500 and the NASDAQ, after costs. The agent
 # trains on the years before 2011, its update is selected on 2011 and 2012, and both trade the
 # years from 2013 on, which neither saw.
+#
+# *Pictures and numbers are of `make notebooks` on two cores of a shared machine, November 2026.*
 
 # %%
 import matplotlib.pyplot as plt

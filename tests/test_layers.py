@@ -8,13 +8,14 @@ import pytest
 from sources import parsed
 
 PACKAGE = "nca_trader"
-FOUNDATION = {"errors", "types", "cloud", "machine", "numerics", "config"}
+FOUNDATION = {"errors", "types", "cloud", "machine", "numerics", "progress", "config"}
 ENVS = FOUNDATION | {"data", "envs"}
 AGENTS = ENVS | {"agents"}
 LEARNER = AGENTS | {"parallel", "runs", "learner"}
 EVALUATE = (LEARNER | {"evaluate"}) - {"learner"}
 MAY_IMPORT = {
     "errors": set(),
+    "progress": set(),
     "types": {"errors", "config"},
     "numerics": {"errors", "types"},
     "cloud": {"errors", "config"},

@@ -23,7 +23,7 @@ BOX, TALL, GAP = (176, 44), 84, 24
 COLUMNS = (130, 430)  # of a row's first and second package
 ABOUT = {
     "cli": "one file per command",
-    "watch": "progress, alerts, metrics",
+    "watch": "alerts, metrics, dashboard",
     "scale": "plan, profile, doctor",
     "paper": "feed, broker, journal",
     "evaluate": "backtest, report, prove",

@@ -16,6 +16,7 @@ from nca_trader.cli.options import (
     params_of,
     typed,
 )
+from nca_trader.progress import Progress
 
 NOTE = (
     "A run is backtested on the bars after those that trained or selected it, unless --start says "
@@ -93,36 +94,22 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         source = load_bars(args)
     # A run brings its own limits: `check` refuses --env with --run.
     costs, rules = account_of(args, env, bool(args.env))
-    result = backtest(
-        source,
-        run or subject_of(args.strategy, params_of(args)),
-        costs,
-        start=args.start,
-        stop=args.stop,
-        delay=args.delay or 0,
-        trials=args.trials or "runs",
-        **rules,
-    )
+    with Progress(None, "backtest"):
+        result = backtest(
+            source,
+            run or subject_of(args.strategy, params_of(args)),
+            costs,
+            start=args.start,
+            stop=args.stop,
+            delay=args.delay or 0,
+            trials=args.trials or "runs",
+            **rules,
+        )
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
-        names = (
-            "run_dir",
-            "strategy",
-            "param",
-            "seed",
-            "force_agent",
-            "steps",
-            "data",
-            *READING,
-            "start",
-            "stop",
-            "delay",
-            "stress",
-            "env",
-            "trials",
-        )
-        names += (*ACCOUNT, "out")
+        first = "run_dir strategy param seed force_agent steps data".split()
+        names = (*first, *READING, *"start stop delay stress env trials".split(), *ACCOUNT, "out")
         command = typed("backtest", **{name: getattr(args, name) for name in names})
         # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)
@@ -142,7 +129,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             name: table.reset_index().to_dict("records") for name, table in tables.items()
         } | {"break_even": stress.break_even}
     if result.looks is not None:
-        print(f"  {looks_sentence(result)}")
+        print(f"  Evaluations on these data after training so far: {looks_at(result)}")
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
     shown["symbols"] = list(result.weights.columns)
@@ -150,17 +137,14 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     return shown | {"seed": run and run.selected, "looks": result.looks, "out": out and str(out)}
 
 
-def looks_sentence(result: Any) -> str:
+def looks_at(result: Any) -> str:
     """State how often these years were evaluated, also before there was a trial log."""
     from nca_trader.data.samples import earlier_looks
 
     first, last = (str(result.equity.index[end])[:19] for end in (0, -1))
     earlier = earlier_looks(result.targets.columns, first, last)
     shipped = f", at least {earlier} of them before this trial log" if earlier else ""
-    return (
-        f"Evaluations on these data after training so far: {result.looks}, by the trial log"
-        f"{shipped}."
-    )
+    return f"{result.looks}, by the trial log{shipped}."
 
 
 def show(result: Any) -> dict[str, Any]:

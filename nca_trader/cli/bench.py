@@ -9,21 +9,14 @@ import sys
 import types
 from typing import Any
 
+from nca_trader.progress import Progress, say
+
 # Each option belongs to one benchmark: giving it to another is a mistake, not a no-op.
 BENCHMARKS = ("env", "policy", "ppo", "sweep", "stream")
 OPTIONS = (("agent", "policy", "small"), ("envs", "env", 4096))
 FIGURES = (
-    "difference",
-    "slower",
-    "floor_ms",
-    "over_floor",
-    "temp_mb",
-    "p50_us",
-    "p99_us",
-    "matmul_share",
-    "cpu_us",
-    "bytes_per_bar",
-)
+    "difference slower floor_ms over_floor temp_mb p50_us p99_us matmul_share cpu_us bytes_per_bar"
+).split()
 
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +35,6 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
 def run_bench(args: argparse.Namespace) -> None:
     """Print each row as it is measured; with `--json`, one object per line."""
     from nca_trader.agents import load_agent
-    from nca_trader.cli import print_json
     from nca_trader.errors import ConfigError
 
     for option, bench, default in OPTIONS:
@@ -64,20 +56,32 @@ def run_bench(args: argparse.Namespace) -> None:
     # A sweep has a thread for each core of one device, as it has for its users.
     if args.what != "sweep":
         use_cores(cores())
-    for name in BENCHMARKS if args.what == "all" else (args.what,):
-        for row in benchmark(name).rows(args):
-            if args.json:
-                print_json({"bench": name} | row)
-                continue
-            # A row that another program timed has no compile_s.
-            facts = [] if row["compile_s"] is None else [f"compile {row['compile_s']:.1f} s"]
-            facts += [f"{row['ratio']:.3g} x {row['peer']}"] if row["ratio"] else []
-            facts += [f"{key} {row[key]:.3g}" for key in FIGURES if row.get(key)]
-            rate = f"{row['steps_per_s']:>14,.0f} steps/s"
-            print(f"{name:<7} {row['name']:<52} {rate}   {'   '.join(facts)}")
-            for side in ("ours", "theirs"):
-                if row.get(side):
-                    print(f"{'':<10}{side}: {row[side]}")
+    names = BENCHMARKS if args.what == "all" else (args.what,)
+    # It does not tick: a thread that draws would be timed as well.
+    with Progress(len(names), "bench", "benchmarks", ticks=False) as shown:
+        for name in names:
+            for row in benchmark(name).rows(args):
+                show_row(name, row, args.json)
+                shown.update(0)
+            shown.update()
+
+
+def show_row(name: str, row: dict[str, Any], as_json: bool) -> None:
+    """Print a row of a benchmark."""
+    from nca_trader.cli import print_json
+
+    if as_json:
+        print_json({"bench": name} | row)
+        return
+    # A row that another program timed has no compile_s.
+    facts = [] if row["compile_s"] is None else [f"compile {row['compile_s']:.1f} s"]
+    facts += [f"{row['ratio']:.3g} x {row['peer']}"] if row["ratio"] else []
+    facts += [f"{key} {row[key]:.3g}" for key in FIGURES if row.get(key)]
+    rate = f"{row['steps_per_s']:>14,.0f} steps/s"
+    say(f"{name:<7} {row['name']:<52} {rate}   {'   '.join(facts)}")
+    for side in ("ours", "theirs"):
+        if row.get(side):
+            say(f"{'':<10}{side}: {row[side]}")
 
 
 def benchmark(name: str) -> Any:

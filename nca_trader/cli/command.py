@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
@@ -35,20 +36,14 @@ COMMANDS = {
     "halt": ("halt", "stop a paper session's trading until it is resumed"),
     "resume": ("halt", "let a paper session trade again after a halt, and say why"),
     "journal": ("paper", "verify, salvage or replay a paper session's journal"),
-    "data": (
-        "data",
-        "check a bar file, every problem with its remedy; or download one",
-    ),
+    "data": ("data", "check a bar file, every problem with its remedy; or download one"),
     "leakcheck": ("leakcheck", "look for look-ahead in a strategy or a feature, on other futures"),
     "plan": ("scale", "compile a run for a TPU slice: does it fit, and what bounds it"),
     "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
     "dashboard": ("dashboard", "show paper sessions and training runs on a page, live, with HALT"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
-    "bench": (
-        "bench",
-        "measure environment, policy, learner, sweeps and the paper loop",
-    ),
+    "bench": ("bench", "measure environment, policy, learner, sweeps and the paper loop"),
 }
 # Commands that train, and what makes training smaller.
 LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile", "bench")
@@ -65,24 +60,13 @@ class Stopped(KeyboardInterrupt):
     """A command was asked to stop, has saved everything and has said so."""
 
 
-# The options that help lists first, as far as a command has them, and how many at most.
+# The options that help lists first, as far as a command has them, and how many at most; those that
+# every command has come last.
 FIRST = (
-    *(
-        "run",
-        "strategy",
-        "sleeves",
-        "env",
-        "agent",
-        "feed",
-        "journal",
-        "data",
-        "grid",
-        "space",
-        "train",
-    ),
-    *("test", "trials", "host", "port", "rules", "until", "start", "stop", "steps", "out", "set"),
-    *("devices", "param", "broker", "bits", "decided", "cases", "select", "seed", "json"),
-)
+    "run strategy sleeves agent env feed journal data grid space train test folder host port rules "
+    "until start stop steps out trials set devices param broker bits decided cases select seed"
+).split()
+LAST = ("help", "json", "quiet")
 NUM_FIRST = 10
 
 
@@ -108,8 +92,9 @@ class Parser(argparse.ArgumentParser):
         others = [a for a in options if a not in reading and a not in account]
         order = {word: number for number, word in enumerate(FIRST)}
 
-        def rank(action: argparse.Action) -> tuple[bool, int]:
-            return not action.required, order.get(_name(action), len(order))
+        def rank(action: argparse.Action) -> tuple[bool, bool, int]:
+            name = _name(action)
+            return not action.required, name in LAST, order.get(name, len(order))
 
         ranked = sorted((a for a in others if a.help != argparse.SUPPRESS), key=rank)
         # The options of a group in which one has to be given are not `required` by themselves.
@@ -169,6 +154,8 @@ def build_parser() -> Parser:
         command.add_argument(
             "--json", action="store_true", help="one JSON object as the last line of stdout"
         )
+        words = "show no progress on stderr; results and errors stay"
+        command.add_argument("--quiet", action="store_true", help=words)
         command.set_defaults(execute=getattr(module, f"run_{name}"))
     return parser
 
@@ -196,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         printable,
     )
     from nca_trader.machine import check_versions
+    from nca_trader.progress import in_pipes, quiet
 
     args = argparse.Namespace(command="", json=False)
     try:
@@ -205,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with options_named():
             # Before the command imports jax, so that a wrong option is refused at once.
             check(args)
-            result = args.execute(args)
+            with quiet() if args.quiet else in_pipes(), terminated():
+                result = args.execute(args)
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)
         return error.exit_code
@@ -312,6 +301,21 @@ def stop_on_signal(what: str) -> Iterator[Callable[[], bool]]:
         for number, handler in before.items():
             # None stands for a handler that Python did not install and cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def terminated() -> Iterator[None]:
+    """Let SIGTERM interrupt as Ctrl-C does, so that either ends a command with exit code 130."""
+    before = signal.getsignal(signal.SIGTERM)
+    # Only the main thread may set it, and a process that ignores the signal goes on to.
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def use_compile_cache() -> None:

@@ -22,8 +22,11 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         help="check: a CSV, Parquet or Feather file; fetch: alpaca or ccxt:EXCHANGE",
     )
     parser.add_argument("symbols", nargs="?", metavar="SYMBOLS", help="fetch: e.g. SPY,QQQ")
-    parser.add_argument("--from", dest="begin", metavar="DATE", help="fetch: the first bar's date")
-    parser.add_argument("--to", dest="end", metavar="DATE", help="fetch: bars close by then; now")
+    dated = {"begin": ("from", "start"), "end": ("to", "until", "stop")}
+    about = {"begin": "fetch: the first bar's date", "end": "fetch: bars close by then; now"}
+    for dest, names in dated.items():
+        flags = [f"--{name}" for name in names]
+        parser.add_argument(*flags, dest=dest, metavar="DATE", help=about[dest])
     parser.add_argument("--bar", metavar="LENGTH", help="fetch: length of a bar, e.g. 1d, 1h, 1m")
     parser.add_argument(
         "--out", metavar="FILE", help="fetch: a .parquet, .feather or .csv; a second run resumes"

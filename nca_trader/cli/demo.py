@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nca_trader.cli import stop_on_signal, stopped
-from nca_trader.cli.backtest import looks_sentence
-from nca_trader.cli.options import add_options, training_progress, typed
+from nca_trader.cli.backtest import looks_at
+from nca_trader.cli.options import add_options, typed
 from nca_trader.cli.train import selection_line
 
 NUM_SEEDS = 3
@@ -183,14 +183,10 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             env = TradingEnv(bars.between(None, job.train_until), load_env(args.env))
         agent = dataclasses.replace(load_agent(args.agent), num_seeds=NUM_SEEDS)
         total = planned_steps(agent, args.steps)
-        with (
-            stage("train"),
-            stop_on_signal("update") as stop,
-            training_progress(total, f"train {NUM_SEEDS} seeds") as report,
-        ):
+        with stage("train"), stop_on_signal("update") as stop:
             select = Selector(bars, job.train_until, job.select_until)
             given = {"steps": args.steps, "seed": args.seed, "select": select}
-            run = train(env, agent, path, **given, report=report, stop=stop)
+            run = train(env, agent, path, **given, stop=stop)
         # `train` also returns where it was asked to stop.
         chosen = run.selection
         if chosen is not None and (steps_done(run) >= total or bool(chosen.ended)):
@@ -213,10 +209,10 @@ class Stages:
     @contextlib.contextmanager
     def __call__(self, name: str, label: str | None = None) -> Iterator[None]:
         """Run a stage; without `label`, the stage shows its own progress."""
-        from nca_trader.watch.progress import stage
+        from nca_trader.progress import Progress
 
         began = time.perf_counter()
-        with stage(label) if label else contextlib.nullcontext():
+        with Progress(None, label, always=True) if label else contextlib.nullcontext():
             yield
         self.seconds[name] = time.perf_counter() - began
 
@@ -301,7 +297,7 @@ def _evaluate(
         for text in advice:
             print(f"  - {text}")
     trained = trials.count(run.root, "train", run.manifest.data)
-    print(f"Agents trained so far: {trained}. {looks_sentence(agent)}")
+    print(f"Agents trained so far: {trained}")
     print(f"The page: {page}")
     # After the page, which shows where they differ.
     if not parity.ok:
@@ -339,7 +335,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     ratio = run.manifest.data.rows / parameters
     warning = "" if ratio >= 1.0 else " WARNING: below 1, it can memorise the noise."
     return [
-        ("Evaluations on the test span", looks_sentence(agent)),
+        ("Evaluations on the test span", looks_at(agent)),
         (
             "The same exposure without its timing",
             f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",

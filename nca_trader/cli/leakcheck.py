@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from nca_trader.cli import fail_check
@@ -19,7 +15,6 @@ NOTE = (
     "Feature, or a function of --param alone that returns a Strategy or a Feature. Exit code 0: "
     "no look-ahead was found; 1: it looks ahead; 2: it can't be checked."
 )
-QUIET = 2.0  # seconds before progress is shown
 
 
 def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
@@ -60,17 +55,8 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
     subject = subject_of(name, params_of(args))
     # After the subject, whose faults are found without reading a large file.
     bars = read_bars(args.data, **reading_options(args))
-    with shown() as report:
-        found = leakcheck(
-            subject,
-            bars,
-            cases=args.cases,
-            seed=args.seed,
-            decided=args.decided,
-            tolerance=args.tolerance,
-            name=name,
-            report=report,
-        )
+    names = ("cases", "seed", "decided", "tolerance")
+    found = leakcheck(subject, bars, name=name, **{each: getattr(args, each) for each in names})
     print(found)
     result = {"strategy": name, "data": args.data} | found.to_dict()
     if not found.ok:
@@ -78,30 +64,3 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
         use = "use bars up to its own row only"
         fail_check(args, result, f"{name}: {what}; see above, and {use}.")
     return result
-
-
-@contextmanager
-def shown() -> Iterator[Callable[[int, int], None]]:
-    """Yield the function that shows progress: on a terminal, once the check has taken a while."""
-    from nca_trader.watch.progress import DRAW_EVERY, duration, on_terminal
-
-    # The first line is due QUIET seconds after the start.
-    began, width = time.monotonic(), 0
-    drawn = began + QUIET - DRAW_EVERY
-
-    def report(done: int, total: int) -> None:
-        nonlocal drawn, width
-        now = time.monotonic()
-        # In a log file, each redrawn line would stay.
-        if now - drawn < DRAW_EVERY or not on_terminal(sys.stderr):
-            return
-        left = duration((now - began) / done * (total - done))
-        line = f"leakcheck  {done} of {total} cases  {left} left"
-        drawn, width = now, max(width, len(line))
-        print(f"\r{line:<{width}}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield report
-    finally:
-        if width:  # the report starts on an empty line
-            print("\r" + " " * width + "\r", end="", file=sys.stderr, flush=True)

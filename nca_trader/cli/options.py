@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from nca_trader.errors import ConfigError, argument, options_named
@@ -298,37 +296,3 @@ def load_selection(args: argparse.Namespace) -> Any:
     if args.until is None:
         args.until = found[1]
     return Selector(load_bars(args), found[1], found[2] or None)
-
-
-@contextlib.contextmanager
-def training_progress(total: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield the function that shows each row of metrics as progress towards `total` steps."""
-    from nca_trader.parallel import hosts
-    from nca_trader.watch.progress import Progress
-
-    if not hosts.first():  # one bar for all processes
-        yield lambda row: None
-        return
-    with Progress(total, label) as bar:
-        seen: int | None = None
-
-        def report(row: dict[str, Any]) -> None:
-            nonlocal seen
-            if seen is None:
-                if "memory_gb" in row:
-                    agents = int(row["agents_at_once"])
-                    print(
-                        f"memory: an update needs {row['memory_gb']:.3g} GB of a device, with "
-                        f"{agents} agent{'s' if agents > 1 else ''} at once and micro_batches = "
-                        f"{row['micro_batches']:.0f}"
-                    )
-                # A resumed run starts where it stopped, not at 0.
-                before = row["steps"] - row["steps"] // row["update"]
-                bar.skip(before)
-                seen = before
-            # A metric that is not finite is None.
-            known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
-            bar.update(row["steps"] - seen, **known)
-            seen = row["steps"]
-
-        yield report

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal, stopped
@@ -56,7 +54,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
 
     what, options = _subject_and_options(args)
     # A bar is finished first, with its events in the journal.
-    with stop_on_signal("bar") as stop, bars_shown() as progress:
+    with stop_on_signal("bar") as stop:
         result = paper_trade(
             what,
             args.feed,
@@ -67,7 +65,6 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             stop=stop,
             reading=reading_options(args),
             warmup=args.warmup,
-            progress=progress,
             **options,
         )
         asked = stop()
@@ -94,31 +91,6 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     print(f"The page: {typed('dashboard', journal=args.journal)}")
     result |= {"summary": table and table.body}
     return stopped(args, result) if asked else result
-
-
-@contextlib.contextmanager
-def bars_shown() -> Iterator[Callable[..., None]]:
-    """Yield the function that shows a session's progress; see `paper_trade`."""
-    from nca_trader.watch.progress import LiveProgress, Progress
-
-    with contextlib.ExitStack() as stack:
-        shown: Progress | LiveProgress | None = None
-
-        def report(done: int, total: int | None, *live: float) -> None:
-            nonlocal shown
-            if shown is None:  # the total is known at the first bar
-                made = (
-                    LiveProgress("paper")
-                    if total is None
-                    else Progress(total, "paper", unit="bars")
-                )
-                shown = stack.enter_context(made)
-            if isinstance(shown, Progress):
-                shown.update(1)
-            else:
-                shown.update(done, *live)
-
-        yield report
 
 
 def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import secrets
 from typing import Any
 
 from nca_trader.cli import fail_check
 from nca_trader.cli.options import add_options, typed
+from nca_trader.progress import say
 
 NUM_SEEDS = 3
 
@@ -64,7 +64,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         seeds=seeds,
         controls=not args.alone,
         workers=args.workers,
-        say=functools.partial(print, flush=True),
+        say=say,
     )
     if args.out:
         write_proofs(args.out, proofs, args.agent)

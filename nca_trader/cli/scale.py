@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 from typing import Any
 
 from nca_trader.cli import fail_check
@@ -50,9 +49,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
     env, agent = load_experiment(args)
     # A synthetic market has as many bars as its config says: plan draws none.
     bars = None if env.market and args.data is None else load_bars(args)
-    # Flushed: in a pipe the lines would wait in a buffer while XLA compiles.
-    say = functools.partial(print, flush=True)
-    report = plan(agent, args.topology, env=env, bars=bars, largest=args.largest, say=say)
+    report = plan(agent, args.topology, env=env, bars=bars, largest=args.largest)
     report = {"agent": args.agent, "env": args.env} | report
     print("\n".join(plan_lines(report)))
     # After the whole report, which shows what takes the memory.

@@ -9,7 +9,7 @@ import shutil
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from nca_trader.cli import stop_on_signal, stopped
@@ -21,10 +21,10 @@ from nca_trader.cli.options import (
     load_selection,
     load_training,
     reading_options,
-    training_progress,
     typed,
 )
 from nca_trader.errors import CheckFailed, ConfigError
+from nca_trader.progress import say
 
 if TYPE_CHECKING:
     from nca_trader.learner.programs import Compilations
@@ -119,11 +119,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     if agent.learner.replay_slots:
         print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
-    with (
-        stop_on_signal("update") as stop,
-        training_progress(steps, "train") as progress,
-        debugged(args, progress) as watch,
-    ):
+    with stop_on_signal("update") as stop, debugged(args) as watch:
         common = {"steps": args.steps, "seed": args.seed, "select": select}
         run = train(env, agent, args.run_dir, report=watch, stop=stop, **common)
     done, chosen = steps_done(run), run.selection
@@ -184,8 +180,8 @@ def replay_line(env: Any, agent: Any) -> str:
 
 
 @contextlib.contextmanager
-def debugged(args: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> Iterator[Watch]:
-    """Set the switches while the block runs, and yield the `Watch` that calls `report`.
+def debugged(args: argparse.Namespace) -> Iterator[Watch]:
+    """Set the switches while the block runs, and yield the `Watch` of the updates.
 
     Raises:
       ConfigError: `--profile` is below 1.
@@ -205,7 +201,7 @@ def debugged(args: argparse.Namespace, report: Callable[[dict[str, Any]], None])
     # Restored afterwards: this process may go on, e.g. in a test.
     before = {name: getattr(jax.config, name) for name, _, _ in switches}
     with Compilations() as compiled:
-        watch = Watch(args, report, compiled)
+        watch = Watch(args, compiled)
         try:
             for name, value, _ in switches:
                 jax.config.update(name, value)
@@ -217,21 +213,15 @@ def debugged(args: argparse.Namespace, report: Callable[[dict[str, Any]], None])
 
 
 class Watch:
-    """Takes the metrics of each update: reports them, traces some, and counts compilations.
+    """Takes the metrics of each update: prints its memory, traces some, and counts compilations.
 
     Args:
       args: the options of `train`.
-      report: called with each row of metrics.
       compiled: the compilations of this process, counted from the start.
     """
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        report: Callable[[dict[str, Any]], None],
-        compiled: Compilations,
-    ):
-        self._args, self._report, self._compiled = args, report, compiled
+    def __init__(self, args: argparse.Namespace, compiled: Compilations):
+        self._args, self._compiled = args, compiled
         self._rates: list[float] = []
         self._tracing = False
 
@@ -244,9 +234,16 @@ class Watch:
         import jax
 
         from nca_trader.learner.train import dropped_line
+        from nca_trader.parallel import hosts
 
         args = self._args
-        self._report(row)
+        if not self._rates and "memory_gb" in row and hosts.first():
+            agents = int(row["agents_at_once"])
+            say(
+                f"memory: an update needs {row['memory_gb']:.3g} GB of a device, with "
+                f"{agents} agent{'s' if agents > 1 else ''} at once and micro_batches = "
+                f"{row['micro_batches']:.0f}"
+            )
         # The guard drops such an update inside the program, where jax would not stop.
         if (args.debug_nans or args.debug_infs) and row["skipped"]:
             raise CheckFailed(f"{dropped_line(row)}.")
@@ -304,13 +301,7 @@ def add_supervise_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     for name, kind, metavar, default, text in (
         ("restarts", int, "N", 10, "in a row, at most (default 10)"),
-        (
-            "backoff",
-            float,
-            "SECONDS",
-            1.0,
-            "before the first restart; doubles, up to 60 (default 1)",
-        ),
+        ("backoff", float, "SECONDS", 1.0, "before the first restart; doubles, to 60 (default 1)"),
         ("processes", int, "N", None, "start N processes on this machine, which train as one"),
     ):
         parser.add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=text)

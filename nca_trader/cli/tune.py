@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from nca_trader.cli.options import READING, add_options, load_bars, load_experiment
+from nca_trader.progress import say
 
 NOTE = (
     "Trials train before the last 20% of the bars and are scored on those. Give --until, so that "
@@ -67,7 +68,7 @@ def run_tune(args: argparse.Namespace) -> dict[str, Any]:
         parse_space(args.space),
         args.folder,
         env=env,
-        done=lambda number, score: print(f"trial {number}: {args.metric} {score:.3f}", flush=True),
+        done=lambda number, score: say(f"trial {number}: {args.metric} {score:.3f}"),
         **{name: getattr(args, name) for name in names},
     )
     print(found.trials.drop(columns="seeds").to_string(float_format="{:.4g}".format))

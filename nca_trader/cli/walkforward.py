@@ -65,13 +65,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("steps", "N", int, None, "environment steps of each agent in each fold"),
         ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
         ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),
-        (
-            "trials",
-            "DIR",
-            str,
-            None,
-            "of the trial log (default: that of --folder, or runs)",
-        ),
+        ("trials", "DIR", str, None, "of the trial log (default: that of --folder, or runs)"),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, default=default, help=text)
     parser.add_argument(
@@ -102,7 +96,6 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.walkforward.walk import walk_forward
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Bars
-    from nca_trader.watch.progress import stage
 
     env = EnvConfig(max_gross=None)
     if args.env is not None:
@@ -130,8 +123,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     names = ("train", "test", "purge", "embargo", "scheme", "num_folds", "num_test", "metric")
     more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
     more["trials"] = args.trials or (None if args.folder else "runs")
-    with stage(f"walk forward over {len(getattr(source, 'bars', source)):,} bars"):
-        walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
+    walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
     print(walk)
     if deployed is not None:
         walk.deploy(deployed)
@@ -141,21 +133,8 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         folds[column] = folds[column].dt.strftime("%Y-%m-%d")
     print(folds.to_string(float_format="{:.3f}".format))
     if args.out is not None and args.out.endswith(".html"):
-        own = (
-            "strategy",
-            "param",
-            "agent",
-            "env",
-            "set",
-            "grid",
-            "seeds",
-            "seed",
-            "steps",
-            "warm_start",
-            "until",
-            "deploy",
-        )
-        own += (*names, "data", *READING, *ACCOUNT, "folder", "trials")
+        first = "strategy param agent env set grid seeds seed steps warm_start until deploy".split()
+        own = (*first, *names, "data", *READING, *ACCOUNT, "folder", "trials")
         command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})
         bars = getattr(source, "bars", source)
         report(bars, walk.result, args.out, command=command, folds=folds)

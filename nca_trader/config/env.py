@@ -153,7 +153,7 @@ class EnvConfig:
       features: names from `nca_trader.data.features.FEATURES`, in order; or of your own, as
         "module:name" or as a Python object, see docs/guides/extend.md.
       fill: "next_open" fills at the open of the bar after the decision; "close" at the close
-        that the decision saw. Nobody can trade there in reality, and reports say so.
+        that the decision saw. No real order can be filled there, and reports say so.
       order: "on_change" trades when the ordered target changes; "rebalance" every bar.
       short: True gives the actions short, flat, long; False gives flat, long.
       size: the weight that long means in each asset; None is 1 / number of assets.

@@ -41,7 +41,7 @@ def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:
       remedy: what to do, for the message.
 
     Raises:
-      StateError: `content` is not JSON, or nobody would write it (deep nesting, huge numbers).
+      StateError: `content` is not JSON, or is nested too deeply, or has a number that is too large.
     """
     try:
         text = content if isinstance(content, str) else content.decode()

@@ -277,7 +277,7 @@ def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, Time
     now, following = market.legs_at(index), market.legs_at(index + 1)
     episode, reward = transition(market.dynamics, state.episode, action, now, following)
     ruined = episode.account.ruined
-    # Bankruptcy wins: nobody may bootstrap from an account that cannot go on.
+    # Bankruptcy takes precedence: the value of an account that has ended is 0.
     truncated = ~ruined & (index + 1 >= state.last)
     state = state._replace(index=index + 1, episode=episode)
     discount = 1.0 - ruined.astype(jnp.float32)

@@ -20,6 +20,7 @@ from nca_trader.envs.rewards import begun
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.backtest import count_look
+from nca_trader.progress import tracked
 from nca_trader.runs.exported import Coding, compact
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.types import Bars
@@ -161,14 +162,14 @@ def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
     # because XLA folds the constants of a program.
     streams = [lambda p=p: stream(p, state, x[0], present[0]) for p in several]
     windows = [lambda p=p: window(p, x, present) for p in several]
-    medians = zip(_medians_us(streams), _medians_us(windows), strict=True)
+    medians = zip(_medians_us(streams, "stream"), _medians_us(windows, "window"), strict=True)
     return [{"stream_us": one, "window_us": two} for one, two in medians]
 
 
-def _medians_us(calls: Sequence[Callable[[], Any]]) -> list[float]:
+def _medians_us(calls: Sequence[Callable[[], Any]], label: str) -> list[float]:
     # In turns, so that a slow spell of the machine slows all of them.
     spent: list[list[float]] = [[] for _ in calls]
-    for turn in range(CALLS + 1):
+    for turn in tracked(range(CALLS + 1), f"time {label}", "calls", compiles=True, ticks=False):
         for call, times in zip(calls, spent, strict=True):
             began = time.perf_counter()
             jax.block_until_ready(call())

@@ -25,6 +25,7 @@ from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.evaluate.perturb import Case, Cases, arrays_of, equal, holed
 from nca_trader.evaluate.simulate import simulate_strategy
 from nca_trader.numerics import float64_on_cpu
+from nca_trader.progress import tracked
 from nca_trader.types import Bars, Costs
 
 LEAST_BARS = 20
@@ -166,7 +167,6 @@ def leakcheck(
     decided: str = "close",
     tolerance: float = 0.0,
     name: str | None = None,
-    report: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Search a strategy or a feature for look-ahead by running it on other futures.
 
@@ -181,7 +181,6 @@ def leakcheck(
       tolerance: the largest change that counts as rounding, relative to the value where that is
         above 1. 0 compares bit for bit (NaN equals NaN, 0.0 equals -0.0).
       name: of the subject, for the report.
-      report: called with the number of cases done and of all cases.
 
     Returns:
       A `Report`; `ok` is False where the past changed.
@@ -214,10 +213,8 @@ def leakcheck(
     known = as_subject(subject)
     search = _Search(known._replace(name=name or known.name), tolerance, decided == "open")
     drawn = search.begin(np.random.default_rng(seed), bars)
-    for number in range(cases):
+    for number in tracked(range(cases), "leakcheck", "cases"):
         search.run(drawn.draw(number))
-        if report is not None:
-            report(number + 1, cases)
     # Once more on the bars as they are: this shows what a subject keeps from call to call.
     search.refuse_other(search.values(bars), "changes from call to call")
     if search.early:

@@ -14,6 +14,7 @@ import dataclasses
 import numpy as np
 
 from nca_trader.evaluate.result import Result
+from nca_trader.progress import tracked
 
 MOST = 5000  # shifts that are computed; of longer spans as many are drawn
 
@@ -77,7 +78,7 @@ def shifted(held: np.ndarray, moved: np.ndarray, bars_per_year: float, seed: int
     def mean(shift: int) -> float:
         return float((np.roll(held, shift, axis=0) * moved).sum()) / length * bars_per_year
 
-    true, others = mean(0), np.array([mean(int(shift)) for shift in shifts])
+    true, others = mean(0), np.array([mean(k) for k in tracked(shifts.tolist(), "shift", "times")])
     # A constant position earns the same at all times but for rounding, and has no timing.
     least = true - 1e-9 * max(1.0, abs(true))
     return Timing(

@@ -32,6 +32,7 @@ from nca_trader.learner.exact import check_finite
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
+from nca_trader.progress import Progress, tracked
 
 # What an agent observes of every market. All of it comes from bars up to the decision; the market's
 # own state is not part of it. The levels are measured from an average of 4,096 bars: measured from
@@ -334,7 +335,7 @@ def prove(
     parse_workers(workers)
     # All are prepared first: a mistake in the last name must not cost the runs before it.
     prepared = [prepare(name, loaded, steps) for name in names]
-    # Drawn and not fixed, so that the claim is about seeds that nobody chose.
+    # Drawn and not fixed, so that seeds cannot be chosen by their results.
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds
     return prove_markets(prepared, seeds, controls, workers, say)
 
@@ -378,11 +379,13 @@ def prove_markets(
 
     def gather(number: int, curve: list[Point]) -> None:
         found[number] = curve
+        shown.update()
         for proof in list(ready())[len(proofs) :]:
             proofs.append(proof)
             say(str(proof))
 
-    run_jobs(_train_and_judge, jobs, workers=workers, done=gather)
+    with Progress(len(jobs), "prove", "runs") as shown:
+        run_jobs(_train_and_judge, jobs, workers=workers, done=gather)
     return proofs
 
 
@@ -407,7 +410,7 @@ def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Po
     every = -(-updates // LOOKS)
     state = learner.init(jax.random.key(int(key) >> 1))
     seconds, curve = 0.0, [Point(0.0, 0, reached_by(fresh, policy, state.params))]
-    for update in range(1, updates + 1):
+    for update in tracked(range(1, updates + 1), "train", "updates"):
         began = time.perf_counter()
         state = jax.block_until_ready(learner.step(state)[0])
         seconds += time.perf_counter() - began

@@ -36,13 +36,8 @@ from nca_trader.envs.account.step import mark, place, to_close, to_open
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
-from nca_trader.numerics import (
-    LEAST_BARS,
-    MOST_ASSETS,
-    as_one_kernel,
-    float64_on_cpu,
-    row_sums,
-)
+from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu, row_sums
+from nca_trader.progress import tracked
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on
 from nca_trader.types import Bar, Bars, Costs, Tensor
@@ -310,8 +305,8 @@ def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarra
     """Encode every bar, in chunks with the halo they need; return cells `[N, A, C]` float32."""
     halo = policy.receptive_field - 1
     function = jax.jit(policy.encode)
-    pieces = []
-    for begin in range(0, len(features), CHUNK):
+    pieces, begins = [], range(0, len(features), CHUNK)
+    for begin in tracked(begins, "encode bars", "chunks"):
         first, end = max(begin - halo, 0), min(begin + CHUNK, len(features))
         # One shape for all chunks, so one compilation. A bar has one place in its chunk, however
         # many bars follow it, because a matrix product may round its rows by their place.

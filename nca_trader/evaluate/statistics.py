@@ -15,6 +15,7 @@ from scipy.stats import norm
 
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
+from nca_trader.progress import Progress
 
 
 class Moments(NamedTuple):
@@ -165,7 +166,13 @@ def bootstrap_values(
     if math.isfinite(estimated):
         block = max(1.0, estimated)
     bootstrap = StationaryBootstrap(block, samples, seed=seed)
-    values = bootstrap.apply(lambda drawn: np.array(statistic(drawn)), repetitions)
+    with Progress(repetitions, "bootstrap", "resamples") as shown:
+
+        def on(drawn: np.ndarray) -> np.ndarray:
+            shown.update()
+            return np.array(statistic(drawn))
+
+        values = bootstrap.apply(on, repetitions)
     # A resample without a trade has no Sharpe ratio. The rest would be another statistic.
     return values.ravel() if np.isfinite(values).all() else None
 

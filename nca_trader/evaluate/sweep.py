@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from nca_trader.agents.rules import buy_and_hold
 from nca_trader.agents.strategy import Strategy
@@ -23,12 +22,7 @@ from nca_trader.envs.account.state import Rules, with_limits
 from nca_trader.errors import BarError, ConfigError, NcaTraderError
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.combinations import (
-    Combination,
-    combinations_of,
-    takes_bars,
-    valid,
-)
+from nca_trader.evaluate.combinations import Combination, combinations_of, takes_bars, valid
 from nca_trader.evaluate.multiple import block_returns
 from nca_trader.evaluate.search import counted, judge
 from nca_trader.evaluate.sweep_parts import (
@@ -41,6 +35,7 @@ from nca_trader.evaluate.sweep_parts import (
 )
 from nca_trader.machine import cores
 from nca_trader.parallel.jobs import Job, run_jobs, sendable
+from nca_trader.progress import Progress
 from nca_trader.types import Bars, Costs
 
 BLOCKS = 2000  # of bars, at most: returns are kept by block, for the verdict
@@ -258,13 +253,7 @@ def _benchmark(setting: Setting) -> tuple[np.ndarray, float]:
     """Return the returns `[N]` and the Sharpe ratio of buy and hold, with the same costs."""
     account = setting.account
     held = backtest(
-        setting.bars,
-        HOLD,
-        setting.costs,
-        account.fill,
-        "on_change",
-        look=False,
-        **setting.limits,
+        setting.bars, HOLD, setting.costs, account.fill, "on_change", look=False, **setting.limits
     )
     return metrics.simple_returns(held.equity), held.metrics["sharpe"]
 
@@ -282,8 +271,8 @@ def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
     found = {k: store.read(k) for k in range(len(parts)) if store.has(k)}
     missing = [k for k in range(len(parts)) if k not in found]
     jobs = [Job(f"combinations {k * store.width + 2} and on", (parts[k],)) for k in missing]
-    with tqdm(total=len(rest) + 1, unit=" combinations", disable=None, leave=False) as bar:
-        bar.update(1 + sum(len(parts[k]) for k in found))
+    with Progress(len(rest) + 1, "sweep", "combinations") as bar:
+        bar.skip(1 + sum(len(parts[k]) for k in found))
 
         def advance(job: int, part: dict[str, np.ndarray]) -> None:
             found[missing[job]] = part

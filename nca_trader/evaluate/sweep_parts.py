@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from nca_trader import __version__
 from nca_trader.agents.rolling import periods_up_to
@@ -39,6 +38,7 @@ from nca_trader.evaluate.sweep_program import (
 from nca_trader.evaluate.tally import Tally, summaries
 from nca_trader.machine import cores, write_atomically
 from nca_trader.numerics import cpu, float64_on_cpu
+from nca_trader.progress import Progress
 from nca_trader.types import Bars, Costs
 
 STATE_BYTES = 200_000_000  # of one program
@@ -125,10 +125,10 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
         number: _outcome(store.read(number)) for number in range(len(parts)) if store.has(number)
     }
     with (
-        tqdm(total=len(combinations), unit=" combinations", disable=None, leave=False) as shown,
+        Progress(len(combinations), "sweep", "combinations") as shown,
         concurrent.futures.ThreadPoolExecutor(workers) as pool,
     ):
-        shown.update(sum(len(parts[number][0]) for number in outcomes))
+        shown.skip(sum(len(parts[number][0]) for number in outcomes))
         for number, outcome in _in_any_order(pool, run, missing):
             own = {"log_equity": outcome.log_equity, "blocks": outcome.blocks}
             store.write(number, outcome.tally._asdict() | own)
@@ -199,7 +199,7 @@ def tail_metrics(setting: Setting) -> dict[str, np.ndarray]:
         blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
         blocks = jax.device_put(blocks, cpu())
     found = {name: np.full(len(combinations), np.nan) for name in TAILS}
-    with tqdm(total=len(combinations), unit=" tails", disable=None, leave=False) as shown:
+    with Progress(len(combinations), "tails", "combinations") as shown:
         for rows, fixed in _parts(_groups(combinations, traced), width):
             with float64_on_cpu():
                 values = _values(combinations, rows, traced, width)
@@ -210,7 +210,7 @@ def tail_metrics(setting: Setting) -> dict[str, np.ndarray]:
                 for name, of in TAILS.items():
                     returns = plain[place] if of == "return" else excess[place]
                     found[name][k] = getattr(metrics, name)(returns)
-                shown.update(1)
+                shown.update()
     return found
 
 

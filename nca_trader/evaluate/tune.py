@@ -31,6 +31,7 @@ from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.train import train
 from nca_trader.machine import scratch, write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
+from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.folder import open_folder
 from nca_trader.runs.manifest import now
@@ -165,7 +166,9 @@ def tune(
     }
     open_folder(path, SETTINGS, json.loads(json.dumps(known)), "search")
     study = _study(path)
-    _search(study, setup, space, path, trials, seeds, batch, workers, done)
+    with Progress(trials * seeds, "tune", "agents") as shown:
+        shown.skip(min(len(_finished(study)), trials) * seeds)
+        _search(study, setup, space, path, trials, seeds, batch, workers, done, shown)
     return _result(study, setup, path)
 
 
@@ -200,6 +203,7 @@ def _search(
     batch: int,
     workers: int | str | None,
     done: Callable[[int, float], None],
+    shown: Progress,
 ) -> None:
     import optuna
 
@@ -219,7 +223,9 @@ def _search(
         for trial in asked:
             name = f"{root.name}-{trial.number}"
             trials.record(root.parent, entry_of("train", name, data, trials=seeds, time=now()))
-        found = run_jobs(_score, jobs, setup, workers=workers)
+        found = run_jobs(
+            _score, jobs, setup, workers=workers, done=lambda number, score: shown.update()
+        )
         for k, trial in enumerate(asked):
             each = found[k * seeds : (k + 1) * seeds]
             score = float(np.mean(each))

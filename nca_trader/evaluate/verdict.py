@@ -305,7 +305,7 @@ def verdict(
         f"{decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the difference in mean "
         f"return is {percent(difference.mean_return)} per year, {limits}.",
     ]
-    # First, so that nobody reads the numbers before it.
+    # First: it changes what the numbers after it mean.
     if evidence.in_sample:
         sentences.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
     if evidence.copies:

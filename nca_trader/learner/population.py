@@ -192,7 +192,7 @@ def exploited(
             f"fitness is of shape {list(score.shape)}, but {state.update.size} agents train; give "
             "one number per agent."
         )
-    # The agents' own keys are folded with 0 to M - 1; M is nobody's.
+    # The agents' own keys are folded with 0 to M - 1, so M is free.
     key = jax.random.fold_in(jax.random.key(seed), score.size)
     key = jax.random.fold_in(key, row["update"])
     if state.hyper is not None:

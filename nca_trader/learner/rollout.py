@@ -1,7 +1,7 @@
 """Rollouts: accounts simulated along segments of bars under the current policy.
 
-A segment is encoded once on the causal lattice. Then its accounts are scanned bar by bar through
-the policy head and the environment's own transition.
+The policy encodes all bars of a segment at once. A scan over the bars then runs the policy head and
+the environment's transition for each account of the segment.
 """
 
 from __future__ import annotations

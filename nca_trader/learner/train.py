@@ -14,6 +14,7 @@ number of updates, which every checkpoint has.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -46,6 +47,7 @@ from nca_trader.learner.stopping import Scoring, Stopping
 from nca_trader.learner.update import LearnerState
 from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import replicated
+from nca_trader.progress import Progress, quiet
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run, training_run
 
@@ -139,11 +141,14 @@ def train(
         Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints,
         Markets(env, agent.learner, learner.mesh) as markets,
         Compilations(step.__name__ for step in learner.programs.values()) as compiled,
+        contextlib.nullcontext() if hosts.first() else quiet(),  # one line for all processes
+        Progress(planned_steps(agent), "train", compiles=True) as shown,
     ):
         config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
         stopping = Stopping(run, select, agent.selection, updates)
         state, done = _resume(learner, checkpoints, seed, run, params)
         stopping.resume(done)
+        shown.skip(done * learner.steps_per_update)
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
         # Each turn is one update. All processes take the same turns, since `step` is a collective.
@@ -163,7 +168,9 @@ def train(
                 row["shard"] = shard
             # Before the row is written, so an update that is rolled back leaves none.
             if fault := health.fault(row):
+                failed = done
                 state, done = _resume(learner, checkpoints, seed, run, params)
+                shown.skip((done - failed + 1) * learner.steps_per_update)
                 state = health.roll_back(fault, state, done)
                 stopping.resume(done)
                 continue
@@ -174,6 +181,9 @@ def train(
                 stopping.score(state, done, row)
             if hosts.first():
                 run.lines.append(json.dumps(row))
+            # A metric that is not finite is None.
+            known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
+            shown.update(learner.steps_per_update, **known)
             report(row)
             # A checkpoint is written by a thread; its error ends training here and not at the next
             # save.

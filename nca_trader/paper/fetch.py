@@ -9,8 +9,6 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tqdm import tqdm
-
 from nca_trader.config.ranges import moment
 from nca_trader.config.reading import parse_step
 from nca_trader.data.bars import write_bars
@@ -19,6 +17,7 @@ from nca_trader.errors import BarError, ConfigError, StateError, argument
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.closing import DAY_SECONDS, Grid, Row, Source, bars_of
 from nca_trader.paper.venue import Unreachable
+from nca_trader.progress import Progress
 from nca_trader.types import Bars
 
 CHUNK = 10_000  # rows of a chunk, about
@@ -73,7 +72,7 @@ def fetch_bars(
     try:
         with (
             partial.open("a", encoding="utf-8") as file,
-            tqdm(total=len(chunks), unit=" chunks", disable=None, leave=False) as shown,
+            Progress(len(chunks), "fetch", "chunks") as shown,
         ):
             if not kept:
                 _append(file, [json.dumps(about | {"end": end}, sort_keys=True)])

@@ -29,6 +29,7 @@ from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
 from nca_trader.paper.sources import open_venue
 from nca_trader.paper.venue import Ticket, Unreachable, Venue
+from nca_trader.progress import Progress, duration
 from nca_trader.types import PRICES, Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
@@ -83,38 +84,34 @@ class LiveSession(Session):
         super().__init__(agent, None, journal, capital, start, live=names)
         self._gate = Gate(agent.symbols, live=True, seconds=feed.period, clock=feed.now)
 
-    def trade(
-        self,
-        stop: Callable[[], bool] = lambda: False,
-        progress: Callable[..., None] | None = None,
-    ) -> dict[str, Any]:
+    def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
 
         Args:
           stop: called between two bars.
-          progress: see `paper_trade`.
 
         Raises:
           HaltError: books that differ, a venue that does not answer, unusable bars or decisions.
           StateError: the journal cannot be written, or says that something else happened.
           Unreachable: the venue did not answer at the start.
         """
-        pump = None
+        pump, seen = None, -1
         try:
             self._begin(stop)
             pump = Pump(self._feed)
-            while not stop():
-                if progress is not None:
-                    progress(self._counts["bars"], None, self._grown(), self._left())
-                item = pump.get(TICK)
-                if item is pump.END:
-                    break
-                if isinstance(item, Notice):
-                    self.on_notice(item)
-                elif item is None:
-                    self._idle()
-                else:
-                    self.on_bar(item)
+            with Progress(None, "paper", ticks=False) as shown:
+                while not stop():
+                    shown.note(self._line(), news=seen != self._counts["bars"])
+                    seen = self._counts["bars"]
+                    item = pump.get(TICK)
+                    if item is pump.END:
+                        break
+                    if isinstance(item, Notice):
+                        self.on_notice(item)
+                    elif item is None:
+                        self._idle()
+                    else:
+                        self.on_bar(item)
         except Halting as halting:
             raise self._halted(halting) from None
         finally:
@@ -125,6 +122,12 @@ class LiveSession(Session):
             self._counts["fills"] = self._router.ledger.count
             self._record("run_ended", key, dict(self._counts), self._state.last * NANOSECONDS)
         return self.result()
+
+    def _line(self) -> str:
+        """Return the line of progress: bars, equity, and the time until the next bar."""
+        left = self._left()  # below 0 while a bar is overdue, NaN where it is not known
+        waits = f"next bar in {duration(left)}" if left > 0.0 else "waiting for the next bar"
+        return f"{self._counts['bars']:,} bars  equity {self._grown():.4f}  {waits}"
 
     def on_notice(self, notice: Notice) -> None:
         """Journal what the feed says. While it is stale no bar comes, and so no order goes."""
@@ -482,7 +485,6 @@ def trade_live(
     start: int | None,
     warmup: int | None,
     stop: Callable[[], bool],
-    progress: Callable[..., None] | None = None,
     members: Any = None,
 ) -> dict[str, Any]:
     """Open the journal and the venue, and trade until `stop()`; see `LiveSession`.
@@ -501,4 +503,4 @@ def trade_live(
             warmup = WARMUP if warmup is None else warmup
             session = session_of(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
-                return session.trade(stop, progress) | {"durability": opened.durability}
+                return session.trade(stop) | {"durability": opened.durability}

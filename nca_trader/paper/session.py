@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ from nca_trader.paper.feed import NANOSECONDS, Feed, LiveFeed, ReplayFeed, parse
 from nca_trader.paper.gate import Gate, Passed, Refusal
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.risk import KillSwitch, after_resume, broken, refuse_halted, remedy, said
+from nca_trader.progress import Progress
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.universe import run_on, trades_others, trained_symbols
@@ -389,21 +389,6 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _counting(
-    stop: Callable[[], bool], progress: Callable[[int, int], None] | None, total: int
-) -> Callable[[], bool]:
-    """Return `stop`, which also reports how many bars it was called after."""
-    if progress is None:
-        return stop
-    bars = itertools.count(1)
-
-    def stopped() -> bool:
-        progress(next(bars), total)
-        return stop()
-
-    return stopped
-
-
 def _equity(account: Any) -> float:
     """Return equity as a fraction of the start's, by the formula of a backtest."""
     return float(np.exp(account.log_equity + account.log_equity_low))
@@ -524,7 +509,6 @@ def paper_trade(
     fill: str | None = None,
     order: str | None = None,
     warmup: int | None = None,
-    progress: Callable[..., None] | None = None,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -550,9 +534,6 @@ def paper_trade(
       fill: as in `nca_trader.backtest`.
       order: as in `nca_trader.backtest`.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
-      progress: called after each bar with the number of bars so far, and that of the feed's file.
-        In a live session it is called ten times a second, with the number of bars so far, None, the
-        equity as a multiple of the start, and the seconds until the next bar (NaN: not known).
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -613,7 +594,7 @@ def paper_trade(
     if live:
         from nca_trader.paper.live import trade_live
 
-        how = (capital, first, warmup, stop, progress, members)
+        how = (capital, first, warmup, stop, members)
         result = trade_live(agent, live, broker, Path(journal), *how)
         named = {"in_sample": 0, "seed": None, "agent": ""}
         if opened_run is not None:
@@ -643,7 +624,13 @@ def paper_trade(
     with contextlib.closing(kept) as opened_journal:
         session = session_of(agent, books, opened_journal, capital, first)
         with session.switch.listening():
-            result = session.trade(source, _counting(stop, progress, len(source)))
+            with Progress(len(source), "paper", "bars") as shown:
+
+                def asked() -> bool:
+                    shown.update()  # called after each bar
+                    return stop()
+
+                result = session.trade(source, asked)
         result["durability"] = opened_journal.durability
     if not seen_of:
         return result | {"in_sample": 0, "seed": None, "agent": ""}

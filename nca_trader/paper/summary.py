@@ -90,7 +90,7 @@ class Summary(NamedTuple):
 
 
 def summarise(journal: str | Path) -> Summary | None:
-    """Read a journal's table; None before the first decision.
+    """Compare a session with buy and hold, from its journal; None before the first decision.
 
     Buying and holding spreads the capital evenly over the assets that have a price where the first
     order fills, pays nothing, and never trades again. Costs are commissions, and how much worse

@@ -271,8 +271,9 @@ def perform(common: bytes, packed: bytes) -> bytes:
     import cloudpickle
 
     from nca_trader.errors import options_named
+    from nca_trader.progress import quiet
 
-    with _one_at_a_time:
+    with _one_at_a_time, quiet():  # the caller shows how far its jobs are
         function, shared, command = _unpacked(common)
         try:
             # Messages of a job name options where the caller is a command.

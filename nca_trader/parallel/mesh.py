@@ -2,8 +2,8 @@
 
 Its axes are (data, fsdp, model). A batch is split over `data` and `fsdp`, the stored parameters and
 optimiser state over `fsdp`, the width of hidden layers over `model`. Devices that share parameters
-or a layer's width communicate much more per minibatch than those that share a batch. So they are
-neighbours where the places of chips are known.
+or a layer's width communicate much more per minibatch than those that share a batch. Where the
+places of the chips are known, such devices are therefore neighbours.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ and a leaf that is whole fits any other mesh.
 
 In an object store, STEP/files.json has the SHA-256 of every other object of a checkpoint, and is
 written last and deleted first. A checkpoint without it does not count: an upload that was cut off
-leaves objects that nobody reads and the next upload deletes.
+leaves objects that are never read, and the next upload deletes them.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Checkpoints:
             self._closing.close()
 
     def save(self, update: int, tree: Any, config: dict[str, str] | None = None) -> None:
-        """Save every leaf of `tree`; return once they are copied, before they are on disk.
+        """Save every leaf of `tree`; return after the copy to the host, before the write to disk.
 
         It waits for the previous checkpoint, if that is still being written.
 

@@ -100,7 +100,7 @@ def record_of_env(env: TradingEnv) -> DataRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A line of the trial log. Fields that older versions did not write are None.
+    """A line of the trial log. A field that an older version did not write is None.
 
     Attributes:
       kind: "train", with `trials`, the number of agents; or "test", with `seed`, the agent

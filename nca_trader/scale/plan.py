@@ -16,6 +16,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.data.samples import sample_bars
 from nca_trader.envs import load_env
 from nca_trader.parallel.mesh import AXES
+from nca_trader.progress import Progress
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import Chip, Slice, mesh_axes, slice_of
 from nca_trader.scale.compiled import Answer, Ask, Question
@@ -23,13 +24,13 @@ from nca_trader.scale.hlo import Collective
 from nca_trader.types import Bars
 
 Report = dict[str, Any]
-Say = Callable[[str], None]
 # Compiles a number of segments: whether they fit, and their share of the memory, None if unknown.
 Attempt = Callable[[int], tuple[bool, float | None]]
 CLOSE = 0.95  # of the best rate: what a smaller batch may lose
 NEAR = 1 / 16  # of the batch, or of the memory: what the largest batch may leave
 STRIDE = 16  # times the first batch is the second, far enough from it to see a slope
 FURTHEST = 4 * STRIDE  # times a batch is the next, whatever the line predicts
+TRIES = 7  # compilations of a search for the largest batch, about
 REMAT_FROM = 0.25  # of the memory: temporaries from which remat is worth a compilation
 
 
@@ -40,7 +41,6 @@ def plan(
     env: EnvConfig | str | os.PathLike[str] = "index_daily",
     bars: Bars | None = None,
     largest: bool = False,
-    say: Say = lambda line: None,
 ) -> Report:
     """Compile an agent's update for a TPU slice that is not here: does it fit, what bounds it.
 
@@ -50,7 +50,6 @@ def plan(
       env: a config, a preset's name, or the path of a TOML file.
       bars: the bars to train on. None stands for sample bars, or for the market that `env` draws.
       largest: also search for the largest batch, with some seven more compilations.
-      say: called with a line for each compilation.
 
     Returns:
       The keys of `nca-trader plan --json`, see docs/guides/plan.md. `fits` is whether the update
@@ -73,8 +72,17 @@ def plan(
         bars = sample_bars("sp500")
     loaded, changes = on_slice(loaded, there)
     question = Question(config, loaded, bars, there)
-    with compiled.compiler() as ask:
-        say(f"compiling the update for {there.name} ...")
+    expected = 1 + TRIES if largest else 1
+    with (
+        compiled.compiler() as compiler,
+        Progress(expected, f"plan for {there.name}", "compilations") as shown,
+    ):
+
+        def ask(question: Question) -> Answer:
+            answer = compiler(question)
+            shown.update()
+            return answer
+
         found = ask(question)
         report = {
             "topology": there.name,
@@ -85,9 +93,10 @@ def plan(
             "set": changes,
         }
         report |= described(found, there.of) | {"widths": width_audit(loaded, there.of)}
-        report["remat"] = remat_advice(ask, question, found, say)
+        report["remat"] = remat_advice(ask, question, found)
         if largest:
-            report["largest"] = largest_batch(ask, question, say, found)
+            report["largest"] = largest_batch(ask, question, found)
+        shown.finish()
     return report
 
 
@@ -214,7 +223,7 @@ def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
     return audit
 
 
-def remat_advice(ask: Ask, question: Question, found: Answer, say: Say) -> Report:
+def remat_advice(ask: Ask, question: Question, found: Answer) -> Report:
     """Return whether `policy.remat` is worth its time here, compiling with it where it may be."""
     policy = question.agent.policy
     temporaries = found.kinds.get("temporaries")
@@ -227,7 +236,6 @@ def remat_advice(ask: Ask, question: Question, found: Answer, say: Say) -> Repor
         return advice | {"advice": f"{keep}: temporaries are {share:.2%} of the memory"}
     if policy.remat == "step":
         return advice | {"advice": "on, at every step: no more can be saved by it"}
-    say("compiling with policy.remat = 'step' ...")
     agent = dataclasses.replace(question.agent, policy=dataclasses.replace(policy, remat="step"))
     other = ask(question._replace(agent=agent))
     advice["with_step"] = {
@@ -249,13 +257,12 @@ def remat_advice(ask: Ask, question: Question, found: Answer, say: Say) -> Repor
     }
 
 
-def largest_batch(ask: Ask, question: Question, say: Say, found: Answer | None) -> Report:
+def largest_batch(ask: Ask, question: Question, found: Answer | None) -> Report:
     """Search for the most segments that fit without more micro-batches.
 
     Args:
       ask: compiles the update for a question.
       question: about the batch to begin with.
-      say: reports progress.
       found: the answer about that batch. It is asked again if this is None, or if the batch was
         cut into more micro-batches.
 
@@ -273,7 +280,6 @@ def largest_batch(ask: Ask, question: Question, say: Say, found: Answer | None) 
         agent = dataclasses.replace(question.agent, learner=changed)
         known = found if segments == learner.num_segments else None
         if known is None or known.micro_batches != learner.micro_batches:
-            say(f"compiling with {segments:,} segments ...")
             # A search would make any batch fit, by more micro-batches.
             known = ask(question._replace(agent=agent, search=False))
         tries[segments] = {

@@ -28,6 +28,7 @@ from nca_trader.learner.learner import make_learner
 from nca_trader.learner.programs import Compilations, bytes_needed
 from nca_trader.learner.train import Markets
 from nca_trader.machine import make_directory, scratch
+from nca_trader.progress import Progress
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import open_run
 from nca_trader.scale.chips import rates_of
@@ -66,7 +67,11 @@ def profile(
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     names = [step.__name__ for step in learner.programs.values()]
     state, market, done = learner.init(jax.random.key(seed)), learner.market, 0
-    with Markets(env, agent.learner, learner.mesh) as markets, Compilations(names) as compiled:
+    with (
+        Markets(env, agent.learner, learner.mesh) as markets,
+        Compilations(names) as compiled,
+        Progress(1 + TIMED + steps, "profile", "updates", compiles=True, ticks=False) as shown,
+    ):
 
         def train() -> None:
             nonlocal state, market, done
@@ -74,6 +79,7 @@ def profile(
             state, metrics = learner.step(state, market)
             jax.device_get(metrics)  # waits for the update: jax dispatches it asynchronously
             done += 1
+            shown.update()
 
         first = _seconds(train)  # compiles
         compiled.again()

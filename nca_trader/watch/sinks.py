@@ -1,7 +1,7 @@
-"""Where notices of alerts go: the log, a webhook, an e-mail, a function of the user's.
+"""Sinks of alerts: the log, a webhook, an e-mail, or a function of the user's.
 
-A sink has its own thread and a bounded queue. What it raises, or how long it takes, reaches nobody
-else. Addresses may be secrets: the log has a sink's kind and host, and nothing else of it.
+Each sink has its own thread and a bounded queue, so its errors and delays do not affect the watcher
+or other sinks. An address may be a secret, so the log names only a sink's kind and host.
 """
 
 from __future__ import annotations

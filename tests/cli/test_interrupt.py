@@ -1,5 +1,7 @@
 """Ctrl-C stops with all saved, the second at once; the same command goes on."""
 
+import argparse
+import importlib
 import os
 import signal
 import subprocess
@@ -9,7 +11,7 @@ import time
 import pytest
 from tiny import STEPS_PER_UPDATE
 
-from nca_trader.cli import stop_on_signal
+from nca_trader.cli import COMMANDS, build_parser, main, stop_on_signal
 from nca_trader.runs.manifest import Run
 
 
@@ -24,10 +26,61 @@ def test_the_first_signal_asks_and_the_second_insists(capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def start(root, arguments):
+def needed(name):
+    """The words that a command cannot do without."""
+    commands = next(action.choices for action in build_parser()._actions if action.choices)
+    words = []
+    for action in commands[name]._actions:
+        if action.required and action.option_strings:
+            words.append(f"{action.option_strings[-1]}=1")
+        elif action.required and action.nargs != argparse.REMAINDER:
+            words.append(next(iter(action.choices or ["1"])))
+    for group in commands[name]._mutually_exclusive_groups:
+        words += [f"{group._group_actions[0].option_strings[0]}=1"] * group.required
+    return words
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_is_interrupted_ends_with_130(name, number, monkeypatch, capsys):
+    module = importlib.import_module(f"nca_trader.cli.{COMMANDS[name][0]}")
+
+    def interrupted(args):
+        signal.raise_signal(number)
+        time.sleep(0)  # a handler runs between two instructions
+        return {"done": True}
+
+    monkeypatch.setattr(module, f"run_{name}", interrupted)
+    monkeypatch.setattr("nca_trader.cli.checks.check", lambda args: None)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main([name, "--json", *needed(name)]) == 130
+    said = capsys.readouterr()
+    assert said.err == "interrupted; what was saved before stays\n" and said.out == ""
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_sweep_that_is_terminated_ends_in_a_line(root, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "def rule(bars, k=1):\n"
+        "    pathlib.Path('begun').touch()\n"
+        "    time.sleep(600)\n"
+    )
+    grid = ("--strategy=slow.py:rule", "--grid=k=1,2", "--json")
+    process = start(root, ["sweep", *grid], tmp_path)
+    wait_for((tmp_path / "begun").exists, process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130 and out == "", err
+    assert err.splitlines()[-1] == "interrupted; what was saved before stays"
+    assert "Traceback" not in err
+
+
+def start(root, arguments, folder=None):
     env = {**os.environ, "PYTHONPATH": str(root)}
     return subprocess.Popen(
         [sys.executable, "-m", "nca_trader", *arguments],
+        cwd=folder,
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

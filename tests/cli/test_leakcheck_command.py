@@ -1,13 +1,11 @@
 """`nca-trader leakcheck`: exit codes, what it prints, and slips that it names in one line."""
 
-import io
 import sys
 
 import numpy as np
 import pytest
 from ledger import random_bars
 
-from nca_trader.cli.leakcheck import shown
 from nca_trader.data.bars import write_bars
 
 CODE = """
@@ -184,29 +182,3 @@ def test_options_that_mean_nothing_are_one_line(check, option, says):
 def test_too_few_bars_are_one_line(command, mine):
     write_bars(random_bars(np.random.default_rng(0), 12, 1), mine / "few.csv")
     one_line(command("leakcheck", "sma_cross", "--data=few.csv"), "12 bars are too few")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_drawn_on_a_terminal_once_it_takes_a_while(monkeypatch, terminal):
-    now = [0.0]
-    stream = Terminal() if terminal else io.StringIO()
-    monkeypatch.setattr("nca_trader.cli.leakcheck.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
-    with shown() as report:
-        report(1, 200)
-        now[0] = 1.9
-        report(50, 200)
-        assert stream.getvalue() == ""
-        now[0] = 2.1
-        report(60, 200)
-        now[0] = 2.15  # too soon to draw again
-        report(61, 200)
-    drawn = stream.getvalue()
-    assert drawn.count("leakcheck  60 of 200 cases  0:05 left") == terminal and "61" not in drawn
-    assert not terminal or drawn.endswith(" \r")

@@ -437,10 +437,8 @@ def test_too_few_bars_are_refused():
     assert leakcheck(crossing_of_ewm, BARS[:20]).ok
 
 
-def test_the_same_seed_is_the_same_report_and_progress_is_told():
-    done = []
-    first = leakcheck(global_rank, BARS, cases=25, report=lambda *at: done.append(at))
-    assert done == [(i + 1, 25) for i in range(25)]
+def test_the_same_seed_is_the_same_report():
+    first = leakcheck(global_rank, BARS, cases=25)
     assert first == leakcheck(global_rank, BARS, cases=25)
     assert first != leakcheck(global_rank, BARS, cases=25, seed=1)
     told = first.to_dict()

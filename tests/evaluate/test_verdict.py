@@ -229,7 +229,7 @@ def test_baselines_under_easier_rules_are_refused():
 
 def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
     code = (
-        "import sys, nca_trader, nca_trader.evaluate.verdict, nca_trader.watch.progress;"
+        "import sys, nca_trader, nca_trader.evaluate.verdict, nca_trader.progress;"
         "print([name for name in ('matplotlib', 'jinja2', 'arch') if name in sys.modules])"
     )
     root = pathlib.Path(__file__).resolve().parents[2]

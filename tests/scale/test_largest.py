@@ -109,7 +109,7 @@ def searched(found=None, **changes):
         return answer_of(asked[-1])
 
     question = Question(ENV, agent, None, V5E)
-    return largest_batch(ask, question, lambda line: None, found), asked
+    return largest_batch(ask, question, found), asked
 
 
 def test_both_batches_come_with_what_was_tried():

@@ -28,6 +28,7 @@ import pyarrow.parquet
 from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.data.reading.faults import Code, refusal
 from nca_trader.errors import BarError, argument, printable
+from nca_trader.progress import Progress
 from nca_trader.types import PRICES
 
 # "spread" alone is not an alias: vendors give it in points, in pips or in the price's unit.
@@ -81,6 +82,7 @@ class Chunk(NamedTuple):
       unit: "line" or "row".
       decimal: the sign of texts that are numbers.
       short: lines that end early.
+      read: bytes of the file up to here, as far as that is known.
     """
 
     frame: pd.DataFrame
@@ -88,6 +90,7 @@ class Chunk(NamedTuple):
     unit: str
     decimal: str = "."
     short: tuple[int, ...] = ()
+    read: int = 0
 
 
 class Layout(NamedTuple):
@@ -162,6 +165,12 @@ class Bytes(io.RawIOBase):
                 raise refusal(path, Code.D001, f"is {what}", remedy)
         self._path, self._file = path, opened(path, "rb")
         self._line, self._length, self.taken = 1, 0, 0
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that were read, of a packed one packed; 0 where that is not known."""
+        packed = getattr(self._file, "fileobj", self._file)
+        return 0 if isinstance(packed, zipfile.ZipExtFile) else packed.tell()
 
     def readable(self) -> bool:
         """Return True."""
@@ -288,7 +297,7 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
                     short = tuple(lines[counts[lines - 1] < frame.shape[1]])
             # An Index of objects: tuples would otherwise become levels.
             frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
-            yield Chunk(frame, str(path), "line", layout.decimal, short)
+            yield Chunk(frame, str(path), "line", layout.decimal, short, source.position)
 
 
 def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
@@ -494,16 +503,24 @@ def _guarded(
             raise refusal(path, Code.D001, say, "Save what it gives to a file")
         if path.stat().st_size == 0:
             raise refusal(path, Code.D002, "the file is empty")
+        size, rows = path.stat().st_size, 0
         if path.suffix in (".parquet", ".pq"):
-            chunks = _titled(_parquet(path), str(path))
+            if path.is_file():
+                rows = pyarrow.parquet.read_metadata(path).num_rows
+            chunks = _titled(_parquet(path), str(path), size / max(rows, 1))
         elif path.suffix in (".feather", ".arrow"):
             chunks = _titled(_feather(path), str(path))
         else:
             chunks = load_csv(path, texts, numbered, decimal)
-        for chunk in chunks:
-            yield chunk
-            # Arrow keeps what it freed, which would add up to more than the bars.
-            pa.default_memory_pool().release_unused()
+        known = rows > 0 or path.suffix not in (".parquet", ".pq", ".feather", ".arrow")
+        done = 0
+        with Progress(size if known else None, f"read {path.name}", "bytes") as shown:
+            for chunk in chunks:
+                yield chunk
+                # Arrow keeps what it freed, which would add up to more than the bars.
+                pa.default_memory_pool().release_unused()
+                shown.update(chunk.read - done)
+                done = chunk.read
     except FileNotFoundError as error:
         raise refusal(path, Code.D001, "no such file", "Check the path") from error
     except BarError:
@@ -584,7 +601,7 @@ def _rows(width: int) -> int:
     return max(CELLS // max(width, 1), 1)
 
 
-def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Chunk]:
+def _titled(frames: Iterator[pd.DataFrame], name: str, row_bytes: float = 0.0) -> Iterator[Chunk]:
     """Make chunks whose columns include the frames' index, if it is a time or a symbol."""
     begin = 0
     for each in frames:
@@ -599,4 +616,4 @@ def _titled(frames: Iterator[pd.DataFrame], name: str) -> Iterator[Chunk]:
         frame = frame.reset_index(drop=not named)
         frame.index = pd.RangeIndex(begin, begin + len(frame))
         begin += len(frame)
-        yield Chunk(frame, name, "row")
+        yield Chunk(frame, name, "row", read=round(begin * row_bytes))

@@ -289,7 +289,7 @@ def builder(
 ) -> Callable[[Callable[..., Market]], Callable[..., Market]]:
     """Decorate a function of parameters that returns a market.
 
-    The market gets the function's name and all parameters, its generator is compiled, and
+    The market has the function's name and all its parameters, its generator is compiled, and
     parameters out of range are refused. `MARKETS` holds it by that name.
 
     Args:

@@ -26,6 +26,7 @@ from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.evaluate.verdict import decimal, percent
+from nca_trader.progress import Progress
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars
 
@@ -133,9 +134,11 @@ def report(
     after = bars.index.searchsorted(index[-1]) + 1
     # Baselines stop where the result did, which may be before the last bar.
     stop = str(bars.index[after]) if after < len(bars) else None
-    baselines = backtest_baselines(bars, result, str(index[0]), stop)
-    shown = report_on(bars, result, baselines, run, command)
-    return write_report(path, dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress))
+    with Progress(None, "page"):
+        baselines = backtest_baselines(bars, result, str(index[0]), stop)
+        shown = report_on(bars, result, baselines, run, command)
+        shown = dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress)
+        return write_report(path, shown)
 
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:

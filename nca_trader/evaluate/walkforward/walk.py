@@ -55,6 +55,7 @@ from nca_trader.evaluate.walkforward.stitching import (
 )
 from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
+from nca_trader.progress import Progress
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.folder import open_folder
 from nca_trader.runs.manifest import Deployment, Run, now
@@ -282,7 +283,12 @@ def walk_forward(
         refuse_other(deploy, recipe, seeds, bars, last)
     name = name or _name_of(subject)
     walk = _Walk(setup, spans, seeds, seed, warm_start, folder, trials, workers, check, done, name)
-    return walk.stitched(walk.fitted())
+    each, unit = (seeds, "agents") if agent else (1, "folds")
+    # One unit more: the baselines, and the check of a fold.
+    with Progress(each * (len(setup.folds) + 1), "walk forward", unit) as shown:
+        stitched = walk.stitched(walk.fitted(shown))
+        shown.finish()
+    return stitched
 
 
 def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
@@ -366,7 +372,7 @@ class _Walk:
     def _agent(self) -> bool:
         return is_agent(self.setup.subject)
 
-    def fitted(self) -> list[Fitted]:
+    def fitted(self, shown: Progress) -> list[Fitted]:
         """Return every fold; those in the folder are not computed again."""
         known: dict[int, Fitted] = {}
         more: dict[str, Any] = {}
@@ -382,6 +388,7 @@ class _Walk:
                 if (found := stored.read_fold(self._path, fold.number)) is not None:
                     known[fold.number] = found
         todo = [fold for fold in self.setup.folds if fold.number not in known]
+        shown.skip(len(known) * (self.seeds if self._agent else 1))
 
         def keep(number: int, fold: Fitted) -> None:
             if self._path is not None:
@@ -390,16 +397,15 @@ class _Walk:
             self.done(number, fold)
 
         if self._agent:
-            self._train(todo, known, keep)
+            self._train(todo, known, keep, shown)
         else:
             jobs = [Job(fold.name, (fold.number,)) for fold in todo]
-            run_jobs(
-                fit_fold,
-                jobs,
-                self.setup,
-                workers=self.workers,
-                done=lambda i, found: keep(todo[i].number, found),
-            )
+
+            def fitted(job: int, found: Fitted) -> None:
+                keep(todo[job].number, found)
+                shown.update()
+
+            run_jobs(fit_fold, jobs, self.setup, workers=self.workers, done=fitted)
             if self.check:
                 self._refuse_leak(known, bool(todo))
         return [known[fold.number] for fold in self.setup.folds]
@@ -426,7 +432,11 @@ class _Walk:
             )
 
     def _train(
-        self, todo: list[Fold], known: Mapping[int, Fitted], keep: Callable[[int, Fitted], None]
+        self,
+        todo: list[Fold],
+        known: Mapping[int, Fitted],
+        keep: Callable[[int, Fitted], None],
+        shown: Progress,
     ) -> None:
         """Train every seed of every fold; folds that begin with the one before come in turn."""
         rounds = [[fold] for fold in todo] if self.warm_start else [todo]
@@ -446,6 +456,7 @@ class _Walk:
                 pairs: list[tuple[Fold, int]] = pairs,
                 found: dict[int, dict[int, Trained]] = found,
             ) -> None:
+                shown.update()
                 fold, i = pairs[job]
                 of_fold = found.setdefault(fold.number, {})
                 of_fold[i] = trained

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from nca_trader.progress import human
 from nca_trader.watch.dashboard.parts import (
     ago,
     cell,
@@ -17,7 +18,6 @@ from nca_trader.watch.dashboard.parts import (
     table,
 )
 from nca_trader.watch.dashboard.session import Vitals
-from nca_trader.watch.progress import human
 
 SEEDS = 8  # lines of a chart
 STALLED = 20.0  # times the usual time between two rows, and at least a minute
