@@ -89,17 +89,23 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item in chosen]
 
 
+MOST_MAPS = 20_000
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Free the programs of a test file after its last test.
+    """Free the compiled programs between two test files, where there are many.
 
     Linux gives a process 65,530 memory maps, and each compiled program takes some. A process that
     kept those of two thousand tests ended with a segmentation fault inside the compiler.
     """
     yield
     if nextitem is None or nextitem.path != item.path:
-        jax.clear_caches()
-        gc.collect()
+        with open("/proc/self/maps", "rb") as maps:
+            held = sum(1 for _ in maps)
+        if held > MOST_MAPS:
+            jax.clear_caches()
+            gc.collect()
 
 
 SECONDS = collections.Counter()

@@ -22,6 +22,7 @@ def known_deviation(truth):
     return np.sqrt(with_level @ np.linalg.solve(covariance, with_level))
 
 
+@pytest.mark.slow
 def test_without_costs_the_optimum_is_an_integral():
     truth, risk = planted.WEAK, 20.0
     m = np.linspace(-8, 8, 200_001) * known_deviation(truth)

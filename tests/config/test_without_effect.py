@@ -122,6 +122,7 @@ def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
     "estimator",
     ["gae", "pathwise", *(pytest.param(x, marks=pytest.mark.slow) for x in ("group", "exact"))],
 )
+@pytest.mark.few(1)
 def test_an_estimator_refuses_what_does_not_change_its_update(estimator):
     learn = dataclasses.replace(tiny.AGENT.learner, envs_per_segment=2, advantages=estimator)
     agent = dataclasses.replace(tiny.AGENT, learner=learn)

@@ -197,6 +197,7 @@ def test_batch_is_the_update_called_bar_by_bar_bit_for_bit():
 
 
 @pytest.mark.parametrize("names", [DEFAULT_FEATURES, load_env("panel_daily").features])
+@pytest.mark.few(1)
 def test_the_features_of_a_preset_alone_are_bit_equal_too(names):
     bars = random_bars(missing=0.1)
     features, columns = feature_set(names), bars.as_bar()

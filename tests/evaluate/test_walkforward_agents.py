@@ -104,6 +104,7 @@ def test_a_warm_start_begins_with_the_fold_before(bars, monkeypatch):
     assert any((leaves_of(after)[n] != leaf).any() for n, leaf in leaves_of(second).items())
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
     env = nca.TradingEnv(bars[:124], ENV)
     still = dataclasses.replace(
@@ -140,6 +141,7 @@ def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_pat
         rule.deploy(run)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_walk_cannot_decide_on_is_refused_before_the_first_fold(bars, tmp_path):
     agent = dataclasses.replace(AGENT, num_seeds=2)
     trained = tmp_path / "folds"

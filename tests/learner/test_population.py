@@ -238,6 +238,7 @@ def test_a_population_trains_on_its_reward_and_resumes_to_the_same_end(trained):
         np.testing.assert_array_equal(again[name], leaf, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_fitness_of_the_caller_decides(trained):
     run = trained("given", 2, fitness=lambda state: [0.0, 1.0, 2.0])
     assert run.metrics()[1]["seeds"]["parent"] == [2, 1, 2]

@@ -66,6 +66,7 @@ def program(stage, preset, platform="cpu"):
     # On a TPU taps are convolutions.
     [("f32", "tpu"), ("bf16", "tpu"), ("compute", "tpu"), ("bf16", "cpu"), ("compute", "cpu")],
 )
+@pytest.mark.few(2)
 def test_gradients_cross_devices_products_sum_and_all_state_is_in_float32(stage, preset, platform):
     text, parameters, left = program(stage, preset, platform)
     # Parameters, moments, their average, accounts and metrics: none is rounded, whatever computes.

@@ -212,6 +212,7 @@ def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with
 
 
 @pytest.mark.parametrize("schedule", ["cosine", pytest.param("linear", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_rate_of_a_replayed_run_reaches_zero_with_its_last_gradient_step(stage, schedule):
     """An update without an old rollout takes 2 gradient steps here, each of the others 4."""
     updates, each, warmup = 5, 2, 3

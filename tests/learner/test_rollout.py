@@ -58,6 +58,7 @@ def replay(stage, env, segments, fresh, rollout):
 
 # Prices six times as high carry the rounding of weights into cash and reward.
 @pytest.mark.parametrize(("which", "rounding"), [("env", 1e-7), ("ruinous", 2e-6)])
+@pytest.mark.few(1)
 def test_a_rollout_is_what_the_environment_does_with_its_actions(stage, which, rounding):
     env = getattr(stage, which)
     segments, fresh = stage.begin(stage.empty_segments(), keys(1))

@@ -38,6 +38,7 @@ def _quick(quick_disk):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.few(2)
 def test_paper_is_the_backtest_under_every_limit(tmp_path, stage, case):
     """A session halts where its books differ from the account by 1e-9: so three agree here."""
     costs, limits, size = CASES[case]

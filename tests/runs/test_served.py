@@ -95,6 +95,7 @@ def decisive(params):
 
 
 @pytest.mark.parametrize(("reward", "actions"), CASES)
+@pytest.mark.few(1)
 def test_a_backtest_decides_as_the_learner_does(tmp_path, reward, actions):
     config = dataclasses.replace(ENV, reward=reward, actions=actions)
     env = TradingEnv(random_bars(np.random.default_rng(3), 200, 2), config)

@@ -95,6 +95,7 @@ def test_an_asset_that_starts_late_and_ends_early_is_as_if_absent_outside_its_sp
 
 
 @pytest.mark.parametrize("neighbours", ["none", "all"])
+@pytest.mark.few(1)
 def test_training_learns_from_assets_of_different_spans(tmp_path, neighbours):
     bars = without(without(panel("ABCD"), "C", 0, 150), "D", 60, 240)
     agent = dataclasses.replace(
@@ -167,6 +168,7 @@ def test_the_backtest_names_the_symbols_that_did_not_train_the_agent(tmp_path, c
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide_runs(root, tmp_path, monkeypatch, capsys):
     text = (root / "docs/guides/panels.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
