@@ -114,8 +114,9 @@ def known(config: Any, name: str, kind: str, builtin: Iterable[str]) -> Iterator
             continue
         names = [*builtin, *installed(kind)]
         words = ", ".join(f"'{word}'" for word in names)
+        words += ", or " if words else ""
         yield (
-            f"{name}={text!r} is not known; {nearest(str(text), names)}It may be {words}, or "
+            f"{name}={text!r} is not known; {nearest(str(text), names)}It may be {words}"
             "'module:name' of your own."
         )
 
@@ -181,6 +182,12 @@ def own_code(where: str) -> Iterator[None]:
         at = user_line(error)
         what = f"{type(error).__name__}{f' at {at}' if at else ''}"
         text = " ".join(str(error).split()) or "no message"
+        # By name: this module is read without jax.
+        if type(error).__name__.startswith("Tracer") or "truth value of an array" in text:
+            raise ConfigError(
+                f"{where}: {what}: reads a value that is known only when it runs; write "
+                "jnp.where(condition, this, that) in place of `if`, and jnp in place of numpy."
+            ) from None
         raise ConfigError(f"{where}: {what}: {text}; correct that.") from None
 
 
