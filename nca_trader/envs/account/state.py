@@ -442,7 +442,7 @@ def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
 
 def worsening(
     units: Tensor, quote: Quote, costs: Costs, tick: float, money: Tensor | None = None
-) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor, ...]]:
+) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
     """Compute how much worse than the bar's price a trade fills, as fractions of that price.
 
     Args:
@@ -453,8 +453,8 @@ def worsening(
       money: `[]` equity before the trade; None without a capital.
 
     Returns:
-      The total, `[A]` or one float, and the parts of it that are the spread, the impact, and each
-      of `costs.own`.
+      The total, `[A]` or one float, and the parts of it that are the spread and the impact. Last,
+      what it is without `costs.own`, and each of these; () where there is none.
     """
     xp = arrays(units)
     impacted = 0.0 if quote.volume is None else impact(costs.impact, units, quote.volume)
@@ -470,17 +470,17 @@ def worsening(
         rounded = xp.maximum(rounded, 0.0)
         # Without a trade there is no side to round to; the fraction stays as it was.
         worse = xp.where(side == 0, worse, side * (rounded * tick / quote.price - 1.0))
-    own = ()
-    if costs.own:  # after the rounding: a fee of one's own is no price of the venue
-        quoted = xp.zeros_like(units) if quote.half_spread is None else quote.half_spread
-        traded = units if money is None else units * quote.price / money
-        own = own_rates(Trade(traded, quote.price, quote.volume, quoted, money), costs)
-        worse = worse + sum(own[1:], own[0])
     # No price falls below zero, so a sale brings at least nothing. A plain float of at most 1 is
     # left alone: XLA would keep a selection of two equal constants.
     if not (isinstance(worse, float) and worse <= 1.0):
         worse = xp.where(units < 0.0, xp.minimum(worse, 1.0), worse)
-    return worse, spread, impacted, own
+    if not costs.own:
+        return worse, spread, impacted, ()
+    # Last: a cost of your own is no price of the venue, which has ticks and none below zero.
+    quoted = xp.zeros_like(units) if quote.half_spread is None else quote.half_spread
+    traded = units if money is None else units * quote.price / money
+    own = own_rates(Trade(traded, quote.price, quote.volume, quoted, money), costs)
+    return worse + sum(own[1:], own[0]), spread, impacted, (worse, *own)
 
 
 def executable(units: Tensor, quote: Quote, rules: Rules) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,7 @@ sums and products for each (six times the operations; docs/lab-notes/environment
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -477,20 +475,20 @@ def recorded(
 def _execute(
     now: Intrabar,
     d: Array,
-    worse: tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor, ...]],
+    worse: tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]],
     costs: Costs,
     rules: Rules,
     liquidation_fee: float | None = None,
 ) -> tuple[Intrabar, Fill]:
     """Trade `d` `[A]` at prices that are `worse`, and pay the cost `c` from equity."""
-    size, (s, spread, impacted, own) = jnp.abs(d), worse
+    size, (s, spread, impacted, parts) = jnp.abs(d), worse
+    listed, *own = parts or (s,)
     # Commission is charged on the amount paid, so slippage adds to it in a buy, and not in a sale.
     paid = size + d * s
     fee = 0.0 if rules.capital is None else costs.fixed_fee / _money(now, rules)
     items = {
         "commission": -costs.commission * paid.sum(),
-        # What is no spread, no impact and no cost of your own, ticks included.
-        "slippage": -(size * functools.reduce(operator.sub, own, s - spread - impacted)).sum(),
+        "slippage": -(size * (listed - spread - impacted)).sum(),
         "spread": -(size * spread).sum(),
         "impact": -(size * impacted).sum(),
         "fixed_fee": -fee * (d != 0.0).sum(),
@@ -533,7 +531,7 @@ def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[A
 
 def _worsening(
     d: Array, now: Intrabar, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor, ...]]:
+) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
     """As `worsening`, of trades `d` `[A]` in fractions of equity."""
     if rules.capital is None:  # then neither impact nor ticks can be set
         return worsening(d, quote, costs, rules.tick)
