@@ -81,7 +81,7 @@ def own_scheme(value: Any, name: str) -> ActionScheme:
     if type(count) is not int or count < 0 or count == 1:
         raise ConfigError(f"{name}: choices={count!r}; give 2 or more, or 0 for a number.")
     if not (np.isfinite([low, high]).all() and low < high):
-        raise ConfigError(f"{name}: low={low}, high={high} is no range; give low below high.")
+        raise ConfigError(f"{name}: low={low}, high={high} isn't a range; give low below high.")
     return value
 
 

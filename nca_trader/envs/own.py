@@ -68,7 +68,7 @@ def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _parts(program: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each operation's name and the constants beside it, of inner programs as well."""
+    """Yield each operation's name and its constants, of inner programs as well."""
     yield "", list(getattr(program, "consts", []))
     for equation in getattr(program, "jaxpr", program).eqns:
         literals = [x.val for x in equation.invars if hasattr(x, "val")]

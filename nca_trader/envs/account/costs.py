@@ -85,7 +85,7 @@ COSTS: Registry[Cost] = Registry("costs", {}, own_cost)
 def own_rates(trade: Trade, costs: Costs) -> tuple[Tensor, ...]:
     """Return for each cost of `costs.own` the rates `[A]`, in the type of `trade.traded`.
 
-    A rate below 0 that is no rebate is NaN: it must not pass for money.
+    A rate below 0 is NaN unless it is a rebate: it must not pass for money.
     """
     if not costs.own:
         return ()

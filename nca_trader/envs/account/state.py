@@ -195,7 +195,7 @@ class Flows(NamedTuple):
 
 
 def add_flows(*flows: Flows) -> Flows:
-    """Add flows, of which only those of trades have an entry for costs of your own."""
+    """Add flows; only those of trades have an entry for costs of your own."""
     whole = jax.tree.map(
         lambda *parts: sum(parts[1:], parts[0]), *(f._replace(own=()) for f in flows)
     )
@@ -476,7 +476,7 @@ def worsening(
         worse = xp.where(units < 0.0, xp.minimum(worse, 1.0), worse)
     if not costs.own:
         return worse, spread, impacted, ()
-    # Last: a cost of your own is no price of the venue, which has ticks and none below zero.
+    # Last: the ticks of a venue, and its least price of zero, don't apply to a cost of your own.
     quoted = xp.zeros_like(units) if quote.half_spread is None else quote.half_spread
     traded = units if money is None else units * quote.price / money
     own = own_rates(Trade(traded, quote.price, quote.volume, quoted, money), costs)
