@@ -262,7 +262,11 @@ def bars_per_year(time: np.ndarray) -> float:
 
 
 # Not where the class is defined: a preset must be readable without importing jax.
-jax.tree_util.register_dataclass(Costs)
+jax.tree_util.register_dataclass(
+    Costs,
+    data_fields=[field.name for field in dataclasses.fields(Costs) if field.name != "own"],
+    meta_fields=["own"],  # names decide what is compiled
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -275,7 +279,8 @@ class EnvSpec:
         actions "weights" their lowest and highest are the bounds.
       warmup: bars before every feature is defined.
       actions: "direction": an action is an index into `targets`; "orders": 0 sells, 1 holds, 2
-        buys, which moves the last ordered target one step; "weights": an action is a target.
+        buys, which moves the last ordered target one step; "weights": an action is a target; or
+        the name of your own, see `nca_trader.envs.actions`.
       constant_size: positions do not drift (reward "pnl"), so the ordered weights are the account.
       nearest: for each asset the numbers of the others, the most correlated first, as
         `nca_trader.envs.market` ranks them; () for one asset.
@@ -284,6 +289,8 @@ class EnvSpec:
       variance: of a bar's return of full positions in all assets, as if these were independent, in
         the bars that the environment was made of. It is the unit of that memory; 0 without one.
       decay: of the moving moments of "differential_sharpe".
+      choices, limits: of actions of your own: their number for each asset, 0 where they are
+        numbers, and the bounds of these numbers. None with other actions.
 
     Example:
       >>> import nca_trader as nca
@@ -302,6 +309,8 @@ class EnvSpec:
     memory: str = ""
     variance: float = 0.0
     decay: float = 0.0
+    choices: int | None = None
+    limits: tuple[float, float] | None = None
 
     @property
     def num_assets(self) -> int:
@@ -316,7 +325,14 @@ class EnvSpec:
     @property
     def num_actions(self) -> int:
         """The number n of discrete actions of each asset; 0 where they are not discrete."""
+        if self.choices is not None:
+            return self.choices
         return {"direction": len(self.targets), "orders": 3, "weights": 0}[self.actions]
+
+    @property
+    def action_bounds(self) -> tuple[float, float]:
+        """The lowest and highest action, where actions are numbers."""
+        return self.bounds if self.limits is None else self.limits
 
     @property
     def size(self) -> float:

@@ -80,7 +80,9 @@ def test_the_guides_checks_pass(folder):
 def test_a_run_records_its_code_and_another_process_trades_as_this_one(folder):
     manifest = json.loads((folder / "runs/mine/run.json").read_text())
     assert sorted((code["kind"], name) for name, code in manifest["code"].items()) == [
+        ("actions", "mine:steps"),
         ("advantages", "mine:one_step"),
+        ("costs", "mine:stamp_duty"),
         ("features", "mine:momentum(period=10)"),
         ("policies", "mine:Convolution"),
         ("rewards", "mine:downside"),
@@ -92,6 +94,7 @@ def test_a_run_records_its_code_and_another_process_trades_as_this_one(folder):
     run, bars = nca.Run("runs/mine"), nca.sample_bars("sp500")
     here = nca.backtest(bars, run, start="2013-01-01", stop="2013-06-01")
     assert found["total_return"] == pytest.approx(here.metrics["total_return"], rel=1e-9)
+    assert found["costs"]["mine:stamp_duty"] == here.costs.amount["mine:stamp_duty"] < 0.0
 
 
 def test_another_process_says_which_code_is_missing_or_changed(folder, capsys):

@@ -13,7 +13,7 @@ from jax import Array
 
 from nca_trader.envs import rewards
 from nca_trader.envs.account.state import Account
-from nca_trader.envs.trading import to_target
+from nca_trader.envs.actions import to_target
 from nca_trader.numerics import dot32, exp32, logprob32, sum32, wide
 from nca_trader.types import EnvSpec
 
@@ -202,8 +202,8 @@ def entropy_gaussian(logits: Array) -> Array:
 
 
 def squashed(spec: EnvSpec, action: Array) -> Array:
-    """Squash actions into `[..., A]` target weights within `spec.bounds`."""
-    low, high = spec.bounds
+    """Squash actions into `[..., A]` numbers within `spec.action_bounds`."""
+    low, high = spec.action_bounds
     # tanh reaches -1 and 1 only by rounding, and the bounds are themselves allowed weights.
     return low + (high - low) * 0.5 * (1.0 + jnp.tanh(action))
 
@@ -224,7 +224,7 @@ def distribution(spec: EnvSpec) -> Distribution:
 
     Source of the squashed Gaussian: Haarnoja et al., Soft Actor-Critic (2018), appendix C.
     """
-    return SQUASHED_GAUSSIAN if spec.actions == "weights" else CATEGORICAL
+    return CATEGORICAL if spec.num_actions else SQUASHED_GAUSSIAN
 
 
 def mean_order(targets: Sequence[Any], ensemble: str) -> Any:

@@ -21,7 +21,7 @@ from nca_trader.agents.encoder import ENCODERS, check_cells, check_parameters
 from nca_trader.agents.heads import Distribution, account_features, distribution
 from nca_trader.agents.nca import Fire
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
-from nca_trader.config.extensions import own_code
+from nca_trader.config.extensions import FORGET, own_code
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError
@@ -184,6 +184,9 @@ def _paths(tree: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[
 
 def _at(tree: Any, path: tuple[Any, ...]) -> Any:
     return functools.reduce(operator.getitem, path, tree)
+
+
+FORGET.append(_make_policy.cache_clear)
 
 
 @functools.lru_cache(maxsize=64)

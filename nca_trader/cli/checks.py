@@ -295,16 +295,18 @@ def check_strategy(name: str, features: bool = False) -> None:
     """Refuse an unknown rule, or a file that is not there; with `features`, accept features too."""
     from nca_trader.config.ranges import nearest
 
+    if features and name.startswith(("feature:", "cost:", "reward:", "actions:")):
+        return  # what they name is seen when it is loaded
     file = name if name.endswith(".py") else name.rpartition(":")[0]
     if file.endswith(".py"):
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file}: no such file; check the path.")
-    elif name not in STRATEGIES and not (features and name.startswith("feature:")):
+    elif name not in STRATEGIES:
         from nca_trader.config.extensions import origin_of
 
         if origin_of("strategies", name) is not None:
             return
-        more = "feature:NAME names a feature, " if features else ""
+        more = "feature:NAME names a feature, cost:NAME a cost, " if features else ""
         raise ConfigError(
             f"{name if features else argument('strategy', name)}: no such rule; "
             f"{nearest(name, STRATEGIES)}There are {', '.join(STRATEGIES)}; {more}FILE.py:NAME "

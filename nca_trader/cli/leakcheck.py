@@ -10,7 +10,9 @@ from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import READING, add_options, params_of, reading_options
 
 NOTE = (
-    "STRATEGY is a rule (" + ", ".join(STRATEGIES) + "), feature:NAME, or FILE.py:NAME, your own "
+    "STRATEGY is a rule ("
+    + ", ".join(STRATEGIES)
+    + "), feature:NAME, cost:NAME, or FILE.py:NAME, your own "
     "code, which is run: a function of nca.Bars that returns one row per bar, a Strategy, a "
     "Feature, or a function of --param alone that returns a Strategy or a Feature. Exit code 0: "
     "no look-ahead was found; 1: it looks ahead; 2: it can't be checked."
@@ -20,7 +22,9 @@ NOTE = (
 def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.epilog = NOTE
-    parser.add_argument("strategy", metavar="STRATEGY", help="a rule, feature:NAME or FILE.py:NAME")
+    parser.add_argument(
+        "strategy", metavar="STRATEGY", help="a rule, feature:NAME, cost:NAME or FILE.py:NAME"
+    )
     parser.add_argument("--data", metavar="FILE", required=True, help="a bar file (CSV, Parquet)")
     parser.add_argument("--cases", type=int, default=200, help="futures to try (default 200)")
     parser.add_argument(

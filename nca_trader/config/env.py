@@ -15,6 +15,7 @@ IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "intere
 # Fractions of a price or of notional; amounts without an upper end. Other costs are rates per year.
 FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
 AMOUNTS = ("impact", "fixed_fee")
+OWN_FIELDS = ("own", "own_scale")  # the last fields of `Costs`
 
 
 @strict
@@ -41,7 +42,12 @@ class Costs:
       interest_lend, interest_borrow: per year, on cash that is held, and on cash that is owed.
       funding: per year, fraction of the position's value that a long pays and a short receives.
       liquidation_fee: fraction of notional that a forced liquidation pays on top.
+      own: costs of your own, as "module:name" or as functions; each worsens the price by the
+        fraction that it returns, see docs/guides/extend.md. own_scale: the factor on them that
+        `scaled` sets; None is 1.
     """
+
+    OWN: ClassVar = {"own": "costs"}  # may name your own code
 
     commission: float = 0.0
     slippage: float = 0.0
@@ -53,10 +59,13 @@ class Costs:
     interest_borrow: float = 0.0
     funding: float = 0.0
     liquidation_fee: float = 0.0
+    # None is left out of a record, so records without own costs are as they always were.
+    own: tuple[str, ...] | None = None
+    own_scale: float | None = None
 
     def __post_init__(self):
-        problems = []
-        for field in dataclasses.fields(self):
+        problems = self._own_problems()
+        for field in dataclasses.fields(self)[: -len(OWN_FIELDS)]:
             name, given = f"costs.{field.name}", getattr(self, field.name)
             # Types that a file or a caller may hold by mistake; a traced array must pass.
             if given is None or isinstance(given, str | list | tuple | dict):
@@ -82,6 +91,22 @@ class Costs:
                         "and not percent: 3% per year is 0.03."
                     )
         refuse(problems)
+        if self.own is not None:  # a list, as JSON has it, cannot decide what is compiled
+            object.__setattr__(self, "own", tuple(self.own))
+
+    def _own_problems(self) -> list[str]:
+        own, scale = self.own, self.own_scale
+        if own is None:
+            return [] if scale is None else ["costs.own_scale has no effect without costs.own."]
+        if isinstance(own, str) or not own:
+            what = "isn't a list of names; leave it out, or give ['mine:fee']"
+            return [f"costs.own = {own!r} {what}."]
+        problems = [f"costs.{problem}" for problem in known(self, "own", "costs", ())]
+        if len(set(own)) < len(own):
+            problems.append(f"costs.own = {list(own)} names a cost twice; name each once.")
+        if isinstance(scale, Real) and not 0.0 <= float(scale) < float("inf"):
+            problems.append(f"costs.own_scale = {scale} is not a number in [0, inf).")
+        return problems
 
     @property
     def carries(self) -> bool:
@@ -91,8 +116,13 @@ class Costs:
 
     def scaled(self, factor: Any) -> Costs:
         """Return the costs of trading and borrowing times `factor`; income and funding stay."""
-        names = {field.name for field in dataclasses.fields(self)} - {"interest_lend", "funding"}
-        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
+        kept = ("interest_lend", "funding", *OWN_FIELDS)
+        # In the order of the fields, so that every process compiles the same program.
+        names = [field.name for field in dataclasses.fields(self) if field.name not in kept]
+        changed = {name: factor * getattr(self, name) for name in names}
+        if self.own:
+            changed["own_scale"] = factor * (1.0 if self.own_scale is None else self.own_scale)
+        return dataclasses.replace(self, **changed)
 
 
 # No calendar: on daily bars an agent would memorise single days by it.
@@ -111,6 +141,7 @@ DEFAULT_FEATURES = (
     "drawdown",
 )
 SIZES = ("volatility_target", "volatility_span", "volatility_floor", "size_cap")
+ACTIONS = ("direction", "orders", "weights")
 REWARDS = ("log_return", "pnl", "differential_sharpe", "drawdown", "mean_variance", "crra")
 # The fields that only some rewards have.
 REWARDS_WITH = {
@@ -158,7 +189,8 @@ class EnvConfig:
       short: True gives the actions short, flat, long; False gives flat, long.
       size: the weight that long means in each asset; None is 1 / number of assets.
       actions: "direction" orders short, flat or long; "orders" sells, holds or buys, which moves
-        the last ordered target one step; "weights" orders any weight up to `size`.
+        the last ordered target one step; "weights" orders any weight up to `size`; or your own,
+        as "module:name" or as an object, see `nca_trader.envs.actions`.
       reward: of a step: "log_return" of equity; "pnl", `a r - c |da| - q/2 da^2 - k/2 a^2` of
         positions a of constant size, where c is commission + slippage + half_spread; it refuses
         everything else that moves an account; "differential_sharpe"; "drawdown"; "mean_variance";
@@ -206,7 +238,8 @@ class EnvConfig:
     """
 
     RENAMED: ClassVar = {"drop_bars": "feature_dropout"}  # old keys of files, read with a warning
-    OWN: ClassVar = {"features": "features", "reward": "rewards"}  # may name your own code
+    # These may name your own code.
+    OWN: ClassVar = {"features": "features", "reward": "rewards", "actions": "actions"}
 
     features: tuple[str, ...] = DEFAULT_FEATURES
     fill: str = "next_open"
@@ -251,7 +284,7 @@ class EnvConfig:
         problems = [
             *one_of(self, "fill", ("next_open", "close")),
             *one_of(self, "order", ("on_change", "rebalance")),
-            *one_of(self, "actions", ("direction", "orders", "weights")),
+            *known(self, "actions", "actions", ACTIONS),
             *known(self, "reward", "rewards", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
             *one_of(self, "sizing", ("fixed", "volatility")),
@@ -284,10 +317,10 @@ class EnvConfig:
                     "(low, high), e.g. (0.5, 2.0)."
                 )
         if self.sizing == "volatility":
-            if self.actions == "orders":
+            if self.actions not in ("direction", "weights"):
                 problems.append(
-                    "sizing='volatility' with actions='orders', which move the last order by a "
-                    "step; take 'direction' or 'weights'."
+                    f"sizing='volatility' with actions={self.actions!r}, which may move the last "
+                    "order by a step; take 'direction' or 'weights'."
                 )
             if self.reward == "pnl":
                 problems.append(

@@ -40,6 +40,9 @@ RESERVED = "state:"
 # Objects that were given in Python, by the name that a config has of them. A script's own objects
 # are found here, and the script isn't run again.
 _given: dict[str, Any] = {}
+# What forgets the results of names, for an object that takes the name of another: a cell of a
+# notebook that runs again. Without it the old code would go on, and nobody would see.
+FORGET: list[Callable[[], None]] = []
 
 
 class Name(NamedTuple):
@@ -114,8 +117,9 @@ def known(config: Any, name: str, kind: str, builtin: Iterable[str]) -> Iterator
             continue
         names = [*builtin, *installed(kind)]
         words = ", ".join(f"'{word}'" for word in names)
+        words += ", or " if words else ""
         yield (
-            f"{name}={text!r} is not known; {nearest(str(text), names)}It may be {words}, or "
+            f"{name}={text!r} is not known; {nearest(str(text), names)}It may be {words}"
             "'module:name' of your own."
         )
 
@@ -181,6 +185,12 @@ def own_code(where: str) -> Iterator[None]:
         at = user_line(error)
         what = f"{type(error).__name__}{f' at {at}' if at else ''}"
         text = " ".join(str(error).split()) or "no message"
+        # By name: this module is read without jax.
+        if type(error).__name__.startswith("Tracer") or "truth value of an array" in text:
+            raise ConfigError(
+                f"{where}: {what}: reads a value that is known only when it runs; write "
+                "jnp.where(condition, this, that) in place of `if`, and jnp in place of numpy."
+            ) from None
         raise ConfigError(f"{where}: {what}: {text}; correct that.") from None
 
 
@@ -195,7 +205,20 @@ def module_of(module: str) -> types.ModuleType:
     """
     path = pathlib.Path(module)
     if not module.endswith(".py"):
-        return _imported(module, os.getcwd(), lambda: importlib.import_module(module))
+        top = module.partition(".")[0]
+        here = pathlib.Path(f"{top}.py")
+        # Before the import: the file would take the module's place for all of Python.
+        other = "a module of Python itself" if top in sys.stdlib_module_names else ""
+        if not (here.is_file() and other):
+            found = _imported(module, os.getcwd(), lambda: importlib.import_module(module))
+            there = getattr(sys.modules[top], "__file__", None) or ""
+            if not here.is_file() or (os.path.isfile(there) and here.samefile(there)):
+                return found
+            other = there or "another module"
+        raise ConfigError(
+            f"{module}: is {other}, and not {here} in this folder; rename the file, or write "
+            f"{here}:name."
+        )
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; check the path.")
     # A name of its own, so that the file cannot take the place of an installed module.
@@ -269,6 +292,11 @@ def name_of(value: Any, field: str) -> Any:
         file = getattr(sys.modules[module], "__file__", None)
         module = module if file is None else os.path.relpath(file)
     name = f"{module}:{member}"
+    if _given.setdefault(name, value) is not value:
+        for forget in FORGET:
+            forget()
+        if (jax := sys.modules.get("jax")) is not None:  # this module is read without it
+            jax.clear_caches()
     _given[name] = value
     return name
 
@@ -298,6 +326,7 @@ class Registry(Mapping[str, T]):
         """
         self.kind, self.builtin, self._made = kind, dict(builtin), made
         self._own: dict[str, T] = {}
+        FORGET.append(self._own.clear)
 
     def __getitem__(self, name: str) -> T:
         """Return what `name` stands for; the same object at each call.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.extensions import Registry, own_code
+from nca_trader.config.extensions import FORGET, Registry, own_code
 from nca_trader.config.ranges import described
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import MOST_ASSETS, as_one_kernel, float64_on_cpu, packed, unpacked
@@ -531,3 +531,6 @@ def feature_set(names: tuple[str, ...]) -> FeatureSet:
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"feature {twice!r} is listed twice; list it once.")
     return FeatureSet(names)
+
+
+FORGET.append(feature_set.cache_clear)

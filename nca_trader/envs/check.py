@@ -17,9 +17,10 @@ from jax import Array
 from nca_trader.config import EnvConfig
 from nca_trader.data.samples import sample_bars
 from nca_trader.envs import load_env
+from nca_trader.envs.actions import every_action, to_target
 from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv, episode_length
 from nca_trader.errors import CheckFailed
-from nca_trader.types import Bars
+from nca_trader.types import Bars, EnvSpec
 
 NUM_BARS = 400  # of the sample, where no bars are given
 CLOSE = 1e-5  # float32 results of one formula, compiled in two ways
@@ -148,8 +149,8 @@ class _Run:
 def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
     """Draw `[num, A]` actions, uniformly."""
     shape, spec = (num, env.spec.num_assets), env.spec
-    if spec.actions == "weights":
-        low, high = spec.bounds
+    if not spec.num_actions:
+        low, high = spec.action_bounds
         return jax.random.uniform(key, shape, minval=low, maxval=high)
     return jax.random.randint(key, shape, 0, spec.num_actions)
 
@@ -369,8 +370,9 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
         source="a crash",
     )
     env = type(run.env)(bars, config)  # a subclass under test keeps its own step
-    worst = 0 if short else spec.num_actions - 1
-    action = spec.bounds[0 if short else 1] if spec.actions == "weights" else worst
+    action = _most_extreme(spec, short)
+    if action is None:
+        return Check(skipped="no action orders the whole position from flat")
     actions = jnp.full((len(env) - 1 - env.spec.warmup, spec.num_assets), action)
     state, _ = env.reset(run.keys[0])
     _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, actions)
@@ -382,6 +384,17 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
     if not ruined[after:].all() or np.ptp(equity[after:]) > 0.0:
         return "an account trades after its bankruptcy"
     return "a bankrupt account is truncated" * bool(steps.truncated[after:].any())
+
+
+def _most_extreme(spec: EnvSpec, short: bool) -> Array | None:
+    """Return `[]` the action that reaches the lowest or highest weight from flat; None without."""
+    for action in every_action(spec):
+        ordered, each = jnp.zeros(spec.num_assets), jnp.full(spec.num_assets, action)
+        for _ in range(20):
+            ordered = to_target(spec, each, ordered)
+        if np.allclose(ordered, spec.bounds[0 if short else 1]):
+            return action
+    return None
 
 
 def gymnasium_takes_it(run: _Run) -> str:

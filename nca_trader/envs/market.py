@@ -17,8 +17,9 @@ from nca_trader.config import MAX_NEIGHBOURS, EnvConfig
 from nca_trader.data.features import feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task
+from nca_trader.envs import rewards
 from nca_trader.envs.account.state import Legs, Rules, legs_of
-from nca_trader.envs.rewards import SCHEMES
+from nca_trader.envs.actions import SCHEMES
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
 from nca_trader.types import Bars, EnvSpec, Tensor
@@ -112,6 +113,8 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
       The spec, without what follows from the values of bars: `nearest` and `variance`.
     """
     size = 1.0 / len(symbols) if config.size is None else config.size
+    scheme = SCHEMES[config.actions]
+    own = config.actions not in SCHEMES.builtin
     return EnvSpec(
         symbols=symbols,
         features=(*config.features, *states),
@@ -123,8 +126,10 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
         ),
         actions=config.actions,
         constant_size=config.reward == "pnl",
-        memory="" if SCHEMES[config.reward].memory is None else config.reward,
+        memory="" if rewards.SCHEMES[config.reward].memory is None else config.reward,
         decay=config.sharpe_decay if config.reward == "differential_sharpe" else 0.0,
+        choices=scheme.choices if own else None,
+        limits=(float(scheme.low), float(scheme.high)) if own and not scheme.choices else None,
     )
 
 

@@ -17,9 +17,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.extensions import Registry, own_code
+from nca_trader.config.extensions import Registry
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.state import Account, Legs, Rules, open_account
+from nca_trader.envs.own import examined
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 
@@ -327,11 +328,11 @@ def own_reward(value: Any, name: str) -> Reward:
     return value
 
 
-def check_own(config: EnvConfig, spec: EnvSpec, rules: Rules) -> None:
+def check_own(config: EnvConfig, spec: EnvSpec, rules: Rules, num_bars: int) -> None:
     """Compute your own reward of one step, in shapes alone.
 
     Raises:
-      ConfigError: it raises, or does not return one number.
+      ConfigError: it raises, is not pure (see `examined`), or does not return one number.
     """
     if config.reward in SCHEMES.builtin:
         return
@@ -344,12 +345,11 @@ def check_own(config: EnvConfig, spec: EnvSpec, rules: Rules) -> None:
         remembered(spec, account)
         return reward_of(config, spec, step)
 
-    with own_code(f"reward {config.reward}"):
-        given = jax.eval_shape(paid, jax.ShapeDtypeStruct((spec.num_assets,), jnp.float32))
-    if given.shape != () or not jnp.issubdtype(given.dtype, jnp.floating):
-        raise ConfigError(
-            f"reward {config.reward}: returns {given.dtype}{given.shape}; return one number."
-        )
+    where, weight = f"reward {config.reward}", jax.ShapeDtypeStruct((spec.num_assets,), jnp.float32)
+    given = examined(where, paid, weight, rows=num_bars)
+    if getattr(given, "shape", None) != () or not jnp.issubdtype(given.dtype, jnp.floating):
+        what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else described(given)
+        raise ConfigError(f"{where}: returns {what}; return one number.")
 
 
 # By the names that `EnvConfig.reward` takes.

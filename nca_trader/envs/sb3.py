@@ -22,9 +22,9 @@ from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingI
 )
 
 from nca_trader.config import EnvConfig
+from nca_trader.envs.actions import to_target
 from nca_trader.envs.gym.environment import GymEnv, split_observation
 from nca_trader.envs.gym.vector import GymVectorEnv
-from nca_trader.envs.trading import to_target
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bars
 

@@ -20,7 +20,7 @@ from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
-from nca_trader.envs import load_env, rewards
+from nca_trader.envs import actions, load_env, rewards
 from nca_trader.envs.account.state import (
     Account,
     Legs,
@@ -120,29 +120,6 @@ def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
     return hash_uniform(*words) >= rate
 
 
-def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
-    """Return the target weights `[A]` that `action` orders.
-
-    Args:
-      spec: of the environment.
-      action: `[A]` int32; with `spec.actions` "weights" floating, the target itself, which is
-        clipped to `spec.bounds`.
-      ordered: `[A]` last ordered targets, which "orders" moves by one step.
-    """
-    low, high = spec.bounds
-    if spec.actions == "weights":
-        return jnp.clip(jnp.asarray(action, ordered.dtype), low, high)
-    if spec.actions == "orders":
-        # A step is a full position: from short one buy leads to flat, and the next to long.
-        step = jnp.asarray(action - 1, ordered.dtype) * high
-        return jnp.clip(ordered + step, low, high)
-    # Selected, not looked up: a table of three is read one account at a time.
-    *rest, target = (jnp.asarray(weight, ordered.dtype) for weight in spec.targets)
-    for number, weight in reversed(list(enumerate(rest))):
-        target = jnp.where(action == number, weight, target)
-    return jnp.broadcast_to(target, jnp.shape(action))
-
-
 def transition(
     dynamics: Dynamics, episode: Episode, action: Array, now: Legs, following: Legs
 ) -> tuple[Episode, Array]:
@@ -166,7 +143,7 @@ def transition(
         scale = episode.cost_scale
         costs, now, following = costs.scaled(scale), now.at_cost(scale), following.at_cost(scale)
     # From the weights last ordered and not from those held, which drift with prices.
-    target = to_target(spec, action, before.ordered)
+    target = actions.to_target(spec, action, before.ordered)
     placed, _ = place_order(before, target, now.at_close, costs, rules)
     after, _ = on_bar(placed, following, costs, rules)
     step = rewards.Step(
@@ -204,7 +181,11 @@ def begin(dynamics: Dynamics, key: Array, size: Tensor | None = None) -> Episode
         scale = jnp.exp(jax.random.uniform(cost_key, (), minval=low, maxval=high))
     if config.random_start:
         shape = account.weight.shape
-        if config.actions == "weights":
+        if config.actions not in actions.SCHEMES.builtin:
+            each = actions.every_action(spec)
+            drawn = each[jax.random.randint(key, shape, 0, len(each))]
+            target = actions.to_target(spec, drawn, account.ordered)
+        elif config.actions == "weights":
             low, high = spec.bounds
             target = jax.random.uniform(key, shape, minval=low, maxval=high)
         else:
@@ -375,7 +356,8 @@ class TradingEnv:
             )
         # Before the features, which take the longest.
         rewards.check_paid(config, bars, spec.size)
-        rewards.check_own(config, spec, rules_of(config))
+        rewards.check_own(config, spec, rules_of(config), len(bars))
+        actions.check_own(spec, len(bars))
         self.features = features_of(bars, config, states[1])
         dynamics = Dynamics(config, spec, rules_of(config))
         self.market = market_of(bars, self.features, dynamics, self.shards)

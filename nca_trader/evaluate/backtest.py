@@ -207,7 +207,7 @@ def backtest(
         weights=table(trace.weight, columns=symbols),
         turnover=column(trace.turnover, name="turnover"),
         cost=column(trace.cost, name="cost"),
-        flows=table(trace.flows._asdict()),
+        flows=table(trace.flows.named(costs)),
         logits=logits,
         charged=costs,
         rules=rules,

@@ -497,6 +497,8 @@ def described(error: Exception) -> str:
     if isinstance(error, ValueError) and "read-only" in str(error):
         return f"it writes into the bars at {user_line(error)}; let it copy them first"
     said = " ".join(str(error).split()) or "no message"
+    if isinstance(error, ConfigError) and not user_line(error):
+        return said.rstrip(".")  # of this package, which says what and where
     return f"it raises {type(error).__name__} at {user_line(error)}: {said[:200].rstrip('.')}"
 
 

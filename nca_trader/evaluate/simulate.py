@@ -28,6 +28,7 @@ from nca_trader.envs.account.state import (
     Flows,
     Legs,
     Rules,
+    add_flows,
     legs_of,
     open_account,
     rules_of,
@@ -127,7 +128,7 @@ def _row(
         # The rest of what a bar trades is a margin call at its close.
         at_close=bar.traded - inside + closed.traded,
         cost=bar.cost + closed.cost,
-        flows=jax.tree.map(jnp.add, bar.flows, closed.flows),
+        flows=add_flows(bar.flows, closed.flows),
         left=left,
         said=account.guard.said if account.guard else None,
         halted=account.guard.halted if account.guard else None,
@@ -183,10 +184,12 @@ def _without(row: Trace, nothing: frozenset[str]) -> Trace:
 def _completed(trace: Trace, targets: np.ndarray) -> Trace:
     """Return the trace of `scan_targets` with its targets, and with zeros in place of None."""
     zeros = np.zeros(targets.shape)
-    flows = [zeros[:, 0] if x is None else np.asarray(x) for x in trace.flows]
+    flows = trace.flows._replace(
+        **{name: zeros[:, 0] for name, x in trace.flows._asdict().items() if x is None}
+    )
     at_open, at_close = (zeros if x is None else x for x in (trace.at_open, trace.at_close))
     whole = trace._replace(target=targets.copy(), at_open=at_open, at_close=at_close)
-    return jax.tree.map(np.asarray, whole._replace(flows=Flows(*flows)))
+    return jax.tree.map(np.asarray, whole._replace(flows=flows))
 
 
 def _is_tested(legs: Legs, rules: Rules) -> bool:
@@ -440,8 +443,8 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
         np.asarray(chosen.order(spec, chosen.mode(jnp.asarray(x)))).mean(-1)
         for x in (x[policy.first_decision :].reshape(*shape) for x in logits)
     )
-    low, high = spec.bounds
-    near = NEAR * (high - low) if spec.actions == "weights" else 0.5 / num_agents
+    low, high = spec.action_bounds
+    near = 0.5 / num_agents if spec.num_actions else NEAR * (high - low)
     same = np.abs(own - others) <= near
     ours, theirs = (float(np.exp(np.asarray(t.log_equity)[-1])) for t in (trace, alone))
     return Agreement(float(same.mean()), same.size, (ours, theirs))

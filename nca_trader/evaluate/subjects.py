@@ -7,12 +7,20 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from nca_trader.agents import rules
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.extensions import load, module_of, origin_of
 from nca_trader.config.ranges import nearest
 from nca_trader.data.features import Feature, feature_set
+from nca_trader.envs.account.costs import SIZES, Trade, own_rates
+from nca_trader.envs.account.state import Rules, legs_of
 from nca_trader.errors import ConfigError, user_line
+from nca_trader.numerics import float64_on_cpu
+from nca_trader.types import Bars, Costs
 
 RULES = {
     name: rule
@@ -25,7 +33,8 @@ def subject_of(name: str, params: Mapping[str, Any] | None = None) -> Any:
     """Return the strategy, function of bars or feature that a command names.
 
     Args:
-      name: a rule, "feature:NAME", or "FILE.py:NAME"; the file is imported, so its code runs.
+      name: a rule, "feature:NAME", "cost:NAME", or "FILE.py:NAME"; the file is imported, so its
+        code runs.
       params: of a rule, of a function that returns a strategy, or of a function of bars.
 
     Returns:
@@ -38,7 +47,32 @@ def subject_of(name: str, params: Mapping[str, Any] | None = None) -> Any:
     if name.startswith("feature:"):
         feature_set((name.removeprefix("feature:"),))  # refuses an unknown one
         return name.removeprefix("feature:")
+    if name.startswith("cost:"):
+        return functools.partial(cost_rates, name.removeprefix("cost:"))
+    if name.startswith(("reward:", "actions:")):
+        raise ConfigError(f"{name}: is one step, and no function of bars; nca.check_env judges it.")
     return built(member_of(name), name, params or {})
+
+
+def cost_rates(name: str, bars: Bars) -> np.ndarray:
+    """Return `[N, S, A]` the rates of your own cost for trades of S sizes at each bar's open."""
+    costs, account = Costs(own=(name,)), Rules(capital=1e6)
+    legs = legs_of(bars, costs, account)  # refuses what is not a cost
+    sizes = np.array([*SIZES, *(-size for size in SIZES)])
+    quoted = np.zeros(legs.gap.shape) if legs.half_spread is None else legs.half_spread
+    price, volume = jnp.asarray(legs.open), jnp.asarray(legs.volume)
+
+    def rates(size: Any, price: Any, volume: Any, quoted: Any) -> Any:
+        traded = jnp.full(price.shape, size)
+        return own_rates(Trade(traded, price, volume, quoted, jnp.asarray(account.capital)), costs)[
+            0
+        ]
+
+    with float64_on_cpu():
+        of_sizes = jax.vmap(rates, in_axes=(0, None, None, None))
+        found = jax.vmap(of_sizes, in_axes=(None, 0, 0, 0))(sizes, price, volume, quoted)
+    # No trade fills in a bar that is missing.
+    return np.where(np.asarray(legs.present)[:, None], np.asarray(found), np.nan)
 
 
 def member_of(name: str) -> Any:

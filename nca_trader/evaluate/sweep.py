@@ -241,7 +241,9 @@ def run_combinations(
 def _about(setting: Setting) -> str:
     """Return what the metrics are of: bars, span, costs, and that nothing was held back."""
     bars, charged = setting.bars, dataclasses.asdict(setting.costs)
+    own = charged.pop("own") or ()
     paid = [f"{key.replace('_', ' ')} {value:g}" for key, value in charged.items() if value]
+    paid += own
     return (
         f"{', '.join(bars.symbols)}: {len(bars):,} bars, {bars.index[0]:%Y-%m-%d} to "
         f"{bars.index[-1]:%Y-%m-%d}; {', '.join(paid) or 'no costs'}. In sample: the best "

@@ -12,15 +12,20 @@ below the floor), is the final equity less 1.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from nca_trader.envs.account.costs import Trade, own_rates
 from nca_trader.envs.account.state import Flows, Quote, Rules, worsening
 from nca_trader.evaluate.metrics import positions
 from nca_trader.evaluate.simulate import Trace
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars, Costs
 
 TRADING_COSTS = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
@@ -150,7 +155,7 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     some = before != after
     fills = Fills(asset, row, moment, price, before, after, np.zeros(row.size), reason)
     fills = Fills(*(values[some] for values in fills))
-    return fills._replace(cost=_cost_of_each(fills, bars, flows, costs, rules))
+    return fills._replace(cost=_cost_of_each(fills, bars, flows, costs, rules, begun[some]))
 
 
 def _before_gap(bars: Bars, rows: np.ndarray) -> np.ndarray:
@@ -224,14 +229,17 @@ def _units_after(
     return after
 
 
-def _cost_of_each(fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: Rules) -> np.ndarray:
-    """Divide the cost of trading of each bar among its fills, `[K]`.
+def _cost_of_each(
+    fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: Rules, begun: np.ndarray
+) -> np.ndarray:
+    """Divide the cost of trading of each bar among its fills, `[K]`; `begun` is equity before.
 
     A bar's cost is divided in proportion to what the fills cost by themselves. They differ where
     cash cut a buy: its impact is that of the whole order.
     """
     units, row, asset = fills.after - fills.before, fills.row, fills.asset
-    total = -np.sum([np.asarray(getattr(flows, name))[row] for name in TRADING_COSTS], axis=0)
+    charged = [np.asarray(getattr(flows, name)) for name in TRADING_COSTS]
+    total = -np.sum([paid[row] for paid in (*charged, *flows.own)], axis=0)
     money = rules.capital is not None
     quoted = bars.half_spread
     quote = Quote(
@@ -240,7 +248,10 @@ def _cost_of_each(fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: R
         volume=np.nan_to_num(bars.volume[row, asset]) if money else None,
         half_spread=None if quoted is None else np.nan_to_num(quoted[row, asset]),
     )
-    worse = worsening(units * (rules.capital or 1.0), quote, costs, rules.tick)[0]
+    listed = dataclasses.replace(costs, own=None, own_scale=None)
+    worse = worsening(units * (rules.capital or 1.0), quote, listed, rules.tick)[0]
+    if costs.own:
+        worse = worse + _own_of_each(fills, bars, costs, rules, begun)
     size = np.abs(units) * fills.price
     own = size * (worse + costs.commission * (1.0 + np.sign(units) * worse))
     own += costs.fixed_fee / (rules.capital or math.inf)
@@ -251,6 +262,23 @@ def _cost_of_each(fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: R
     with np.errstate(invalid="ignore", divide="ignore"):
         share = own / bar[row]
     return np.where(bar[row] > 0.0, share * total, 0.0)
+
+
+def _own_of_each(
+    fills: Fills, bars: Bars, costs: Costs, rules: Rules, begun: np.ndarray
+) -> np.ndarray:
+    """Return `[K]` your own costs of each fill by itself, as a fraction of its price."""
+    k, row = np.arange(fills.row.size), fills.row
+    traded, price = np.zeros((2, k.size, bars.num_assets))
+    traded[k, fills.asset] = (fills.after - fills.before) * fills.price / begun
+    price[:] = np.nan_to_num(bars.open[row], nan=1.0)
+    price[k, fills.asset] = fills.price
+    quoted = np.zeros_like(price) if bars.half_spread is None else bars.half_spread[row]
+    money = None if rules.capital is None else rules.capital * begun
+    trade = Trade(traded, price, np.nan_to_num(bars.volume[row]), np.nan_to_num(quoted), money)
+    with float64_on_cpu():
+        rates = jax.vmap(lambda one: sum(own_rates(one, costs)))(jax.tree.map(jnp.asarray, trade))
+    return np.asarray(rates)[k, fills.asset]
 
 
 def order_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:

@@ -29,8 +29,9 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, open_account
 from nca_trader.envs.account.step import on_bar
+from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Market
-from nca_trader.envs.trading import Episode, TradingEnv, to_target, transition
+from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import Loss, Old, Setup, horizon, ppo_loss, reward_scale
 from nca_trader.learner.rollout import (
@@ -290,8 +291,8 @@ def check_finite(env: TradingEnv) -> None:
 def obstacles(env: TradingEnv) -> Iterator[str]:
     """Yield each setting that gives an account more states than its positions."""
     config, costs, spec = env.config, env.costs, env.spec
-    if config.actions == "weights":
-        yield "actions = 'weights' order any weight (take 'direction' or 'orders')"
+    if config.actions not in ("direction", "orders"):
+        yield f"actions = '{config.actions}' may order any weight (take 'direction' or 'orders')"
     if config.sizing != "fixed":
         yield "sizing = 'volatility' moves the weights of a position (take 'fixed')"
     if config.dead_band:
@@ -314,7 +315,7 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield "log-returns of several assets do not add up (take reward = 'pnl')"
     if config.order != "rebalance":
         yield "order = 'on_change' lets weights drift (take 'rebalance', or reward = 'pnl')"
-    names = ("commission", "slippage", "half_spread", "impact", "fixed_fee")
+    names = ("commission", "slippage", "half_spread", "impact", "fixed_fee", "own")
     paid = [f"costs.{name}" for name in names if getattr(costs, name)]
     paid += ["a quoted half_spread"] * (env.market.legs.half_spread is not None)
     paid += ["tick"] * bool(config.tick)

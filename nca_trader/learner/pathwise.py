@@ -34,6 +34,7 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params
+from nca_trader.envs.account.costs import Trade, has_slope
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import Episode, TradingEnv
 from nca_trader.errors import ConfigError
@@ -179,7 +180,7 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
     """Yield each setting that makes rewards jump, or stay constant, as an order changes."""
     config, costs = env.config, env.costs
     if config.actions != "weights":
-        yield f"actions = '{config.actions}' are discrete (take 'weights')"
+        yield f"actions = '{config.actions}' may jump (take 'weights')"
     if env.rules.sized:
         yield "lot, min_notional or max_participation round or cut what is filled (leave them out)"
     if config.dead_band:
@@ -190,10 +191,20 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield "costs.fixed_fee is the same for orders of any size (leave it out)"
     if costs.impact:
         yield "costs.impact rises infinitely fast from an order of nothing (leave it out)"
+    if costs.own and not has_slope(_trade_of(env), costs):
+        yield f"costs.own = {list(costs.own)} has no finite derivative (leave it out)"
     if config.ruin_floor > MOST_FLOOR:
         yield f"ruin_floor = {config.ruin_floor:g} ends accounts at once (give {MOST_FLOOR:g})"
     if config.maintenance_margin is not None:
         yield "maintenance_margin closes positions at once (leave it out)"
+
+
+def _trade_of(env: TradingEnv) -> Trade:
+    """Return a trade in the last bar."""
+    legs = jax.tree.map(lambda leg: jnp.asarray(leg[-1]), env.market.legs)
+    quoted = jnp.zeros_like(legs.gap) if legs.half_spread is None else legs.half_spread
+    money = None if env.rules.capital is None else jnp.asarray(env.rules.capital)
+    return Trade(legs.gap, legs.open, legs.volume, quoted, money)
 
 
 def refuse_bankrupt(row: dict[str, Any]) -> None:

@@ -271,7 +271,9 @@ class SimulatedBroker:
 
     def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
         """Return `[A]` how much worse than `price` these trades fill, as a fraction of it."""
-        worse, _, _ = worsening(units, quote._replace(price=price), self._costs, self._rules.tick)
+        # A NaN price is of an asset that is not there yet; nothing of it is held or traded.
+        at, money = quote._replace(price=price), np.asarray(self._equity(price))
+        worse = worsening(units, at, self._costs, self._rules.tick, money)[0]
         return np.broadcast_to(np.asarray(worse, np.float64), price.shape)
 
     def _taken(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:

@@ -94,15 +94,20 @@ class DriftWatch:
             warnings += self._crossed("drift-feature", outside, name, **body)
         return warnings
 
-    def filled(self, asset: int, units: float, price: float, quote: Quote) -> list[dict[str, Any]]:
+    def filled(
+        self, asset: int, units: float, price: float, quote: Quote, money: float
+    ) -> list[dict[str, Any]]:
         """Take one execution of signed `units` at `price`, in a market of prices `quote` `[A]`.
+
+        `money` is the account's equity at about that time, for costs that depend on it.
 
         Compared are the mean excess over the modelled price of the last 50 fills and its standard
         error: a t-test on one side.
         """
         market = np.asarray(quote.price, np.float64)
         sizes = np.where(np.arange(len(market)) == asset, units, 0.0)
-        worse, _, _ = worsening(sizes, quote, self._costs, self._rules.tick)
+        worth = np.asarray(money)
+        worse = worsening(sizes, quote, self._costs, self._rules.tick, worth)[0]
         modelled = np.broadcast_to(np.asarray(worse, np.float64), market.shape)[asset]
         paid = np.sign(units) * (price / market[asset] - 1.0)
         self._excess.append(float(paid - modelled))

@@ -242,7 +242,8 @@ class Exchange:
             rows = self._state["rows"]
             if self._rules.fill == "close" and rows is not None:
                 bar = self._bar_of(self._state["time"], rows)
-                volume = None if self._rules.capital is None else np.nan_to_num(bar.volume)
+                needed = self._rules.capital is not None or self._costs.own
+                volume = np.nan_to_num(bar.volume) if needed else None
                 quote = Quote(np.asarray(bar.present), self._close, volume)
                 self._list_fills(self.match(self._close, quote, self._state["clock"]))
         if fault in ("mute", "reset"):

@@ -391,7 +391,7 @@ class LiveSession(Session):
         for asset in np.flatnonzero(seen.traded).tolist():
             value = seen.equity * (self._base or 0.0)
             units = float(seen.traded[asset] * value / seen.price[asset])
-            found += self._drift.filled(asset, units, float(seen.price[asset]), quote)
+            found += self._drift.filled(asset, units, float(seen.price[asset]), quote, value)
         found += self._drift.decided(decision.features, present)
         return found + self._drift.turned(float(np.abs(seen.traded).sum()))
 

@@ -23,6 +23,7 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
 from nca_trader.config.env import SIZES, capital_problems
+from nca_trader.config.fingerprint import codes_of
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import replayed
 from nca_trader.config.records import plain
@@ -88,6 +89,7 @@ class Session:
         self._broker: Any = broker  # a live session has a venue instead
         self._capital = capital
         limits = agent.rules.risk
+        own = codes_of(dict.fromkeys(agent.costs.own or (), "costs"))
         # All that makes a session this one and no other: a journal belongs to one session.
         self._started = {
             "symbols": list(agent.symbols),
@@ -101,6 +103,8 @@ class Session:
             "capital": float(capital),
             "start": start,
             **({} if limits is None else {"limits": plain(limits)}),
+            # Of costs given to the session; what a run names is checked with the run.
+            **({} if own is None else {"cost_code": plain(own)}),
             **agent.identity,
             **(live or {}),
         }
@@ -217,12 +221,12 @@ class Session:
         present: np.ndarray | None = None,
     ) -> None:
         """Record what drifts: of the fills at market prices `price` `[A]`, and of a decision."""
-        found = []
+        found, worth = [], self._value()
         for fill in fills:
             if fill.client_id.startswith("nca-"):  # not of a margin call or a delisting
                 asset = self._agent.symbols.index(fill.symbol)
                 quoted = quote._replace(price=price)
-                found += self._drift.filled(asset, fill.units, fill.price, quoted)
+                found += self._drift.filled(asset, fill.units, fill.price, quoted, worth)
         if decision is not None and present is not None:
             found += self._drift.decided(decision.features, present)
             traded = sum(abs(fill.units * fill.price) for fill in fills)

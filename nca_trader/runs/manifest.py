@@ -530,10 +530,10 @@ def _texts(env: TradingEnv, agent: AgentConfig) -> dict[str, str]:
 def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
     """Return the kind of each name in the configs that may be of your own code."""
     named = {}
-    for config in (env, agent.policy, agent.learner):
+    for config in (env, env.costs, agent.policy, agent.learner):
         for field, kind in config.OWN.items():
             value = getattr(config, field)
-            named |= dict.fromkeys([value] if isinstance(value, str) else value, kind)
+            named |= dict.fromkeys([value] if isinstance(value, str) else value or (), kind)
     return named
 
 

@@ -209,7 +209,12 @@ def paid(config, spec, step):
 
 
 def test_configs_take_names_of_own_code_and_refuse_other_words():
-    env = EnvConfig(reward="mine:paid", features=("rsi", "mine:f(n=2)"))
+    env = EnvConfig(
+        reward="mine:paid",
+        features=("rsi", "mine:f(n=2)"),
+        costs=nca.Costs(own=("mine:fee",)),
+        actions="mine:steps",
+    )
     agent = AgentConfig(
         policy=PolicyConfig(kind="mine:P", hidden=3, leak=0.5),
         learner=LearnerConfig(advantages="mine:a"),
@@ -218,6 +223,8 @@ def test_configs_take_names_of_own_code_and_refuse_other_words():
         "rsi": "features",
         "mine:f(n=2)": "features",
         "mine:paid": "rewards",
+        "mine:fee": "costs",
+        "mine:steps": "actions",
         "mine:P": "policies",
         "mine:a": "advantages",
     }

@@ -13,8 +13,9 @@ from nca_trader import Costs, EnvConfig, TradingEnv
 from nca_trader.config.toml import preset_names
 from nca_trader.envs import load_env, rewards
 from nca_trader.envs.account.state import Legs, open_account
+from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import spec_of
-from nca_trader.envs.trading import kept, to_target
+from nca_trader.envs.trading import kept
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import EnvSpec

@@ -86,7 +86,7 @@ def lived(monkeypatch, bars, targets, costs, rules):
     traded = {moment: np.zeros(shape) for moment in ("open", "close")}
     for bar, moment, i, units, price, _ in book.log:
         traded[moment][bar, i] += units * price / book.equity_at[bar][moment]
-    names = Flows._fields
+    names = Flows._fields[:-1]  # without costs of one's own
     went = np.array([[so_far[name] for name in names] for so_far in book.by_bar])
     went = np.diff(went, axis=0, prepend=0.0) / book.start
     return book, equity, trace(equity, weights, traded["open"], traded["close"], Flows(*went.T))
@@ -95,7 +95,7 @@ def lived(monkeypatch, bars, targets, costs, rules):
 def trace(equity, weights, at_open, at_close=None, flows=None, left=None):
     """What a backtest records, as far as trades need it."""
     if flows is None:
-        flows = Flows(*np.zeros((len(Flows._fields), len(equity))))
+        flows = Flows(*np.zeros((len(Flows._fields) - 1, len(equity))))
     if at_close is None:
         at_close = np.zeros_like(at_open)
     given = {"at_open": at_open, "at_close": at_close, "flows": flows, "left": left}

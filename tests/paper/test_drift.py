@@ -125,7 +125,7 @@ def test_fills_that_cost_more_than_modelled(extra, warns):
         side, price = rng.choice([-1.0, 1.0]), np.array([50.0, rng.uniform(50, 150)])
         slip = 5e-4 + extra + 2e-4 * rng.standard_normal()
         quote = Quote(np.ones(2, bool), price)
-        found += seen.filled(1, side * 10, price[1] * (1 + side * slip), quote)
+        found += seen.filled(1, side * 10, price[1] * (1 + side * slip), quote, 1e5)
     assert [body["code"] for body in found] == ["drift-slippage"] * warns
     if warns:
         assert found[0]["excess"] == pytest.approx(1e-3, abs=2e-4)

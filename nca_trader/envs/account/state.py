@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -22,6 +23,7 @@ from jax.typing import ArrayLike
 from nca_trader.config import EnvConfig, capital_problems, limit_problems
 from nca_trader.config.limits import Limits
 from nca_trader.config.ranges import expect, nearest, one_of, refuse
+from nca_trader.envs.account.costs import Trade, check_costs, own_rates
 from nca_trader.envs.account.risk import open_guard
 from nca_trader.envs.account.sizing import Sizing, sizes
 from nca_trader.errors import BarError, ConfigError
@@ -168,7 +170,7 @@ class Flows(NamedTuple):
     market: returns on the weights held. dividends: paid and received. delisting: the haircut of
     positions closed because their asset is delisted. commission, fixed_fee, slippage (ticks
     included), spread, impact: of trades. liquidation: the fee of forced ones. interest,
-    borrow_fee, funding: of holding. ruin: losses forgiven below the floor.
+    borrow_fee, funding: of holding. ruin: losses forgiven below the floor. own: of `Costs.own`.
     """
 
     market: Tensor
@@ -184,6 +186,21 @@ class Flows(NamedTuple):
     borrow_fee: Tensor
     funding: Tensor
     ruin: Tensor
+    own: tuple[Tensor, ...] = ()
+
+    def named(self, costs: Costs) -> dict[str, Tensor]:
+        """Return the flows by name; those of your own costs by the names in `costs.own`."""
+        shared = {name: flow for name, flow in self._asdict().items() if name != "own"}
+        return shared | dict(zip(costs.own or (), self.own, strict=True))
+
+
+def add_flows(*flows: Flows) -> Flows:
+    """Add flows; only those of trades have an entry for costs of your own."""
+    whole = jax.tree.map(
+        lambda *parts: sum(parts[1:], parts[0]), *(f._replace(own=()) for f in flows)
+    )
+    own = zip(*(f.own for f in flows if f.own), strict=True)
+    return whole._replace(own=tuple(sum(parts[1:], parts[0]) for parts in own))
 
 
 class Fill(NamedTuple):
@@ -250,9 +267,10 @@ class Legs(NamedTuple):
     missing bar are 0.
 
     The other fields are None unless a cost or rule needs them. half_spread: as in `Bars`. open,
-    close: prices; volume: units, with `Rules.capital`. dividend: cash as a fraction of the previous
-    close. funding: rate of this bar. years: `[]` since the previous bar. delisted: the asset is
-    gone; `gap` is then the loss on its last price. size: factor on targets ordered at this close.
+    close: prices; volume: units, with `Rules.capital` or `Costs.own`. dividend: cash as a fraction
+    of the previous close. funding: rate of this bar. years: `[]` since the previous bar. delisted:
+    the asset is gone; `gap` is then the loss on its last price. size: factor on targets ordered at
+    this close.
     seconds: `[]` since 1970 UTC, the bar's open; moved: the return from close to close. Both for
     `Rules.risk`.
     """
@@ -328,7 +346,12 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
         row = np.arange(len(bars))[:, None]
         last = np.maximum.accumulate(np.where(bars.present, row, -1), axis=0)
         missing = np.where(last >= 0, row - last, 0)
-    return next_legs(previous, bars.as_bar(), seconds, missing, costs, rules, size)
+    legs = next_legs(previous, bars.as_bar(), seconds, missing, costs, rules, size)
+    if costs.own:
+        quoted = np.zeros(legs.gap.shape) if legs.half_spread is None else legs.half_spread
+        money = None if rules.capital is None else np.full(len(bars), rules.capital)
+        check_costs(bars, costs, Trade(legs.gap, legs.open, legs.volume, quoted, money))
+    return legs
 
 
 def next_legs(
@@ -370,7 +393,7 @@ def next_legs(
         delisted = missing == rules.delist_after
         # The bar is missing, so this return is the only one: the last price less the haircut.
         gap = np.where(delisted, -rules.delist_haircut, gap)
-    money = rules.capital is not None
+    money = rules.capital is not None or bool(costs.own)
     return Legs(
         gap=gap,
         body=body,
@@ -418,18 +441,20 @@ def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
 
 
 def worsening(
-    units: Tensor, quote: Quote, costs: Costs, tick: float
-) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    units: Tensor, quote: Quote, costs: Costs, tick: float, money: Tensor | None = None
+) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
     """Compute how much worse than the bar's price a trade fills, as fractions of that price.
 
     Args:
-      units: `[A]` signed size. Without `quote.volume` only its sign matters.
+      units: `[A]` signed size; without `money` a fraction of equity.
       quote: the bar's prices.
       costs: of trading; slippage, half_spread and impact apply.
       tick: the smallest price step in money, rounded against the trader; 0 for none.
+      money: `[]` equity before the trade; None without a capital.
 
     Returns:
-      The total, `[A]` or one float, and the parts of it that are the spread and the impact.
+      The total, `[A]` or one float, and the parts of it that are the spread and the impact. Last,
+      what it is without `costs.own`, and each of these; () where there is none.
     """
     xp = arrays(units)
     impacted = 0.0 if quote.volume is None else impact(costs.impact, units, quote.volume)
@@ -449,7 +474,13 @@ def worsening(
     # left alone: XLA would keep a selection of two equal constants.
     if not (isinstance(worse, float) and worse <= 1.0):
         worse = xp.where(units < 0.0, xp.minimum(worse, 1.0), worse)
-    return worse, spread, impacted
+    if not costs.own:
+        return worse, spread, impacted, ()
+    # Last: the ticks of a venue, and its least price of zero, don't apply to a cost of your own.
+    quoted = xp.zeros_like(units) if quote.half_spread is None else quote.half_spread
+    traded = units if money is None else units * quote.price / money
+    own = own_rates(Trade(traded, quote.price, quote.volume, quoted, money), costs)
+    return worse + sum(own[1:], own[0]), spread, impacted, (worse, *own)
 
 
 def executable(units: Tensor, quote: Quote, rules: Rules) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ sums and products for each (six times the operations; docs/lab-notes/environment
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import chex
@@ -38,6 +38,7 @@ from nca_trader.envs.account.state import (
     Legs,
     Quote,
     Rules,
+    add_flows,
     equity,
     executable,
     worsening,
@@ -127,7 +128,9 @@ def to_close(
     account = settle(now, rules)
     if legs.size is not None:
         account = account._replace(size=legs.size)
-    return account, jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *fills)
+    bare = (fill._replace(flows=()) for fill in fills)
+    whole = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *bare)
+    return account, whole._replace(flows=add_flows(*(fill.flows for fill in fills)))
 
 
 def place(
@@ -442,37 +445,50 @@ def without(now: Intrabar, closed: Tensor, withdrawn: Tensor) -> Intrabar:
     )
 
 
-def recorded(now: Intrabar, after: Intrabar, items: Mapping[str, Tensor], rules: Rules) -> Fill:
-    """Record `items`, fractions of equity `now`; `ruin` is the loss that they do not explain."""
+def recorded(
+    now: Intrabar,
+    after: Intrabar,
+    items: Mapping[str, Tensor],
+    rules: Rules,
+    own: Sequence[Tensor] = (),
+) -> Fill:
+    """Record `items` and your own costs, fractions of equity `now`.
+
+    `ruin` is the loss that they do not explain.
+    """
     none = jnp.zeros_like(now.room)
-    flows = {
-        name: jnp.where(now.ruined, 0.0, now.equity * amount) + none
-        for name, amount in items.items()
-    }
+
+    def flow(amount: Tensor) -> Array:
+        return jnp.where(now.ruined, 0.0, now.equity * amount) + none
+
+    flows = {name: flow(amount) for name, amount in items.items()}
+    paid = tuple(flow(amount) for amount in own)
     # A bankrupt account stands at the floor. The loss below it is forgiven, and without an item for
     # that the items would not add up to the change of equity.
-    left = now.equity + jnp.asarray(sum(flows.values()))
+    left = now.equity + jnp.asarray(sum([*flows.values(), *paid]))
     forgiven = jnp.where(after.ruined & ~now.ruined, rules.floor - left, 0.0)
-    every = Flows(**{name: flows.get(name, none) for name in Flows._fields})
-    return Fill(jnp.zeros_like(now.base), none, every._replace(ruin=forgiven))
+    every = Flows(*[flows.get(name, none) for name in Flows._fields[:-1]], own=paid)
+    every = every._replace(ruin=forgiven)
+    return Fill(jnp.zeros_like(now.base), none, every)
 
 
 def _execute(
     now: Intrabar,
     d: Array,
-    worse: tuple[Tensor | float, Tensor | float, Tensor | float],
+    worse: tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]],
     costs: Costs,
     rules: Rules,
     liquidation_fee: float | None = None,
 ) -> tuple[Intrabar, Fill]:
     """Trade `d` `[A]` at prices that are `worse`, and pay the cost `c` from equity."""
-    size, (s, spread, impacted) = jnp.abs(d), worse
+    size, (s, spread, impacted, parts) = jnp.abs(d), worse
+    listed, *own = parts or (s,)
     # Commission is charged on the amount paid, so slippage adds to it in a buy, and not in a sale.
     paid = size + d * s
     fee = 0.0 if rules.capital is None else costs.fixed_fee / _money(now, rules)
     items = {
         "commission": -costs.commission * paid.sum(),
-        "slippage": -(size * (s - spread - impacted)).sum(),
+        "slippage": -(size * (listed - spread - impacted)).sum(),
         "spread": -(size * spread).sum(),
         "impact": -(size * impacted).sum(),
         "fixed_fee": -fee * (d != 0.0).sum(),
@@ -483,6 +499,7 @@ def _execute(
     if liquidation_fee is not None:
         items["liquidation"] = -liquidation_fee * size.sum()
         cost = cost - items["liquidation"]  # items are negative, costs positive
+    charged = [-(size * rate).sum() for rate in own]
     after = _grown(now, -cost)
     whole = now.held + d
     safe = jnp.where(cost < 1.0, 1.0 - cost, 1.0)  # a cost of all equity is bankruptcy
@@ -490,7 +507,7 @@ def _execute(
     base = jnp.where(d != 0.0, whole, now.base)
     change = jnp.where(d != 0.0, 0.0, now.change) + whole * (cost / safe)
     after = after._replace(held=whole / _of_each(safe, whole), base=base, change=change)
-    return after, recorded(now, after, items, rules)._replace(traded=d, cost=cost)
+    return after, recorded(now, after, items, rules, charged)._replace(traded=d, cost=cost)
 
 
 def _money(now: Intrabar, rules: Rules) -> Array:
@@ -514,11 +531,12 @@ def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[A
 
 def _worsening(
     d: Array, now: Intrabar, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
     """As `worsening`, of trades `d` `[A]` in fractions of equity."""
-    # Without a capital neither impact nor ticks can be set, and only the sign of a trade matters.
-    units = d if rules.capital is None else d * (_money(now, rules) / quote.price)
-    return worsening(units, quote, costs, rules.tick)
+    if rules.capital is None:  # then neither impact nor ticks can be set
+        return worsening(d, quote, costs, rules.tick)
+    money = _money(now, rules)
+    return worsening(d * (money / quote.price), quote, costs, rules.tick, money)
 
 
 def _grown(now: Intrabar, gain: Array) -> Intrabar:

@@ -103,9 +103,9 @@ def _name_of(bars: Source, config: EnvConfig) -> tuple:
 
 
 def action_space(spec: EnvSpec) -> spaces.Space:
-    """Return `Discrete` for one asset, `MultiDiscrete` for several, `Box` for weights."""
-    if spec.actions == "weights":
-        low, high = spec.bounds
+    """Return `Discrete` for one asset, `MultiDiscrete` for several, `Box` for numbers."""
+    if not spec.num_actions:
+        low, high = spec.action_bounds
         return spaces.Box(low, high, (spec.num_assets,), np.float32)
     if spec.num_assets == 1:
         return spaces.Discrete(spec.num_actions)
@@ -145,12 +145,12 @@ def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.nd
     Raises:
       ConfigError: another shape, an action that does not exist, or a weight that is NaN.
     """
-    if spec.actions == "weights":
+    if not spec.num_actions:
         # NaN means "no order" to the account; from an agent it is a fault. Bounds are not checked,
         # since weights beyond them are clipped to them.
         weights = np.asarray(action, np.float32)
         if weights.shape != shape or np.isnan(weights).any():
-            raise ConfigError(f"action {action!r} is not an array {list(shape)} of weights.")
+            raise ConfigError(f"action {action!r} is not an array {list(shape)} of numbers.")
         return weights
     actions = np.asarray(action)
     # Floats are refused: 1.7 cut to 1 would hide that an agent gives weights.

@@ -177,6 +177,7 @@ def page(report: Report) -> str:
         for number, symbol in enumerate(report.symbols)
     }
     costs = dataclasses.asdict(agent.charged)
+    own, scale = costs.pop("own") or (), costs.pop("own_scale")
     chart = price_chart(agent)
     best = report.baselines[evidence.best]
     return render(
@@ -220,7 +221,8 @@ def page(report: Report) -> str:
             name.replace("_", " ").capitalize(): cost
             for name, cost in costs.items()
             if cost and name not in ("commission", "slippage")
-        },
+        }
+        | {f"{name}, your own, times": 1.0 if scale is None else scale for name in own},
         probabilistic=statistics.probabilistic_sharpe(evidence.moments),
         deflated=searched
         and statistics.deflated_sharpe(evidence.moments, searched.count, searched.sharpe_variance),

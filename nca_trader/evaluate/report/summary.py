@@ -104,12 +104,13 @@ def summary_lines(result: Result) -> list[str]:
 
 
 def _trading(result: Result) -> float:
-    return float(result.flows.reindex(columns=list(TRADING_COSTS), fill_value=0.0).to_numpy().sum())
+    paid = [*TRADING_COSTS, *(result.charged.own or ())]
+    return float(result.flows.reindex(columns=paid, fill_value=0.0).to_numpy().sum())
 
 
 def _holding(result: Result) -> float:
-    own = result.flows.drop(columns=[*TRADING_COSTS, "market", "interest"], errors="ignore")
-    return float(own.to_numpy().sum())
+    others = [*TRADING_COSTS, *(result.charged.own or ()), "market", "interest"]
+    return float(result.flows.drop(columns=others, errors="ignore").to_numpy().sum())
 
 
 def _cut(text: str, width: int = 110) -> str:
