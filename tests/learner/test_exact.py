@@ -293,7 +293,7 @@ def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"actions": "weights"}, "actions = 'weights' order any weight"),
+        ({"actions": "weights"}, "actions = 'weights' may order any weight"),
         ({"reward": "drawdown"}, "reward = 'drawdown' remembers the past"),
         ({"random_costs": (0.5, 2.0)}, "random_costs differ by account"),
         (

@@ -282,7 +282,7 @@ def test_training_ends_in_one_line_where_an_account_goes_bankrupt(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (dict(actions="direction"), "actions = 'direction' are discrete"),
+        (dict(actions="direction"), "actions = 'direction' may jump"),
         (dict(capital=1e5, lot=1.0), "lot, min_notional or max_participation"),
         (dict(capital=1e5, costs=Costs(fixed_fee=1.0)), "costs.fixed_fee"),
         (dict(capital=1e5, costs=Costs(impact=0.1)), "costs.impact"),
