@@ -29,7 +29,7 @@ from nca_trader.learner.programs import Compilations, bytes_needed
 from nca_trader.learner.train import Markets
 from nca_trader.machine import make_directory, scratch
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import open_run
+from nca_trader.runs.opening import open_run
 from nca_trader.scale.chips import rates_of
 from nca_trader.scale.hlo import Module, cost_of, part_of, read_module, runs, unknown_loops
 
