@@ -61,8 +61,9 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     """Draw a panel for each phase: the mean agent of each policy, next to two baselines."""
     import matplotlib.pyplot as plt
     import numpy as np
+    from matplotlib.dates import YearLocator
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for axis, phase in zip(axes, ("selection", "test"), strict=True):
         own = [row for row in rows if row["phase"] == phase]
         for name, colour in ((HOLD, "0.6"), (HALF, "black")):
@@ -72,8 +73,11 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
             x = np.array(row["months"], "datetime64[M]")
             axis.plot(x, row["equity"][AGENT], label=row["policy"], linewidth=1)
         axis.set(yscale="log", title=f"{own[0]['bars']}, {phase} span")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.xaxis.set_major_locator(YearLocator(4))
     axes[0].set_ylabel("equity, net of costs; log scale")
-    axes[0].legend(fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
