@@ -19,7 +19,7 @@ import functools
 import json
 import pathlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -229,27 +229,45 @@ def less(result: Result, other: Result) -> list[float]:
     return [float(ours - theirs), found.low, found.high]
 
 
-def row_of(bars: Bars, study: Study, policy: str, phase: str, folder: pathlib.Path) -> Any:
-    """Train what is missing, trade one span, and return its row."""
-    began = time.process_time()
+class Walked(NamedTuple):
+    """The agents of a policy, trained date by date, and the stitched account of their means.
+
+    known: bars up to the end of the span. spans: first date and end of each agent's trades.
+    """
+
+    known: Bars
+    runs: list[Run]
+    spans: list[tuple[str, Any]]
+    account: Result
+
+
+def walked(bars: Bars, study: Study, policy: str, phase: str, folder: pathlib.Path) -> Walked:
+    """Train what is missing, and trade one span."""
     dates = list(study.selecting if phase == "selection" else study.testing)
     end = study.testing[0] if phase == "selection" else None
     known = bars.between(None, end) if end else bars  # no later bar is even in memory
     runs = [trained(known, study, policy, date, folder) for date in dates]
+    runs = [Run(run.path, force_agent=True) for run in runs]
     spans = list(zip(dates, [*dates[1:], end], strict=True))
-    mean = [Run(run.path, force_agent=True) for run in runs]
-    account = stitched(known, study, mean, spans)
+    return Walked(known, runs, spans, stitched(known, study, runs, spans))
+
+
+def row_of(bars: Bars, study: Study, policy: str, phase: str, folder: pathlib.Path) -> Any:
+    """Train what is missing, trade one span, and return its row."""
+    began = time.process_time()
+    known, runs, spans, account = walked(bars, study, policy, phase, folder)
+    (start, _), (last, end) = spans[0], spans[-1]
     seeds = [
         stitched(known, study, [Run(r.path, seed=i, force_agent=True) for r in runs], spans)
         for i in range(SEEDS)
     ]
-    others = baselines(known, study, dates[0], end)
+    others = baselines(known, study, start, end)
     fixed: Any = {"sizing": "fixed", "order": "rebalance"}
     others["exposure-matched hold"] = nca.backtest(
         known,
         matched_hold(known, account.weights),
         study.costs,
-        start=dates[0],
+        start=start,
         stop=end,
         **rules_of(env_of(study))._asdict() | fixed,
     )
@@ -259,11 +277,10 @@ def row_of(bars: Bars, study: Study, policy: str, phase: str, folder: pathlib.Pa
         account.bars_per_year,
     )
     # The newest agent on the bars that trained it.
-    inside = known.between(None, dates[-1])
-    start = str(inside.index[min(WARM, len(inside) // 2)])
-    common = {"start": start, "look": False}
-    learnt = nca.backtest(inside, mean[-1], **common)
-    held = baselines(inside, study, start, None)[HOLD]
+    inside = known.between(None, last)
+    warm = str(inside.index[min(WARM, len(inside) // 2)])
+    learnt = nca.backtest(inside, runs[-1], start=warm, look=False)
+    held = baselines(inside, study, warm, None)[HOLD]
     sharpes = [each.metrics["sharpe"] for each in seeds]
     return {
         "agent": figures(account),

@@ -19,6 +19,7 @@ import json
 import pathlib
 import tempfile
 import time
+import weakref
 from typing import Any, NamedTuple
 
 import jax
@@ -211,8 +212,9 @@ class Recipe:
         """Return a run whose agents were trained in `env`."""
         if self._built is None:
             # A folder with the manifest, which a backtest reads; its parameters are replaced below.
-            self._folder = tempfile.TemporaryDirectory()
-            run = nca.train(env, self.agent, f"{self._folder.name}/run", steps=1)
+            folder = tempfile.TemporaryDirectory()
+            weakref.finalize(self, folder.cleanup)  # one that is only collected warns
+            run = nca.train(env, self.agent, f"{folder.name}/run", steps=1)
             learner = make_learner(env, make_policy(self.agent, env.spec), self.agent)
             self._built = learner, Acting(run, run.params(), None)
         learner, acting = self._built

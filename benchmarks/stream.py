@@ -44,7 +44,8 @@ from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.session import Session
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.opening import open_run
 from nca_trader.types import Bars
 
 AGENTS = ("nano", "base")

@@ -8,7 +8,8 @@ import numpy as np
 from nca_trader.agents.policy import stacked
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.opening import open_run
 
 
 class State(NamedTuple):

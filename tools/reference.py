@@ -46,7 +46,7 @@ def keys(cls: Any) -> str:
 
 def feature(name: str) -> tuple[object, ...]:
     """Return the row of a feature; the docstring of its factory has the formula."""
-    made = features.FEATURES[name]
+    made = features.BUILT_IN[name]
     inner = inspect.getclosurevars(made.update).nonlocals["update"]
     factory = getattr(features, inner.__qualname__.partition(".")[0])
     return name, made.warmup, sentence(factory.__doc__)
@@ -82,7 +82,7 @@ def page() -> str:
     commands: Any = next(a.choices for a in actions_of if a.dest == "command")
     reading = list(options(commands["data"], ()))[2:]
     exits = re.findall(r"(\d+) ([^;]+?)[;.]", (cli.__doc__ or "").partition("Exit codes:")[2])
-    parts = {"# Features": table("name, warm-up bars, value", map(feature, features.FEATURES))}
+    parts = {"# Features": table("name, warm-up bars, value", map(feature, features.BUILT_IN))}
     parts |= {"# Actions": table("kind, what an action does", actions)}
     parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(env.Costs)}
     parts |= {"# Keys of an environment": keys(EnvConfig), "# Keys of an agent": keys(AgentConfig)}

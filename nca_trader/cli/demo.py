@@ -25,7 +25,7 @@ OFTEN_SEEN = (
     "judged on them."
 )
 AS_FUTURES = (
-    " The account trades the indexes as futures are traded: a position is not paid for, and the "
+    " The account trades the assets as futures are traded: a position is not paid for, and the "
     "interest that the price of a future contains is left out."
 )
 # What `command_of` leaves out.

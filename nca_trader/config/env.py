@@ -181,7 +181,7 @@ class EnvConfig:
     """One trading environment: its observations, its actions, and the costs of trading.
 
     Attributes:
-      features: names from `nca_trader.data.features.FEATURES`, in order; or of your own, as
+      features: names from `nca_trader.data.FEATURES`, in order; or of your own, as
         "module:name" or as a Python object, see docs/guides/extend.md.
       fill: "next_open" fills at the open of the bar after the decision; "close" at the close
         that the decision saw. No real order can be filled there, and reports say so.

@@ -33,11 +33,13 @@ class Scored:
       metrics: of `Result.metrics`.
       sharpe_interval: 95%, of the annualised ratio.
       costs_paid: sum over bars of all costs, as fractions of equity.
+      gross: mean over bars of the sum of absolute weights, in equities.
     """
 
     metrics: dict[str, float]
     sharpe_interval: Interval
     costs_paid: float
+    gross: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,7 @@ def weigh(
             metrics=result.metrics,
             sharpe_interval=statistics.sharpe_interval(ratios[name], resampled_per_year, seed),
             costs_paid=float(result.cost.sum()),
+            gross=float(result.weights.abs().sum(axis=1).mean()),
         )
     ours = scored.pop(None)
     differences = {

@@ -49,7 +49,8 @@ from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import replicated
 from nca_trader.progress import Progress, quiet
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
-from nca_trader.runs.manifest import Run, training_run
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.opening import training_run
 
 Report = Callable[[dict[str, Any]], None]
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from nca_trader.agents.targets import (
     strategy_faults,
 )
 from nca_trader.cloud import CloudPath
-from nca_trader.data.features import feature_set
+from nca_trader.data.feature_sets import feature_set
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.state import Account, Rules, open_account

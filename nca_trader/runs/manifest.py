@@ -17,7 +17,6 @@ In an object store these are objects below a key, and metrics.jsonl is in parts,
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -27,8 +26,6 @@ import os
 import pathlib
 import platform
 import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -40,10 +37,9 @@ from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, w
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.fingerprint import Code, codes_of, refuse_changed
+from nca_trader.config.fingerprint import Code, refuse_changed
 from nca_trader.config.records import (
     RESTORE,
-    difference,
     plain,
     read_json,
     record,
@@ -51,18 +47,15 @@ from nca_trader.config.records import (
     shown,
     unsealed,
 )
-from nca_trader.config.toml import from_toml_text, to_toml
+from nca_trader.config.toml import from_toml_text
 from nca_trader.envs.market import spec_of
-from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError, RunError, StateError, argument
+from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import run_file, write_atomically
-from nca_trader.parallel import hosts
-from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.folder import Lines, check_shared, make_folder, training_in
+from nca_trader.runs.folder import Lines
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
-from nca_trader.runs.reference import Reference, reference_of
-from nca_trader.runs.trials import DataRecord, entry_of, record_of_env
+from nca_trader.runs.reference import Reference
+from nca_trader.runs.trials import DataRecord
 from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
@@ -489,107 +482,3 @@ def commit() -> str:
         return head + "+dirty" if head and git("status", "--porcelain") else head or "unknown"
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-
-
-@contextlib.contextmanager
-def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Iterator[Run]:
-    """Open the run folder at `path`; no other process trains into it until the block ends.
-
-    Raises:
-      RunError: another process trains there; and as `open_run`.
-      StateError: the folder cannot be locked.
-    """
-    with training_in(path, _texts(env, agent)):
-        yield open_run(env, agent, path, seed)
-
-
-def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
-    """Open the run folder at `path`: make a new one, or check that it is the same experiment.
-
-    If there are several processes, the first one does that and the others open the folder.
-
-    Raises:
-      RunError: the folder holds something else, or a run of other bars, agent, environment or
-        seed. Only `learner.steps` (how far to go), `[checkpoint]` and `[mesh]` may differ. Or
-        some process sees another folder at `path` than the first one.
-      ConfigError: `path` is a bucket and not a folder in it.
-    """
-    if not path.name and isinstance(path, CloudPath):
-        raise ConfigError(f"{path}: is a bucket; name a folder in it, e.g. {path}/runs/a.")
-    if hosts.count() > 1:
-        check_shared(path)
-    # Two processes that make the folder at once would each find files of the other.
-    run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
-    return Run(path) if run is None else run
-
-
-def _texts(env: TradingEnv, agent: AgentConfig) -> dict[str, str]:
-    return {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
-
-
-def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
-    """Return the kind of each name in the configs that may be of your own code."""
-    named = {}
-    for config in (env, env.costs, agent.policy, agent.learner):
-        for field, kind in config.OWN.items():
-            value = getattr(config, field)
-            named |= dict.fromkeys([value] if isinstance(value, str) else value or (), kind)
-    return named
-
-
-def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
-    data = record_of_env(env)
-    # Written last, so without it the folder does not hold a run yet.
-    if (path / "run.json").exists():
-        run = Run(path)
-        there, here = (
-            {"seed": number, "data symbols": tuple(bars.symbols), "data rows": bars.rows}
-            | {"data sha256": bars.sha256, "env": plain(config), "agent": plain(kept)}
-            for number, bars, config, kept in (
-                (run.manifest.seed, run.manifest.data, run.env_config, run.agent_config),
-                (seed, data, env.config, agent),
-            )
-        )
-        # How often a run is saved, and on which devices it trains, may change between starts.
-        for one in (there["agent"], here["agent"]):
-            del one["checkpoint"], one["mesh"]
-            if agent.optimizer.schedule in ("constant", "sgdr"):  # no rate depends on the end
-                del one["learner"]["steps"]
-        changed = difference(there, here)
-        if changed is not None:
-            name, was, asked = changed
-            raise RunError(
-                f"{run.path}: a run of something else: {name} was {was!r} there and is {asked!r} "
-                f"now; choose another {argument('run_dir')}, or ask for the same."
-            )
-        return run
-    texts = _texts(env, agent)
-    code = codes_of(own_names(env.config, agent))
-    make_folder(path, texts)
-    manifest = RunManifest(
-        format=FORMAT,
-        name=path.resolve().name,
-        created=now(),
-        command=" ".join(sys.argv),
-        seed=seed,
-        data=data,
-        spec=plain(env.spec),
-        versions=versions(),
-        commit=commit(),
-        device=jax.devices()[0].device_kind,
-        code=code,
-        config={name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
-    )
-    for file, text in texts.items():
-        write_atomically(path / file, text)
-    # Logged before the run exists: no agent trains without being counted.
-    counted = {"trials": agent.num_seeds, "time": manifest.created}
-    trials.record(path.resolve().parent, entry_of("train", manifest.name, data, **counted))
-    if env.shards is None:
-        present, names = np.asarray(env.bars.present), tuple(env.spec.features)
-        measured = reference_of(np.asarray(env.features), present, names, env.spec.warmup)
-        if measured is not None:
-            write_atomically(path / REFERENCE_FILE, sealed(plain(measured)))
-    # Last: a folder with run.json is whole.
-    write_atomically(path / "run.json", sealed(plain(manifest)))
-    return Run(path)

@@ -30,7 +30,7 @@ from nca_trader.learner.train import Markets
 from nca_trader.machine import make_directory, scratch
 from nca_trader.progress import Progress
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import open_run
+from nca_trader.runs.opening import open_run
 from nca_trader.scale.chips import rates_of
 from nca_trader.scale.hlo import Module, cost_of, part_of, read_module, runs, unknown_loops
 

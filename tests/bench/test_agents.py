@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
-from benchmarks import agents, planted
-from nca_trader.data.features import feature_set
+from benchmarks import agents, curves, planted
+from nca_trader.data.feature_sets import feature_set
 
 
 def test_no_agent_is_trained_on_a_bar_of_its_span(monkeypatch):
@@ -47,6 +47,20 @@ def test_each_recipe_looked_once_at_each_test_span_and_the_page_shows_it(root):
         assert learner_of(row) == first
         assert row["manifest"]["env"]["features"] == rows[0]["manifest"]["env"]["features"]
         assert row["manifest"]["env"]["random_costs"] == [5.0, 10.0]
+
+
+def test_curves_are_those_of_the_rows_and_no_account_of_training_went_bankrupt():
+    rows = {(r["bars"], r["policy"], r["phase"]): r for r in agents.rows_of(agents.RESULTS)}
+    drawn = agents.rows_of(curves.CURVES)
+    assert {row["phase"] for row in drawn} == {"selection", "test"}
+    for row in drawn:
+        known = rows[row["bars"], row["policy"], row["phase"]]
+        half = next(v for k, v in known["baselines"].items() if k.startswith(agents.HALF))
+        # Rules are computed alike; agents were trained again by later code.
+        assert row["equity"][agents.HALF][-1] - 1.0 == pytest.approx(half["total_return"], abs=1e-4)
+        assert row["sharpe"][curves.AGENT] == pytest.approx(known["agent"]["sharpe"], abs=0.02)
+        assert [row["months"][i] for i in (0, -1)] == [date[:7] for date in known["span"]]
+        assert row["bankrupt"] == 0.0 and row["updates"] > 200
 
 
 def test_a_row_that_is_there_is_not_computed_again(monkeypatch, tmp_path, capsys):

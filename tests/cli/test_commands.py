@@ -20,7 +20,8 @@ from nca_trader.evaluate.backtest import backtest
 from nca_trader.machine import cores
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.opening import open_run
 from nca_trader.types import Costs
 
 METRICS = (

@@ -121,6 +121,10 @@ def test_what_is_deployed_was_decided_without_the_test_years(demo):
     page = (folder / "report.html").read_text()
     assert f"deployed: {decided['baseline']}" in page and "nothing is judged" in page
     assert "mean of all" in page and "in training" in page and "mean agent, not deployed" in page
+    # The numbers in large print are of what does not trade, and the score is the best of several.
+    assert "<span>Total return, mean agent, not deployed</span>" in page
+    assert f"of\n{selection['scored']} scored: that score is too good" in page
+    assert "Mean gross" in page
 
 
 def test_the_page_says_what_the_result_may_be_and_what_to_try_next(demo):

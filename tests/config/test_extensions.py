@@ -11,9 +11,9 @@ from nca_trader import ConfigError, EnvConfig, RunError
 from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig, extensions
 from nca_trader.config.extensions import load, name_of, origin_of, parse_name
 from nca_trader.config.fingerprint import codes_of, fingerprint, refuse_changed
-from nca_trader.data.features import FEATURES, feature_set
+from nca_trader.data.feature_sets import FEATURES, feature_set
 from nca_trader.envs.rewards import SCHEMES
-from nca_trader.runs.manifest import own_names
+from nca_trader.runs.opening import own_names
 
 CODE = """
 '''Words.'''

@@ -10,7 +10,8 @@ from ledger import random_bars
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.market import correlations, nearest_assets
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.opening import open_run
 
 
 def linked_bars(num_bars=300, missing=0.1, seed=3):

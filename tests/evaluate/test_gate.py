@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from arch.bootstrap import optimal_block_length
 
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.gate import gate
@@ -58,6 +59,44 @@ def test_a_choice_among_many_agents_pays_for_its_luck():
         alone = gate({found.agent: agents[found.agent]}, {"hold": r[:, 20]}, YEAR, 300)
         lucky += alone.passed
     assert passed <= 3 < lucky
+
+
+def by_hand(r, split, block, agents_again=True, baselines_again=True):
+    """The bound of agents `r[:, :split]`, resampled in plain numpy: blocks of geometric length."""
+    rng, bars = np.random.default_rng(1), np.arange(len(r))
+
+    def sharpes(rows):
+        return rows.mean(0) / rows.std(0, ddof=1) * math.sqrt(YEAR)
+
+    def resampled():
+        starts = rng.random(len(r)) < 1.0 / block
+        starts[0] = True
+        last = np.maximum.accumulate(np.where(starts, bars, 0))  # the block that a bar is in
+        return r[(rng.integers(0, len(r), len(r))[last] + bars - last) % len(r)]
+
+    found = sharpes(r)
+    best, other = found[:split].argmax(), split + found[split:].argmax()
+    errors = []
+    for _ in range(1500):
+        again = sharpes(resampled())
+        luck = again - found
+        agent = luck[:split].max() if agents_again else luck[best]
+        baseline = again[split:].max() - found[other] if baselines_again else luck[other]
+        errors.append(agent - baseline)
+    return found[best] - found[other] - np.quantile(errors, 0.95)
+
+
+def test_the_bound_chooses_checkpoint_and_baseline_again_as_a_bootstrap_by_hand_does():
+    r = drawn(11, 5, (0.9, 0.8, 0.9, 0.7, 0.8, 0.6, 0.6, 0.6, 0.5, 0.5), correlation=0.1)
+    for t in range(1, len(r)):
+        r[t] += 0.2 * r[t - 1]  # so that blocks matter
+    agents, others = ({f"{k}": r[:, k] for k in part} for part in (range(5), range(5, 10)))
+    found = gate(agents, others, YEAR)
+    block = float(optimal_block_length(r)["stationary"].max())
+    assert found.bound == pytest.approx(by_hand(r, 5, block), abs=0.08)
+    # A gate that kept either choice would be elsewhere.
+    assert by_hand(r, 5, block, agents_again=False) > found.bound + 0.15
+    assert by_hand(r, 5, block, baselines_again=False) < found.bound - 0.15
 
 
 def test_a_flat_baseline_has_a_sharpe_ratio_of_zero():

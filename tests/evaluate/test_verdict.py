@@ -35,6 +35,7 @@ def scored(total_return, sharpe):
         metrics={"total_return": total_return, "sharpe": sharpe},
         sharpe_interval=Interval(sharpe - 1, sharpe + 1, 0.95),
         costs_paid=0.0,
+        gross=1.0,
     )
 
 
@@ -207,6 +208,7 @@ def test_weighing_real_curves_gives_differences_a_second_derivation_confirms():
     assert gap.mean_return_interval.low > 0.24 and gap.sharpe_interval.low > 0
     assert math.isnan(weighed.differences["always flat"].sharpe)
     assert weighed.agent.costs_paid == pytest.approx(0.5e-3)
+    assert (weighed.agent.gross, weighed.baselines["buy and hold"].gross) == (0.5, 1.0)
     assert (weighed.nearest_share, weighed.copies) == (0.0, False)
     assert "earned more than buy and hold" in verdict(weighed, num_trials=1)
 

@@ -19,7 +19,7 @@ from nca_trader.learner.learner import check_shards, end_with_shard, shard_updat
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.train import Markets, train
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import open_run
+from nca_trader.runs.opening import open_run
 from nca_trader.runs.universe import run_on
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

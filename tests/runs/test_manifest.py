@@ -25,7 +25,8 @@ from nca_trader.machine import write_atomically
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
-from nca_trader.runs.manifest import FORMAT, Run, Selection, open_run
+from nca_trader.runs.manifest import FORMAT, Run, Selection
+from nca_trader.runs.opening import open_run
 from nca_trader.runs.trials import data_record
 from nca_trader.types import EnvSpec
 

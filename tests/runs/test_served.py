@@ -16,7 +16,8 @@ from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.learner import make_learner
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
-from nca_trader.runs.manifest import Run, open_run
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.opening import open_run
 
 ACTIONS = ("direction", "orders", "weights")
 QUICK = (

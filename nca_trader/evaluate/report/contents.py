@@ -117,6 +117,7 @@ class Report:
       wall_times: stage -> seconds.
       trials: from the trial log; None for a strategy, whose trials `agent.tried` counts, if any.
       seed: number of the agent that acts, also its column in `training`; None is the mean of all.
+      scored: updates among which the selection span chose one; 0 where it chose none.
       seeds: every seed's scores, and those of the mean.
       deployment: what was decided to trade, in words; "" where nothing was.
       deployed: whether the agent is what trades.
@@ -150,6 +151,7 @@ class Report:
     wall_times: Mapping[str, float] = dataclasses.field(default_factory=dict)
     trials: Trials | None = None
     seed: int | None = 0
+    scored: int = 0
     seeds: Sequence[SeedScore] = ()
     deployment: str = ""
     deployed: bool = True
@@ -300,6 +302,7 @@ def report_on(
                 and chosen.selected == run.selected,
             ),
             "seed": run.selected,
+            "scored": (chosen and chosen.scored) or 0,
             # A metric that each seed has takes the place of the one number.
             "training": [row | row.get("seeds", {}) for row in run.metrics()],
             "features": run.spec.features,
