@@ -186,6 +186,12 @@ def test_duplicates_are_dropped_and_corrections_and_late_bars_are_said():
     assert codes(found) == ["correction", "unfinished"]
     said = next(i.detail for _, i in found if isinstance(i, Notice) and i.code == "correction")
     assert said.startswith("A 2025-06-15 15:07 UTC: close 100.5 is now 99.75")
+    world = World()  # of a venue without a stream the list says it, at the next bar
+    world.trade(range(60))
+    feed = iter(world.feed())
+    next(feed)
+    world.rows["A", START] = world.rows["A", START]._replace(close=99.75)
+    assert next(feed).code == "correction"
     world = World()
     world.trade(range(60))
     del world.rows["B", START + 60]
