@@ -371,9 +371,15 @@ def test_live_orders_in_units_earn_what_a_backtest_of_their_targets_does(stage, 
         assert now["value"] >= value - 1e-6  # less what the orders of this close cost
 
 
-def test_a_price_a_hundred_times_the_last_is_not_traded_on(room):
-    """The desk would fill at that price; only the bar after it decides what it was."""
-    spike = 40
+@pytest.mark.parametrize("seconds", [86_400, 30])
+def test_a_price_a_hundred_times_the_last_is_not_traded_on(room, seconds):
+    """The desk would fill at that price; only the bar after it decides what it was.
+
+    With bars of 30 s the decision at that bar would still be young enough to be sent.
+    """
+    spike, room.tape_options["period"] = 40, seconds
+    time = room.bars.time[0] + np.arange(len(room.bars)) * np.timedelta64(seconds, "s")
+    room.bars = dataclasses.replace(room.bars, time=time)
     close, high = room.bars.close.copy(), room.bars.high.copy()
     close[spike, 0] *= 100.0
     high[spike, 0] = close[spike, 0]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nca_trader.data.calendar import new_york
+from nca_trader.paper import venue_feed
 from nca_trader.paper.closing import Grid, Row, aggregated, bars_of
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
@@ -144,6 +145,16 @@ def test_an_outage_makes_the_feed_stale_and_every_bar_comes_after_it_in_order():
     waits = np.diff([at for at, _, _ in world.asked if START + 130 <= at < START + 400])
     assert waits.min() >= 1.0 and waits.max() <= 30.0 and waits[-1] > waits[0]
     assert len(set(np.round(waits, 6))) == len(waits)  # with jitter
+
+
+def test_a_second_outage_is_said_again_and_old_bars_are_forgotten(monkeypatch):
+    monkeypatch.setattr(venue_feed, "REMEMBERED", 3)
+    world = World()
+    world.trade(range(60))
+    world.down = {(START + 130, START + 190), (START + 310, START + 370)}
+    feed = world.feed()
+    assert codes(world.until(feed, 600)) == ["unreachable"] * 2
+    assert len(feed._rows) <= 4
 
 
 def test_the_jitter_comes_from_the_seed():
