@@ -31,7 +31,6 @@ from nca_trader.envs.account.state import Quote, Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
-from nca_trader.paper.clock import Clock
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
 from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import NANOSECONDS, Feed, LiveFeed, ReplayFeed, parse_feed
@@ -360,8 +359,11 @@ class Session:
 
     def _now(self) -> int:
         """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
-        last = self._state.last  # a replay has the time of its bars, once there is one
-        return Clock().now() if last is None else last * NANOSECONDS
+        if self._state.last is not None:
+            return self._state.last * NANOSECONDS
+        # Before the first bar of a start: where the journal ends, or where the feed begins.
+        known = (event.ts_event for event in self._journal.events("bar"))
+        return max(known, default=self._journal.now())
 
     def _value(self) -> float:
         """Return the broker's cash and positions in money at the last closes."""
