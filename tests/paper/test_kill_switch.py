@@ -219,6 +219,8 @@ def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
     with pytest.raises(HaltError, match="too hot"):
         stage.replay(path, stage.bars(), stage.agent())
     resume(path, "cooler", 0)
+    (lifted,) = read_events(path, "resume")
+    assert lifted.body["asked"] == "too hot\\x1b[2J" and lifted.body["reason"] == "cooler"
     assert read_halt(path) is None and request_halt(path, "again")
 
 

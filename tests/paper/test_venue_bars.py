@@ -1,5 +1,6 @@
 """Bars of Alpaca and of an exchange through their clients, against local servers."""
 
+import json
 import logging
 import time
 
@@ -10,6 +11,7 @@ from fake_exchange import FakeExchange
 from fake_okx import MOST, FakeOkx
 from fake_venue import CANARY, KEY
 
+from nca_trader.cli import main
 from nca_trader.errors import ConfigError
 from nca_trader.paper import alpaca_feed, ccxt_feed, net
 from nca_trader.paper.closing import Row
@@ -329,6 +331,16 @@ def test_spans_without_a_trade_do_not_end_a_download(okx):
         assert found == list(okx.hours[name].items())[:-1]  # the last is not over
     assert okx.count("GET", "/api/v5/market") < 2 * (2000 // MOST + 2) + 2
     assert all(call[0] == "GET" and "OK-ACCESS-KEY" not in call[4] for call in okx.calls)
+
+
+def test_the_command_says_which_symbol_begins_later_than_asked(okx, tmp_path, capsys):
+    words = ["data", "fetch", "ccxt:okx", "BTC/USDT,NEW/USDT", "--from", "2025-06-17", "--bar",
+             "1h", "--to", "2025-07-20", "--out", str(tmp_path / "coins.csv")]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    printed = capsys.readouterr().out
+    listed = str(np.datetime64(HOUR + 3600 * 700, "s"))[:10]
+    assert f"NEW/USDT on {listed}: the venue gave nothing from 2025-06-17 until then" in printed
+    assert json.loads(printed.splitlines()[-1])["late"] == {"NEW/USDT": listed}
 
 
 @pytest.mark.parametrize(("hong_kong", "step"), [(False, 86_400), (True, 4 * 3600)])
