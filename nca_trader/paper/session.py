@@ -541,7 +541,7 @@ def paper_trade(
         selected.
       journal: SQLite file, made if it does not exist.
       broker: "simulated"; with a live feed it is a process of its own, with its books next to the
-        journal. Or "alpaca", "ccxt:EXCHANGE", or `module:name` of a venue of yours.
+        journal. Or "alpaca", "ccxt:binance", or `module:name` of a venue of yours.
       start: date before which nothing is decided; None is as early as can be.
       capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
