@@ -248,6 +248,7 @@ def test_a_process_is_used_again_replaced_and_ended(tmp_path):
     told(one, 1)
     assert one.submit(Ticket("one", "A", 4.0)).outcome is Outcome.ACCEPTED
     pid = one.greet()["pid"]
+    assert os.getsid(pid) == pid  # a Ctrl-C at the session's terminal is not for the exchange
     # The session is killed: its connection ends, and the next one finds the process.
     one.disconnect()
     two = start()
