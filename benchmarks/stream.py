@@ -2,6 +2,7 @@
 
     python -m benchmarks.stream
     python -m benchmarks.stream --folder /mnt/disk
+    python -m benchmarks.stream --only live
     python -m benchmarks.stream --soak 200000
 
 Each agent has drawn parameters. `order` rows commit every bar before its orders, as with a venue
@@ -17,6 +18,11 @@ disk's. `split` says where that time went, in microseconds (p50, p99) of the bar
 `fsync` rows are of the disk alone: 512 bytes written and waited for, which a commit does twice.
 `load` is the machine's, of the last minute: a p99 on a machine that does other work is that work's.
 `replay` commits in batches of 256 events.
+
+`live` rows are of a live session whose simulated exchange is a process of its own: from the moment
+the feed's thread hands a bar over to the moment its first order goes to the exchange. In between
+are the exchange's books, read over its socket, the decision, and every commit of that path.
+`answered` is the exchange's answer to that order.
 """
 
 import argparse
@@ -40,8 +46,11 @@ from nca_trader.learner.programs import Compilations
 from nca_trader.paper import journal as journals
 from nca_trader.paper.agents import run_agent
 from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.clock import NANOSECONDS
+from nca_trader.paper.exchange_process import start_exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal
+from nca_trader.paper.live import LiveSession
 from nca_trader.paper.session import Session
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
@@ -50,7 +59,9 @@ from nca_trader.types import Bars
 
 AGENTS = ("nano", "base")
 BARS = 1500  # of each measurement
+LIVE_BARS = 4500  # nano's drawn parameters order at one bar in seven
 WARM = 300  # bars that are not timed: the warm-up, and what is compiled
+WARM_ORDERS = 20  # of a live session, likewise
 
 
 class State(NamedTuple):
@@ -206,6 +217,66 @@ def session(agent, bars, path, batch, each=lambda row: None, split=None):
     return np.array(all_bars), np.array(sent)
 
 
+class Closing:
+    """A live feed of a file: a bar closes as soon as the session asks for the next one."""
+
+    period = 86_400
+
+    def __init__(self, bars, history):
+        self.symbols, self._bars, self._at, self.given = bars.symbols, bars, history, 0.0
+
+    def now(self):
+        opened = self._bars.time[self._at - 1].astype("datetime64[s]").astype(np.int64)
+        return (int(opened) + self.period) * NANOSECONDS
+
+    def history(self, count):
+        return self._bars[max(self._at - count, 0) : self._at]
+
+    def __iter__(self):
+        rows = self._bars.as_bar()
+        while self._at < len(self._bars):
+            at = self._at
+            self._at += 1
+            bar = jax.tree.map(lambda field, at=at: np.array(field[at]), rows)
+            self.given = time.perf_counter()
+            yield bar
+
+    def close(self):
+        pass
+
+
+class Timed:
+    """A venue that notes when the first order of each bar went out, and when it was answered."""
+
+    def __init__(self, venue, feed):
+        self._venue, self._feed = venue, feed
+        self.sent, self.answered = {}, {}  # seconds after the bar, by its moment
+
+    def __getattr__(self, name):
+        return getattr(self._venue, name)
+
+    def submit(self, ticket):
+        moment = self._feed.given
+        first = moment not in self.sent
+        self.sent.setdefault(moment, time.perf_counter() - moment)
+        answer = self._venue.submit(ticket)
+        if first:
+            self.answered[moment] = time.perf_counter() - moment
+        return answer
+
+
+def live(agent, bars, folder):
+    """Trades the bars live; returns seconds from bar to order, and from bar to the answer."""
+    feed, path = Closing(bars, WARM), pathlib.Path(folder) / "live.db"
+    venue = Timed(start_exchange(path, 1e5, agent.costs, agent.symbols, agent.rules), feed)
+    with contextlib.closing(venue), Journal(path, feed.now) as journal:
+        LiveSession(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
+    # The first orders wait for what is compiled.
+    return tuple(
+        np.array(list(taken.values())[WARM_ORDERS:]) for taken in (venue.sent, venue.answered)
+    )
+
+
 def row_of(name, seconds, compilations, **facts):
     """A row of times: a rate, and percentiles in microseconds."""
     p50, p99 = np.percentile(seconds, (50, 99)) * 1e6
@@ -219,7 +290,7 @@ def row_of(name, seconds, compilations, **facts):
     } | facts  # fmt: skip
 
 
-def rows(args=None, where=None):
+def rows(args=None, where=None, only=None):
     """Yields a row per agent and measurement; journals are in a new folder of `where`."""
     # As the command does. Where a benchmark before this one has used the CPU it comes too late.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -228,6 +299,12 @@ def rows(args=None, where=None):
         with tempfile.TemporaryDirectory(dir=where) as folder, Compilations() as compilations:
             path = pathlib.Path(folder)
             agent = agent_of(name, path / "run")
+            sent, answered = live(agent, sample_bars("sp500")[:LIVE_BARS], path)
+            facts: dict[str, Any] = {"load": os.getloadavg()[0], "orders": len(sent)}
+            facts["answered"] = tuple((np.percentile(answered, (50, 99)) * 1e6).round(1).tolist())
+            yield row_of(f"{name} live, exchange in a process", sent, compilations, **facts)
+            if only == "live":
+                continue
             for label, around in (("FULL", contextlib.nullcontext), ("no fsync", unsynced)):
                 split: dict[str, list[float]] = {}
                 with around():
@@ -236,7 +313,7 @@ def rows(args=None, where=None):
                     part: tuple(np.percentile(taken, (50, 99)).round(1).tolist())
                     for part, taken in ((p, np.array(t) * 1e6) for p, t in split.items())
                 }
-                facts: dict[str, Any] = {"split": by_part, "load": os.getloadavg()[0]}
+                facts = {"split": by_part, "load": os.getloadavg()[0]}
                 yield row_of(f"{name} order, {label}", sent, compilations, **facts)
             yield row_of(f"{name} fsync alone", disk(folder), compilations)
             began = time.process_time()
@@ -301,10 +378,11 @@ def main(words=None):
     )
     parser.add_argument("--soak", type=int, metavar="BARS")
     parser.add_argument("--folder", help="of the journals, which says the disk; the default is tmp")
+    parser.add_argument("--only", choices=["live"], help="leave the other measurements out")
     args = parser.parse_args(words)
     if args.soak:
         return soak(args.soak)
-    for row in rows(where=args.folder):
+    for row in rows(where=args.folder, only=args.only):
         print({k: v for k, v in row.items() if v is not None}, flush=True)
 
 

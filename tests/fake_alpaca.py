@@ -30,7 +30,7 @@ class FakeAlpaca(FakeVenue):
         self.parts, self.pages, self.refuse = 1, 1000, ""
         self.bars = {}  # symbol: {seconds of the open: (o, h, l, c, v)}, of minutes
         self.days = {}  # the same, of days
-        self.skew = 0.0
+        self.skew, self.deaf = 0.0, False
         super().__init__()
 
     # --- orders ---
@@ -101,6 +101,7 @@ class FakeAlpaca(FakeVenue):
             "filled_qty": "0",
             "side": data["side"],
             "type": data["type"],
+            "time_in_force": data.get("time_in_force", "day"),
             "status": "new",
             "submitted_at": iso(self.clock),
             "a_field_of_next_year": {"odd": 1},
@@ -157,7 +158,7 @@ class FakeAlpaca(FakeVenue):
             (symbol, t, values)
             for symbol in sorted(query["symbols"].split(","))
             for t, values in sorted(source.get(symbol, {}).items())
-            if low <= t <= high
+            if self.deaf or low <= t <= high
         ]
         first = int(query.get("page_token") or 0)
         size = min(int(query["limit"]), self.pages)

@@ -19,7 +19,7 @@ class FakeExchange(FakeVenue):
     def __init__(self, secret, clock=time.time):
         self.secret, self.clock, self.fee = secret, clock, 0.001
         self.balances = {"USDT": 10_000.0, "XYZ": 7.0}
-        self.prices = {"BTCUSDT": 50_000.0, "ETHUSDT": 2_500.0}
+        self.prices = {"BTCUSDT": 50_000.0, "ETHUSDT": 2_500.0, "ETHBTC": 0.05}
         self.orders, self.trades, self.resting, self.code = [], [], False, None
         self.skew = 0.0
         self.klines = {}  # symbol: {milliseconds of the open: (o, h, l, c, v)}
@@ -68,8 +68,10 @@ class FakeExchange(FakeVenue):
             {"filterType": "NOTIONAL", "minNotional": "5", "applyMinToMarket": True},
         ]  # fmt: skip
         return {
-            "symbol": symbol, "status": "TRADING", "baseAsset": symbol[:3], "quoteAsset": "USDT",
-            "baseAssetPrecision": 8, "quotePrecision": 8, "orderTypes": ["LIMIT", "MARKET"],
+            "symbol": symbol, "status": "TRADING", "baseAsset": symbol[:3],
+            "quoteAsset": symbol[3:],
+            "baseAssetPrecision": 8, "quotePrecision": 8,
+            "orderTypes": ["LIMIT", "MARKET", "STOP_LOSS"],
             "isSpotTradingAllowed": True, "permissions": ["SPOT"], "filters": filters,
         }  # fmt: skip
 
@@ -89,7 +91,7 @@ class FakeExchange(FakeVenue):
             "price": "0", "origQty": data["quantity"], "executedQty": "0", "status": "NEW",
             "cummulativeQuoteQty": "0", "type": data["type"], "side": data["side"],
             "time": self.now, "updateTime": self.now, "transactTime": self.now,
-            "timeInForce": "GTC", "isWorking": True,
+            "timeInForce": "GTC", "isWorking": True, "stopPrice": data.get("stopPrice", "0"),
         }  # fmt: skip
         self.orders.append(order)
         if not self.resting and data["type"] == "MARKET":

@@ -13,6 +13,17 @@ import threading
 import time
 import urllib.parse
 
+KEY, CANARY = "PKCANARYKEY7", "CANARY-9f3e1c-secret"  # made up; no output may hold them
+# Of an order: the fault, the reason that a client gives, and whether the order arrived.
+UNCLEAR = [
+    ("504-after", "http-504", True), ("504-before", "http-504", False),
+    ("500-after", "http-500", True), ("409-before", "http-409", False),
+    ("hang-after", "timeout", True), ("hang-before", "timeout", False),
+    ("reset-after", "connection", True), ("reset-before", "connection", False),
+    ("html-after", "unreadable-body", True), ("empty-after", "unreadable-body", True),
+    ("drip", "timeout", True), ("redirect-before", "redirected", False),
+]  # fmt: skip
+UNREAD = ["500", "hang-before", "reset-before", "html", "empty", "429"]  # of a question
 HTML = b"<html><body>Bad gateway</body></html>"
 HANG = 1.5  # seconds, longer than the clients of the tests wait
 
@@ -97,6 +108,8 @@ class FakeVenue:
             return
         if kind == "html":
             status, raw = 200, HTML
+        elif kind == "empty":
+            raw = b""
         elif kind == "html404":
             status, raw = 404, HTML
         elif kind == "429":

@@ -30,7 +30,7 @@ class Still:
     """A clock that moves when somebody waits."""
 
     def __init__(self):
-        self.waited = 0.0
+        self.waited, self.each = 0.0, []
 
     def now(self):
         return int(self.waited * SECOND)
@@ -40,6 +40,7 @@ class Still:
 
     def sleep(self, seconds):
         self.waited += seconds
+        self.each.append(seconds)
 
 
 class Desk:

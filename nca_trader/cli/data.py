@@ -47,7 +47,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         missing = [name for name, value in needed.items() if value is None]
         if missing:
             raise ConfigError(f"data fetch: give {', '.join(missing)} as well.")
-        from nca_trader.paper.fetch import fetch
+        from nca_trader.paper.fetch import fetch, late_starts
 
         symbols = [symbol for symbol in args.symbols.split(",") if symbol]
         fetch(args.file, symbols, args.begin, args.end, args.bar, args.out)
@@ -58,6 +58,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     bars = read_bars(args.file, **reading_options(args))
     # A file with a fault has raised by now, with all of its faults.
     found = {"file": args.file} | summarise(bars)
+    if args.what == "fetch":
+        found["late"] = late_starts(bars, args.begin)
     longest = f", the longest {found['longest_gap']}" if found["gaps"] else ""
     print(f"{args.file}: no problem")
     print(f"  rows     {found['rows']:,} bars at {found['times']:,} times")
@@ -71,6 +73,10 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         print(f"  income   {found['dividends']:,} dividends in cash")
     if found["funding_mean"] is not None:
         print(f"  funding  {1e4 * found['funding_mean']:.3g} bp per bar (mean), longs pay")
+    for symbol, first in found.get("late", {}).items():
+        print(
+            f"  begins   {symbol} on {first}: the venue gave nothing from {args.begin} until then"
+        )
     if bars.note:
         print(f"  note     {bars.note}")
     return found

@@ -16,7 +16,9 @@ from nca_trader.paper.net import TIMEOUT, GuardedSession
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import VenueFeed
 
-PAGE = 1000
+PAGE = 1000  # bars that are asked for at once, where ccxt does not know what an exchange gives
+SKIPPED = 100  # bars to go on by after an empty answer, likewise
+HOUR = 3600
 
 
 def open_source(
@@ -49,7 +51,11 @@ def open_source(
     if not fits:
         raise ConfigError(f"bars of {every}: {exchange} has none that fit in; give 1h or 1d.")
     check_symbols(exchange, loaded(client.load_markets, session), symbols)
-    return CcxtSource(tuple(symbols), int(max(fits)), steps[max(fits)], client, session)
+    for step in sorted(map(int, fits), reverse=True):
+        source = CcxtSource(tuple(symbols), step, steps[step], client, session)
+        if step <= HOUR or source.is_on_grid():
+            return source
+    raise ConfigError(f"bars of {every}: {exchange} begins them at no hour of UTC; give 1h.")
 
 
 def open_feed(exchange: str, symbols: Sequence[str], every: str, **options: Any) -> VenueFeed:
@@ -77,6 +83,12 @@ class CcxtSource:
     ):
         self.symbols, self.step = symbols, step
         self._name, self._client, self._session = name, client, session
+        known = ((client.features or {}).get("spot") or {}).get("fetchOHLCV") or {}
+        self._most = known.get("limit")
+
+    def is_on_grid(self) -> bool:
+        """Return whether the newest bars count from midnight UTC: some days begin elsewhere."""
+        return all(row.time % self.step == 0 for row in self._page(self.symbols[0], None, 3))
 
     def fetch(self, start: int, stop: int) -> list[Row]:
         """Return the bars that open at or after `start` and end by `stop`, all pages of them."""
@@ -84,22 +96,23 @@ class CcxtSource:
         for symbol in self.symbols:
             since = start
             while since + self.step <= stop:
-                page = self._page(symbol, since)
+                page = self._page(symbol, since, self._most or PAGE)
                 rows += [row for row in page if since <= row.time <= stop - self.step]
-                if not page or page[-1].time < since:
-                    break
-                since = page[-1].time + self.step
+                if page and page[-1].time >= since:
+                    since = page[-1].time + self.step
+                else:  # many exchanges answer for a span, which may lie before the first trade
+                    since += self.step * (self._most or SKIPPED)
         return rows
 
-    def _page(self, symbol: str, since: int) -> list[Row]:
+    def _page(self, symbol: str, since: int | None, count: int) -> list[Row]:
+        begin = None if since is None else 1000 * since
         found = loaded(
-            lambda: self._client.fetch_ohlcv(symbol, self._name, 1000 * since, PAGE), self._session
+            lambda: self._client.fetch_ohlcv(symbol, self._name, begin, count), self._session
         )
         try:
-            rows = [Row(symbol, int(t) // 1000, *map(float, values)) for t, *values in found]
+            return [Row(symbol, int(t) // 1000, *map(float, values)) for t, *values in found]
         except (TypeError, ValueError):
             raise Unreachable("unreadable-body") from None
-        return sorted(rows, key=lambda row: row.time)
 
     def stream(self, post: Callable[[Row], None]) -> None:
         """Do nothing: bars are asked for a second after they close."""

@@ -52,8 +52,11 @@ def open_venue(
       Unreachable: the exchange does not list its markets.
     """
     if exchange not in EXCHANGES:
-        known = ", ".join(EXCHANGES)
-        raise ConfigError(f"orders at {exchange!r} are not in this version; {known} is.")
+        known = ", ".join(f"ccxt:{name}" for name in EXCHANGES)
+        raise ConfigError(
+            f"orders at {exchange!r} are not in this version; give {known}, simulated, or a venue "
+            "of your own, module:name."
+        )
     keys = read_keys("CCXT_API_KEY", "CCXT_SECRET")
     client, session = open_client(exchange, url=url, keys=keys, timeout=timeout)
     markets = loaded(client.load_markets, session, keys)
@@ -144,8 +147,6 @@ class CcxtVenue:
             return self._unanswered(error.reason)
         if order is None:
             return Answer(Outcome.REJECTED, "unknown-order")
-        if order.status != "working":
-            return Answer(Outcome.REJECTED, "not-cancellable")
         self._session.forget()
         try:
             self._client.cancel_order(order.venue_id, order.symbol)

@@ -79,7 +79,7 @@ class ReplayFeed:
     def __init__(self, bars: Bars):
         self.symbols, self.source = bars.symbols, bars.source
         self.bars = bars
-        self._now = 0
+        self._now = int(bars.time[0].astype("datetime64[ns]").astype(np.int64)) if len(bars) else 0
 
     def __len__(self) -> int:
         """Return the number of bars in the file."""
@@ -91,7 +91,7 @@ class ReplayFeed:
         return int(self.bars.time[-1].astype("datetime64[s]").astype(np.int64))
 
     def now(self) -> int:
-        """Return the nanoseconds since 1970 UTC of the bar last given; 0 before the first."""
+        """Return the nanoseconds since 1970 UTC of the bar last given; of the first, before it."""
         return self._now
 
     def __iter__(self) -> Iterator[Bar]:

@@ -95,6 +95,18 @@ def fetch_bars(
     return bars
 
 
+def late_starts(bars: Bars, start: str) -> dict[str, str]:
+    """Return the dates of the first bars that are a week or more after `start`, by symbol.
+
+    A symbol may have been listed later. Some venues give their newest bars alone, whatever is asked
+    for.
+    """
+    limit = moment(start, "from").timestamp() + 7 * DAY_SECONDS
+    seconds = bars.time.astype("datetime64[s]").astype("int64")
+    firsts = {s: int(bars.present[:, i].argmax()) for i, s in enumerate(bars.symbols)}
+    return {s: str(bars.time[row])[:10] for s, row in firsts.items() if seconds[row] >= limit}
+
+
 def _chunks(start: int, end: int, source: Source) -> Iterator[tuple[int, int]]:
     """Yield spans of about CHUNK rows, of whole days."""
     days = max(1, CHUNK * source.step // max(1, len(source.symbols)) // DAY_SECONDS)

@@ -147,6 +147,10 @@ class Journal:
                     self._write_head(self._head, self._head, wait=False)
         self._check_files()
 
+    def now(self) -> int:
+        """Return the time that an event recorded now would get as `ts_recv`."""
+        return self._clock()
+
     @property
     def head(self) -> Head:
         """The last event recorded, committed or not."""

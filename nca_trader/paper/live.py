@@ -277,7 +277,6 @@ class LiveSession(Session):
     def _synced(self, bar: Bar, ts: int) -> Books | None:
         """Return the venue's books; None where it does not answer, which must not last."""
         try:
-            self._refuse()
             self._quote(bar, ts)
             books = self._router.sync(ts)
             self._refuse_skew()

@@ -208,8 +208,8 @@ class GuardedSession(requests.Session):
         if 300 <= response.status_code < 400:
             self.fault = "redirected"
             raise requests.TooManyRedirects("a redirect is not followed")
-        if self.status < 300 and self.body and not _is_json(self.body):
-            # ccxt takes a page of HTML for an account that holds nothing.
+        if self.status < 300 and self.status != 204 and not _is_json(self.body):
+            # ccxt takes a page of HTML, or an empty one, for an account that holds nothing.
             self.fault = "unreadable-body"
             raise requests.exceptions.ContentDecodingError("the answer is not JSON")
         return response
@@ -223,23 +223,26 @@ def _is_json(text: str) -> bool:
 
 
 class _Adapter(HTTPAdapter):
-    """Keeps hold of its connections, so that another thread can end a call."""
+    """Keeps hold of its sockets, so that another thread can end a call.
+
+    Not of the connections: one without keep-alive lets go of its socket before the body is read.
+    """
 
     def __init__(self) -> None:
-        self._open: list[Any] = []
+        self._open: list[socket.socket] = []
         super().__init__(max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Make pools of connections that are noted as they connect."""
+        """Make pools of connections whose sockets are noted as they connect."""
         super().init_poolmanager(*args, **kwargs)
         noted = self._open
 
         def noting(pool: type) -> type:
             class Noted(pool.ConnectionCls):  # pyright: ignore
                 def connect(self) -> None:
-                    noted[:] = [c for c in noted if getattr(c, "sock", None) is not None]
-                    noted.append(self)
                     super().connect()
+                    noted[:] = [sock for sock in noted if sock.fileno() >= 0]
+                    noted.append(self.sock)
 
             return type(pool.__name__, (pool,), {"ConnectionCls": Noted})
 
@@ -248,7 +251,6 @@ class _Adapter(HTTPAdapter):
 
     def cut(self) -> None:
         """End every connection: a read on it returns at once."""
-        for connection in list(self._open):
-            if (sock := getattr(connection, "sock", None)) is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        for sock in list(self._open):
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS

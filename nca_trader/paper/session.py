@@ -31,7 +31,6 @@ from nca_trader.envs.account.state import Quote, Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError, HaltError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.broker import Broker, Fill, SimulatedBroker
-from nca_trader.paper.clock import Clock
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
 from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import NANOSECONDS, Feed, LiveFeed, ReplayFeed, parse_feed
@@ -364,8 +363,11 @@ class Session:
 
     def _now(self) -> int:
         """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
-        last = self._state.last  # a replay has the time of its bars, once there is one
-        return Clock().now() if last is None else last * NANOSECONDS
+        if self._state.last is not None:
+            return self._state.last * NANOSECONDS
+        # Before the first bar of a start: where the journal ends, or where the feed begins.
+        known = (event.ts_event for event in self._journal.events("bar"))
+        return max(known, default=self._journal.now())
 
     def _value(self) -> float:
         """Return the broker's cash and positions in money at the last closes."""
@@ -527,7 +529,7 @@ def paper_trade(
         selected.
       journal: SQLite file, made if it does not exist.
       broker: "simulated"; with a live feed it is a process of its own, with its books next to the
-        journal. Or "alpaca", "ccxt:EXCHANGE", or `module:name` of a venue of yours.
+        journal. Or "alpaca", "ccxt:binance", or `module:name` of a venue of yours.
       start: date before which nothing is decided; None is as early as can be.
       capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.

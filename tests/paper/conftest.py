@@ -5,6 +5,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from fake_venue import CANARY, KEY
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.paper.agents import policy_agent
@@ -164,3 +165,14 @@ def digest():
         return hashlib.sha256(text.encode()).hexdigest()
 
     return of
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """The keys of every venue, and nothing else of this machine's settings."""
+    for venue in ("APCA_API_KEY_ID", "CCXT_API_KEY"):
+        monkeypatch.setenv(venue, KEY)
+    for venue in ("APCA_API_SECRET_KEY", "CCXT_SECRET"):
+        monkeypatch.setenv(venue, CANARY)
+    for name in ("APCA_API_BASE_URL", "NCA_TRADER_CCXT_URL", "NCA_TRADER_KEYS"):
+        monkeypatch.delenv(name, raising=False)

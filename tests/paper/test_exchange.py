@@ -59,6 +59,18 @@ def test_a_buy_fills_at_the_next_open_by_hand(make):
     assert exchange.look_up("one").status == "filled" and exchange.working() == []
 
 
+def test_a_margin_call_closes_what_is_held_and_withdraws_what_waits(make):
+    """30 units bought for 1,500 with 1,000: at 30 each, 400 of equity is less than half of 900."""
+    exchange = make(costs=Costs(), rules=Rules(borrow=True, maintenance_margin=0.5))
+    told(exchange, 1)
+    exchange.submit(Ticket("held", "A", 30.0))
+    told(exchange, 2)
+    exchange.submit(Ticket("waits", "B", 1.0))
+    told(exchange, 3, open_=30.0, close=30.0)
+    assert exchange.holdings() == (400.0, {}) and exchange.working() == []
+    assert exchange.look_up("waits").status == "cancelled"
+
+
 def test_with_fills_at_the_close_an_order_fills_at_once(make):
     exchange = make(rules=Rules(fill="close"))
     told(exchange, 1, close=52.0)
@@ -236,6 +248,7 @@ def test_a_process_is_used_again_replaced_and_ended(tmp_path):
     told(one, 1)
     assert one.submit(Ticket("one", "A", 4.0)).outcome is Outcome.ACCEPTED
     pid = one.greet()["pid"]
+    assert os.getsid(pid) == pid  # a Ctrl-C at the session's terminal is not for the exchange
     # The session is killed: its connection ends, and the next one finds the process.
     one.disconnect()
     two = start()

@@ -19,6 +19,7 @@ import sys
 import paperoracle
 import papertape
 import pytest
+from fake_venue import CANARY
 from sleeveledger import Ledger
 
 from nca_trader.paper.journal import KINDS
@@ -39,6 +40,8 @@ class Mortal:
         paths = [str(HERE.parent), str(HERE.parents[1])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment["PAPER_TAPE"] = str(folder)
+        for name in ("APCA_API_SECRET_KEY", "CCXT_SECRET", "NCA_TRADER_SMTP_PASSWORD"):
+            environment[name] = CANARY
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, str(HERE.parent / "papermortal.py")],
@@ -61,6 +64,9 @@ class Mortal:
         said = log.read_text()
         expected = -signal.SIGKILL if fatal is not None and code is None else code or 0
         assert found == expected, (fatal, said)
+        # Journal, head, books, logs, and what the session printed.
+        for file in journal.parent.glob(f"{journal.stem}*"):
+            assert CANARY.encode() not in file.read_bytes(), file
         return said
 
     def verify(self, journal):

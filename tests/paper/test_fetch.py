@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_an_interrupted_download_ends_with_the_same_bytes(tmp_path, suffix):
 
 def test_read_bars_accepts_the_file_and_no_bar_is_unfinished(tmp_path):
     path = tmp_path / "bars.parquet"
+    path.write_text("an older file")
     bars = download(path, Source())
     read = nca.read_bars(path)
     assert read.digest() == bars.digest()
@@ -113,6 +115,19 @@ def test_a_venue_that_is_busy_is_asked_again_and_then_the_rest_is_kept(tmp_path)
     assert (tmp_path / "other.csv.partial").exists() and not (tmp_path / "other.csv").exists()
 
 
+def test_a_chunk_is_on_disk_before_the_next_is_asked_for(tmp_path, monkeypatch):
+    steps, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (steps.append("disk"), fsync(file)))
+
+    class Noted(Source):
+        def fetch(self, start, stop):
+            steps.append("ask")
+            return super().fetch(start, stop)
+
+    download(tmp_path / "bars.csv", Noted())
+    assert steps == ["disk", *["ask", "disk"] * 5]
+
+
 def test_a_partial_file_of_another_download_is_refused(tmp_path):
     path = tmp_path / "bars.csv"
     with pytest.raises(KeyboardInterrupt):
@@ -123,9 +138,7 @@ def test_a_partial_file_of_another_download_is_refused(tmp_path):
         download(tmp_path / "b.csv", Source(), stop=START)
 
 
-def test_the_command_downloads_days_from_alpaca(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("APCA_API_KEY_ID", "PKX")
-    monkeypatch.setenv("APCA_API_SECRET_KEY", "CANARY-fetch")
+def test_the_command_downloads_days_from_alpaca(tmp_path, monkeypatch, capsys, keys):
     out = tmp_path / "spy.parquet"
     words = ["data", "fetch", "alpaca", "SPY", "--from", "2025-01-02", "--to", "2025-02-01",
              "--bar", "1d", "--out", str(out)]  # fmt: skip

@@ -132,6 +132,21 @@ def test_a_jump_that_the_next_bar_confirms_is_released_as_it_came(bars, times):
     assert [i for i, each in enumerate(out) if each.late] == [60] and out[60].confirmed
 
 
+@pytest.mark.parametrize(("next_open", "confirmed"), [(1.3, False), (1.6, True)])
+def test_a_next_bar_between_both_prices_confirms_the_nearer_one(bars, next_open, confirmed):
+    """It is far from neither, as a fall by a third of twice the price shows."""
+    out, codes = passed(Gate(SYMBOLS, live=True), [
+        *bars[:60], scaled(bars[60], 2.0), *[scaled(bar, next_open) for bar in bars[61:63]],
+    ])  # fmt: skip
+    assert codes == [("D026", True)] and out[60].confirmed == confirmed
+
+
+def test_what_an_asset_pays_goes_with_its_bar(bars):
+    paying = [bar._replace(dividend=np.array([0.5, 0.25])) for bar in bars]
+    out, _ = passed(Gate(SYMBOLS, live=True), [*paying[:60], scaled(paying[60], 100.0), paying[61]])
+    assert out[60].late and out[60].bar.dividend.tolist() == [0.0, 0.25]
+
+
 def test_an_open_that_alone_is_far_is_never_confirmed(bars):
     gate = Gate(SYMBOLS, live=True)
     spike = bars[60]._replace(open=bars[60].open * [100.0, 1.0], high=bars[60].high * [100.0, 1.0])

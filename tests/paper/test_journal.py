@@ -143,11 +143,15 @@ def test_a_transaction_commits_all_or_nothing(path):
         kept = journal.head
         with pytest.raises(RuntimeError, match="stop"), journal.transaction():
             journal.record("run", "bar", "2", {}, 0)
+            journal.record("run", "risk", "2", {}, 0)  # the first of its kind
             raise RuntimeError("stop")
         assert journal.head == kept
+        journal.record("run", "halt", "3", {}, 0)
+        journal.record("run", "risk", "3", {}, 0)
         journal.record("run", "bar", "3", {}, 0)
-    assert [e.key for e in read_events(path)] == ["1", "1", "3"]
-    assert verify(path).seq == 3
+    kinds = [(e.kind, e.key) for e in read_events(path)][2:]
+    assert kinds == [("halt", "3"), ("risk", "3"), ("bar", "3")]
+    assert verify(path).seq == 5
 
 
 def test_a_deferred_transaction_is_on_disk_with_the_next_durable_one(path):

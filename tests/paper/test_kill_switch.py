@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.halting import halt_file, read_halt, request_halt
+from nca_trader.paper.halting import checked_reason, halt_file, read_halt, request_halt
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.risk import KillSwitch, refuse_no_journal, resume
 from nca_trader.paper.session import Session
@@ -118,10 +117,17 @@ def test_a_file_before_the_start_halts_before_the_first_bar(path, stage):
     with pytest.raises(HaltError, match="not today"):
         stage.replay(path, stage.bars(), stage.agent())
     (halt,) = read_events(path)
-    # No bar has told a time yet: it is that of this machine, and not 1970.
-    assert halt.kind == "halt" and abs(halt.ts_event - time.time_ns()) < 60e9
+    # No bar has told a time yet: it is that of the first one, and not 1970.
+    opened = stage.bars().time.astype("datetime64[ns]").astype(int).tolist()
+    assert (halt.kind, halt.ts_event, halt.ts_recv) == ("halt", opened[0], opened[0])
     resume(path, "today", 0)
     assert not halt_file(path).exists()
+    halted_after(path, stage, stage.bars()[:40], 40, by_file)  # it ends before
+    halt_file(path).write_text("nor now")
+    with pytest.raises(HaltError, match="nor now"):  # at a later start: where the journal ends
+        stage.replay(path, stage.bars(), stage.agent())
+    assert [e.ts_event for e in read_events(path, "halt")] == [opened[0], opened[39]]
+    resume(path, "now", 0)
     assert stage.replay(path, stage.bars(), stage.agent())["bars"] == 120
 
 
@@ -197,6 +203,12 @@ def test_a_file_that_cannot_be_read_and_a_link_halt_as_well(path):
     halt_file(path).symlink_to(path.with_name("nowhere"))
     assert "cannot be read" in KillSwitch(path).asked()["reason"]
     assert not request_halt(path, "x") and not path.with_name("nowhere").exists()
+    path.with_name("nowhere").write_text("somebody's file")
+    assert "somebody" not in KillSwitch(path).asked()["reason"]
+    halt_file(path).unlink()
+    os.mkfifo(halt_file(path))  # nobody writes to it, and the session does not wait for that
+    assert KillSwitch(path).asked() == {"by": "file", "reason": ""}
+    assert len(checked_reason("x" * 1000)) == 500
 
 
 def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
@@ -207,6 +219,8 @@ def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
     with pytest.raises(HaltError, match="too hot"):
         stage.replay(path, stage.bars(), stage.agent())
     resume(path, "cooler", 0)
+    (lifted,) = read_events(path, "resume")
+    assert lifted.body["asked"] == "too hot\\x1b[2J" and lifted.body["reason"] == "cooler"
     assert read_halt(path) is None and request_halt(path, "again")
 
 

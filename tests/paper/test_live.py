@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -187,7 +188,7 @@ def test_notices_are_journalled(room):
 
 
 @pytest.mark.parametrize("seconds", [31, -31, 3600, -3600])
-def test_clocks_that_differ_halt(room, seconds):
+def test_clocks_that_differ_halt(room, stage, seconds):
     class Skewed(Desk):
         quote = None
 
@@ -203,6 +204,21 @@ def test_clocks_that_differ_halt(room, seconds):
     with pytest.raises(HaltError, match="clock-skew"):
         room.trade()
     assert room.desk.submitted == []
+    room.path, late, seconds = room.folder / "later.db", seconds, 0
+    room.agent = stage.agent(decide=lambda *_: np.array([[0.0, 1.0, 0.0]] * 2))  # orders nothing
+    room.trade(5)
+    resumed = room.desk.calls.count("holdings")
+
+    def looked(inner=room.desk.holdings):  # the clocks part after some bars
+        nonlocal seconds
+        if room.desk.calls.count("holdings") > resumed + 3:
+            seconds = late
+        return inner()
+
+    room.desk.holdings = looked
+    with pytest.raises(HaltError, match="clock-skew"):
+        room.trade()
+    assert room.kinds()["bar"] < 25
 
 
 def test_a_venue_that_is_away_for_a_bar_costs_a_bar_and_for_three_halts(room):
@@ -220,8 +236,16 @@ def test_a_venue_that_is_away_for_a_bar_costs_a_bar_and_for_three_halts(room):
     assert [b["code"] for b in room.bodies("risk")].count("venue-unreachable") == 2
     assert room.kinds()["decision"] == decided + 4
 
+    away = [False, True, True, False, True, True, False]  # twice two bars, and not four in a row
+    room.desk.holdings = lambda inner=room.desk.holdings: (
+        never() if away and away.pop(0) else inner()
+    )
+
     def never():
         raise Unreachable("timeout")
+
+    room.trade(6)
+    assert not away and not room.bodies("halt")
 
     start = room.desk.holdings
     count = itertools.count()
@@ -274,6 +298,21 @@ def test_the_file_that_asks_for_a_halt_is_seen_before_the_next_order(room):
     with pytest.raises(HaltError, match=r"asked \(by file, reason I want to look at it\)"):
         room.trade()
     assert len(room.desk.submitted) == sent
+
+
+def test_a_file_is_seen_between_two_bars(room):
+    """Not only at the next one, which may be a day away."""
+
+    class Closed(type(room.tape())):
+        def __iter__(self):
+            room.path.with_name("paper.db.halt").write_text("now\n")
+            over.wait(60.0)
+            yield from ()
+
+    over = threading.Event()
+    with pytest.raises(HaltError, match="reason now"):
+        room.trade(tape=Closed(room.bars, room.folder / "tape", BEGIN))
+    over.set()
 
 
 def test_a_full_disk_stops_before_the_order(room):
@@ -371,9 +410,15 @@ def test_live_orders_in_units_earn_what_a_backtest_of_their_targets_does(stage, 
         assert now["value"] >= value - 1e-6  # less what the orders of this close cost
 
 
-def test_a_price_a_hundred_times_the_last_is_not_traded_on(room):
-    """The desk would fill at that price; only the bar after it decides what it was."""
-    spike = 40
+@pytest.mark.parametrize("seconds", [86_400, 30])
+def test_a_price_a_hundred_times_the_last_is_not_traded_on(room, seconds):
+    """The desk would fill at that price; only the bar after it decides what it was.
+
+    With bars of 30 s the decision at that bar would still be young enough to be sent.
+    """
+    spike, room.tape_options["period"] = 40, seconds
+    time = room.bars.time[0] + np.arange(len(room.bars)) * np.timedelta64(seconds, "s")
+    room.bars = dataclasses.replace(room.bars, time=time)
     close, high = room.bars.close.copy(), room.bars.high.copy()
     close[spike, 0] *= 100.0
     high[spike, 0] = close[spike, 0]

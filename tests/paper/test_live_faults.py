@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
+from fake_venue import CANARY, KEY
 from livedesk import SECOND, Room, Still, Tape
 
 from nca_trader.data.bars import write_bars
@@ -26,16 +27,10 @@ from nca_trader.paper.risk import resume
 from nca_trader.paper.session import paper_trade
 from nca_trader.paper.venue_feed import VenueFeed
 
-CANARY, KEY = "CANARY-5c1d-secret", "PKCANARYKEY5"
 NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_disk, monkeypatch):
-    for name in ("APCA_API_KEY_ID", "CCXT_API_KEY"):
-        monkeypatch.setenv(name, KEY)
-    for name in ("APCA_API_SECRET_KEY", "CCXT_SECRET"):
-        monkeypatch.setenv(name, CANARY)
+pytestmark = pytest.mark.usefixtures("keys", "quick_disk")
 
 
 def codes(room, kind="risk"):

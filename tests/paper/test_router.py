@@ -10,12 +10,22 @@ from nca_trader.paper.broker import Order
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.ledger import Books, tickets
 from nca_trader.paper.router import Halting, VenueBroker
-from nca_trader.paper.venue import CashFlow, Instrument, OrderState, Ticket, Unreachable
+from nca_trader.paper.venue import (
+    Activity,
+    Answer,
+    CashFlow,
+    Instrument,
+    OrderState,
+    Outcome,
+    Ticket,
+    Unreachable,
+)
 from nca_trader.types import Costs
 
 RUN = "0123456789abcdef"
 BAR = 1_000_000  # seconds of a bar's open
 CLOSED = (BAR + 60) * SECOND
+UNCLEAR = Answer(Outcome.AMBIGUOUS, "timeout")
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +162,22 @@ def test_busy_waits_as_long_as_the_venue_says_and_ends_with_the_decision(table):
     assert table.bodies("order_terminal") == [{"reason": "too-old", "filled": 0.0}]
     assert 60.0 <= table.clock.waited <= 120.0
     assert table.desk.placed == [] and len(table.desk.submitted) < 15
+    assert min(table.clock.each) >= 3.0  # as the desk asks; ours would be half a second at first
+
+
+def test_a_halt_that_is_asked_for_while_the_venue_is_busy_sends_nothing_more(path):
+    asked = iter([False, False, True])
+
+    def refuse():
+        if next(asked):
+            raise Halting("asked")
+
+    table = Table(path, refuse=refuse)
+    table.desk.script = ["busy"] * 3
+    with pytest.raises(Halting, match="asked"):
+        table.deliver()
+    assert len(table.desk.submitted) == 2
+    close(table)
 
 
 def test_a_decision_that_is_too_old_sends_nothing(table):
@@ -182,7 +208,9 @@ def test_look_ups_that_fail_hold_the_symbol_and_no_other(table):
         {"code": "symbol-held", "symbol": "A", "client_id": first, "reason": "timeout"}
     ]
     table.clock.waited = 0.0
-    table.order("A", 5.0, "nca-01234567-1000060-A-0")
+    for bar in (1_000_060, 1_000_120):  # what is not sent does not end the wait for the first
+        table.order("A", 5.0, f"nca-01234567-{bar}-A-0")
+        table.router.deliver(CLOSED)
     table.order("B", 5.0)
     table.router.deliver(CLOSED)
     assert [t.symbol for t in table.desk.submitted] == ["A", "B"]
@@ -190,6 +218,37 @@ def test_look_ups_that_fail_hold_the_symbol_and_no_other(table):
     table.router.sync(CLOSED)
     assert table.router.held == {}
     assert table.router.books().units.tolist() == [10.0, 5.0]
+
+
+def test_an_order_that_is_found_working_frees_its_symbol(table):
+    table.desk.script = ["rests"]
+    table.router.start(CLOSED)
+    first = table.order("A")
+    submit = table.desk.submit
+    table.desk.submit = lambda ticket: submit(ticket) and UNCLEAR
+    table.desk.down = 10**6
+    table.router.deliver(CLOSED)
+    assert table.router.held == {"A": first}
+    table.desk.down = 0
+    table.router.sync(CLOSED)
+    assert table.router.held == {} and first in table.router.ledger.open
+
+
+def test_an_order_that_the_venue_kept_as_rejected_never_worked(table):
+    """Its answer was lost, and a look-up gives it with that status."""
+    table.desk.script = ["rests"]
+    submit = table.desk.submit
+
+    def refused(ticket):
+        submit(ticket)
+        table.desk.orders[ticket.client_id][2] = "rejected"
+        return UNCLEAR
+
+    table.desk.submit = refused
+    table.deliver()
+    kinds = ["order_intent", "order_sent", "order_ambiguous", "order_terminal"]
+    assert table.kinds() == kinds
+    assert table.bodies("order_terminal")[0]["reason"] == "rejected"
 
 
 @pytest.mark.parametrize("stage", ["intent", "sent", "accepted", "filled"])
@@ -265,6 +324,25 @@ def test_more_fills_than_ordered_halt(table):
     table.desk.book(name, "A", 1.0, 10.0)
     assert halted(table, "overfilled")["filled"] == 11.0
     assert len(table.bodies("fill")) == 2  # what happened is written, whatever it means
+
+
+def test_a_fill_of_another_symbol_than_its_orders_halts(table):
+    table.desk.script = ["rests"]
+    name = table.deliver()
+    table.desk.book(name, "B", 4.0, 20.0)
+    halted(table, "overfilled")
+
+
+def test_what_happened_before_the_books_were_taken_over_is_in_them(table):
+    """A venue may list more than was asked for."""
+    table.desk.book("by-hand", "A", 3.0, 10.0)
+    table.desk.flows.append(CashFlow("old", "fee", -50.0, CLOSED - 1, "A"))
+    table.desk.cash -= 50.0
+    table.desk.fills[0] = table.desk.fills[0]._replace(ts=CLOSED - 1)
+    table.desk.activity = lambda since: Activity(list(table.desk.fills), list(table.desk.flows))
+    table.router.start(CLOSED)
+    assert table.router.sync(CLOSED) == (table.desk.cash, pytest.approx([3.0, 0.0]))
+    assert table.bodies("fill") == table.bodies("cash") == []
 
 
 def test_an_execution_that_changes_halts(table):

@@ -1,5 +1,6 @@
 """Bars of Alpaca and of an exchange through their clients, against local servers."""
 
+import json
 import logging
 import time
 
@@ -7,21 +8,20 @@ import numpy as np
 import pytest
 from fake_alpaca import FakeAlpaca, FakeStream
 from fake_exchange import FakeExchange
+from fake_okx import MOST, FakeOkx
+from fake_venue import CANARY, KEY
 
+from nca_trader.cli import main
 from nca_trader.errors import ConfigError
 from nca_trader.paper import alpaca_feed, ccxt_feed, net
 from nca_trader.paper.closing import Row
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
 
-CANARY, KEY = "CANARY-5b-secret", "PKCANARYKEY5"
 MINUTE = 1_750_082_400 // 60 * 60  # 2025-06-16 14:00 UTC, a Monday with a session
 
 
-@pytest.fixture(autouse=True)
-def keys(monkeypatch):
-    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
-    monkeypatch.setenv("APCA_API_SECRET_KEY", CANARY)
+pytestmark = pytest.mark.usefixtures("keys")
 
 
 def walk(count, first=MINUTE, step=60, price=100.0):
@@ -45,7 +45,10 @@ def test_minutes_of_many_pages_and_symbols(fake):
     assert len(rows) == 18 and len(set(rows)) == 18
     assert {row.time for row in rows} == {MINUTE + 60 * i for i in range(1, 10)}
     assert Row("SPY", MINUTE + 120, 102.0, 103.0, 101.0, 102.5, 12.0) in rows
+    assert {call[2]["adjustment"] for call in fake.calls} == {"split"}
     assert source.fetch(MINUTE, MINUTE + 59) == []  # no unfinished bar
+    assert len(source.fetch(MINUTE, MINUTE + 60)) == 2
+    fake.deaf = True  # to the span: the bar that is not over comes as well
     assert len(source.fetch(MINUTE, MINUTE + 60)) == 2
     source.close()
 
@@ -299,3 +302,76 @@ def test_live_candles_of_an_exchange(exchange):
     assert not any(isinstance(item, Notice) for item in found)
     assert [float(bar.close[0]) for bar in found] == [50_003.5, 50_004.5, 50_005.5]
     assert np.array([bar.present.all() for bar in found]).all()
+
+
+# --- an exchange that answers for a span ---
+
+
+@pytest.fixture
+def okx(monkeypatch):
+    """Hours of two coins; the second was listed 700 hours later and did not trade for 400."""
+    with FakeOkx(clock=lambda: HOUR + 3600 * 2000 + 1800) as fake:
+        monkeypatch.setenv("NCA_TRADER_CCXT_URL", fake.url)
+        bars = walk(2001, HOUR, 3600)
+        fake.hours = {"BTC-USDT": bars, "NEW-USDT": {
+            t: values for t, values in bars.items()
+            if t >= HOUR + 3600 * 700 and not HOUR + 3600 * 1000 <= t < HOUR + 3600 * 1400
+        }}  # fmt: skip
+        yield fake
+
+
+def test_spans_without_a_trade_do_not_end_a_download(okx):
+    """An answer without a bar is of its span alone: before a listing, and while nothing traded."""
+    symbols = ["BTC/USDT", "NEW/USDT"]
+    source = ccxt_feed.open_source("okx", symbols, "1h")
+    rows = source.fetch(HOUR, HOUR + 3600 * 2000 + 1800)
+    source.close()
+    for symbol, name in zip(symbols, okx.hours, strict=True):
+        found = [(row.time, tuple(row[2:])) for row in rows if row.symbol == symbol]
+        assert found == list(okx.hours[name].items())[:-1]  # the last is not over
+    assert okx.count("GET", "/api/v5/market") < 2 * (2000 // MOST + 2) + 2
+    assert all(call[0] == "GET" and "OK-ACCESS-KEY" not in call[4] for call in okx.calls)
+
+
+def test_the_command_says_which_symbol_begins_later_than_asked(okx, tmp_path, capsys):
+    words = ["data", "fetch", "ccxt:okx", "BTC/USDT,NEW/USDT", "--from", "2025-06-17", "--bar",
+             "1h", "--to", "2025-07-20", "--out", str(tmp_path / "coins.csv")]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    printed = capsys.readouterr().out
+    listed = str(np.datetime64(HOUR + 3600 * 700, "s"))[:10]
+    assert f"NEW/USDT on {listed}: the venue gave nothing from 2025-06-17 until then" in printed
+    assert json.loads(printed.splitlines()[-1])["late"] == {"NEW/USDT": listed}
+
+
+@pytest.mark.parametrize(("hong_kong", "step"), [(False, 86_400), (True, 4 * 3600)])
+def test_days_that_begin_elsewhere_are_made_of_shorter_bars(okx, hong_kong, step):
+    """A day of Hong Kong named by UTC's date would close eight hours after its name says."""
+    okx.only_hong_kong = hong_kong
+    feed = ccxt_feed.open_feed("okx", ["BTC/USDT"], "1d")
+    assert feed._source.step == step
+    feed._clock = type("Made", (), {"now": lambda self: int(okx.clock() * 1e9)})()
+    past = feed.history(3)
+    feed.close()
+    for i, opened in enumerate(past.time.astype("datetime64[s]").astype(np.int64).tolist()):
+        hours = [okx.hours["BTC-USDT"][opened + 3600 * h] for h in range(24)]
+        assert opened % 86_400 == 0
+        assert (past.open[i, 0], past.close[i, 0]) == (hours[0][0], hours[-1][3])
+        assert past.volume[i, 0] == sum(values[4] for values in hours)
+
+
+def test_live_hours_of_a_second_exchange(okx):
+    feed = ccxt_feed.open_feed("okx", ["BTC/USDT", "NEW/USDT"], "1h")
+    now = [float(HOUR + 3600 * 1500)]
+    feed._clock = type("Made", (), {"now": lambda self: int(now[0] * 1e9)})()
+    okx.clock = lambda: now[0]
+
+    def get(seconds):
+        now[0] += seconds
+
+    feed._get = get
+    past = feed.history(200)
+    assert past.close[-1].tolist() == [1599.5, 1599.5] and past.present[:100, 1].sum() == 0
+    items = iter(feed)
+    for price in (1600.5, 1601.5, 1602.5):
+        assert next(items).close.tolist() == [price, price]
+    feed.close()

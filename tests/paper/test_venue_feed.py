@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nca_trader.data.calendar import new_york
+from nca_trader.paper import venue_feed
 from nca_trader.paper.closing import Grid, Row, aggregated, bars_of
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
@@ -146,6 +147,16 @@ def test_an_outage_makes_the_feed_stale_and_every_bar_comes_after_it_in_order():
     assert len(set(np.round(waits, 6))) == len(waits)  # with jitter
 
 
+def test_a_second_outage_is_said_again_and_old_bars_are_forgotten(monkeypatch):
+    monkeypatch.setattr(venue_feed, "REMEMBERED", 3)
+    world = World()
+    world.trade(range(60))
+    world.down = {(START + 130, START + 190), (START + 310, START + 370)}
+    feed = world.feed()
+    assert codes(world.until(feed, 600)) == ["unreachable"] * 2
+    assert len(feed._rows) <= 4
+
+
 def test_the_jitter_comes_from_the_seed():
     def asked(seed):
         world = World()
@@ -186,6 +197,12 @@ def test_duplicates_are_dropped_and_corrections_and_late_bars_are_said():
     assert codes(found) == ["correction", "unfinished"]
     said = next(i.detail for _, i in found if isinstance(i, Notice) and i.code == "correction")
     assert said.startswith("A 2025-06-15 15:07 UTC: close 100.5 is now 99.75")
+    world = World()  # of a venue without a stream the list says it, at the next bar
+    world.trade(range(60))
+    feed = iter(world.feed())
+    next(feed)
+    world.rows["A", START] = world.rows["A", START]._replace(close=99.75)
+    assert next(feed).code == "correction"
     world = World()
     world.trade(range(60))
     del world.rows["B", START + 60]

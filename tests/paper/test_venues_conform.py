@@ -5,6 +5,7 @@ import time
 import pytest
 from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
+from fake_venue import CANARY
 
 from nca_trader.paper import alpaca, alpaca_feed, ccxt_feed, ccxt_venue
 
@@ -12,10 +13,7 @@ check = pytest.importorskip("nca_trader.paper.check", reason="the suite is of an
 MINUTE = 1_750_082_400  # 2025-06-16 14:00 UTC, in a session
 
 
-@pytest.fixture(autouse=True)
-def keys(monkeypatch):
-    for name in ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY", "CCXT_API_KEY", "CCXT_SECRET"):
-        monkeypatch.setenv(name, "made-up")
+pytestmark = pytest.mark.usefixtures("keys")
 
 
 def test_an_alpaca_account():
@@ -26,7 +24,7 @@ def test_an_alpaca_account():
 @pytest.mark.parametrize("fee", [0.0, 0.001])  # as on Binance's test host, and as elsewhere
 def test_a_ccxt_account(fee):
     """The fee of a buy is taken from the coins: what arrived is sold again, in whole lots."""
-    with FakeExchange("made-up") as fake:
+    with FakeExchange(CANARY) as fake:
         fake.fee = fee
         venue = ccxt_venue.open_venue("binance", ["BTC/USDT"], url=fake.url)
         check.check_broker(venue, "BTC/USDT", 0.01).raise_if_failed()
@@ -36,7 +34,7 @@ def test_a_ccxt_account(fee):
 
 
 def test_a_fee_in_coins_that_no_commission_tells_of_is_found(monkeypatch):
-    with FakeExchange("made-up") as fake:
+    with FakeExchange(CANARY) as fake:
         venue = ccxt_venue.open_venue("binance", ["BTC/USDT"], url=fake.url)
         booked = venue._booked
         monkeypatch.setattr(venue, "_booked", lambda *trade: (booked(*trade)[0], 0.0))
@@ -75,7 +73,7 @@ def test_an_alpaca_feed():
 
 
 def test_a_ccxt_feed():
-    with FakeExchange("made-up") as fake:
+    with FakeExchange(CANARY) as fake:
         fake.klines["BTCUSDT"] = bars(3600, 1000)
         feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], "1h", url=fake.url)
         clock = Made(feed, MINUTE + 1800.0)

@@ -21,6 +21,26 @@ from nca_trader.watch.sinks import Email, Sinks, Webhook, Worker, sink_of
 from nca_trader.watch.sinks import Server as MailServer
 
 
+class Quiet(socketserver.ThreadingTCPServer):
+    """A server of this machine in a thread of its own, until it is closed."""
+
+    daemon_threads = True
+
+    def __init__(self, handler):
+        super().__init__(("127.0.0.1", 0), handler)
+        self.port = self.server_address[1]
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    def handle_error(self, request, client_address):
+        pass  # a client that hangs up
+
+    def close(self):
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
 class Server:
     """A local server that keeps what is posted, and answers with the codes given, then 200."""
 
@@ -47,15 +67,8 @@ class Server:
             def log_message(self, *args):
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        served = Quiet(Handler)
+        self.url, self.close = f"http://127.0.0.1:{served.port}/hook", served.close
 
 
 @pytest.fixture
@@ -294,21 +307,8 @@ class Mailbox:
             def finish(self):
                 self.request.close()
 
-        class Quiet(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-
-            def handle_error(self, request, client_address):
-                pass  # a client that hangs up
-
-        self._server = Quiet(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        served = Quiet(Handler)
+        self.port, self.close = served.port, served.close
 
 
 @pytest.fixture
