@@ -42,7 +42,7 @@ from nca_trader.paper.agents import run_agent
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal
-from nca_trader.paper.session import Session
+from nca_trader.paper.loop import Session
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run, open_run
 from nca_trader.types import Bars
