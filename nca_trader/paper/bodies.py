@@ -55,14 +55,3 @@ def completed(bar: Bar, close: np.ndarray) -> Bar:
     present = np.asarray(bar.present)
     prices = {name: np.where(present, getattr(bar, name), close) for name in PRICES}
     return bar._replace(volume=np.where(present, bar.volume, 0.0), **prices)
-
-
-def flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted names, so that a message has only those that differ."""
-    found: dict[str, Any] = {}
-    for name, value in body.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ from nca_trader.paper.gate import Gate, Passed
 from nca_trader.paper.holders import Sized, VenueHolder
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
-from nca_trader.paper.loop import MAX_IN_A_ROW, Halt, Session
-from nca_trader.paper.risk import after_resume, broken
+from nca_trader.paper.loop import MAX_IN_A_ROW, Session
+from nca_trader.paper.risk import Halt, after_resume, broken
 from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.venue import Unreachable, Venue
 from nca_trader.paper.watches import ACCOUNT
@@ -136,16 +136,13 @@ class LiveSession(Session):
         """Check one bar, which must have closed by now, and process what the gate lets through."""
         super().on_bar(completed(bar, self._state.close))
 
-    def _age(self, bar: Bar) -> float:
-        """Return the seconds since the bar closed."""
-        return self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
-
     def _process(self, passed: Passed) -> None:
         """Process one good bar: books, features, decision, orders."""
         bar = passed.bar
         ts = int(bar.time[0]) * NANOSECONDS
+        age = self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
         # What was held until the next bar is learnt and not traded on.
-        young = not passed.late and self._age(bar) <= self._patience.age
+        young = not passed.late and age <= self._patience.age
         fresh = young and self._core.ready(self._state, bar)
         # Also at a bar that is not traded on: what an earlier one ordered may fill there.
         books = self._synced(bar, ts) if fresh or self._state.account is not None else None
@@ -161,7 +158,8 @@ class LiveSession(Session):
         sized = self._holder.size(self._router, self._state, outcome)
         with self._journal.transaction(durable=outcome.decision is not None):
             self._record_live(bar, outcome, seen, sized, ts)
-            self._record_risks(self._gated(passed) + drifts + self._limited(outcome), ts)
+            gated = passed.said(self._agent.symbols)
+            self._record_risks(gated + drifts + self._limited(outcome), ts)
             # With its bar: after a kill in between, the next session would trade on.
             halting = self._failing(outcome, ts) or self._missing()
             error = None if halting is None else self._halted(halting)
@@ -232,24 +230,20 @@ class LiveSession(Session):
         self._drifts(bar, legs, before, seen, outcome)  # in the journal already
         self._counts["bars"] += 1
         if outcome.decision is not None:
-            self._record_decision(outcome, event.ts_event)
+            self._record_decision(outcome.decision, event.ts_event)
             self._failures = 0 if outcome.decision.usable else self._failures + 1
         account = self._state.account
         if account is not None and broken(account):  # trading goes on only after `resume`
             self._state = self._state._replace(account=after_resume(account))
             self._failures = 0
 
-    def _quote(self, bar: Bar, ts: int) -> None:
-        """Tell the bar to a venue that has no market of its own."""
-        quote = getattr(self._venue, "quote", None)
-        if quote is not None:
-            quote(ts // NANOSECONDS, self._feed.now(), bar_body(bar, self._agent.symbols))
-
     def _synced(self, bar: Bar, ts: int) -> Books | None:
         """Return the venue's books; None where it does not answer, which must not last."""
         try:
             self._refuse()
-            self._quote(bar, ts)
+            quote = getattr(self._venue, "quote", None)
+            if quote is not None:  # of a venue that has no market of its own
+                quote(ts // NANOSECONDS, self._feed.now(), bar_body(bar, self._agent.symbols))
             books = self._router.sync(ts)
             self._refuse_skew()
         except Unreachable as error:
@@ -261,13 +255,10 @@ class LiveSession(Session):
             return None
         self._unanswered = 0
         # What crosses does so at the price at which a backtest fills: the open after the decision.
-        ledger, present = self._router.ledger, np.asarray(bar.present)
-        prices = dict(zip(self._agent.symbols, np.where(present, bar.open, np.nan), strict=True))
-        crossing = [s for s, p in prices.items() if p == p and self._holder.waiting(ledger, s)]
-        if crossing:
+        symbols = [self._agent.symbols[i] for i in np.flatnonzero(bar.present).tolist()]
+        if any(self._holder.waiting(self._router.ledger, symbol) for symbol in symbols):
             with self._journal.transaction():
-                for symbol in crossing:
-                    self._cross(symbol, float(prices[symbol]), ts)
+                self._cross(symbols, np.asarray(bar.open), ts)
         return books
 
     def _observed(self, bar: Bar, ledger: Ledger) -> Observed:
@@ -275,13 +266,14 @@ class LiveSession(Session):
         close = np.where(bar.present, bar.close, self._state.close)
         return self._holder.observe(ledger, self._state, close)
 
-    def _cross(self, symbol: str, price: float, ts: int) -> None:
-        """Let what sleeves buy and sell of a symbol cross at `price`."""
-        units = self._holder.waiting(self._router.ledger, symbol)
-        if units:
-            key = f"cross-{symbol}@{ts // NANOSECONDS}"
-            body = {"symbol": symbol, "price": price, "units": units}
-            self._router.write("allocation", key, body, ts)
+    def _cross(self, symbols: Sequence[str], price: np.ndarray, ts: int) -> None:
+        """Let what sleeves buy and sell of some symbols cross at the account's prices `[A]`."""
+        for symbol in symbols:
+            units = self._holder.waiting(self._router.ledger, symbol)
+            if units:
+                paid = float(price[self._agent.symbols.index(symbol)])
+                body = {"symbol": symbol, "price": paid, "units": units}
+                self._router.write("allocation", f"cross-{symbol}@{ts // NANOSECONDS}", body, ts)
 
     def _record_live(
         self, bar: Bar, outcome: Outcome, seen: Observed | None, sized: Sized, ts: int
@@ -294,7 +286,7 @@ class LiveSession(Session):
         if outcome.decision is None or seen is None:
             return
         self._record_snapshot(seen, ts)
-        self._record_decision(outcome, ts)
+        self._record_decision(outcome.decision, ts)
         orders = {order.client_id: order for order in outcome.sent}
         for name, code in sized.refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
@@ -310,8 +302,7 @@ class LiveSession(Session):
             symbol = body["symbol"]
             self._router.write("cross", f"{key}:{symbol}", body, ts)
             if self._agent.rules.fill == "close":
-                price = float(self._state.close[self._agent.symbols.index(symbol)])
-                self._cross(symbol, price, ts)
+                self._cross([symbol], self._state.close, ts)
 
     def _record_snapshot(self, seen: Observed, ts: int) -> None:
         books = self._router.books()
@@ -326,13 +317,6 @@ class LiveSession(Session):
         }
         self._record("snapshot", str(ts // NANOSECONDS), body, ts)
 
-    def _record_decision(self, outcome: Outcome, ts: int) -> None:
-        if outcome.decision is None:
-            return
-        self._counts["decisions"] += 1
-        body = {name: in_json(value) for name, value in outcome.decision.body.items()}
-        self._record("decision", str(ts // NANOSECONDS), body, ts)
-
     def _drifts(
         self, bar: Bar, legs: Legs, before: np.ndarray, seen: Observed | None, outcome: Outcome
     ) -> list[dict[str, Any]]:
@@ -340,27 +324,11 @@ class LiveSession(Session):
 
         An order goes out after a close, so the market's price of its fill is the next open.
         """
-        decision, found = outcome.decision, []
-        if decision is None or seen is None:
-            return found
+        if outcome.decision is None or seen is None:
+            return []
         present = np.asarray(bar.present)
         quote = legs.at_open._replace(price=np.where(present, bar.open, before))
-        pairs = list(zip(self._holder.members, seen.sleeves, strict=True))
-        for asset in np.flatnonzero(seen.traded).tolist():
-            units = float(seen.traded[asset] * seen.value / seen.price[asset])
-            own = [m.name for m, one in pairs if asset in m.at[one.dealt]]
-            found += self._watches.filled(asset, units, float(seen.price[asset]), quote, own)
-        turnover = {ACCOUNT: float(np.abs(seen.traded).sum())}
-        turnover |= {m.name: float(np.abs(one.traded).sum()) for m, one in pairs}
-        return found + self._watches.decided(decision, present, turnover)
-
-    def _gated(self, passed: Passed) -> list[dict[str, Any]]:
-        """Return what the gate says of a bar that it held."""
-        if passed.far is None:
-            return []
-        code = "bar-confirmed" if passed.confirmed else "bar-not-confirmed"
-        far = [self._agent.symbols[i] for i in np.flatnonzero(passed.far).tolist()]
-        return [{"code": code, "symbols": far}]
+        return self._watches.followed(outcome.decision, present, seen, quote)
 
     def _failing(self, outcome: Outcome, ts: int) -> Halting | None:
         """Return why to halt where decisions are unusable in a row, or too much is lost."""

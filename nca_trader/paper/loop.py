@@ -7,26 +7,25 @@ holds must repeat exactly and is not written twice; then the session goes on.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nca_trader.config.env import SIZES
-from nca_trader.config.records import plain
-from nca_trader.envs.account.state import Quote, Rules
-from nca_trader.errors import ConfigError, HaltError
-from nca_trader.paper.bodies import bar_body, flat, in_json
+from nca_trader.envs.account.state import Quote
+from nca_trader.errors import HaltError
+from nca_trader.paper.bodies import bar_body, in_json
 from nca_trader.paper.broker import Broker, Fill
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
 from nca_trader.paper.feed import Feed
 from nca_trader.paper.gate import Gate, Passed, Refusal
 from nca_trader.paper.holders import Holder
+from nca_trader.paper.identity import refuse_other_session, started_body
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.risk import (
+    Halt,
     KillSwitch,
     Lifts,
     after_resume,
@@ -41,17 +40,6 @@ from nca_trader.types import Bar
 
 TOLERANCE = 1e-9  # relative, between the account and the broker
 MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
-
-# Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
-# which stays that of those journals.
-LATER = (*SIZES, "sizing", "dead_band")
-
-
-class Halt(NamedTuple):
-    """Why trading must stop. code: stable. detail: numbers."""
-
-    code: str
-    detail: dict[str, Any]
 
 
 class Session:
@@ -86,33 +74,10 @@ class Session:
         self._agent, self._journal = agent, journal
         self._broker: Any = broker  # a live session has a venue instead
         self._capital = capital
-        limits = agent.rules.risk
         # All that makes a session this one and no other: a journal belongs to one session.
-        self._started = {
-            "symbols": list(agent.symbols),
-            "first_decision": agent.first_decision,
-            "costs": plain(agent.costs),
-            "rules": {
-                name: rule
-                for name, rule in agent.rules._asdict().items()
-                if name != "risk" and (name not in LATER or rule != Rules._field_defaults[name])
-            },
-            "capital": float(capital),
-            "start": start,
-            **({} if limits is None else {"limits": plain(limits)}),
-            **agent.identity,
-            **(live or {}),
-        }
+        self._started = started_body(agent, capital, start, live or {})
         self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
-        for event in journal.events("run_started"):
-            there, here = (flat(x) for x in (event.body, json.loads(canonical(self._started))))
-            names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
-            differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
-            if differs:
-                raise ConfigError(
-                    f"{journal.path}: is the journal of another session ({differs}); name another "
-                    "journal, or give that session's own options."
-                )
+        refuse_other_session(journal, self._started)
         refuse_halted(journal)
         # A session that resumes comes to these again, and goes on.
         stops = [*journal.events("halt"), *journal.events("resume")]
@@ -282,15 +247,18 @@ class Session:
         decision = outcome.decision
         if decision is None:
             return
-        self._counts["decisions"] += 1
-        body = {name: in_json(value) for name, value in decision.body.items()}
-        self._record("decision", key, body, ts)
+        self._record_decision(decision, ts)
         self._record_risks(self._limited(outcome), ts)
         for name, reason in outcome.closed:
             self._record("order_terminal", name, {"reason": reason}, ts)
         for order in outcome.sent:
             self._counts["orders"] += 1
             self._record("order_intent", order.client_id, order._asdict(), ts)
+
+    def _record_decision(self, decision: Decision, ts: int) -> None:
+        self._counts["decisions"] += 1
+        body = {name: in_json(value) for name, value in decision.body.items()}
+        self._record("decision", str(ts // NANOSECONDS), body, ts)
 
     def _record_fills(self, fills: Sequence[Fill], ts: int) -> None:
         for fill in fills:

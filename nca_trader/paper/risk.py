@@ -23,6 +23,13 @@ from nca_trader.paper.halting import checked_reason, halt_file, read_halt
 from nca_trader.paper.journal import Event, Journal, read_events
 
 
+class Halt(NamedTuple):
+    """Why trading must stop. code: stable. detail: numbers."""
+
+    code: str
+    detail: dict[str, Any]
+
+
 class KillSwitch:
     """Says whether somebody asked the session of a journal to stop.
 

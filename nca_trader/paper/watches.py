@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nca_trader.envs.account.state import Quote
-from nca_trader.paper.core import Agent, Decision
+from nca_trader.paper.core import Agent, Decision, Observed
 from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.sleeves import Member
 
@@ -78,6 +78,42 @@ class Watches:
             warned += watch.turned(turnover.get(member.name, 0.0))
             found += _named(member.name, warned)
         return found
+
+    def followed(
+        self, decision: Decision, present: np.ndarray, seen: Observed, quote: Quote
+    ) -> list[dict[str, Any]]:
+        """Take a decision on an account at a venue, and what traded since the one before.
+
+        Args:
+          decision: of the account.
+          present: `[A]`.
+          seen: the account as the venue has it.
+          quote: of the bar at whose open it traded.
+        """
+        found, pairs = [], list(zip(self._members, seen.sleeves, strict=True))
+        for asset in np.flatnonzero(seen.traded).tolist():
+            price = float(seen.price[asset])
+            units = float(seen.traded[asset] * seen.value / price)
+            own = [member.name for member, one in pairs if asset in member.at[one.dealt]]
+            found += self.filled(asset, units, price, quote, own)
+        turnover = {ACCOUNT: float(np.abs(seen.traded).sum())}
+        turnover |= {member.name: float(np.abs(one.traded).sum()) for member, one in pairs}
+        return found + self.decided(decision, present, turnover)
+
+
+def watched_sentence(body: Mapping[str, Any]) -> str:
+    """Say what a `watched` event says.
+
+    >>> watched_sentence({"features": "a rule sees no features", "slippage": ""})
+    'drift watched: slippage; not features (a rule sees no features)'
+    """
+    sleeves = body.get("sleeves")
+    if isinstance(sleeves, Mapping):
+        return "; ".join(f"{name}: {watched_sentence(own)}" for name, own in sleeves.items())
+    kinds = {kind: why for kind, why in body.items() if isinstance(why, str)}
+    seen = ", ".join(kind for kind, why in kinds.items() if not why) or "nothing"
+    unseen = [f"{kind} ({why})" for kind, why in kinds.items() if why]
+    return "; not ".join([f"drift watched: {seen}", *([", ".join(unseen)] if unseen else [])])
 
 
 def _named(name: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
