@@ -144,7 +144,7 @@ class SleevedLedger(Ledger):
             own[symbol] = own.get(symbol, 0.0) + units
             so_far, money = self._traded[name].get(symbol, (0.0, 0.0))
             self._traded[name][symbol] = [so_far + units, money + units * body["price"]]
-            if not key.startswith("cross-"):
+            if units and not key.startswith("cross-"):
                 self.dealt[name].add(symbol)
         if key.startswith("cross-"):
             self.waiting.pop(body["symbol"], None)
