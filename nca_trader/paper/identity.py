@@ -49,10 +49,22 @@ def started_body(
 
 def refuse_other_session(journal: Journal, started: Mapping[str, Any]) -> None:
     """Raise ConfigError where a journal is of another session than `started`; name what differs."""
+    mine = json.loads(canonical(started))
     for event in journal.events("run_started"):
-        there, here = (_flat(x) for x in (event.body, json.loads(canonical(started))))
+        there, here = _flat(event.body), _flat(mine)
         names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
-        differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
+        # A sleeve of another name is one difference, and not as many as it has parts.
+        sleeves = [set(body.get("sleeves", {})) for body in (event.body, mine)]
+        common = tuple(f"sleeves.{name}." for name in sleeves[0] & sleeves[1])
+        found = [
+            f"{name} {there.get(name)} there, {here.get(name)} here"
+            for name in names
+            if not name.startswith("sleeves.") or name.startswith(common)
+        ]
+        if sleeves[0] != sleeves[1]:
+            left, right = (", ".join(sorted(side)) or "none" for side in sleeves)
+            found.append(f"sleeves {left} there, {right} here")
+        differs = "; ".join(found)
         if differs:
             raise ConfigError(
                 f"{journal.path}: is the journal of another session ({differs}); name another "

@@ -15,7 +15,7 @@ from nca_trader.config.env import capital_problems
 from nca_trader.config.limits import Limits
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
-from nca_trader.errors import ConfigError
+from nca_trader.errors import BarError, ConfigError
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
@@ -101,7 +101,7 @@ def check_subject(run: Any, seed: int | None, order: str | None) -> None:
     """Refuse what cannot trade, before anything is opened.
 
     Raises:
-      ConfigError: it is no run, strategy, function or list of sleeves that make one account.
+      ConfigError: it is not a run, a strategy, a function or a list of sleeves that make one account.
     """
     if not isinstance(run, list | tuple):
         return refuse_subject(run)
@@ -174,7 +174,7 @@ def members_on(
         seen, money = bars.select(*symbols), sleeve.share * capital
         try:
             agents.append(agent_of(sleeve.run, run, seen, money, own))
-        except ConfigError as error:
+        except (ConfigError, BarError) as error:  # e.g. its policy is tied to other symbols
             raise ConfigError(f"{where}: {error}") from None
         runs += [] if run is None else [run]
     amount = None if agents[0].rules.capital is None else float(capital)

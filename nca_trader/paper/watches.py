@@ -51,7 +51,7 @@ class Watches:
           units: signed, of the account's order: a sleeve's part of it had the same price.
           price: of it.
           quote: of the account's assets.
-          sleeves: those that had part in it. What crosses between sleeves is no fill.
+          sleeves: those that had part in it. A cross between sleeves is not a fill.
         """
         found = []
         for name in (ACCOUNT, *sleeves):
@@ -112,7 +112,8 @@ def watched_sentence(body: Mapping[str, Any]) -> str:
         return "; ".join(f"{name}: {watched_sentence(own)}" for name, own in sleeves.items())
     kinds = {kind: why for kind, why in body.items() if isinstance(why, str)}
     seen = ", ".join(kind for kind, why in kinds.items() if not why) or "nothing"
-    unseen = [f"{kind} ({why})" for kind, why in kinds.items() if why]
+    reasons = dict.fromkeys(why for why in kinds.values() if why)
+    unseen = [f"{', '.join(k for k in kinds if kinds[k] == why)} ({why})" for why in reasons]
     return "; not ".join([f"drift watched: {seen}", *([", ".join(unseen)] if unseen else [])])
 
 

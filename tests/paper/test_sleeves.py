@@ -367,6 +367,9 @@ def test_a_sleeve_that_is_wrong_is_named(room):
         sleeve("a", 1.5, STEADY)
     with pytest.raises(ConfigError, match="name 'A B'"):
         sleeve("A B", 1.0, STEADY)
+    for symbols in (("AAA", "AAA"), (), ("AAA", "")):
+        with pytest.raises(ConfigError, match=r"symbols: .*; name each symbol of the sleeve once"):
+            sleeve("a", 1.0, STEADY, symbols=symbols)
     with pytest.raises(ConfigError, match="sleeve a: the feed has no ZZZ"):
         room.trade([sleeve("a", 1.0, STEADY, symbols=("ZZZ",))])
     with pytest.raises(ConfigError, match="sleeves"):
@@ -461,7 +464,7 @@ def test_the_commands_take_a_file_of_sleeves(room, capsys):
         assert row[5] == f"{last[name]['value']:,.2f}"
     assert last["trend"]["halted"] == "max-drawdown" and "halted: max-drawdown" in out.out
     code, out = said("journal", "verify", journal)
-    assert code == 0 and "trend: drift watched: slippage; not features (a rule sees" in out.out
+    assert code == 0 and "trend: drift watched: slippage; not features, schema (a rule" in out.out
     code, out = said("journal", "replay", journal, *terms)
     assert code == 0 and "bit for bit" in out.out
     copy = room.folder / "copy.db"
@@ -470,8 +473,13 @@ def test_the_commands_take_a_file_of_sleeves(room, capsys):
     resume = ("resume", "--journal", journal, "--reason", "seen")
     assert said(*resume, "--sleeve", "hold")[0] == 2
     assert said(*resume, "--sleeve", "trend")[0] == 0
-    book.write_text(BOOK.replace("0.02", "0.03"))  # another account
-    assert said("paper", *terms, *reading, "--journal", journal)[0] == 2
+    for text, says in (  # another account
+        (BOOK.replace("0.02", "0.03"), "(sleeves.trend.limits.max_drawdown 0.02 there, 0.03 here)"),
+        (BOOK.replace("[hold]", "[held]"), "(sleeves hold, trend there, held, trend here)"),
+    ):
+        book.write_text(text)
+        code, out = said("paper", *terms, *reading, "--journal", journal)
+        assert code == 2 and says in out.err and len(out.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -483,6 +491,8 @@ def test_the_commands_take_a_file_of_sleeves(room, capsys):
         ("[a]\nshare = 1.0\nstrategy = 'sma_kross'\n", "sma_cross"),
         ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nlimit = {}\n", "limit: no such key; did"),
         ("[a]\nshare = 1.0\nrun = 'x'\nparams = {}\n", "[a] params: is of a strategy"),
+        ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nseed = 1\n", "[a] seed: is of a run"),
+        ("[a]\nshare = 1.0\nrun = 'x'\nseed = true\n", "[a] seed: give one of type int"),
         ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nlimits = {max_gros = 1}\n", "max_gros"),
         ("a = 1\n", "a is not a table"),
     ],
