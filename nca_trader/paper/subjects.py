@@ -101,7 +101,7 @@ def check_subject(run: Any, seed: int | None, order: str | None) -> None:
     """Refuse what cannot trade, before anything is opened.
 
     Raises:
-      ConfigError: it is not a run, a strategy, a function or a list of sleeves that make one account.
+      ConfigError: it is not a run, a strategy or a function, nor sleeves that make one account.
     """
     if not isinstance(run, list | tuple):
         return refuse_subject(run)
