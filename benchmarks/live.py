@@ -28,7 +28,7 @@ def measured(num_seeds, agent="nano", env="index_daily"):
     from nca_trader.paper.broker import SimulatedBroker
     from nca_trader.paper.feed import parse_feed
     from nca_trader.paper.journal import Journal
-    from nca_trader.paper.session import Session
+    from nca_trader.paper.loop import Session
 
     bars = nca.sample_bars("sp500")
     config = nca.load_agent(agent)

@@ -51,7 +51,7 @@ from nca_trader.paper.exchange_process import start_exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.live import LiveSession
-from nca_trader.paper.session import Session
+from nca_trader.paper.loop import Session
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import open_run

@@ -13,7 +13,8 @@ from nca_trader.cli import stop_on_signal, stopped
 def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     many: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
-    parser.add_argument("--run", metavar="DIR", help="run folders to show", **many)
+    runs = "run folders to show; also exported files, for what their sessions see"
+    parser.add_argument("--run", metavar="DIR", help=runs, **many)
     journals = "journals of paper sessions to show; they need not exist yet"
     parser.add_argument("--journal", metavar="FILE", help=journals, **many)
     root = "show every run and journal of a folder, later ones too (runs, where nothing is given)"

@@ -170,10 +170,22 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
         what, options = _subject_and_options(args)
         rebuilt = rebuild(args.file, what, **options)
         print(f"{args.file}: {rebuilt.sentence}")
+        _say_watched(args.file)
         if rebuilt.difference:
             fail_check(args, rebuilt._asdict(), f"{args.file}: differs at {rebuilt.difference}.")
         return rebuilt._asdict()
     # Each hash covers the one before it, so the head identifies the whole journal.
     head = verify(args.file)
     print(f"{args.file}: {head.seq} events, the chain holds; head {head.hash[:16]}")
+    _say_watched(args.file)
     return {"events": head.seq, "head": head.hash}
+
+
+def _say_watched(file: str) -> None:
+    """Print what the session watched for drift, and what it did not and why."""
+    from nca_trader.errors import printable
+    from nca_trader.paper.journal import read_events
+    from nca_trader.paper.watches import watched_sentence
+
+    for event in read_events(file, "watched"):  # a second one where it changed
+        print(f"{file}: {printable(watched_sentence(event.body))}")

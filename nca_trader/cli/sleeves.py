@@ -41,12 +41,14 @@ def sleeve_tables(path: str) -> dict[str, dict[str, Any]]:
             faults.append(f"{path}: [{name}] needs run or strategy, and one of them.")
         if "run" in table and "params" in table:
             faults.append(f"{path}: [{name}] params: is of a strategy; leave it out.")
+        if "strategy" in table and "seed" in table:
+            faults.append(f"{path}: [{name}] seed: is of a run; leave it out.")
         if type(table.get("share")) not in (int, float):
             faults.append(f"{path}: [{name}] share: give a fraction of the capital, e.g. 0.5.")
         kinds = {"run": str, "strategy": str, "params": dict, "symbols": list, "limits": dict}
-        for key, kind in kinds.items():
-            if key in table and not isinstance(table[key], kind):
-                faults.append(f"{path}: [{name}] {key}: is not a {kind.__name__}.")
+        for key, kind in {**kinds, "seed": int, "order": str, "on_halt": str}.items():
+            if key in table and type(table[key]) is not kind:
+                faults.append(f"{path}: [{name}] {key}: give one of type {kind.__name__}.")
         try:
             if isinstance(table.get("limits"), dict):
                 Limits(**table["limits"])

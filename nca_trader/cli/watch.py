@@ -68,7 +68,7 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
         return _follow(args, watched, alerts)
     samples = watched.look()
     for name, value in samples.items():
-        print(f"{name:<32} {value:.6g}")
+        print(f"{name:<32} {value:.6g}  {watched.why.get(name, '')}".rstrip())
     # One look has no duration, so `for` is not applied.
     holding = [rule for rule in rules if rule.holds(samples)]
     for rule in rules:
@@ -116,7 +116,7 @@ def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, An
         while True:
             # One assignment: the server's thread sees the old samples or the new ones.
             collector.samples = samples = watched.look()
-            sinks.tell(alerts.update(samples, time.time()))
+            sinks.tell(alerts.update(samples, time.time(), watched.why))
             # No ages, which would change the line at every look.
             known = [f"{name} {samples[name]:.6g}" for name in SHOWN if name in samples]
             line = "  ".join(known) or "no row yet"

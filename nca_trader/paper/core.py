@@ -7,7 +7,7 @@ the live loop and when a session is rebuilt from its journal.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -86,7 +86,8 @@ class Decision(NamedTuple):
 
     target: `[A]` weights; NaN for no order. logits: `[A, n]` and action: `[A]`, of a policy alone.
     usable: whether the numbers were finite, so that they may be acted upon. features: `[A, F]`
-    that a policy saw in this bar; not in the journal. sleeves: their decisions, for the journal.
+    that a policy saw in this bar; not in the journal. sleeves: their decisions by name, of an
+    account that sleeves share.
     """
 
     target: np.ndarray
@@ -94,13 +95,16 @@ class Decision(NamedTuple):
     action: np.ndarray | None = None
     usable: bool = True
     features: np.ndarray | None = None
-    sleeves: dict[str, Any] | None = None
+    sleeves: Mapping[str, Decision] | None = None
 
     @property
     def body(self) -> dict[str, Any]:
         """The arrays by name, for the journal."""
-        fields = self._replace(features=None)._asdict()
-        return {k: v for k, v in fields.items() if isinstance(v, np.ndarray | dict)}
+        arrays = {"target": self.target, "logits": self.logits, "action": self.action}
+        found: dict[str, Any] = {name: x for name, x in arrays.items() if x is not None}
+        if self.sleeves is not None:
+            found["sleeves"] = {name: own.body for name, own in self.sleeves.items()}
+        return found
 
 
 class Agent(NamedTuple):
@@ -158,7 +162,9 @@ class Observed(NamedTuple):
 
     equity: as a fraction of the start's. weight: `[A]` held. waiting: `[A]` whether an order
     works. undone: `[A]` whether the last order ended without a try. traded: `[A]` since the last
-    decision, as a fraction of equity. price: `[A]` mean price of that.
+    decision, as a fraction of equity. price: `[A]` mean price of that. value: in money. dealt:
+    `[A]` whether any of it was a fill of the venue's, and not a cross between sleeves. sleeves: the
+    accounts of the sleeves that share it.
     """
 
     equity: float
@@ -167,19 +173,24 @@ class Observed(NamedTuple):
     undone: np.ndarray
     traded: np.ndarray
     price: np.ndarray
+    value: float
+    dealt: np.ndarray
+    sleeves: Sequence[Observed] = ()
 
 
 class Outcome(NamedTuple):
     """What follows from a bar. decision: None before trading starts.
 
     working: every order that should be at the broker now. sent: those among them that are new.
-    closed: `(client_id, reason)` of orders that no longer work.
+    closed: `(client_id, reason)` of orders that no longer work. news: bodies of `risk` events of
+    the account's sleeves.
     """
 
     decision: Decision | None = None
     working: tuple[Order, ...] = ()
     sent: tuple[Order, ...] = ()
     closed: tuple[tuple[str, str], ...] = ()
+    news: tuple[dict[str, Any], ...] = ()
 
 
 class Core:

@@ -1,7 +1,8 @@
 """Does the market still look as in training, and does trading cost what it was modelled to cost?
 
 Each warning is a `risk` event of the journal, once when its limit is crossed and again only after
-it came back. Nothing here halts a session, and all of it is a function of bars and fills.
+it came back. What is watched at all is a `watched` event at the start. Nothing here halts a
+session, and all of it is a function of bars and fills.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ FILLS = 50  # the last ones, whose cost is compared
 LEAST_FILLS = 20
 EXCESS = 1e-4  # of price, at least: 1 bp more than modelled
 ERRORS = 3.0  # standard errors, at least
+UNKNOWN = "no training distribution; train on 1,000 bars or more, or export the run again"
 FACTOR = 2.0  # turnover above the backtest's highest by this, or below its lowest
 
 
@@ -36,10 +38,10 @@ class Usual(NamedTuple):
 
 
 class DriftWatch:
-    """Watches one session.
+    """Watches one agent.
 
     Args:
-      usual: what its agent is used to.
+      usual: what it is used to.
       features: names of the F features that it computes.
       costs: as modelled.
       rules: of the account.
@@ -59,6 +61,24 @@ class DriftWatch:
             self._limits = np.array(reference.threshold)
             self._counts = np.zeros(self._share.shape)
 
+    @property
+    def status(self) -> dict[str, str]:
+        """What is watched: of each kind "", or why it is not."""
+        if not self._names:
+            features = "a rule sees no features"
+        elif self._usual.features is None:
+            features = UNKNOWN
+        else:
+            features = "" if self._same else "the features are not those of training"
+        turnover = "" if self._usual.turnover else "the run has no saved backtest"
+        schema = "" if self._usual.features is not None and self._names else features
+        return {"features": features, "schema": schema, "slippage": "", "turnover": turnover}
+
+    @property
+    def _same(self) -> bool:
+        reference: Any = self._usual.features
+        return list(self._names) == reference.names and self._schema == reference.schema
+
     def decided(self, features: np.ndarray | None, present: np.ndarray) -> list[dict[str, Any]]:
         """Take what a decision saw: features `[A, F]` of the assets that are `present` `[A]`.
 
@@ -68,7 +88,7 @@ class DriftWatch:
         reference = self._usual.features
         if reference is None or features is None:
             return []
-        if list(self._names) != reference.names or self._schema != reference.schema:
+        if not self._same:
             there = reference.schema
             return self._crossed("drift-schema", True, there=there, here=self._schema)
         # `[F, 10]` of this bar; a value that is not finite is in no bin, and halts elsewhere.

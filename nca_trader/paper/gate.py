@@ -15,8 +15,8 @@ The gate of a file does not look for far prices: `read_bars` has looked at all o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,13 @@ class Passed(NamedTuple):
     late: bool = False
     confirmed: bool = True
     far: np.ndarray | None = None
+
+    def said(self, symbols: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the body of the `risk` event of a bar that was held, if it was."""
+        if self.far is None:
+            return []
+        code = "bar-confirmed" if self.confirmed else "bar-not-confirmed"
+        return [{"code": code, "symbols": [symbols[i] for i in np.flatnonzero(self.far).tolist()]}]
 
 
 class Gate:

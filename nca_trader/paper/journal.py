@@ -44,7 +44,7 @@ __all__ = ["GENESIS", "KINDS", "Event", "Head", "Journal", "canonical", "read_ev
 KINDS = frozenset(
     "run_started bar bar_rejected feed decision risk order_intent order_sent order_ack "
     "order_ambiguous fill cash cross allocation order_terminal recon halt resume snapshot "
-    "run_ended".split()
+    "run_ended watched".split()
 )
 DEFERRED_EVENTS = 256  # most events that a kill may take back; none of them led to an order
 SYNCHRONOUS = "FULL"  # a commit survives a power cut; NORMAL survives a kill only

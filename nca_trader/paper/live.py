@@ -8,40 +8,38 @@ learns the bars that closed in between without trading on them, and goes live.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nca_trader.envs.account.state import Legs
 from nca_trader.errors import HaltError
+from nca_trader.paper.bodies import bar_body, bar_of, completed, in_json
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
-from nca_trader.paper.gate import INCOME, Gate, Passed
+from nca_trader.paper.gate import Gate, Passed
+from nca_trader.paper.holders import Sized, VenueHolder
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
-from nca_trader.paper.risk import after_resume, broken
+from nca_trader.paper.loop import MAX_IN_A_ROW, Session
+from nca_trader.paper.risk import Halt, after_resume, broken
 from nca_trader.paper.router import Halting, VenueBroker
-from nca_trader.paper.session import MAX_IN_A_ROW, Halt, Session, bar_body, in_json
-from nca_trader.paper.sources import open_venue
-from nca_trader.paper.venue import Ticket, Unreachable, Venue
+from nca_trader.paper.venue import Unreachable, Venue
+from nca_trader.paper.watches import ACCOUNT
 from nca_trader.progress import Progress, duration
-from nca_trader.types import PRICES, Bar
+from nca_trader.types import Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 SKEW = 30  # seconds between the clocks of feed and venue
 TICK = 0.1  # seconds after which signals and the kill switch are read again while no bar comes
 LOOK = 5.0  # seconds after which an open order's fills are read again
-# Why an order ended although the decision behind it still stands: the next decision sends again.
-UNDONE = ("rejected", "expired", "never-arrived", "too-old", "symbol-held")
 
 
 class LiveSession(Session):
-    """Trades one agent on a live feed at a venue, and keeps one journal.
+    """Trades one account on a live feed at a venue, and keeps one journal.
 
     Args:
       agent: what trades.
@@ -53,6 +51,7 @@ class LiveSession(Session):
       warmup: least number of bars of history to begin with.
       patience: how long it waits for answers, and how old a decision may be.
       clock: for waits.
+      holder: of the account; None is the agent, of all of it.
 
     Raises:
       ConfigError: the journal is another session's; names what differs.
@@ -70,6 +69,7 @@ class LiveSession(Session):
         warmup: int = WARMUP,
         patience: Patience = PATIENCE,
         clock: Clock | None = None,
+        holder: VenueHolder | None = None,
     ):
         # Two sessions of one agent must not share client ids: the time of the first start is part
         # of the hash that they carry.
@@ -78,10 +78,10 @@ class LiveSession(Session):
         names = {"venue": venue.name, "period": feed.period, "opened": opened}
         self._feed, self._venue, self._warmup = feed, venue, warmup
         self._patience, self._clock = patience, clock or Clock()
-        self._base: float | None = None  # the account's worth at the first decision
         self._unanswered = 0  # bars in a row at which the venue did not answer
         self._looked = 0.0
-        super().__init__(agent, None, journal, capital, start, live=names)
+        holder = VenueHolder(agent) if holder is None else holder
+        super().__init__(agent, None, journal, capital, start, names, holder)
         self._gate = Gate(agent.symbols, live=True, seconds=feed.period, clock=feed.now)
 
     def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
@@ -137,22 +137,19 @@ class LiveSession(Session):
 
     def on_bar(self, bar: Bar) -> None:
         """Check one bar, which must have closed by now, and process what the gate lets through."""
-        super().on_bar(self._completed(bar))
-
-    def _age(self, bar: Bar) -> float:
-        """Return the seconds since the bar closed."""
-        return self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
+        super().on_bar(completed(bar, self._state.close))
 
     def _process(self, passed: Passed) -> None:
         """Process one good bar: books, features, decision, orders."""
         bar = passed.bar
         ts = int(bar.time[0]) * NANOSECONDS
+        age = self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
         # What was held until the next bar is learnt and not traded on.
-        young = not passed.late and self._age(bar) <= self._patience.age
+        young = not passed.late and age <= self._patience.age
         fresh = young and self._core.ready(self._state, bar)
         # Also at a bar that is not traded on: what an earlier one ordered may fill there.
         books = self._synced(bar, ts) if fresh or self._state.account is not None else None
-        seen = self._observed(bar, books) if fresh else None
+        seen = self._observed(bar, self._router.ledger) if fresh and books is not None else None
         legs, before = self._core.legs(self._state, bar), self._state.close
         try:
             self._state, outcome = self._core.follow(self._state, bar, legs, seen)
@@ -161,10 +158,11 @@ class LiveSession(Session):
         drifts = self._drifts(bar, legs, before, seen, outcome)
         # A size is of what is held, so what an order replaces has to end first.
         self._router.withdraw([name for name, _ in outcome.closed], ts)
-        sized, refused = self._sized(outcome)
+        sized = self._holder.size(self._router, self._state, outcome)
         with self._journal.transaction(durable=outcome.decision is not None):
-            self._record_live(bar, outcome, seen, sized, refused, ts)
-            self._record_risks(self._gated(passed) + drifts + self._limited(outcome), ts)
+            self._record_live(bar, outcome, seen, sized, ts)
+            gated = passed.said(self._agent.symbols)
+            self._record_risks(gated + drifts + self._limited(outcome), ts)
             # With its bar: after a kill in between, the next session would trade on.
             halting = self._failing(outcome, ts) or self._missing()
             error = None if halting is None else self._halted(halting)
@@ -173,7 +171,7 @@ class LiveSession(Session):
             raise error
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)
-        if sized:
+        if sized.tickets:
             with contextlib.suppress(Unreachable):  # the next bar looks again
                 self._router.take(ts)
 
@@ -213,71 +211,41 @@ class LiveSession(Session):
     def _repeated(self) -> Ledger:
         """Process the journal's bars again, on the books of then; return the books of now."""
         decided = {event.key for event in self._journal.events("decision")}
-        ledger = self._ledger()
+        ledger = self._holder.ledger()
         with self._journal.transaction(durable=False):
             for event in self._journal.events():
                 if event.kind == "bar":
                     self._repeat(event, ledger, event.key in decided)
                 ledger.apply(event.kind, event.key, event.body)
-                self._learn(event)
+                if event.kind == "resume" and "sleeve" in event.body:
+                    self._state = self._core.lift(self._state, event.body["sleeve"])
                 self._counts["rejected"] += event.kind == "bar_rejected"
                 self._counts["orders"] += event.kind == "order_intent"
         return ledger
 
-    def _ledger(self) -> Ledger:
-        """Return the books before the journal's first event."""
-        return Ledger()
-
-    def _learn(self, event: Event) -> None:
-        """Take in an event of the journal that is repeated."""
-
     def _repeat(self, event: Event, ledger: Ledger, decided: bool) -> None:
-        bar = self._bar_of(event)
-        seen = None
-        if decided:
-            seen = self._observed(bar, ledger.books(self._agent.symbols), ledger)
+        bar = bar_of(event.body, self._agent.symbols, event.ts_event // NANOSECONDS)
+        bar = completed(bar, self._state.close)
+        seen = self._observed(bar, ledger) if decided else None
         legs, before = self._core.legs(self._state, bar), self._state.close
         self._state, outcome = self._core.follow(self._state, bar, legs, seen)
         self._gate.learn(bar)
         self._drifts(bar, legs, before, seen, outcome)  # in the journal already
         self._counts["bars"] += 1
         if outcome.decision is not None:
-            self._record_decision(outcome, event.ts_event)
+            self._record_decision(outcome.decision, event.ts_event)
             self._failures = 0 if outcome.decision.usable else self._failures + 1
         account = self._state.account
         if account is not None and broken(account):  # trading goes on only after `resume`
             self._state = self._state._replace(account=after_resume(account))
             self._failures = 0
 
-    def _bar_of(self, event: Event) -> Bar:
-        rows = [event.body[symbol] for symbol in self._agent.symbols]
-        present = np.array([row is not None for row in rows])
-        none = [None] * max(len(row) for row in rows if row is not None)
-        fields = np.array([none if row is None else row for row in rows], float).T
-        time = np.full(len(rows), event.ts_event // NANOSECONDS)
-        # After the volume: half-spread, dividend and funding, where the feed has them.
-        named = dict(zip((*PRICES, "volume", *INCOME), fields, strict=False))
-        return self._completed(Bar(time=time, present=present, **named))
-
-    def _completed(self, bar: Bar) -> Bar:
-        """Give assets without a bar their last close and volume 0, as bar files do."""
-        present, close = np.asarray(bar.present), self._state.close
-        prices = {
-            name: np.where(present, getattr(bar, name), close)
-            for name in ("open", "high", "low", "close")
-        }
-        return bar._replace(volume=np.where(present, bar.volume, 0.0), **prices)
-
-    def _quote(self, bar: Bar, ts: int) -> None:
-        """Tell the bar to a venue that has no market of its own."""
-        quote = getattr(self._venue, "quote", None)
-        if quote is not None:
-            quote(ts // NANOSECONDS, self._feed.now(), bar_body(bar, self._agent.symbols))
-
     def _synced(self, bar: Bar, ts: int) -> Books | None:
         """Return the venue's books; None where it does not answer, which must not last."""
         try:
-            self._quote(bar, ts)
+            quote = getattr(self._venue, "quote", None)
+            if quote is not None:  # of a venue that has no market of its own
+                quote(ts // NANOSECONDS, self._feed.now(), bar_body(bar, self._agent.symbols))
             books = self._router.sync(ts)
             self._refuse_skew()
         except Unreachable as error:
@@ -288,72 +256,55 @@ class LiveSession(Session):
                 raise Halting("venue-unreachable", in_a_row=self._unanswered) from None
             return None
         self._unanswered = 0
+        # What crosses does so at the price at which a backtest fills: the open after the decision.
+        symbols = [self._agent.symbols[i] for i in np.flatnonzero(bar.present).tolist()]
+        if any(self._holder.waiting(self._router.ledger, symbol) for symbol in symbols):
+            with self._journal.transaction():
+                self._cross(symbols, np.asarray(bar.open), ts)
         return books
 
-    def _observed(
-        self, bar: Bar, books: Books | None, ledger: Ledger | None = None
-    ) -> Observed | None:
-        """Return the account of `books` at the close of `bar`."""
-        if books is None:
-            return None
-        ledger = self._router.ledger if ledger is None else ledger
+    def _observed(self, bar: Bar, ledger: Ledger) -> Observed:
+        """Return the account of a ledger at the close of `bar`."""
         close = np.where(bar.present, bar.close, self._state.close)
-        worth = np.where(books.units == 0.0, 0.0, books.units * close)
-        value = books.cash + float(worth.sum())
-        self._base = value if self._base is None else self._base
-        units, price = ledger.flush(self._agent.symbols)
-        working = self._state.working
-        orders = [
-            ledger.order(working[s].client_id) if s in working else None
-            for s in self._agent.symbols
-        ]
-        return Observed(
-            equity=value / self._base,
-            weight=worth / value,
-            waiting=np.array([o is not None and o.state != "done" for o in orders]),
-            undone=np.array([o is not None and o.reason in UNDONE for o in orders]),
-            traded=np.where(units == 0.0, 0.0, units * np.nan_to_num(price)) / value,
-            price=np.where(np.isnan(price), close, price),
-        )
+        return self._holder.observe(ledger, self._state, close)
 
-    def _sized(self, outcome: Outcome) -> tuple[list[Ticket], list[tuple[str, str]]]:
-        rules, books = self._agent.rules, self._router.books()
-        return self._router.size(
-            outcome.sent, books, self._state.close, self._agent.costs, rules.borrow
-        )
+    def _cross(self, symbols: Sequence[str], price: np.ndarray, ts: int) -> None:
+        """Let what sleeves buy and sell of some symbols cross at the account's prices `[A]`."""
+        for symbol in symbols:
+            units = self._holder.waiting(self._router.ledger, symbol)
+            if units:
+                paid = float(price[self._agent.symbols.index(symbol)])
+                body = {"symbol": symbol, "price": paid, "units": units}
+                self._router.write("allocation", f"cross-{symbol}@{ts // NANOSECONDS}", body, ts)
 
     def _record_live(
-        self,
-        bar: Bar,
-        outcome: Outcome,
-        seen: Observed | None,
-        sized: list[Ticket],
-        refused: list[tuple[str, str]],
-        ts: int,
+        self, bar: Bar, outcome: Outcome, seen: Observed | None, sized: Sized, ts: int
     ) -> None:
         """Record all that is known at the bar's close, before anything is sent."""
         key = str(ts // NANOSECONDS)
-        if self._counts["bars"] == 0:
-            self._record("run_started", "", self._started, ts)
+        self._record_started(ts)
         self._counts["bars"] += 1
         self._record("bar", key, bar_body(bar, self._agent.symbols), ts)
         if outcome.decision is None or seen is None:
             return
         self._record_snapshot(seen, ts)
-        self._record_decision(outcome, ts)
+        self._record_decision(outcome.decision, ts)
         orders = {order.client_id: order for order in outcome.sent}
-        for name, code in refused:
+        for name, code in sized.refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
             self._record("risk", f"{key}:{name}:{code}", body, ts)
-        for ticket in sized:
+        for ticket in sized.tickets:
             order = orders[ticket.client_id]
             self._counts["orders"] += 1
-            more = {"weight": order.weight, "buy_only": order.buy_only} | self._shared(ticket)
+            more: dict[str, Any] = {"weight": order.weight, "buy_only": order.buy_only}
+            if ticket.client_id in sized.parts:
+                more["parts"] = sized.parts[ticket.client_id]
             self._router.intend(ticket, ts // NANOSECONDS, more, ts)
-
-    def _shared(self, ticket: Ticket) -> dict[str, Any]:
-        """Return what an order's intent says of sleeves, if the account has any."""
-        return {}
+        for body in sized.crosses:
+            symbol = body["symbol"]
+            self._router.write("cross", f"{key}:{symbol}", body, ts)
+            if self._agent.rules.fill == "close":
+                self._cross([symbol], self._state.close, ts)
 
     def _record_snapshot(self, seen: Observed, ts: int) -> None:
         books = self._router.books()
@@ -363,17 +314,10 @@ class LiveSession(Session):
             "weight": in_json(seen.weight),
             "cash": books.cash,
             "units": in_json(books.units),
-            "value": seen.equity * (self._base or 0.0),
-            **self._parts(),
+            "value": seen.value,
+            **self._holder.described(self._state, self._router.ledger),
         }
         self._record("snapshot", str(ts // NANOSECONDS), body, ts)
-
-    def _record_decision(self, outcome: Outcome, ts: int) -> None:
-        if outcome.decision is None:
-            return
-        self._counts["decisions"] += 1
-        body = {name: in_json(value) for name, value in outcome.decision.body.items()}
-        self._record("decision", str(ts // NANOSECONDS), body, ts)
 
     def _drifts(
         self, bar: Bar, legs: Legs, before: np.ndarray, seen: Observed | None, outcome: Outcome
@@ -382,25 +326,11 @@ class LiveSession(Session):
 
         An order goes out after a close, so the market's price of its fill is the next open.
         """
-        decision, found = outcome.decision, []
-        if decision is None or seen is None:
-            return found
+        if outcome.decision is None or seen is None:
+            return []
         present = np.asarray(bar.present)
         quote = legs.at_open._replace(price=np.where(present, bar.open, before))
-        for asset in np.flatnonzero(seen.traded).tolist():
-            value = seen.equity * (self._base or 0.0)
-            units = float(seen.traded[asset] * value / seen.price[asset])
-            found += self._drift.filled(asset, units, float(seen.price[asset]), quote, value)
-        found += self._drift.decided(decision.features, present)
-        return found + self._drift.turned(float(np.abs(seen.traded).sum()))
-
-    def _gated(self, passed: Passed) -> list[dict[str, Any]]:
-        """Return what the gate says of a bar that it held."""
-        if passed.far is None:
-            return []
-        code = "bar-confirmed" if passed.confirmed else "bar-not-confirmed"
-        far = [self._agent.symbols[i] for i in np.flatnonzero(passed.far).tolist()]
-        return [{"code": code, "symbols": far}]
+        return self._watches.followed(outcome.decision, present, seen, quote)
 
     def _failing(self, outcome: Outcome, ts: int) -> Halting | None:
         """Return why to halt where decisions are unusable in a row, or too much is lost."""
@@ -450,7 +380,8 @@ class LiveSession(Session):
 
     def _grown(self) -> float:
         """Return the account's worth as a multiple of that at the first decision."""
-        return 1.0 if self._base is None else self._value() / self._base
+        base = self._holder.bases.get(ACCOUNT)
+        return 1.0 if base is None else self._value() / base
 
     def _left(self) -> float:
         """Return the seconds until the next bar closes; NaN if unknown."""
@@ -473,33 +404,3 @@ class LiveSession(Session):
         halt, now = Halt(halting.code, halting.detail), self._now()
         self._record("halt", f"{now}:{halt.code}", halt._asdict(), now)
         return self._halt_error(halt)
-
-
-def trade_live(
-    agent: Agent,
-    feed: LiveFeed,
-    broker: str,
-    journal: Path,
-    capital: float,
-    start: int | None,
-    warmup: int | None,
-    stop: Callable[[], bool],
-    members: Any = None,
-) -> dict[str, Any]:
-    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`.
-
-    `members` are the account's sleeves; None where it has none.
-    """
-    session_of: Any = LiveSession
-    if members:
-        from nca_trader.paper.sleeved import SleevedLiveSession
-
-        session_of = functools.partial(SleevedLiveSession, members=members)
-    with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
-        fresh = opened.head.seq == 0
-        venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
-        with contextlib.closing(venue):
-            warmup = WARMUP if warmup is None else warmup
-            session = session_of(agent, feed, venue, opened, capital, start, warmup)
-            with session.switch.listening():
-                return session.trade(stop) | {"durability": opened.durability}

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,13 @@ from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError, HaltError, argument, options_named
 from nca_trader.paper.halting import checked_reason, halt_file, read_halt
 from nca_trader.paper.journal import Event, Journal, read_events
+
+
+class Halt(NamedTuple):
+    """Why trading must stop. code: stable. detail: numbers."""
+
+    code: str
+    detail: dict[str, Any]
 
 
 class KillSwitch:
@@ -101,20 +108,45 @@ def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None
 
 def _resume_sleeve(journal: Journal, reason: str, name: str) -> None:
     """Write that a halted sleeve may go on, after the last bar that it was halted at."""
-    begun, last, snapshot = None, None, None
+    begun, last, halted = None, None, None
     for event in journal.events():
         begun = event if event.kind == "run_started" else begun
         last = event if event.kind == "bar" else last
-        snapshot = event if event.kind == "snapshot" else snapshot
+        if event.kind == "snapshot":
+            halted = event.body.get("sleeves", {}).get(name, {}).get("halted")
+        elif event.kind == "resume" and event.body.get("sleeve") == name:
+            halted = None
     sleeves = {} if begun is None else begun.body.get("sleeves", {})
     if name not in sleeves:
         there = f"it has {', '.join(sleeves)}" if sleeves else "its session has none"
         raise ConfigError(f"{journal.path}: no sleeve {name!r}; {there}.")
-    halted = None if snapshot is None else snapshot.body["sleeves"][name]["halted"]
     if begun is None or last is None or halted is None:
         raise ConfigError(f"{journal.path}: {name} is not halted; there is nothing to resume.")
     body = {"reason": reason, "sleeve": name, "halt": {"code": halted}}
     journal.record(begun.run, "resume", str(journal.head.seq), body, last.ts_event)
+
+
+class Lifts(NamedTuple):
+    """Halts of a journal that people lifted.
+
+    halts: their keys. sleeves: names of those that may go on, by the time of the bar after which.
+    """
+
+    halts: frozenset[str]
+    sleeves: Mapping[int, Sequence[str]]
+
+
+def lifts_of(events: Iterable[Event]) -> Lifts:
+    """Return what the halts and resumes of a journal say was lifted."""
+    halts, standing, sleeves = set(), set(), {}
+    for event in sorted(events, key=lambda event: event.seq):
+        if event.kind == "halt":
+            standing.add(event.key)
+        elif event.kind == "resume" and "sleeve" in event.body:
+            sleeves.setdefault(event.ts_event, []).append(event.body["sleeve"])
+        elif event.kind == "resume":
+            halts, standing = halts | standing, set()
+    return Lifts(frozenset(halts), sleeves)
 
 
 def standing_halt(events: Iterator[Event]) -> Event | None:

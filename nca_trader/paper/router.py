@@ -109,7 +109,7 @@ class VenueBroker:
         units = {name: n for name, n in sorted(held.units.items()) if n}
         body = {"code": "adopted", "reason": reason, "cash": held.cash, "units": units, "now": now}
         # After a halt the books may be taken over again, at the same time of the same venue.
-        self._write("recon", f"adopted:{now}:{self._journal.head.seq}", body, ts)
+        self.write("recon", f"adopted:{now}:{self._journal.head.seq}", body, ts)
 
     def sync(self, ts: int) -> Books:
         """Take in what happened at the venue, and compare its books with the journal's.
@@ -181,7 +181,7 @@ class VenueBroker:
         """Journal an order that `deliver` may send; call it in the transaction of its decision."""
         body = {**more, "client_id": ticket.client_id, "symbol": ticket.symbol}
         body |= {"units": ticket.units, "bar": bar}
-        self._write("order_intent", ticket.client_id, body, ts)
+        self.write("order_intent", ticket.client_id, body, ts)
 
     def deliver(self, ts: int) -> None:
         """Send every order that is in the journal and has not reached the venue."""
@@ -206,7 +206,7 @@ class VenueBroker:
             if not self._fresh(order):
                 return self._end(order, "too-old", ts)
             # Before it leaves: after a crash here the venue is asked what it has.
-            self._write("order_sent", f"{ticket.client_id}#{order.attempts}", {}, ts)
+            self.write("order_sent", f"{ticket.client_id}#{order.attempts}", {}, ts)
             answer = self.venue.submit(ticket)
             if answer.outcome is Outcome.ACCEPTED:
                 return self._acknowledge(order, {}, ts)
@@ -217,7 +217,7 @@ class VenueBroker:
             if answer.outcome is Outcome.AMBIGUOUS:
                 body = {"reason": answer.reason}
                 key = f"{ticket.client_id}#{order.attempts - 1}"
-                self._write("order_ambiguous", key, body, ts)
+                self.write("order_ambiguous", key, body, ts)
             if not self._resolve(order, ts, answer):
                 return None
 
@@ -335,7 +335,7 @@ class VenueBroker:
 
     def _fill(self, fill: Fill, ts: int) -> None:
         order = self.ledger.order(fill.client_id)
-        self._write("fill", fill.execution_id, fill._asdict(), fill.ts)
+        self.write("fill", fill.execution_id, fill._asdict(), fill.ts)
         if order is None or order.state == "done":
             return
         if order.state != "working":  # a fill before the answer is an answer
@@ -362,7 +362,7 @@ class VenueBroker:
 
     def _pay(self, flow: CashFlow) -> None:
         body = {"amount": flow.amount, "kind": flow.kind, "symbol": flow.symbol, "ts": flow.ts}
-        self._write("cash", flow.id, body, flow.ts)
+        self.write("cash", flow.id, body, flow.ts)
 
     def _list_foreign(self, working: Sequence[OrderState], held: Holdings, ts: int) -> None:
         """Journal orders and positions that are not ours where they changed; touch none of them."""
@@ -372,16 +372,16 @@ class VenueBroker:
         found = hashlib.sha256(canonical(body).encode()).hexdigest()[:16]
         if found != self.ledger.recon and (orders or units or self.ledger.recon):
             body |= {"code": "foreign", "found": found}
-            self._write("recon", f"foreign:{ts // NANOSECONDS}:{found[:8]}", body, ts)
+            self.write("recon", f"foreign:{ts // NANOSECONDS}:{found[:8]}", body, ts)
 
     def _acknowledge(self, order: Sent, how: dict[str, Any], ts: int) -> None:
         if order.state not in ("working", "done"):
-            self._write("order_ack", order.ticket.client_id, how, ts)
+            self.write("order_ack", order.ticket.client_id, how, ts)
         self._release(order)
 
     def _end(self, order: Sent, reason: str, ts: int, **more: Any) -> None:
         body = {"reason": reason, "filled": order.filled, **more}
-        self._write("order_terminal", order.ticket.client_id, body, ts)
+        self.write("order_terminal", order.ticket.client_id, body, ts)
         self._release(order)
 
     def _release(self, order: Sent) -> None:
@@ -393,7 +393,7 @@ class VenueBroker:
         name, symbol = order.ticket.client_id, order.ticket.symbol
         self.held[symbol] = name
         body = {"code": "symbol-held", "symbol": symbol, "client_id": name, "reason": reason}
-        self._write("risk", f"{ts // NANOSECONDS}:{name}:held", body, ts)
+        self.write("risk", f"{ts // NANOSECONDS}:{name}:held", body, ts)
 
     def _fresh(self, order: Sent) -> bool:
         """Whether the decision behind an order is young enough to be sent."""
@@ -405,8 +405,9 @@ class VenueBroker:
         text = f"{order.ticket.client_id}{order.attempts}{wait}"
         return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)
 
-    def _write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
+    def write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
+        """Journal an event, and take it into the books with what it means for sleeves."""
         if self._journal.record(self._run, kind, key, body, ts):
             self.ledger.apply(kind, key, body)
             for name, share in self.ledger.allocated(kind, key, body):
-                self._write("allocation", name, share, ts)
+                self.write("allocation", name, share, ts)

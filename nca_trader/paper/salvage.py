@@ -13,7 +13,6 @@ import numpy as np
 
 from nca_trader.cloud import local
 from nca_trader.config.records import difference
-from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
 from nca_trader.paper.chain import (
@@ -22,10 +21,13 @@ from nca_trader.paper.chain import (
     events_of,
     examine,
 )
+from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.head import Head, sibling
 from nca_trader.paper.journal import Journal, canonical, read_events, verify
-from nca_trader.paper.session import paper_trade
-from nca_trader.types import PRICES, Bars
+from nca_trader.paper.risk import lifts_of
+from nca_trader.paper.session import trade_replay
+from nca_trader.paper.subjects import Terms, check_subject, subject_on
+from nca_trader.types import PRICES, Bars, Costs
 
 # What follows from the bars and the agent alone. The rest depends on when a session was stopped, or
 # on what a venue or a feed said.
@@ -113,17 +115,31 @@ class Rebuilt(NamedTuple):
         return agree + (f"; then {self.difference}" if self.difference else ", bit for bit")
 
 
-def rebuild(path: str | os.PathLike[str], run: Any, **options: Any) -> Rebuilt:
+def rebuild(
+    path: str | os.PathLike[str],
+    run: Any,
+    seed: int | None = None,
+    force_agent: bool = False,
+    costs: Costs | None = None,
+    fill: str | None = None,
+    order: str | None = None,
+    **limits: Any,
+) -> Rebuilt:
     """Trade a journal's own bars again, and compare every event that follows from them.
 
     Features are computed, decisions made and orders filled as in a new session; logits, targets,
-    orders, fills and equity must be the same to the last bit.
+    orders, fills and equity must be the same to the last bit. A halt that a person lifted, of the
+    session or of a sleeve, is lifted after the same bar. Capital and start are the journal's.
 
     Args:
       path: a journal of the simulated broker.
       run: what traded, as in `paper_trade`.
-      **options: of the account and the run, as they were given to `paper_trade`; capital and start
-        are the journal's.
+      seed: as it was given to `paper_trade`.
+      force_agent: likewise.
+      costs: likewise.
+      fill: likewise.
+      order: likewise.
+      **limits: likewise.
 
     Raises:
       ConfigError: run, costs or rules are not the journal's, by their hashes; names what differs.
@@ -131,18 +147,24 @@ def rebuild(path: str | os.PathLike[str], run: Any, **options: Any) -> Rebuilt:
     """
     path = local(path, "a journal")
     verify(path)
+    check_subject(run, seed, order)
     started = next(read_events(path, "run_started"), None)
     if started is None:
         raise StateError(f"{path}: holds no bar yet; there is nothing to replay.")
     capital, start = started.body["capital"], started.body["start"]
-    begin = None if start is None else str(np.datetime64(start, "s"))
+    # They were accepted once, so they are not judged again.
+    bars, terms = _bars_of(path, started.body["symbols"]), Terms(costs, fill, limits, order)
+
+    def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
+        return ReplayFeed(bars if tied is None else bars.select(*tied))
+
+    subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent)
+    # What a person let go on goes on here too, after the same bar.
+    lifts = lifts_of([*read_events(path, "halt"), *read_events(path, "resume")])
     with scratch() as folder:
-        write_bars(_bars_of(path, started.body["symbols"]), folder / "bars.parquet")
-        # They were accepted once, so they are not judged again.
-        reading = {"repair": "keep-jumps,keep-gaps"}
-        feed, again = f"replay:{folder}/bars.parquet", folder / "paper.db"
+        again = folder / "paper.db"
         with contextlib.suppress(HaltError):  # where the journal's session halted too
-            paper_trade(run, feed, again, start=begin, capital=capital, reading=reading, **options)
+            trade_replay(subject, source, again, capital, start, lifts=lifts)
         return _compared(_repeatable(path), _repeatable(again), path)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +44,7 @@ class Memory(NamedTuple):
 
     states: of the cores. staged: the orders that work. cuts: what limits took from them. halted:
     the code of the sleeves that halted. since: the bar of that. failures: decisions in a row that
-    were not usable. fresh: symbols whose orders are not those of the bar before. news: bodies of
-    `risk` events of this bar.
+    were not usable. fresh: symbols whose orders are not those of the bar before.
     """
 
     states: tuple[State, ...]
@@ -55,7 +54,6 @@ class Memory(NamedTuple):
     since: dict[str, int]
     failures: dict[str, int]
     fresh: frozenset[str]
-    news: tuple[dict[str, Any], ...]
 
 
 class SleevedCore:
@@ -65,9 +63,6 @@ class SleevedCore:
       account: of the agent that stands for all.
       members: the sleeves.
       correct: `(k, account, close [A], cut) -> account`, sleeve k's as its broker has it.
-
-    Attributes:
-      seen: in a live session, what each sleeve sees at the present close.
     """
 
     def __init__(
@@ -78,7 +73,6 @@ class SleevedCore:
     ):
         self._agent, self.members, self._run = account.agent, tuple(members), account.run
         self._account, self._correct = account, correct
-        self.seen: Sequence[Observed | None] = ()
         self._muted: set[str] = set()
         run, start = account.run, account.start
         self._runs = [hashlib.sha256(f"{run}{m.name}".encode()).hexdigest() for m in members]
@@ -93,7 +87,7 @@ class SleevedCore:
         many = len(self.members)
         memory = Memory(
             tuple(core.begin() for core in self._cores), ((),) * many, (None,) * many,
-            {}, {}, {m.name: 0 for m in self.members}, frozenset(), (),
+            {}, {}, {m.name: 0 for m in self.members}, frozenset(),
         )  # fmt: skip
         return self._account.begin()._replace(memory=memory)
 
@@ -123,7 +117,7 @@ class SleevedCore:
 
         def move(k: int, before: State, bar_k: Bar) -> tuple[State, Outcome]:
             core = self._cores[k]
-            there = None if seen is None else self.seen[k]
+            there = None if seen is None else seen.sleeves[k]
             return core.follow(before, bar_k, core.legs(before, bar_k), there)
 
         return self._joined(state, bar, legs, move, seen)
@@ -195,10 +189,10 @@ class SleevedCore:
             close=np.where(bar.present, bar.close, state.close),
             missing=self._account.missing(state, bar),
         )
-        quiet = memory._replace(states=states, news=(), fresh=frozenset())
+        quiet = memory._replace(states=states, fresh=frozenset())
         if any(outcome.decision is None for _, outcome in moved):
             return after._replace(memory=quiet), Outcome()
-        memory = self._judged(quiet, [outcome for _, outcome in moved], after.last or 0)
+        memory, news = self._judged(quiet, [outcome for _, outcome in moved], after.last or 0)
         orders = [self._orders(k, memory, outcome) for k, (_, outcome) in enumerate(moved)]
         account = self._sum(states, state.account, seen)
         held = np.asarray(account.held)
@@ -226,15 +220,15 @@ class SleevedCore:
             if order.client_id not in kept
         )
         memory = memory._replace(staged=tuple(orders), cuts=tuple(cuts), fresh=fresh)
-        bodies = {
-            m.name: outcome.decision.body
+        decisions = {
+            m.name: outcome.decision
             for m, (_, outcome) in zip(self.members, moved, strict=True)
             if outcome.decision is not None
         }
-        decision = Decision(target, sleeves=bodies)
+        decision = Decision(target, sleeves=decisions)
         after = after._replace(memory=memory, account=account, working=working)
         sent = tuple(order for order in working.values() if order.client_id not in known)
-        return after, Outcome(decision, tuple(working.values()), sent, closed)
+        return after, Outcome(decision, tuple(working.values()), sent, closed, news)
 
     def _working(
         self,
@@ -261,7 +255,9 @@ class SleevedCore:
             working[symbol] = Order(name, symbol, weight, rest)
         return working
 
-    def _judged(self, memory: Memory, outcomes: Sequence[Outcome], now: int) -> Memory:
+    def _judged(
+        self, memory: Memory, outcomes: Sequence[Outcome], now: int
+    ) -> tuple[Memory, tuple[dict[str, Any], ...]]:
         """Note which sleeves a limit or failing decisions halt at this bar, and what limits say."""
         halted, since = dict(memory.halted), dict(memory.since)
         failures, news = dict(memory.failures), []
@@ -283,7 +279,7 @@ class SleevedCore:
             how = "flatten" if member.flattens else "hold"
             body = {"code": "sleeve-halted", "sleeve": name, "limit": loss[0]}
             news.append({**body, "on_halt": how, **loss[1]})
-        return memory._replace(halted=halted, since=since, failures=failures, news=tuple(news))
+        return memory._replace(halted=halted, since=since, failures=failures), tuple(news)
 
     def _orders(self, k: int, memory: Memory, outcome: Outcome) -> tuple[Order, ...]:
         """Return what sleeve k wants at the venue: its orders, or after a halt what sells all."""
@@ -449,8 +445,3 @@ def _nets(changes: np.ndarray) -> bool:
 
 def _numpy(guard: Any) -> Any:
     return jax.tree.map(np.asarray, guard)
-
-
-def keyed(news: Iterable[Mapping[str, Any]], bar: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return the `risk` events of sleeves at a bar: keys and bodies."""
-    return [(f"{bar}:{body['sleeve']}:{body['code']}", dict(body)) for body in news]

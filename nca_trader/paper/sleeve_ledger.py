@@ -21,6 +21,7 @@ class SleevedLedger(Ledger):
 
     cash: by sleeve. held: units by sleeve and symbol. waiting: crosses that wait for a bar, by
     symbol. latest: the client id of the last order that a sleeve had part in, by sleeve and symbol.
+    dealt: the symbols in which a sleeve had a part of the venue's fills since the last `flush_of`.
     close: by symbol, for shares of payments that are for no symbol.
     """
 
@@ -34,7 +35,7 @@ class SleevedLedger(Ledger):
         self.close: dict[str, float] = {}
         self._parts: dict[str, dict[str, float]] = {}
         self._traded: dict[str, dict[str, list[float]]] = {name: {} for name in names}
-        self._begun = False
+        self.dealt: dict[str, set[str]] = {name: set() for name in names}
         super().__init__()
 
     def apply(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
@@ -103,6 +104,7 @@ class SleevedLedger(Ledger):
         own = self._traded[member.name]
         traded = np.array([own.get(symbol, (0.0, 0.0)) for symbol in member.agent.symbols])
         own.clear()
+        self.dealt[member.name].clear()
         units, money = traded.reshape(-1, 2).T
         return units, np.where(units == 0.0, np.nan, money / np.where(units == 0.0, 1.0, units))
 
@@ -142,5 +144,7 @@ class SleevedLedger(Ledger):
             own[symbol] = own.get(symbol, 0.0) + units
             so_far, money = self._traded[name].get(symbol, (0.0, 0.0))
             self._traded[name][symbol] = [so_far + units, money + units * body["price"]]
+            if units and not key.startswith("cross-"):
+                self.dealt[name].add(symbol)
         if key.startswith("cross-"):
             self.waiting.pop(body["symbol"], None)

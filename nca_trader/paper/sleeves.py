@@ -67,6 +67,11 @@ class Sleeve:
 
     def __post_init__(self):
         bad = [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: use a-z, 0-9, . _ and -."]
+        if self.symbols is not None:
+            named = [symbol for symbol in self.symbols if isinstance(symbol, str) and symbol]
+            if not named or len(set(named)) < len(self.symbols):
+                said = ", ".join(map(str, self.symbols)) or "none"
+                bad.append(f"symbols: {said}; name each symbol of the sleeve once.")
         refuse(bad, between(self, "(0, 1]", "share"), one_of(self, "on_halt", ("hold", "flatten")))
 
 

@@ -37,6 +37,7 @@ from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.runs.manifest import Manifest, Run, Selection, read_spec
+from nca_trader.runs.reference import Reference
 
 T = TypeVar("T")
 KIND, VERSION = "nca_trader policy", 1
@@ -53,6 +54,7 @@ NO_DIGEST = "0" * 64
 LARGEST, RANK = 1 << 30, 8  # bytes of a file and axes of an array, at most
 MOST_AGENTS = 4096  # in a file
 MEAN = "mean"  # in the place of an agent's number
+REFERENCE = "features"  # a text of the metadata that older files do not have
 TEXTS = ("manifest", "selection", "coding", "steps", "agent.toml", "env.toml")
 
 
@@ -224,6 +226,8 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
         "seed": MEAN if run.selected is None else str(run.selected),
         "agent.toml": to_toml(run.agent_config),
         "env.toml": to_toml(run.env_config),
+        # What its features are usually like, so that a session of the file is watched for drift.
+        REFERENCE: json.dumps(plain(run.reference) if run.reference else {}),
     }
     return write_tensors(path, weights.tensors, about, KIND, VERSION)
 
@@ -262,6 +266,10 @@ class Exported(Run):
             raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
         self._seed = None if number == MEAN else int(number)
         self._forced = True  # `export` refuses an agent that is not deployed
+        # Older files have none; their sessions say so in the journal.
+        usual = read_json(texts.get(REFERENCE, "{}"), f"{path}: {REFERENCE}", AGAIN)
+        where = f"{path}: {REFERENCE}"
+        self._reference = record(Reference, usual, where, AGAIN) if usual else None
         coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
         steps = record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN)
         self.weights = Compact(coding, tensors, steps)
@@ -270,6 +278,11 @@ class Exported(Run):
     def selection(self) -> Selection | None:
         """The run's selection.json when it was exported."""
         return self._selection
+
+    @property
+    def reference(self) -> Reference | None:
+        """The run's features.json when it was exported; None in older files."""
+        return self._reference
 
     def params(self) -> Params:
         """Return the parameters, widened to float32."""

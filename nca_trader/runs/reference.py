@@ -47,6 +47,15 @@ class Reference:
     share: list[list[float]]
     threshold: list[float]
 
+    def __post_init__(self):
+        wide, high = (BINS - 1, BINS), len(self.names)
+        fits = len(self.threshold) == high and all(
+            len(rows) == high and all(len(row) == width for row in rows)
+            for rows, width in zip((self.edges, self.share), wide, strict=True)
+        )
+        if not fits:
+            raise ConfigError(f"the distribution of {high} features has rows of another shape.")
+
 
 def schema_of(names: tuple[str, ...]) -> str:
     """Return a SHA-256 of the features' order, warm-up and memory; "" for a market's own states.

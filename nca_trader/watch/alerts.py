@@ -25,6 +25,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 ABSENT = "absent"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LABEL = re.compile(r'(\w+)\{(\w+)="([^"]*)"\}')
 KEYS = ("name", "metric", "comparison", "threshold", "for", "sinks")
 # Kinds of sinks: what stands after the colon, and the remedy.
 SINKS = {
@@ -45,7 +46,8 @@ class Rule:
 
     Attributes:
       name: of the alert, unique in a file.
-      metric: any exported metric, as `watch --once` prints it.
+      metric: any exported metric, as `watch --once` prints it. A name without a label stands for
+        each metric of that name: `paper_halted` for the session's own, and for each sleeve's.
       comparison: ">", ">=", "<", "<=", "==" or "!=", of the metric with the threshold; or "absent":
         the metric is missing, or not a finite number.
       threshold: a number, None for "absent".
@@ -60,8 +62,19 @@ class Rule:
     for_seconds: float = 0.0
     sinks: tuple[str, ...] = ("log",)
 
+    def series(self, samples: Mapping[str, float]) -> list[str]:
+        """Return the metrics that the rule is about; its own name where there is none.
+
+        Example:
+          >>> rule = Rule(name="halt", metric="paper_halted", comparison="==", threshold=1)
+          >>> rule.series({"paper_halted": 0.0, 'paper_halted{sleeve="a"}': 1.0})
+          ['paper_halted', 'paper_halted{sleeve="a"}']
+        """
+        found = [name for name in samples if name.partition("{")[0] == self.metric]
+        return found or [self.metric]
+
     def holds(self, samples: Mapping[str, float]) -> bool:
-        """Return whether the condition holds.
+        """Return whether the condition holds, of any metric that the rule is about.
 
         A metric that is missing or NaN meets "absent" only.
 
@@ -70,7 +83,10 @@ class Rule:
           >>> rule.holds({"approx_kl": 0.1}), rule.holds({})
           (True, False)
         """
-        value = samples.get(self.metric, math.nan)
+        return any(self.meets(samples.get(name, math.nan)) for name in self.series(samples))
+
+    def meets(self, value: float) -> bool:
+        """Return whether a value meets the condition; NaN is a metric that is missing."""
         if self.comparison == ABSENT:
             return not math.isfinite(value)
         assert self.threshold is not None
@@ -96,6 +112,8 @@ class Notice:
       since: when the condition began to hold, in seconds since 1970.
       at: when this was noticed, in seconds since 1970.
       source: the run folder or the journal.
+      series: the metric with its label, e.g. `paper_halted{sleeve="trend"}`.
+      why: the reason in words, "" where none is known.
     """
 
     status: str
@@ -104,6 +122,20 @@ class Notice:
     since: float
     at: float
     source: str
+    series: str = ""
+    why: str = ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The label of the metric: {"sleeve": "trend"}, or {}."""
+        found = LABEL.fullmatch(self.series)
+        return {} if found is None else {found[2]: found[3]}
+
+    @property
+    def name(self) -> str:
+        """The rule, and what it fired of: `halted, sleeve trend`."""
+        of = [f"{label} {value}" for label, value in self.labels.items()]
+        return ", ".join([self.rule.name, *of])
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of a webhook's request. Times are in ISO 8601, UTC."""
@@ -122,15 +154,21 @@ class Notice:
             "since": since,
             "at": at,
             "source": self.source,
+            "labels": self.labels,
+            "why": self.why,
         }
 
     def __str__(self) -> str:
         value = "no value" if self.value is None else f"{self.value:g}"
-        return f"{self.source}: {self.rule.name} {self.status}: {self.rule.condition}; now {value}"
+        why = f" ({self.why})" if self.why else ""
+        condition = f"{self.rule.condition}; now {value}{why}"
+        return f"{self.source}: {self.name} {self.status}: {condition}"
 
 
 class Alerts:
-    """The state of every rule. Each fires once, and is resolved once, while its condition holds.
+    """The state of every rule, of each metric that it is about.
+
+    Each fires once, and is resolved once, while its condition holds.
 
     A pending rule whose condition ends before its time becomes inactive without a notice.
     """
@@ -138,33 +176,47 @@ class Alerts:
     def __init__(self, rules: Sequence[Rule], source: str):
         """Start with all rules inactive. source: the run folder or the journal, for notices."""
         self.rules, self._source = tuple(rules), source
-        self._since: dict[str, float] = {}
-        self._firing: set[str] = set()
+        # By rule and metric.
+        self._since: dict[tuple[str, str], float] = {}
+        self._firing: set[tuple[str, str]] = set()
 
     def state(self, rule: Rule) -> str:
         """Return "inactive", "pending" or "firing"."""
-        if rule.name in self._firing:
+        if any(name == rule.name for name, _ in self._firing):
             return FIRING
-        return PENDING if rule.name in self._since else INACTIVE
+        return PENDING if any(name == rule.name for name, _ in self._since) else INACTIVE
 
-    def update(self, samples: Mapping[str, float], now: float) -> list[Notice]:
-        """Take the metrics at `now`, and return the notices to send."""
+    def update(
+        self, samples: Mapping[str, float], now: float, why: Mapping[str, str] | None = None
+    ) -> list[Notice]:
+        """Take the metrics at `now`, and return the notices to send.
+
+        Args:
+          samples: the metrics.
+          now: seconds since 1970.
+          why: by metric, the reason in words for its value.
+        """
         notices = []
         for rule in self.rules:
-            value = samples.get(rule.metric, math.nan)
-            holds, fired, status = rule.holds(samples), rule.name in self._firing, ""
-            # Set also where the condition does not hold, and then deleted below.
-            since = self._since.setdefault(rule.name, now)
-            if holds and not fired and now - since >= rule.for_seconds:
-                self._firing.add(rule.name)
-                status = FIRING
-            elif not holds:
-                del self._since[rule.name]
-                self._firing.discard(rule.name)
-                status = RESOLVED if fired else ""
-            if status:
-                shown = value if math.isfinite(value) else None  # JSON has no NaN
-                notices.append(Notice(status, rule, shown, since, now, self._source))
+            # Also what fired and is gone, e.g. of a file that was started again.
+            gone = [series for name, series in self._since if name == rule.name]
+            for series in dict.fromkeys([*rule.series(samples), *gone]):
+                value, mine = samples.get(series, math.nan), (rule.name, series)
+                holds, fired, status = rule.meets(value), mine in self._firing, ""
+                # Set also where the condition does not hold, and then deleted below.
+                since = self._since.setdefault(mine, now)
+                if holds and not fired and now - since >= rule.for_seconds:
+                    self._firing.add(mine)
+                    status = FIRING
+                elif not holds:
+                    del self._since[mine]
+                    self._firing.discard(mine)
+                    status = RESOLVED if fired else ""
+                if status:
+                    shown = value if math.isfinite(value) else None  # JSON has no NaN
+                    said = (why or {}).get(series, "")
+                    notice = Notice(status, rule, shown, since, now, self._source, series, said)
+                    notices.append(notice)
         return notices
 
 

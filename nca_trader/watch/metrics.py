@@ -14,15 +14,15 @@ from typing import Any
 
 from nca_trader.cloud import Place
 from nca_trader.config.records import read_json, record
-from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
+from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, printable
 from nca_trader.paper.head import writing
 from nca_trader.paper.journal import read_events
 from nca_trader.runs.folder import Lines
+from nca_trader.watch.alerts import LABEL
 
 TAIL = 256  # bytes before the position that was read to; they must not have changed
 NANOSECONDS = 1_000_000_000
 PREFIX = "nca_trader_"
-SEED = re.compile(r'(\w+)\{seed="(\d+)"\}')
 log = logging.getLogger(__name__)
 
 
@@ -92,13 +92,15 @@ class Paper:
         self._peak = 1.0
         self._metrics: dict[str, float] = {}
         self._seen_at: float | None = None
+        self.why: dict[str, str] = {}  # of a halt, by metric
 
     def poll(self, now: float) -> dict[str, float]:
         """Return the metrics at `now`, in seconds since 1970; {} before the first bar.
 
         paper_equity is a multiple of the capital, paper_drawdown the part that it is below its
         peak, paper_feed_age_seconds the time since the newest bar, paper_running 1 while a process
-        writes the journal.
+        writes the journal, paper_halted 1 while it is halted, `paper_halted{sleeve="NAME"}` while
+        that sleeve is.
         """
         try:
             events = list(read_events(self.path, after=self._seq)) if self.path.exists() else []
@@ -115,7 +117,15 @@ class Paper:
             if event.kind == "bar":
                 self._seen_at = event.ts_recv / NANOSECONDS
             elif event.kind in ("halt", "resume"):
-                metrics["paper_halted"] = float(event.kind == "halt")
+                # A sleeve that a person lets go on says nothing of the session.
+                name = _halted(event.body.get("sleeve"))
+                metrics[name] = float(event.kind == "halt")
+                self.why[name] = _said(event.body)
+            elif event.kind == "run_started":
+                metrics |= {_halted(name): 0.0 for name in event.body.get("sleeves", {})}
+            elif event.kind == "risk" and event.body.get("code") == "sleeve-halted":
+                name = _halted(event.body["sleeve"])
+                metrics[name], self.why[name] = 1.0, _said(event.body)
             elif event.kind == "snapshot":
                 equity = float(event.body["equity"])
                 self._peak = max(self._peak, equity)
@@ -124,6 +134,24 @@ class Paper:
             return {}
         ages = {"paper_feed_age_seconds": now - self._seen_at}
         return metrics | ages | {"paper_running": float(writing(self.path))}
+
+
+def _halted(sleeve: str | None) -> str:
+    """Return the metric that says whether a sleeve, or else the session, is halted."""
+    return "paper_halted" if sleeve is None else f'paper_halted{{sleeve="{sleeve}"}}'
+
+
+def _said(body: dict[str, Any]) -> str:
+    """Return the reason of a halt or a resume in words, and its numbers."""
+    code = body.get("limit", body.get("code", body.get("reason", "")))
+    detail = body.get("detail", {k: v for k, v in body.items() if k not in ("code", "limit")})
+    numbers = {} if "reason" in body or not isinstance(detail, dict) else detail
+    shown = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in numbers.items()
+        if name != "sleeve"
+    ]
+    return printable(", ".join([str(code), *shown]))
 
 
 class Watched:
@@ -159,6 +187,11 @@ class Watched:
         self._paper = None if journal is None else Paper(journal)
         self._clock = clock
         self._row_at: float | None = None
+
+    @property
+    def why(self) -> dict[str, str]:
+        """The reasons for the newest values, by metric, where there are any."""
+        return {} if self._paper is None else self._paper.why
 
     def look(self) -> dict[str, float]:
         """Return all metrics by name. One that is null in a row (not finite) is NaN."""
@@ -213,19 +246,22 @@ class Collector:
         self.samples: dict[str, float] = {}
 
     def collect(self) -> Iterable[Any]:
-        """Return a gauge per name, `nca_trader_` before it, with the labels run and seed."""
+        """Return a gauge per name, `nca_trader_` before it, with labels run, and seed or sleeve."""
         from prometheus_client.core import GaugeMetricFamily
 
-        families: dict[str, Any] = {}
+        found: dict[str, list[tuple[dict[str, str], float]]] = {}
         for key, value in self.samples.items():
-            match = SEED.fullmatch(key)
+            match = LABEL.fullmatch(key)
             name = PREFIX + re.sub(r"\W", "_", match[1] if match else key)
-            labels = {"run": self._run} | ({"seed": match[2]} if match else {})
-            if name not in families:
-                about = f"{name}, see docs/guides/watch.md"
-                families[name] = GaugeMetricFamily(name, about, None, list(labels))
-            families[name].add_metric(list(labels.values()), value)
-        return families.values()
+            labels = {"run": self._run} | ({match[2]: match[3]} if match else {})
+            found.setdefault(name, []).append((labels, value))
+        for name, rows in found.items():
+            # One family has the same labels in each row; "" is as if there were none.
+            labels = list(dict.fromkeys(label for row, _ in rows for label in row))
+            family = GaugeMetricFamily(name, f"{name}, see docs/guides/watch.md", None, labels)
+            for row, value in rows:
+                family.add_metric([row.get(label, "") for label in labels], value)
+            yield family
 
 
 @contextlib.contextmanager

@@ -203,7 +203,7 @@ class Email:
         message = email.message.EmailMessage()
         message["From"], message["To"] = self._server.sender, self._address
         # A name in a rule may hold line breaks, which would add headers.
-        message["Subject"] = printable(f"[nca_trader] {notice.rule.name} {notice.status}")
+        message["Subject"] = printable(f"[nca_trader] {notice.name} {notice.status}")
         body = {key: value for key, value in notice.as_json().items() if value is not None}
         message.set_content(
             f"{printable(notice)}\n\n" + "".join(f"{k}: {printable(v)}\n" for k, v in body.items())

@@ -12,7 +12,7 @@ from nca_trader.paper.agents import policy_agent
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.session import Session
+from nca_trader.paper.loop import Session
 from nca_trader.types import Bars, Costs, EnvSpec
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)

@@ -1,19 +1,31 @@
 """Drift is found where it was put, not where there is none, and said once."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
+from nca_trader.config.records import plain
 from nca_trader.data.bars import write_bars
 from nca_trader.envs.account.state import Quote, Rules
 from nca_trader.errors import StateError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.paper.drift import DriftWatch, Usual, usual_turnover
+from nca_trader.paper.drift import UNKNOWN, DriftWatch, Usual, usual_turnover
 from nca_trader.paper.journal import read_events
 from nca_trader.paper.session import paper_trade
+from nca_trader.runs.exported import (
+    KIND,
+    VERSION,
+    Coding,
+    Exported,
+    compact,
+    read_tensors,
+    write_exported,
+    write_tensors,
+)
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.reference import (
     MAJOR,
@@ -164,6 +176,26 @@ def test_a_run_keeps_its_reference_and_a_session_warns(stage, tmp_path, quick_di
     before = (tmp_path / "other.db").read_bytes()
     paper_trade(run.path, f"replay:{tmp_path}/other.csv", tmp_path / "other.db")
     assert (tmp_path / "other.db").read_bytes() == before
+    # An exported file carries the distribution; an older one says what to do.
+    file, coded = tmp_path / "agent.nca", compact(run, run.params(), Coding(bits=16), *[None] * 2)
+    write_exported(file, run, coded)
+    assert Exported(file).reference == reference
+    paper_trade(file, f"replay:{tmp_path}/other.csv", tmp_path / "file.db")
+    codes = [e.body["code"] for e in read_events(tmp_path / "file.db", "risk")]
+    assert codes.count("drift-feature") == 1
+    tensors, about = read_tensors(file, KIND, VERSION)
+    write_tensors(file, tensors, {k: v for k, v in about.items() if k != "features"}, KIND, VERSION)
+    paper_trade(file, f"replay:{tmp_path}/same.csv", tmp_path / "old.db")
+    (watched,) = read_events(tmp_path / "old.db", "watched")
+    assert watched.body == {
+        "features": UNKNOWN, "schema": UNKNOWN, "slippage": "",
+        "turnover": "the run has no saved backtest",
+    }  # fmt: skip
+    for wrong in ('{"names": []}', json.dumps(plain(reference) | {"edges": []})):
+        write_tensors(file, tensors, about | {"features": wrong}, KIND, VERSION)
+        with pytest.raises(StateError, match=r"agent\.nca: features: .*export it again") as caught:
+            Exported(file)
+        assert "\n" not in str(caught.value)
     text = (run.path / "features.json").read_text()
     (run.path / "features.json").write_text(text.replace('"return_1"', '"return_5"'))
     with pytest.raises(StateError, match=r"features\.json"):

@@ -28,6 +28,8 @@ HERE = pathlib.Path(__file__).parent
 # Written by other commands than the session's, or only where it halts, see below.
 ELSEWHERE = {"resume", "halt"}
 OF_SLEEVES = {"cross", "allocation"}  # the last test here has sleeves
+# On disk by one commit with `run_started`: after a kill behind that it is no new event.
+ONE_COMMIT = "watched"
 ENV = "max_gross = 1.0\nshort = true\n[costs]\ncommission = 5e-4\ninterest_lend = 0.02\n"
 FAULTS = "simulated:seed=3,reset=0.1,lost=0.1,busy=0.1,reject=0.1,partial=0.2,repeat=0.5"
 
@@ -150,7 +152,8 @@ def converges(mortal, journal, whole, fatal):
 )
 def test_a_kill_at_each_kind_of_event_is_survived(mortal, journal, whole, which, when):
     """Each process dies before or after the first new event of the next kind."""
-    converges(mortal, journal, whole, [f"{when}:{kind}" for kind in mortal.kinds[which]])
+    kinds = [kind for kind in mortal.kinds[which] if (when, kind) != ("after", ONE_COMMIT)]
+    converges(mortal, journal, whole, [f"{when}:{kind}" for kind in kinds])
 
 
 def test_a_dozen_kills_at_any_call_are_survived(mortal, journal, whole):

@@ -12,7 +12,7 @@ from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Core, on_bar, place
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.session import Session
+from nca_trader.paper.loop import Session
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,9 @@ from sleeveledger import CAPITAL, Ledger, alternating, sleeve, told
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError, HaltError
+from nca_trader.paper.risk import Lifts, resume
+from nca_trader.paper.salvage import rebuild
+from nca_trader.watch.metrics import Watched
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 
@@ -180,6 +183,12 @@ def test_a_drawdown_halts_one_sleeve_alone_and_survives_a_restart(stage, tmp_pat
     halted = [b["sleeves"]["long"]["halted"] for b in snapshots]
     row = halted.index("max-drawdown")
     assert 45 < row < 80 and set(halted[row:]) == {"max-drawdown"}
+    # What `watch` looks at: the metric has the sleeve's name, and says why.
+    watched = Watched(None, room.path)
+    samples, name = watched.look(), 'paper_halted{sleeve="long"}'
+    assert samples[name] == 1.0 and samples['paper_halted{sleeve="short"}'] == 0.0
+    assert watched.why[name].startswith("max-drawdown, loss 0.1")
+    assert watched.why[name].endswith(f"on_halt {on_halt}")
     units = [b["sleeves"]["long"]["units"] for b in snapshots[row:]]
     if on_halt == "hold":
         assert all(u == units[0] for u in units) and any(units[0])
@@ -198,9 +207,9 @@ def test_a_drawdown_halts_one_sleeve_alone_and_survives_a_restart(stage, tmp_pat
     assert [b["sleeves"] for b in room.of("snapshot")] == [b["sleeves"] for b in snapshots]
 
 
-def test_a_resumed_sleeve_trades_again_and_its_losses_count_from_there(stage, tmp_path):
-    from nca_trader.paper.risk import resume
-
+def test_a_resumed_sleeve_trades_again_and_its_losses_count_from_there(
+    stage, tmp_path, monkeypatch
+):
     room = falling(stage, tmp_path)
     both = [
         sleeve("long", 0.5, alternating(0.5, 0.3), limits=nca.Limits(max_drawdown=0.1)),
@@ -213,12 +222,20 @@ def test_a_resumed_sleeve_trades_again_and_its_losses_count_from_there(stage, tm
     with pytest.raises(ConfigError, match="no sleeve 'lang'"):
         resume(room.path, "checked", 0, sleeve="lang")
     resume(room.path, "checked", 0, sleeve="long")
+    with pytest.raises(ConfigError, match="long is not halted"):  # it goes on already
+        resume(room.path, "checked", 0, sleeve="long")
     for _ in range(2):  # what a restart repeats is the same
         room.trade(both)
         seen = [b["sleeves"]["long"]["halted"] for b in room.of("snapshot")]
         assert seen[70] == "max-drawdown" and seen[71] is None
         assert seen[-1] == "max-drawdown"  # ten per cent further down
     assert Ledger(room.path).worst < 1e-9
+    # Lifted after the same bar, the journal's own bars repeat it; not lifted, they do not.
+    found = rebuild(room.path, both, costs=COSTS)
+    assert (found.difference, found.bars, found.decisions) == ("", 90, 90)
+    monkeypatch.setattr("nca_trader.paper.salvage.lifts_of", lambda events: Lifts(frozenset(), {}))
+    bar = int(room.bars.time[71].astype("datetime64[s]").astype(int))
+    assert f"{bar}" in rebuild(room.path, both, costs=COSTS).difference
 
 
 def test_the_accounts_limits_cut_the_sum(room):
@@ -241,9 +258,14 @@ def test_the_accounts_limits_cut_the_sum(room):
 def test_an_accounts_drawdown_halts_the_session(stage, tmp_path):
     room = falling(stage, tmp_path)
     both = [sleeve("a", 0.5, alternating(0.5, 0.4)), sleeve("b", 0.5, alternating(0.4, 0.5))]
-    with pytest.raises(HaltError, match="max-drawdown"):
-        room.trade(both, risk=nca.Limits(max_drawdown=0.2))
-    assert Ledger(room.path).worst < 1e-9
+    limits = nca.Limits(max_drawdown=0.2)
+    for _ in range(2):  # the second 20 per cent further down
+        with pytest.raises(HaltError, match="max-drawdown"):
+            room.trade(both, risk=limits)
+        assert Ledger(room.path).worst < 1e-9
+        assert rebuild(room.path, both, costs=COSTS, risk=limits).difference == ""
+        resume(room.path, "accepted", 0)
+    assert len(room.of("halt")) == 2
 
 
 SIZED = dict(lot=1.0, tick=0.05, min_notional=300.0, max_participation=0.02)
@@ -345,6 +367,9 @@ def test_a_sleeve_that_is_wrong_is_named(room):
         sleeve("a", 1.5, STEADY)
     with pytest.raises(ConfigError, match="name 'A B'"):
         sleeve("A B", 1.0, STEADY)
+    for symbols in (("AAA", "AAA"), (), ("AAA", "")):
+        with pytest.raises(ConfigError, match=r"symbols: .*; name each symbol of the sleeve once"):
+            sleeve("a", 1.0, STEADY, symbols=symbols)
     with pytest.raises(ConfigError, match="sleeve a: the feed has no ZZZ"):
         room.trade([sleeve("a", 1.0, STEADY, symbols=("ZZZ",))])
     with pytest.raises(ConfigError, match="sleeves"):
@@ -438,7 +463,8 @@ def test_the_commands_take_a_file_of_sleeves(room, capsys):
         assert row[1:3] == ["50.00%", f"{last[name]['equity'] - 1.0:+.2%}"]
         assert row[5] == f"{last[name]['value']:,.2f}"
     assert last["trend"]["halted"] == "max-drawdown" and "halted: max-drawdown" in out.out
-    assert said("journal", "verify", journal)[0] == 0
+    code, out = said("journal", "verify", journal)
+    assert code == 0 and "trend: drift watched: slippage; not features, schema (a rule" in out.out
     code, out = said("journal", "replay", journal, *terms)
     assert code == 0 and "bit for bit" in out.out
     copy = room.folder / "copy.db"
@@ -447,8 +473,13 @@ def test_the_commands_take_a_file_of_sleeves(room, capsys):
     resume = ("resume", "--journal", journal, "--reason", "seen")
     assert said(*resume, "--sleeve", "hold")[0] == 2
     assert said(*resume, "--sleeve", "trend")[0] == 0
-    book.write_text(BOOK.replace("0.02", "0.03"))  # another account
-    assert said("paper", *terms, *reading, "--journal", journal)[0] == 2
+    for text, says in (  # another account
+        (BOOK.replace("0.02", "0.03"), "(sleeves.trend.limits.max_drawdown 0.02 there, 0.03 here)"),
+        (BOOK.replace("[hold]", "[held]"), "(sleeves hold, trend there, held, trend here)"),
+    ):
+        book.write_text(text)
+        code, out = said("paper", *terms, *reading, "--journal", journal)
+        assert code == 2 and says in out.err and len(out.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -460,6 +491,8 @@ def test_the_commands_take_a_file_of_sleeves(room, capsys):
         ("[a]\nshare = 1.0\nstrategy = 'sma_kross'\n", "sma_cross"),
         ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nlimit = {}\n", "limit: no such key; did"),
         ("[a]\nshare = 1.0\nrun = 'x'\nparams = {}\n", "[a] params: is of a strategy"),
+        ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nseed = 1\n", "[a] seed: is of a run"),
+        ("[a]\nshare = 1.0\nrun = 'x'\nseed = true\n", "[a] seed: give one of type int"),
         ("[a]\nshare = 1.0\nstrategy = 'sma_cross'\nlimits = {max_gros = 1}\n", "max_gros"),
         ("a = 1\n", "a is not a table"),
     ],

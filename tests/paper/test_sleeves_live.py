@@ -14,8 +14,8 @@ import nca_trader as nca
 from nca_trader.paper.journal import Journal, verify
 from nca_trader.paper.live import LiveSession
 from nca_trader.paper.risk import resume
-from nca_trader.paper.session import Terms, agent_of
-from nca_trader.paper.sleeved import SleevedLiveSession, members_on
+from nca_trader.paper.sleeved import SleevedVenueHolder
+from nca_trader.paper.subjects import Terms, agent_of, members_on
 
 BEGIN = 12
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
@@ -38,15 +38,15 @@ class Room:
         tape = Tape(self.bars, self.folder / "tape", BEGIN)
         until = min(tape.place + bars, len(self.bars)) - 1
         last = self.bars.time[until].astype("datetime64[s]").astype(int)
-        terms, more, session_of = Terms(COSTS, None, self.account), {}, LiveSession
+        terms, holder = Terms(COSTS, None, self.account), None
         if isinstance(self.what, list):
             members, agent, _ = members_on(self.what, self.bars, CAPITAL, terms, False)
-            session_of, more = SleevedLiveSession, {"members": members}
+            holder = SleevedVenueHolder(agent, members)
         else:
             agent = agent_of(self.what, None, self.bars, CAPITAL, terms)
         with Journal(self.path, tape.now) as journal:
-            session = session_of(
-                agent, tape, self.desk, journal, CAPITAL, warmup=8, clock=self.clock, **more
+            session = LiveSession(
+                agent, tape, self.desk, journal, CAPITAL, warmup=8, clock=self.clock, holder=holder
             )
             return session.trade(lambda: (session._state.last or 0) >= last)
 

@@ -53,6 +53,32 @@ def test_a_metric_that_is_missing_meets_absent_alone():
         assert not rule.holds({}) and not rule.holds({"x": math.nan})
 
 
+def test_a_rule_without_a_label_is_about_each_metric_of_its_name():
+    rule = Rule(name="halt", metric="paper_halted", comparison="==", threshold=1.0)
+    one, two = 'paper_halted{sleeve="a"}', 'paper_halted{sleeve="b"}'
+    alerts = Alerts([rule], "j.db")
+    course = [
+        {one: 0.0, two: 0.0},
+        {one: 1.0, two: 0.0},
+        {one: 1.0, two: 1.0},  # the second is said while the first still fires
+        {one: 0.0, two: 1.0, "paper_halted": 1.0},
+        {"paper_halted": 1.0},  # another journal, without them
+    ]
+    found = [
+        sorted((n.name, n.status) for n in alerts.update(samples, now, {one: "max-drawdown"}))
+        for now, samples in enumerate(course)
+    ]
+    assert found == [
+        [],
+        [("halt, sleeve a", "firing")],
+        [("halt, sleeve b", "firing")],
+        [("halt", "firing"), ("halt, sleeve a", "resolved")],
+        [("halt, sleeve b", "resolved")],
+    ]
+    exact = Rule(name="x", metric=two, comparison="==", threshold=1.0)
+    assert exact.holds({two: 1.0}) and not exact.holds({one: 1.0})
+
+
 @pytest.mark.parametrize(
     ("comparison", "expected"),
     [
@@ -90,7 +116,7 @@ def test_a_notice_says_all_that_a_reader_needs():
         "status": "firing", "rule": "kl", "metric": "approx_kl", "comparison": ">",
         "threshold": 0.05, "for_seconds": 10.0, "value": 0.5,
         "since": "1970-01-02T00:00:00+00:00", "at": "1970-01-02T00:00:10+00:00",
-        "source": "runs/x",
+        "source": "runs/x", "labels": {}, "why": "",
     }  # fmt: skip
     assert str(notice) == "runs/x: kl firing: approx_kl > 0.05 for 10 s; now 0.5"
 

@@ -5,6 +5,7 @@ import email
 import http.server
 import json
 import logging
+import pathlib
 import shutil
 import socketserver
 import ssl
@@ -15,8 +16,10 @@ import time
 import pytest
 
 from nca_trader.errors import ConfigError
+from nca_trader.paper.journal import Journal
 from nca_trader.watch import sinks as module
-from nca_trader.watch.alerts import Alerts, Rule
+from nca_trader.watch.alerts import Alerts, Rule, read_rules
+from nca_trader.watch.metrics import Watched
 from nca_trader.watch.sinks import Email, Sinks, Webhook, Worker, sink_of
 from nca_trader.watch.sinks import Server as MailServer
 
@@ -395,3 +398,46 @@ def test_the_mail_server_stands_in_the_environment(monkeypatch):
         monkeypatch.setenv("NCA_TRADER_SMTP", text)
         with pytest.raises(ConfigError, match=says):
             sink_of("email:you@example.org")
+
+
+def test_a_halt_of_one_sleeve_reaches_every_sink_with_its_name_and_reason(
+    tmp_path, server, mailbox, monkeypatch, caplog
+):
+    """By the rules that are shipped: nobody has to write one for sleeves."""
+    box, path = mailbox(), tmp_path / "book.db"
+    for name, value in (("ALERT_URL", server.url), ("NCA_TRADER_SMTP", f"me@127.0.0.1:{box.port}"),
+                        ("NCA_TRADER_SMTP_FROM", "me@here.org")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    shipped = pathlib.Path(__file__).parents[2] / "tools/service/alerts.toml"
+    rules = [rule for rule in read_rules(shipped) if rule.name == "halted"]
+    alerts, opened = Alerts(rules, "book.db"), Sinks(sink for rule in rules for sink in rule.sinks)
+    watched = Watched(None, path)
+    halt = {"code": "sleeve-halted", "sleeve": "trend", "limit": "max-drawdown"}
+    halt |= {"on_halt": "flatten", "loss": 0.1234567}
+    story = [
+        ("run_started", "", {"sleeves": {"trend": {}, "agent": {}}}),
+        ("bar", "1", {}),
+        ("risk", "1:trend:sleeve-halted", halt),
+        ("halt", "2", {"code": "asked", "detail": {"by": "file", "reason": "news"}}),
+        # It lifts the sleeve's halt, and not that of the session.
+        ("resume", "3", {"reason": "too tight", "sleeve": "trend"}),
+    ]
+    with caplog.at_level(logging.INFO), Journal(path, lambda: 0) as journal:
+        for now, (kind, key, body) in enumerate(story):
+            journal.record("r", kind, key, body, 0)
+            opened.tell(alerts.update(watched.look(), now, watched.why))
+        opened.close()
+    expected = [
+        ("firing", {"sleeve": "trend"}, "max-drawdown, loss 0.1235, on_halt flatten"),
+        ("firing", {}, "asked, by file, reason news"),
+        ("resolved", {"sleeve": "trend"}, "too tight"),
+    ]
+    assert [(b["status"], b["labels"], b["why"]) for *_, b in server.posted] == expected
+    subjects = [mail["Subject"] for _, mail in box.mails]
+    assert subjects == [
+        "[nca_trader] halted, sleeve trend firing", "[nca_trader] halted firing",
+        "[nca_trader] halted, sleeve trend resolved",
+    ]  # fmt: skip
+    assert "max-drawdown, loss 0.1235" in box.mails[0][1].get_payload()
+    first, *_ = (r.getMessage() for r in caplog.records)
+    assert first.startswith("book.db: halted, sleeve trend firing: paper_halted == 1; now 1 (max-")

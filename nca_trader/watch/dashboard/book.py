@@ -48,8 +48,10 @@ class Book:
       bars: (time in nanoseconds, body) of bars not yet taken, where `keeps_bars`.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
       turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
-      drifts: the newest warning of each kind and feature, `(ts_event, body)`.
-      latencies: seconds from a bar's close to its receipt. halts: events of kind halt and resume.
+      drifts: the newest warning of each sleeve, kind and feature, `(ts_event, body)`.
+      watched: the newest body that says what the drift watch watches.
+      latencies: seconds from a bar's close to its receipt. halts: halts and resumes, of the session
+        and of its sleeves.
       live: whether the session's clock is a real one. seq: of the newest event.
     """
 
@@ -74,7 +76,8 @@ class Book:
         self.bars: list[tuple[int, dict[str, Any]]] = []
         self.slippage: list[float] = []
         self.turnover: deque[float] = deque(maxlen=RECENT)
-        self.drifts: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.drifts: dict[tuple[str, str, str], tuple[int, dict[str, Any]]] = {}
+        self.watched: dict[str, Any] = {}
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.halts: list[Event] = []
         self.recons: list[Event] = []
@@ -121,8 +124,9 @@ class Book:
 
     @property
     def halted(self) -> Event | None:
-        """The halt in force, or None."""
-        return self.halts[-1] if self.halts and self.halts[-1].kind == "halt" else None
+        """The halt of the session in force, or None; a sleeve's is in the snapshot."""
+        whole = [event for event in self.halts if "sleeve" not in event.body]
+        return whole[-1] if whole and whole[-1].kind == "halt" else None
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -183,13 +187,18 @@ class Book:
     def _on_risk(self, event: Event) -> None:
         code = str(event.body.get("code", "no code"))
         self.risks[code] += 1
+        if code == "sleeve-halted":
+            self.halts.append(event)
         if code.startswith("drift-"):
-            name = f"{code}:{event.body.get('feature', '')}"
+            name = str(event.body.get("sleeve", "")), code, str(event.body.get("feature", ""))
             self.drifts.pop(name, None)  # the newest stands last
             self.drifts[name] = event.ts_event, event.body
             _keep_newest(self.drifts)
         self.verdicts.setdefault(event.ts_event, []).append(event.body)
         _keep_newest(self.verdicts)
+
+    def _on_watched(self, event: Event) -> None:
+        self.watched = event.body
 
     def _on_order_intent(self, event: Event) -> None:
         name = str(event.body.get("client_id", event.key))

@@ -23,12 +23,22 @@ DRIFTS = {
     "drift-turnover": "Turnover",
     "drift-schema": "Feature schema",
 }
+# What the journal says is watched, by the code of its warning.
+WATCHED = {
+    "drift-feature": "features",
+    "drift-slippage": "slippage",
+    "drift-turnover": "turnover",
+    "drift-schema": "schema",
+}
 DRIFT_ROWS = 8  # features of the table at most
 DRIFT_FILLS = 50  # that the mean slippage is of, as in `paper.drift`
 
 
 def drift_table(book: Book) -> dict[str, Any]:
-    """Return what drifts: the present value where a journal tells it, and the newest warning."""
+    """Return what drifts: the present value where a journal tells it, and the newest warning.
+
+    Of an account that sleeves share the rows of each sleeve follow.
+    """
     given = book.started.get("costs")
     costs = given if isinstance(given, dict) else {}
     recent = book.slippage[-DRIFT_FILLS:]
@@ -37,20 +47,33 @@ def drift_table(book: Book) -> dict[str, Any]:
         "drift-slippage": f"{points(mean(recent))}, modelled {points(modelled)}",
         "drift-turnover": f"{percent(mean(list(book.turnover)), 2)} a bar",
     }
+    sleeves = book.watched.get("sleeves")
+    sleeves = sleeves if isinstance(sleeves, dict) else {}
+    rows = _rows(book, "", now, book.watched if not sleeves else {})
+    if sleeves:  # the account decides nothing of its own
+        rows = [row for row in rows if row[0] == DRIFTS["drift-slippage"]]
+    for name, status in sleeves.items():
+        rows += _rows(book, name, {}, status if isinstance(status, dict) else {})
+    note = "A warning comes once as its limit is crossed, and again only after the value came back."
+    return table(["Drift", "Now", "Last warning"], rows, note)
+
+
+def _rows(book: Book, sleeve: str, now: dict[str, str], status: dict[str, Any]) -> list[list[Any]]:
+    """Return the rows of the account, or of a sleeve; `status` says what is not watched and why."""
     rows = []
     for code, label in DRIFTS.items():
-        found = [pair for name, pair in reversed(book.drifts.items()) if name.startswith(code)]
+        newest = reversed(book.drifts.items())
+        found = [pair for name, pair in newest if name[:2] == (sleeve, code)]
+        label = f"{printable(sleeve)}: {label}" if sleeve else label
         for ts, body in found[:DRIFT_ROWS]:
             name = f"{label} {printable(body.get('feature', ''))}".strip()
             said = f"{moment(ts)}: {_drifted(code, body)}"
             rows.append([name, now.get(code, ""), cell(said, "warn")])
+        why = printable(status.get(WATCHED[code], ""))
         if not found:
-            rows.append([label, now.get(code, ""), cell("no warning", "idle")])
-    note = (
-        "A warning comes once as its limit is crossed, and again only after the value came back. "
-        "Features and turnover are watched where a run says what is usual."
-    )
-    return table(["Drift", "Now", "Last warning"], rows, note)
+            said = f"not watched: {why}" if why else "no warning"
+            rows.append([label, now.get(code, ""), cell(said, "idle")])
+    return rows
 
 
 def _drifted(code: str, body: dict[str, Any]) -> str:

@@ -119,7 +119,7 @@ def _since(vitals: Vitals) -> str:
 
 
 def _reason(body: dict[str, Any]) -> str:
-    parts = [str(body[k]) for k in ("code", "reason") if body.get(k)]
+    parts = [str(body[k]) for k in ("sleeve", "code", "limit", "reason") if body.get(k)]
     detail = body.get("detail")
     if isinstance(detail, dict):
         parts += [f"{name} {_plain(value)}" for name, value in list(detail.items())[:4]]

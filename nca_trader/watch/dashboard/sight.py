@@ -23,7 +23,8 @@ from nca_trader.errors import RunError
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.agents import params_digest
 from nca_trader.runs.exported import read_run
-from nca_trader.types import PRICES, Bar
+from nca_trader.runs.universe import run_on
+from nca_trader.types import PRICES, Bar, Bars
 from nca_trader.watch.dashboard.book import NANOSECONDS, Book
 from nca_trader.watch.dashboard.parts import heat, moment, number, numbers, short
 
@@ -39,18 +40,23 @@ class Sight:
     Args:
       run: the run folder or exported file that trades.
       started: the body of the session's `run_started`.
+      sleeve: the one of the account's that the run trades; "" is the whole account.
 
     Raises:
       RunError: the session trades with other parameters.
     """
 
-    def __init__(self, run: str | os.PathLike[str], started: dict[str, Any]):
-        opened = read_run(run, force_agent=True)
-        symbols = tuple(map(str, started.get("symbols", ())))
+    def __init__(self, run: str | os.PathLike[str], started: dict[str, Any], sleeve: str = ""):
+        opened, self._sleeve = read_run(run, force_agent=True), sleeve
+        trader = started["sleeves"][sleeve] if sleeve else started
+        symbols = tuple(map(str, trader.get("symbols", ())))
         params = opened.params()
-        digest = started.get("params")
-        if digest != params_digest(params) or symbols != opened.spec.symbols:
-            raise RunError(f"{run}: is not the agent of this session; give the run that trades.")
+        if trader.get("params") != params_digest(params):
+            raise RunError(
+                f"{run}: is not the agent of this session; give the run or the exported file "
+                "that trades."
+            )
+        opened = run_on(opened, _no_bars(symbols))
         self.spec, self.policy = opened.spec, opened.policy
         self.kind = opened.agent_config.policy.kind
         self._agents = opened.num_acting
@@ -125,14 +131,15 @@ class Sight:
         if self._agents > 1:
             names = [f"agent {i // size}, {i % size}" for i in range(len(cells))]
         what = "Cells" if self.kind == "nca" else f"Hidden state ({self.kind})"
+        own, of = (f"-{self._sleeve}", f" of {self._sleeve}") if self._sleeve else ("", "")
+        shown = [
+            ("features", "Features", self.spec.features, seen),
+            ("cells", what, names[:ROWS], cells[:ROWS]),
+        ]
         return {
             "maps": [
-                {
-                    "key": "features",
-                    "label": "Features",
-                    **_heat(self.spec.features, columns, seen),
-                },
-                {"key": "cells", "label": what, **_heat(names[:ROWS], columns, cells[:ROWS])},
+                {"key": f"{key}{own}", "label": f"{label}{of}", **_heat(rows, columns, values)}
+                for key, label, rows, values in shown
             ],
             "assets": list(symbols),
             "asset": symbols[place],
@@ -143,7 +150,7 @@ class Sight:
         """Say the value of the last decision, if the logits are those of the journal."""
         logits, weights = book.decision.get("logits"), numbers(book.snapshot.get("weight"))
         if not book.decision or self.spec.memory or not isinstance(logits, list) or not weights:
-            return ""
+            return ""  # of a sleeve, too: the journal has no account of its own
         if book.bar_ts != self.times[-1]:
             return ""
         there = np.array([numbers(row) for row in logits])
@@ -165,6 +172,12 @@ class Sight:
             agree = f"differ from the journal's by {difference:.0e} at most"
         worth = short(float(value))
         return f"Value of the last decision {worth}. The logits, computed again, {agree}."
+
+
+def _no_bars(symbols: tuple[str, ...]) -> Bars:
+    none, time = np.zeros((0, len(symbols))), np.zeros(0, "datetime64[ns]")
+    priced: dict[str, Any] = dict.fromkeys((*PRICES, "volume"), none)
+    return Bars(time=time, symbols=symbols, present=none > 0, source="the journal", **priced)
 
 
 def _heat(names: Any, columns: list[str], values: np.ndarray) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from nca_trader.watch.dashboard.training import training_view
 from nca_trader.watch.metrics import Rows
 
 JOURNALS = (".sqlite", ".sqlite3", ".db")
+EXPORTED = ".nca"
 MOST = 200  # sources
 FRESH = 0.5  # seconds that a view is shown again before its files are read again
 SCAN_EVERY = 10.0  # seconds between two looks into the root
@@ -108,7 +109,7 @@ class JournalSource(Source):
     Args:
       path: its journal.
       label: for people.
-      runs: `() ->` the run folders that may be the agent's.
+      runs: `() ->` the run folders and exported files that may be the agent's.
       pool: threads for what takes longer than a page may wait.
     """
 
@@ -131,7 +132,7 @@ class JournalSource(Source):
         self._checked, self._damage = "", ""
         self._check: Future[None] | None = None
         self._next_check, self._written, self._verified = 0.0, 0.0, (-1, 0.0)
-        self._sight: Any = None
+        self._sights: list[Any] = []  # of the agent, or of each sleeve whose run is there
         self._sight_note, self._sight_job = "", None
         self._bars: list[Any] = []
         self._seen: dict[str, dict[str, Any]] = {}
@@ -196,9 +197,11 @@ class JournalSource(Source):
             bars, self._bars = self._bars, []
             self._sight_job = self._pool.submit(self._see, book, bars)
         # A thread that computes keeps the maps of before on the page.
-        if self._sight is not None and self._seeing.acquire(blocking=False):
+        if self._sights and self._seeing.acquire(blocking=False):
             try:
-                self._seen[asset] = self._sight.view(book, asset)
+                views = [sight.view(book, asset) for sight in self._sights]
+                maps = [each for view in views for each in view["maps"]]
+                self._seen[asset] = views[0] | {"maps": maps}
             finally:
                 self._seeing.release()
         waiting = {"maps": [], "assets": [], "asset": "", "note": "Being computed from the bars."}
@@ -209,27 +212,33 @@ class JournalSource(Source):
     def _see(self, book: Book, bars: list[Any]) -> None:
         with self._seeing:
             try:
-                if self._sight is None:
-                    self._sight = self._open_sight(book)
-                self._sight.add(bars)
+                self._sights = self._sights or self._open_sights(book)
+                for sight in self._sights:
+                    sight.add(bars)
             except NcaTraderError as error:
                 self._sight_note = printable(error)
             except Exception as error:  # the page must not fail for a picture on it
                 log.warning("%s: heat maps are left out (%r)", self.path, error)
                 self._sight_note = f"Not computed: {printable(error)}"
 
-    def _open_sight(self, book: Book) -> Any:
+    def _open_sights(self, book: Book) -> list[Any]:
         # Here, because it imports jax, which a dashboard without a session does not need.
         from nca_trader.watch.dashboard.sight import Sight
 
-        name, refused = book.started.get("agent"), []
-        # The run of that name first: to open the others would compile them.
-        for path in sorted(self._runs(), key=lambda path: path.name != name):
-            try:
-                return Sight(path, book.started)
-            except NcaTraderError as error:
-                refused.append(str(error))
-        raise RunError(refused[0] if len(refused) == 1 else "None of the runs is this session's.")
+        sleeves, found, refused = book.started.get("sleeves"), [], []
+        traders = sleeves if isinstance(sleeves, dict) else {"": book.started}
+        for sleeve, trader in traders.items():
+            # The run of that name first: to open the others would compile them.
+            for path in sorted(self._runs(), key=lambda path: path.name != trader.get("agent")):
+                try:
+                    found.append(Sight(path, book.started, sleeve))
+                    break
+                except NcaTraderError as error:
+                    refused.append(str(error))
+        if not found:
+            none = "None of the runs is this session's."
+            raise RunError(refused[0] if len(refused) == 1 else none)
+        return found
 
     def halt(self, reason: str) -> bool:
         """Ask the session to stop; True if this call did, False if it was asked before.
@@ -276,7 +285,7 @@ class Sources:
     """All that a dashboard shows, by name.
 
     Args:
-      runs: run folders. journals: journals, which need not exist yet.
+      runs: run folders and exported files. journals: journals, which need not exist yet.
       root: a folder whose runs and journals are shown too, also those that come later; the other
         paths must then be inside.
 
@@ -294,15 +303,22 @@ class Sources:
         self._lock = threading.Lock()
         self._found: dict[str, Source] = {}
         self._paths: set[pathlib.Path] = set()
+        self._exported: list[pathlib.Path] = []  # they have no page of their own
         self._root = None if root is None else local(root, "a dashboard").absolute()
         self._scanned = -math.inf
         if self._root is not None and not self._root.is_dir():
             raise ConfigError(f"{root}: there is no such folder; give the folder of the runs.")
         for run in runs:
             path = self._checked(run)
-            if not path.is_dir():
-                raise RunError(f"{run}: no such folder; give the folder of a training run.")
-            self._add(path, path.name, "training")
+            if path.is_file():
+                self._exported.append(path)
+            elif not path.is_dir():
+                raise RunError(
+                    f"{run}: no such folder or file; give the folder of a training run, or an "
+                    "exported file."
+                )
+            else:
+                self._add(path, path.name, "training")
         for journal in journals:
             path = self._checked(journal)
             if not path.parent.is_dir():
@@ -343,6 +359,8 @@ class Sources:
             if (folder / "run.json").is_file():
                 self._add(folder, folder.name, "training")
             for path in self._plain(folder, folders=False):
+                if path.suffix == EXPORTED and path not in self._exported:
+                    self._exported.append(path)
                 if path.suffix in JOURNALS and _is_journal(path):
                     own = folder == root
                     self._add(path, path.name if own else f"{folder.name}/{path.name}", "paper")
@@ -377,7 +395,8 @@ class Sources:
         self._found[name] = source
 
     def _runs(self) -> list[pathlib.Path]:
-        return [source.path for source in list(self._found.values()) if source.kind == "training"]
+        found = list(self._found.values())
+        return [*(x.path for x in found if x.kind == "training"), *self._exported]
 
 
 def _is_journal(path: pathlib.Path) -> bool:
