@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ envs_per_segment = 2
 num_epochs = 2
 num_minibatches = 2
 """
-COSTS = dict(
+COSTS: dict[str, Any] = dict(
     commission=3e-4, slippage=2e-4, half_spread=1e-4, fixed_fee=1.0, impact=0.01, borrow_fee=0.02,
     interest_lend=0.01, interest_borrow=0.04, liquidation_fee=0.01,
 )  # fmt: skip

@@ -268,7 +268,7 @@ class Timed:
 def live(agent, bars, folder):
     """Trades the bars live; returns seconds from bar to order, and from bar to the answer."""
     feed, path = Closing(bars, WARM), pathlib.Path(folder) / "live.db"
-    venue = Timed(start_exchange(path, 1e5, agent.costs, agent.symbols, agent.rules), feed)
+    venue: Any = Timed(start_exchange(path, 1e5, agent.costs, agent.symbols, agent.rules), feed)
     with contextlib.closing(venue), Journal(path, feed.now) as journal:
         LiveSession(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
     # The first orders wait for what is compiled.
