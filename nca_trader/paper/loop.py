@@ -80,7 +80,7 @@ class Session:
         refuse_other_session(journal, self._started)
         refuse_halted(journal)
         # A session that resumes comes to these again, and goes on.
-        stops = [*journal.events("halt"), *journal.events("resume")]
+        stops = sorted([*journal.events("halt"), *journal.events("resume")], key=lambda e: e.seq)
         self._lifts = lifts_of(stops) if lifts is None else lifts
         self.switch = KillSwitch(journal.path)
         self._holder: Any = Holder() if holder is None else holder  # or a venue's
@@ -168,6 +168,8 @@ class Session:
             self._stop_or_go_on(halt, f"{ts // NANOSECONDS}:{halt.code}")
         for name in self._lifts.sleeves.get(ts, ()):
             self._state = self._core.lift(self._state, name)
+        if ts in self._lifts.refused:
+            self._begin_again()
 
     def result(self) -> dict[str, Any]:
         """Return counts so far, `equity` in units of the capital, `value` in money, the head."""
@@ -341,6 +343,10 @@ class Session:
         if key not in self._lifts.halts:
             self._journal.commit()  # a deferred halt could be lost, and trading would resume
             raise self._halt_error(halt)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Count failures and losses from here, as after a halt that a person lifted."""
         self._failures = self._gate.in_a_row = 0
         if self._state.account is not None:
             self._state = self._state._replace(account=after_resume(self._state.account))

@@ -130,23 +130,34 @@ class Lifts(NamedTuple):
     """Halts of a journal that people lifted.
 
     halts: their keys. sleeves: names of those that may go on, by the time of the bar after which.
+    refused: times of good bars after which bad ones halted; a replay of the good ones alone has to
+    be told.
     """
 
     halts: frozenset[str]
     sleeves: Mapping[int, Sequence[str]]
+    refused: frozenset[int] = frozenset()
 
 
 def lifts_of(events: Iterable[Event]) -> Lifts:
-    """Return what the halts and resumes of a journal say was lifted."""
-    halts, standing, sleeves = set(), set(), {}
-    for event in sorted(events, key=lambda event: event.seq):
-        if event.kind == "halt":
+    """Return what the halts and resumes of a journal say was lifted, and its bars after what.
+
+    Args:
+      events: by seq; others than these may be among them.
+    """
+    halts, standing, sleeves, refused, last = set(), set(), {}, set(), 0
+    for event in events:
+        if event.kind == "bar":
+            last = event.ts_event
+        elif event.kind == "halt":
             standing.add(event.key)
+            if event.body["code"] == "bad-bars":
+                refused.add(last)
         elif event.kind == "resume" and "sleeve" in event.body:
             sleeves.setdefault(event.ts_event, []).append(event.body["sleeve"])
         elif event.kind == "resume":
             halts, standing = halts | standing, set()
-    return Lifts(frozenset(halts), sleeves)
+    return Lifts(frozenset(halts), sleeves, frozenset(refused))
 
 
 def standing_halt(events: Iterator[Event]) -> Event | None:

@@ -160,7 +160,7 @@ def rebuild(
 
     subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent)
     # What a person let go on goes on here too, after the same bar.
-    lifts = lifts_of([*read_events(path, "halt"), *read_events(path, "resume")])
+    lifts = lifts_of(read_events(path))
     with scratch() as folder:
         again = folder / "paper.db"
         with contextlib.suppress(HaltError):  # where the journal's session halted too

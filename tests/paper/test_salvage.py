@@ -6,15 +6,21 @@ import sqlite3
 
 import numpy as np
 import pytest
+from ledger import random_bars
 
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.chain import link_of
+from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
+from nca_trader.paper.loop import Session
+from nca_trader.paper.risk import resume
 from nca_trader.paper.salvage import rebuild, salvage
 from nca_trader.paper.session import paper_trade
+from nca_trader.paper.subjects import Terms, subject_on
 
 RULE = nca.rules.sma_cross(3, 9)
 
@@ -128,6 +134,34 @@ def test_a_replay_of_the_journals_own_bars_repeats_every_event(traded, stage):
     kinds = {event.kind for event in read_events(traded / "paper.db")}
     assert {"fill", "cash", "snapshot", "order_intent"} <= kinds
     assert "bit for bit" in found.sentence
+
+
+def test_a_loss_counts_anew_after_bad_bars_that_a_person_forgave(stage, path):
+    """6% are lost before three bad bars and 6% after them; the limit is 10% from a peak."""
+    bars = random_bars(np.random.default_rng(0), 40, 1)
+    close = np.repeat([100.0, 94.0, 88.4], [20, 10, 10])[:, None]
+    bars = dataclasses.replace(bars, open=close, high=close, low=close, close=close)
+    limits = nca.Limits(max_drawdown=0.1)
+    rule, terms = nca.rules.buy_and_hold(), Terms(stage.costs, None, {"risk": limits}, None)
+    subject, _ = subject_on(rule, lambda tied: ReplayFeed(bars), 1e5, terms)
+    good = list(ReplayFeed(bars))
+    bad = [bar._replace(open=-bar.open) for bar in good[25:28]]
+
+    def trade():
+        with Journal(path, lambda: 0) as journal:
+            agent = subject.agent
+            broker = SimulatedBroker(1e5, agent.costs, agent.symbols, agent.rules)
+            session = Session(agent, broker, journal, 1e5)
+            for bar in [*good[:25], *bad, *good[28:]]:
+                session.on_bar(bar)
+            return session.result()
+
+    with pytest.raises(HaltError, match="bad-bars"):
+        trade()
+    resume(path, "the vendor corrected it", 0)
+    assert trade()["bars"] == 37
+    found = rebuild(path, rule, costs=stage.costs, risk=limits)
+    assert found.difference == "" and found.bars == 37
 
 
 def rewritten(source, path, change):
