@@ -99,7 +99,7 @@ class LiveSession(Session):
         try:
             self._begin(stop)
             pump = Pump(self._feed)
-            with Progress(None, "paper", ticks=False) as shown:
+            with Progress(None, "paper", ticks=False, always=True) as shown:
                 while not stop():
                     shown.note(self._line(), news=seen != self._counts["bars"])
                     seen = self._counts["bars"]

@@ -230,7 +230,7 @@ def test_the_verdict_stands_at_the_top_in_full(text, report):
 
 def test_always_flat_has_no_sharpe_ratio_and_nothing_reads_nan(text):
     seen = Page(text).seen
-    assert re.search(r"always flat 0\.0% 0\.0% 0\.0% n/a 0\.0% 0\.0x 0\.0% 0\.00%", seen)
+    assert re.search(r"always flat 0\.0% 0\.0% 0\.0% n/a 0\.0% 0\.0x 0\.0% 0\.00 0\.00%", seen)
     assert not re.search(r"\bnan\b|\binf\b", seen, re.IGNORECASE)
 
 

@@ -5,7 +5,6 @@ import hashlib
 
 import numpy as np
 import pytest
-from fake_venue import CANARY, KEY
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.paper.agents import policy_agent
@@ -170,6 +169,9 @@ def digest():
 @pytest.fixture
 def keys(monkeypatch):
     """The keys of every venue, and nothing else of this machine's settings."""
+    # Here, as a killed child loads this file without the folder of tests on its path.
+    from fake_venue import CANARY, KEY
+
     for venue in ("APCA_API_KEY_ID", "CCXT_API_KEY"):
         monkeypatch.setenv(venue, KEY)
     for venue in ("APCA_API_SECRET_KEY", "CCXT_SECRET"):

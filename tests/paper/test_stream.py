@@ -34,7 +34,7 @@ def test_a_session_is_timed_from_the_bar_to_its_orders(stage, tmp_path, monkeypa
     assert all(min(times) > 0.0 for times in split.values())
     stream.session(stream.quiet(stage.agent()), bars, tmp_path / "b.db", True)
     kinds = {e.kind for e in read_events(tmp_path / "b.db")}
-    assert kinds == {"run_started", "bar", "decision", "snapshot"}
+    assert kinds == {"run_started", "watched", "bar", "decision", "snapshot"}
 
 
 def test_a_live_session_is_timed_from_the_bar_to_its_first_order(stage, tmp_path, monkeypatch):
