@@ -70,7 +70,7 @@ class DriftWatch:
             features = UNKNOWN
         else:
             features = "" if self._same else "the features are not those of training"
-        turnover = "" if self._usual.turnover else "the run has no saved backtest"
+        turnover = "" if self._usual.turnover else "no saved backtest to compare with"
         schema = "" if self._usual.features is not None and self._names else features
         return {"features": features, "schema": schema, "slippage": "", "turnover": turnover}
 

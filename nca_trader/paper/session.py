@@ -196,7 +196,7 @@ def trade_replay(
     with contextlib.closing(kept) as opened:
         session = Session(agent, books, opened, capital, start, holder=holder, lifts=lifts)
         with session.switch.listening():
-            with Progress(len(source), "paper", "bars") as shown:
+            with Progress(len(source), "paper", "bars", compiles=True) as shown:
 
                 def asked() -> bool:
                     shown.update()  # called after each bar

@@ -189,7 +189,7 @@ def test_a_run_keeps_its_reference_and_a_session_warns(stage, tmp_path, quick_di
     (watched,) = read_events(tmp_path / "old.db", "watched")
     assert watched.body == {
         "features": UNKNOWN, "schema": UNKNOWN, "slippage": "",
-        "turnover": "the run has no saved backtest",
+        "turnover": "no saved backtest to compare with",
     }  # fmt: skip
     for wrong in ('{"names": []}', json.dumps(plain(reference) | {"edges": []})):
         write_tensors(file, tensors, about | {"features": wrong}, KIND, VERSION)

@@ -119,7 +119,7 @@ def test_each_sleeve_of_a_replay_is_watched_and_the_journal_says_for_what(stage,
         trade_replay(subject._replace(members=unsaved), ReplayFeed(bars), path, CAPITAL, None)
     later = [body for kind, _, body, _ in told(path) if kind == "watched"]
     assert len(later) == 2 and later[1]["sleeves"]["moved"]["features"] == UNKNOWN
-    assert shown(path)["moved: Turnover"] == "not watched: the run has no saved backtest"
+    assert shown(path)["moved: Turnover"] == "not watched: no saved backtest to compare with"
 
 
 @pytest.mark.parametrize("extra", [2e-3, 0.0])

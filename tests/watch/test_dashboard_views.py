@@ -265,3 +265,13 @@ def test_an_account_of_sleeves_has_a_row_for_each(tmp_path):
         texts(session_view(told(STORY, tmp_path / "b.db"), Vitals("b.db", now=DAY)), "sleeves")
         == []
     )
+
+
+@pytest.mark.parametrize(
+    ("features", "says"), [("a rule sees no features", "A rule"), ("", "Start")]
+)
+def test_where_heat_maps_are_missing_the_page_says_why(features, says):
+    book = Book()
+    body = {"sleeves": {"a": {"features": "a rule sees no features"}, "b": {"features": features}}}
+    book.add(Event(1, RUN, DAY, DAY, "watched", "1", body))
+    assert session_view(book, Vitals("j", 0.0))["sight"]["note"].startswith(says)

@@ -7,7 +7,7 @@ import shlex
 from typing import Any, NamedTuple
 
 from nca_trader.watch.dashboard.book import NANOSECONDS, Book, Order
-from nca_trader.watch.dashboard.drifting import drift_table
+from nca_trader.watch.dashboard.drifting import drift_table, unseen
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
     ago,
@@ -77,11 +77,8 @@ def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None
             "halts": _halts(book),
         },
         "halt": _halt(book, vitals),
-        "sight": sight or {"maps": [], "assets": [], "asset": "", "note": NO_RUN},
+        "sight": sight or {"maps": [], "assets": [], "asset": "", "note": unseen(book)},
     }
-
-
-NO_RUN = "Start the dashboard with the session's run to see what the agent sees."
 
 
 def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
