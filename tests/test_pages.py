@@ -38,6 +38,14 @@ def devices(tiny, monkeypatch):
             "account": jnp.zeros((8, 1, 3))}  # fmt: skip
 
 
+def messy(tiny, monkeypatch):
+    pathlib.Path("data").mkdir()
+    days = pd.date_range("2020-01-01", periods=20).strftime("%d.%m.%Y")
+    frame = pd.DataFrame({"Trade Date": days, "Last": range(10, 30)})
+    frame.drop(4).to_csv("messy.csv", sep=";", index=False)
+    return {}
+
+
 def risk(tiny, monkeypatch):
     pathlib.Path("data").mkdir()
     nca.write_bars(nca.sample_bars("sp500")[:400], "data/mine.csv")
@@ -53,7 +61,7 @@ def paper(tiny, monkeypatch):
         pathlib.Path(folder).mkdir()
     shutil.copy(tiny.data, "data/mine.csv")
     shutil.copytree(tiny.path, "runs/mine")
-    return {"nca": nca, "account": None, "feed": None}
+    return {"nca": nca, "account": None}
 
 
 def training(tiny, monkeypatch):
@@ -104,6 +112,7 @@ def bound(function, answer):
 
 PREPARE = {
     "docs/guides/devices.md": devices,
+    "docs/guides/bars.md": messy,
     "docs/guides/risk.md": risk,
     "docs/guides/paper.md": paper,
     "docs/guides/training.md": training,

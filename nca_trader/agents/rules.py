@@ -100,7 +100,9 @@ def sma_cross(fast: Any = 10, slow: Any = 30) -> Strategy:
     """
     _refuse_periods("sma_cross", fast=fast, slow=slow)
     if not (rolling.is_traced(fast) or rolling.is_traced(slow)) and not fast < slow:
-        raise ConfigError(f"sma_cross: fast = {fast} is not below slow = {slow}; give fewer bars.")
+        raise ConfigError(
+            f"sma_cross: fast = {fast} is not below slow = {slow}; lower fast or raise slow."
+        )
     indicators = (rolling.mean(fast), rolling.mean(slow))
     name = f"SMA cross {_text(fast)}/{_text(slow)}"
     return _of_closes(name, indicators, lambda bar, quick, steady: _long(quick > steady))

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import logging
 import math
 import os
 import pathlib
@@ -185,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from nca_trader.machine import check_versions
     from nca_trader.progress import in_pipes, quiet
 
+    # Another package may ask for the root logger's format first, which begins with our modules.
+    logging.basicConfig(format="%(message)s")
     args = argparse.Namespace(command="", json=False)
     try:
         args = build_parser().parse_args(argv)

@@ -60,13 +60,16 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     found = {"file": args.file} | summarise(bars)
     if args.what == "fetch":
         found["late"] = late_starts(bars, args.begin)
-    longest = f", the longest {found['longest_gap']}" if found["gaps"] else ""
+    after = f"{found['longest_gap']} after {found['longest_gap_after']}"
+    longest = f", the longest {after}" if found["gaps"] else ""
+    # Without --every the times of the bars are those of some asset.
+    where = " or within the file's trading hours" if args.every else ""
     print(f"{args.file}: no problem")
     print(f"  rows     {found['rows']:,} bars at {found['times']:,} times")
     print(f"  span     {found['first']} to {found['last']}, UTC")
     print(f"  symbols  {len(bars.symbols)}: {', '.join(bars.symbols)}")
     print(f"  gaps     {found['gaps']:,} steps longer than the usual {found['step']}{longest}")
-    print(f"  missing  {found['missing']:,} bars of an asset at a time of the others")
+    print(f"  missing  {found['missing']:,} bars of an asset at a time of the others{where}")
     if found["half_spread_median"] is not None:
         print(f"  spread   half of it {1e4 * found['half_spread_median']:.3g} bp (median)")
     if found["dividends"] is not None:
@@ -87,7 +90,8 @@ def summarise(bars: Bars) -> dict[str, Any]:
     import numpy as np
     import pandas as pd
 
-    steps, counts = np.unique(np.diff(bars.time), return_counts=True)
+    between = np.diff(bars.time)
+    steps, counts = np.unique(between, return_counts=True)
     # The most frequent step is the usual one; longer ones are gaps.
     usual = steps[np.argmax(counts)] if len(steps) else np.timedelta64("NaT", "ns")
     missing = (~bars.present).sum(axis=0)
@@ -103,6 +107,7 @@ def summarise(bars: Bars) -> dict[str, Any]:
         "gaps": int(counts[steps > usual].sum()),
         # `unique` sorts, so the last step is the longest.
         "longest_gap": str(pd.Timedelta(steps[-1])) if len(steps) else None,
+        "longest_gap_after": bars.index[int(between.argmax())].isoformat() if len(steps) else None,
         "missing": int(missing.sum()),
         "missing_by_symbol": dict(zip(bars.symbols, map(int, missing), strict=True)),
         "bars_per_year": bars.bars_per_year,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -138,7 +139,14 @@ def backtest(
         run_on(run, bars)  # refuses bars that its agent could not trade
         named = name or f"{rule.name}, in the place of {run.name}"
         common: dict[str, Any] = {"start": start, "stop": stop, "delay": delay, "name": named}
-        return backtest(bars, rule, costs, **common, **given)
+        from nca_trader.evaluate.verdict import in_sample_sentence  # imports scipy, as below
+
+        result = backtest(bars, rule, costs, **common, **given)
+        # The gate chose it on the bars that selected the agent, so these are in sample for it too.
+        first = 0 if start is None else bars.row(start, "start")
+        over = max(min(seen - first, len(result.equity)), 0)
+        standing = in_sample_sentence(over, len(result.equity)) if over else "Out of sample."
+        return dataclasses.replace(result, standing=standing)
     first = 0 if start is None else bars.row(start, "start")
     last = len(bars) if stop is None else bars.row(stop, "stop")
     if first >= last:

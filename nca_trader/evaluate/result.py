@@ -61,6 +61,8 @@ class Result:
       unchecked: whether a function of bars was not run again on truncated histories.
       tried: trials on these bars in the project's trial log, with this one; None where they
         were not counted.
+      standing: of a baseline that trades in the place of an agent, a sentence on what the bars are
+        to both; "" elsewhere.
       again: `nca.backtest` with the arguments of this one, but for the costs; see `stress`.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
@@ -96,6 +98,7 @@ class Result:
     run: Run | None = None
     unchecked: bool = False
     tried: int | None = None
+    standing: str = ""
     again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:

@@ -31,7 +31,8 @@ def counted(
 ) -> int:
     """Count the combinations in the trial log; return the trials on this market so far.
 
-    The same combinations on the same bars are not new trials, and are counted once.
+    The same list of combinations on the same bars is not new, and is counted once. Lists that
+    overlap are both counted, so the count can be too high and never too low.
 
     Args:
       folder: the project folder; None counts nothing and returns the number of combinations.

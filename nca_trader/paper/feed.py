@@ -50,6 +50,9 @@ class LiveFeed(Protocol):
     symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
     the last call of `history`, and gives notices between them. A feed may have `due`, seconds since
     1970 UTC at which the next bar closes; else that is a period after the last one.
+
+    A bar is a `Bar` of numpy arrays, `[A]` each in the order of `symbols`, its `time` as well. A
+    bar that is not newer than the last one of `history` is not given.
     """
 
     symbols: tuple[str, ...]

@@ -303,8 +303,11 @@ class Run:
         scores = dict(enumerate((selection.sharpe if selection else None) or []))
 
         def named(i: int) -> str:
-            score = scores.get(i)
-            return f"{i} (Sharpe ratio {score:.2f})" if score is not None else str(i)
+            if i not in scores:
+                return str(i)
+            # An account that never trades has no Sharpe ratio.
+            score = scores[i]
+            return f"{i} (no trade)" if score is None else f"{i} (Sharpe ratio {score:.2f})"
 
         span = selection.data if selection else None
         where = f" on {span.first[:10]} to {span.last[:10]}" if span else ""

@@ -1,6 +1,7 @@
 """The command line itself: help at once, one line for what it does not know."""
 
 import ast
+import logging
 import os
 import subprocess
 import sys
@@ -178,3 +179,12 @@ def test_every_public_name_is_there_for_people_and_for_type_checkers(root):
 def test_a_name_that_is_not_public_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'nca_trader' has no attribute 'tain'"):
         _ = nca_trader.tain
+
+
+def test_a_warning_of_the_package_is_a_plain_line_whoever_set_up_logging(monkeypatch, capsys):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    assert main(["presets", "list"]) == 0
+    logging.basicConfig()  # as jax and its friends do
+    logging.getLogger("nca_trader.evaluate.backtest").warning("begins later")
+    assert capsys.readouterr().err.splitlines()[-1] == "begins later"

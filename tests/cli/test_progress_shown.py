@@ -11,7 +11,7 @@ SHOWN = {
     "backtest --strategy=momentum --data=bars.csv --out=page.html": "backtest ... ",
     "sweep --strategy=sma_cross --grid=fast=5:9:1 --grid=slow=20,30": "sweep  100%  8 of 8 comb",
     "walkforward --strategy=sma_cross --grid=fast=5,9 --grid=slow=30 --train=2000 --test=1500":
-    "walk forward  100%  3 of 3 folds",
+    "walk forward  100%  2 of 2 folds",
     "leakcheck momentum --data=bars.csv --cases=5": "leakcheck  100%  5 of 5 cases",
     "paper --strategy=momentum --feed=replay:bars.csv --journal=j.db": "paper  100%  200 of 200",
 }  # fmt: skip

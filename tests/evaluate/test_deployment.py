@@ -34,6 +34,9 @@ def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny):
     rules = rules_of(config)._asdict()
     direct = backtest(tiny.bars, baseline_rules(20)[name], config.costs, start=start, **rules)
     assert result.equity.equals(direct.equity) and name in result.name
+    assert "Out of sample." in str(result) and "chosen by the user" not in str(result)
+    early = backtest(tiny.bars, Run(copy.path), start=str(tiny.bars.index[20].date()))
+    assert "IN SAMPLE" in str(early)
     forced = backtest(tiny.bars, Run(copy.path, force_agent=True), start=start)
     agent = backtest(tiny.bars, tiny.run, start=start, look=False)
     assert forced.equity.equals(agent.equity) and not forced.equity.equals(result.equity)

@@ -14,7 +14,7 @@ from nca_trader.evaluate.simulate import simulate_agent
 from nca_trader.paper.parity import compare
 from nca_trader.paper.session import paper_trade
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
-from nca_trader.runs.manifest import Run
+from nca_trader.runs.manifest import Run, Selection
 
 SEEDS = 3
 START = "2020-05-01"
@@ -101,6 +101,9 @@ def test_agents_that_disagree_order_less_by_the_formula_in_numpy(bars, tmp_path,
         for ensemble in ("mean", "agreement")
     }
     assert "cut where they disagree" in results["agreement"].run.described
+    run = results["mean"].run
+    run.write_json("selection.json", Selection(sharpe=[None] + [0.59] * (SEEDS - 1)))
+    assert "each: 0 (no trade), 1 (Sharpe ratio 0.59)" in Run(run.path).described
     for ensemble, result in results.items():
         each = orders_of(result, actions)
         mean, spread = each.mean(0), each.std(0)

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from documents import ROOT, blocks
 from livedesk import SECOND, Still, Tape
 
 import nca_trader as nca
@@ -247,3 +248,15 @@ def test_each_fault_of_a_feed_fails_its_check_in_one_line(stage, tmp_path, kind,
     report = nca.check_feed(tape(stage, tmp_path, kind), history=10)
     assert check in report.faults
     assert all("\n" not in found.fault for found in report.checks)
+
+
+def test_the_feed_of_the_guide_passes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = next(
+        b for b in blocks((ROOT / "docs/guides/paper.md").read_text(), "python") if "mydesk.py" in b
+    )
+    (tmp_path / "data").mkdir()
+    nca.write_bars(nca.sample_bars("sp500")[:1010], "data/mine.csv")
+    space = {}
+    exec(compile(text, "paper.md", "exec"), space)
+    nca.check_feed(space["feed"](), count=2, history=10).raise_if_failed()

@@ -65,6 +65,8 @@ def caveats(result: Result) -> list[str]:
     if result.tried is not None:
         times = "1 trial" if result.tried == 1 else f"{result.tried:,} trials"
         standing = f"Parameters were chosen by the user; {times} on this market so far."
+    if result.standing:
+        standing = result.standing
     if result.in_sample is not None:
         standing = "Out of sample."
     if result.in_sample:

@@ -195,11 +195,10 @@ def walk_forward(
     name = name or _name_of(subject)
     walk = _Walk(setup, spans, seeds, seed, warm_start, folder, trials, workers, check, done, name)
     each, unit = (seeds, "agents") if agent else (1, "folds")
-    # One unit more: the baselines, and the check of a fold.
-    with Progress(each * (len(setup.folds) + 1), "walk forward", unit) as shown:
-        stitched = walk.stitched(walk.fitted(shown))
-        shown.finish()
-    return stitched
+    with Progress(each * len(setup.folds), "walk forward", unit) as shown:
+        fitted = walk.fitted(shown)
+    with Progress(None, "compare with the baselines, check a fold"):
+        return walk.stitched(fitted)
 
 
 def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
