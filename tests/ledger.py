@@ -13,7 +13,7 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.types import Bars
 
 
-def random_bars(rng, length, num_assets, missing=0.0, spread=0.01):
+def random_bars(rng, length, num_assets, missing=0.0, spread=0.01, unit="D"):
     """Bars of a random walk whose opens gap and whose bars are missing at a given rate."""
     shape = (length, num_assets)
     gap, body = rng.normal(0, spread, (2, *shape))
@@ -26,7 +26,7 @@ def random_bars(rng, length, num_assets, missing=0.0, spread=0.01):
         open_[t] = np.where(present[t], open_[t], close[t - 1])
         close[t] = np.where(present[t], close[t], close[t - 1])
     return Bars(
-        time=np.datetime64("2020-01-01", "ns") + np.arange(length) * np.timedelta64(1, "D"),
+        time=np.datetime64("2020-01-01", "ns") + np.arange(length) * np.timedelta64(1, unit),
         symbols=tuple(f"S{i}" for i in range(num_assets)),
         open=open_,
         high=np.maximum(open_, close),

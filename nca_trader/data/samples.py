@@ -63,7 +63,7 @@ def earlier_looks(symbols: Iterable[str], first: str, last: str) -> int:
         known.count
         for known in EARLIER_LOOKS
         if named & set(known.symbols)
-        and begin < np.datetime64(known.last) + 1
+        and begin < np.datetime64(known.last) + np.timedelta64(1, "D")
         and end >= np.datetime64(known.first)
     )
 

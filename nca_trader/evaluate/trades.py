@@ -352,7 +352,7 @@ def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     columns = {
         "symbol": np.array(bars.symbols, object)[asset],
         "entry": entered_at,
-        "exit": np.where(still, np.datetime64("NaT"), left_at),
+        "exit": np.where(still, np.datetime64("NaT", "ns"), left_at),
         "entry_price": entered_money / entered,
         "exit_price": out / entered,
         "size": side * entered * (rules.capital or 1.0),

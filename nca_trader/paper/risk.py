@@ -130,8 +130,8 @@ class Lifts(NamedTuple):
     """Halts of a journal that people lifted.
 
     halts: their keys. sleeves: names of those that may go on, by the time of the bar after which.
-    refused: times of good bars after which bad ones halted; a replay of the good ones alone has to
-    be told.
+    refused: times of good bars after which bad ones halted. A replay of the good ones alone does
+    not come to these halts.
     """
 
     halts: frozenset[str]

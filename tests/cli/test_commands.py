@@ -312,5 +312,5 @@ def test_the_selected_agent_acts_and_is_named_with_the_others(command, several, 
     assert said.json["seed"] == 1 and line in said.out
     assert said.json["equity"] - 1 == pytest.approx(each[1]["total_return"])
     said = command("paper", *feed, "--journal", tmp_path / "other", "--seed", 2)
-    assert said.json["seed"] == 2 and "agent 2 of 3, as asked for" in said.out
+    assert said.json["seed"] == 2 and "agent 2 (no trade) of 3, as asked for" in said.out
     assert said.json["equity"] - 1 == pytest.approx(each[2]["total_return"])
