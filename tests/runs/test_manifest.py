@@ -279,9 +279,11 @@ def test_the_selected_seed_acts(env, tmp_path):
     run.write_json("selection.json", {"selected": 2, "sharpe": [0.5, None, 1.25]})
     again = Run(run.path)
     assert again.described == (
-        "agent 2 (Sharpe ratio 1.25) of 3, selected; the others: 0 (Sharpe ratio 0.50), 1"
+        "agent 2 (Sharpe ratio 1.25) of 3, selected; "
+        "the others: 0 (Sharpe ratio 0.50), 1 (no trade)"
     )
-    assert Run(run.path, seed=1).described.startswith("agent 1 of 3, as asked for; the others: 0")
+    asked = Run(run.path, seed=1)
+    assert asked.described.startswith("agent 1 (no trade) of 3, as asked for; the others: 0")
     assert again.selected == 2
     bias = params["head"]["bias"]
     assert (again.params()["head"]["bias"] == bias + np.float32(2)).all()
@@ -298,7 +300,7 @@ def test_the_mean_of_several_agents_acts_where_none_was_selected(env, tmp_path):
     assert result.logits.shape[-1] == 3 * run.policy.distribution.outputs(run.spec)
     run.write_json("selection.json", Selection(sharpe=[0.5, None, 1.25]))
     assert run.described == (
-        "the mean of 3 agents; each: 0 (Sharpe ratio 0.50), 1, 2 (Sharpe ratio 1.25)"
+        "the mean of 3 agents; each: 0 (Sharpe ratio 0.50), 1 (no trade), 2 (Sharpe ratio 1.25)"
     )
     assert Run(run.path, seed=1).selected == 1
 
