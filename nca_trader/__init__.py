@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nca_trader.agents.policy import make_policy
     from nca_trader.agents.strategy import Strategy
     from nca_trader.config import AgentConfig, EnvConfig
-    from nca_trader.config.limits import Limits
+    from nca_trader.config.env import Limits
     from nca_trader.data import synthetic
     from nca_trader.data.bars import align, read_bars, resample, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
@@ -130,7 +130,7 @@ _HOME = {
     "EnvConfig": "config",
     "EnvSpec": "types",
     "HaltError": "errors",
-    "Limits": "config.limits",
+    "Limits": "config.env",
     "NcaTraderError": "errors",
     "Order": "envs.account.exits",
     "Portfolio": "envs.account.exits",

@@ -133,7 +133,7 @@ def limits_of(args: argparse.Namespace) -> Any:
     Raises:
       ConfigError: all that is wrong with them.
     """
-    from nca_trader.config.limits import Limits
+    from nca_trader.config.env import Limits
 
     given = _named(args.limit, "limit", "max_drawdown=0.2")
     return Limits(**given) if given else None

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from nca_trader.cli.options import add_options, overrides
-from nca_trader.config import project
+from nca_trader.config import toml
 from nca_trader.errors import ConfigError
 
 
@@ -33,16 +33,16 @@ def run_presets(args: argparse.Namespace) -> dict[str, Any]:
         words = ("", " NAME", " NAME TO")[wanted]
         raise ConfigError(f"presets {args.action}: write `presets {args.action}{words}`.")
     if args.action == "list":
-        found = project.presets()
+        found = toml.presets()
         for preset in found:
             print(f"{preset.kind:<12}{preset.name:<20}{preset.about}")
         return {"presets": [{"name": p.name, "kind": p.kind, "about": p.about} for p in found]}
     if args.action == "show":
-        preset = project.preset(args.name)
+        preset = toml.preset(args.name)
         text = preset.path.read_text(encoding="utf-8")
         print(text, end="")
         return {"name": preset.name, "kind": preset.kind, "text": text}
-    path = str(project.copy_preset(args.name, args.target))
+    path = str(toml.copy_preset(args.name, args.target))
     print(f"wrote {path}; edit it, and give its path in place of {args.name}")
     return {"name": args.name, "path": path}
 
@@ -90,7 +90,7 @@ def run_init(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
       ConfigError: one of its files exists, or cannot be written.
     """
-    written = [str(path) for path in project.start_project(args.folder)]
+    written = [str(path) for path in toml.start_project(args.folder)]
     for path in written:
         print(f"wrote {path}")
     print(f"start with {args.folder}/README.md")

@@ -17,7 +17,7 @@ def sleeve_tables(path: str) -> dict[str, dict[str, Any]]:
       ConfigError: every fault of the file.
     """
     from nca_trader.cli.checks import check_strategy
-    from nca_trader.config.limits import Limits
+    from nca_trader.config.env import Limits
     from nca_trader.config.ranges import nearest
     from nca_trader.config.records import read_toml
 
@@ -67,7 +67,7 @@ def sleeves_of(path: str) -> list[Any]:
     Raises:
       ConfigError: every fault of the file; a strategy that cannot be loaded.
     """
-    from nca_trader.config.limits import Limits
+    from nca_trader.config.env import Limits
     from nca_trader.evaluate.subjects import subject_of
     from nca_trader.paper.sleeves import Sleeve
 

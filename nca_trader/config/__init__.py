@@ -10,7 +10,10 @@ from nca_trader.config.agent import (
     MAX_NEIGHBOURS,
     AgentConfig,
     CheckpointConfig,
+    CurriculumConfig,
+    LearnerConfig,
     MeshConfig,
+    OptimizerConfig,
     PolicyConfig,
     PopulationConfig,
     PrecisionConfig,
@@ -22,7 +25,6 @@ from nca_trader.config.env import (
     capital_problems,
     limit_problems,
 )
-from nca_trader.config.learner import CurriculumConfig, LearnerConfig, OptimizerConfig
 
 __all__ = [
     "DEFAULT_FEATURES",

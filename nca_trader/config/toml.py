@@ -2,12 +2,15 @@
 
 A file may leave out keys, which then have their defaults; an unknown key is refused. All problems
 of a file are reported in one error, one line each: file, key, what is wrong, remedy. Writing a
-config and reading it back gives an equal config.
+config and reading it back gives an equal config. `presets` and `start_project` give files to
+start from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -15,7 +18,7 @@ import re
 import typing
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.ranges import a, at_rest, expect, nearest
 from nca_trader.config.records import SHOWN, Mismatch, converted, plain, read_toml, shown
@@ -257,3 +260,118 @@ class _Reader:
                     self.report((*path, line.partition("=")[0]), line)
             return None
         return None if len(self.problems) > before else config
+
+
+KINDS = {"envs": "environment", "agents": "agent"}
+
+# What `start_project` writes next to two presets. The strategy is text: it imports the package.
+START = pathlib.Path(__file__).with_name("start")
+FILES = {
+    "strategy.py": "strategy.py.txt",
+    "README.md": "README.md",
+    "data/README.md": "data/README.md",
+}
+
+
+class Preset(NamedTuple):
+    """A preset. kind: "environment" or "agent". about: the first sentence of its file."""
+
+    name: str
+    kind: str
+    about: str
+    path: pathlib.Path
+
+
+def presets() -> list[Preset]:
+    """Return the presets that ship with the package: environments, then agents, by name.
+
+    Example:
+      >>> [preset.name for preset in presets() if preset.kind == "agent"][:3]
+      ['base', 'gru', 'large']
+    """
+    found = []
+    for folder, kind in KINDS.items():
+        for name in preset_names(folder):
+            path = preset_folder(folder) / f"{name}.toml"
+            lines = path.read_text(encoding="utf-8").splitlines()
+            comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+            about = " ".join(line.removeprefix("#").strip() for line in comment)
+            found.append(Preset(name, kind, about.partition(". ")[0].removesuffix("."), path))
+    return found
+
+
+def preset(name: str) -> Preset:
+    """Return a preset by its name.
+
+    Raises:
+      ConfigError: there is no such preset.
+    """
+    known = {found.name: found for found in presets()}
+    if name not in known:
+        raise ConfigError(
+            f"{name!r} is not a preset; {nearest(name, known)}`nca-trader presets list` shows all."
+        )
+    return known[name]
+
+
+def copy_preset(name: str, target: str | os.PathLike[str]) -> pathlib.Path:
+    """Copy a preset's file to `target`: a new file, or a folder that exists.
+
+    Returns:
+      The path of the new file.
+
+    Raises:
+      ConfigError: there is no such preset, `target` exists, or it cannot be written.
+    """
+    path = pathlib.Path(target)
+    source = preset(name).path
+    path = path / source.name if path.is_dir() else path
+    _write({path: source.read_text(encoding="utf-8")})
+    return path
+
+
+def start_project(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """Write a project to start from: env.toml, agent.toml, strategy.py, README.md, data/README.md.
+
+    Args:
+      folder: made if it does not exist. Its other files are left alone.
+
+    Returns:
+      The files written.
+
+    Raises:
+      ConfigError: one of the files exists, in which case nothing is written, or cannot be written.
+
+    Example:
+      >>> import tempfile
+      >>> sorted(path.name for path in start_project(tempfile.mkdtemp()))
+      ['README.md', 'README.md', 'agent.toml', 'env.toml', 'strategy.py']
+    """
+    root = pathlib.Path(folder)
+    texts = {
+        root / "env.toml": preset("index_daily").path.read_text(encoding="utf-8"),
+        root / "agent.toml": preset("nano").path.read_text(encoding="utf-8"),
+    }
+    texts |= {root / to: (START / name).read_text(encoding="utf-8") for to, name in FILES.items()}
+    _write(texts)
+    return [*texts]
+
+
+def _write(texts: dict[pathlib.Path, str]) -> None:
+    """Write new files; where one exists, or one fails, none is left."""
+    there = [str(path) for path in texts if os.path.lexists(path)]
+    if there:
+        raise ConfigError(f"{', '.join(there)}: exists; choose another place, or remove it.")
+    written: list[pathlib.Path] = []
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
+    except OSError as error:
+        for path in written:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        what = error.strerror or str(error)
+        raise ConfigError(f"{path}: cannot be written ({what}); choose another place.") from None

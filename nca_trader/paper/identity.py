@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nca_trader.config.env import SIZES
-from nca_trader.config.fingerprint import codes_of
+from nca_trader.config.extensions import codes_of
 from nca_trader.config.records import plain
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nca_trader.config.limits import Limits
+from nca_trader.config.env import Limits
 from nca_trader.config.ranges import between, expect, one_of, refuse, strict
 from nca_trader.config.records import plain
 from nca_trader.envs.account.state import Rules

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
-from nca_trader.config.env import capital_problems
-from nca_trader.config.limits import Limits
+from nca_trader.config.env import Limits, capital_problems
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, ConfigError

@@ -31,7 +31,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy, stacked, unsta
 from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.fingerprint import refuse_changed
+from nca_trader.config.extensions import refuse_changed
 from nca_trader.config.records import plain, read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument

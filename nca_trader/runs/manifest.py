@@ -37,7 +37,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, w
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.fingerprint import Code, refuse_changed
+from nca_trader.config.extensions import Code, refuse_changed
 from nca_trader.config.records import (
     RESTORE,
     plain,

@@ -12,7 +12,7 @@ import numpy as np
 
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.fingerprint import codes_of
+from nca_trader.config.extensions import codes_of
 from nca_trader.config.records import difference, plain, sealed
 from nca_trader.config.toml import to_toml
 from nca_trader.envs.trading import TradingEnv

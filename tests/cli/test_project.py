@@ -9,7 +9,7 @@ from conftest import ROOT
 
 import nca_trader as nca
 from nca_trader.cli import main
-from nca_trader.config.project import presets
+from nca_trader.config.toml import presets
 
 
 def said(capsys, *words):

@@ -9,8 +9,15 @@ import pytest
 import nca_trader as nca
 from nca_trader import ConfigError, EnvConfig, RunError
 from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig, extensions
-from nca_trader.config.extensions import load, name_of, origin_of, parse_name
-from nca_trader.config.fingerprint import codes_of, fingerprint, refuse_changed
+from nca_trader.config.extensions import (
+    codes_of,
+    fingerprint,
+    load,
+    name_of,
+    origin_of,
+    parse_name,
+    refuse_changed,
+)
 from nca_trader.data.feature_sets import FEATURES, feature_set
 from nca_trader.envs.rewards import SCHEMES
 from nca_trader.runs.opening import own_names

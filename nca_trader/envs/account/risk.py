@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from nca_trader.config.limits import Limits
+from nca_trader.config.env import Limits
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Tensor
 

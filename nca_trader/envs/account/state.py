@@ -21,7 +21,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import EnvConfig, capital_problems, limit_problems
-from nca_trader.config.limits import Limits
+from nca_trader.config.env import Limits
 from nca_trader.config.ranges import expect, nearest, one_of, refuse
 from nca_trader.envs.account.costs import Trade, check_costs, own_rates
 from nca_trader.envs.account.risk import open_guard
