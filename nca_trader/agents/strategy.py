@@ -19,7 +19,7 @@ from jax import Array
 
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.sizing import Sizing, before_bars, size
+from nca_trader.envs.account.risk import Sizing, before_bars, size
 from nca_trader.errors import ConfigError, argument
 from nca_trader.types import Bar
 

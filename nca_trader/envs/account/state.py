@@ -24,8 +24,7 @@ from nca_trader.config import EnvConfig, capital_problems, limit_problems
 from nca_trader.config.env import Limits
 from nca_trader.config.ranges import expect, nearest, one_of, refuse
 from nca_trader.envs.account.costs import Trade, check_costs, own_rates
-from nca_trader.envs.account.risk import open_guard
-from nca_trader.envs.account.sizing import Sizing, sizes
+from nca_trader.envs.account.risk import Sizing, open_guard, sizes
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
