@@ -21,8 +21,8 @@ from nca_trader.evaluate.report.summary import money
 from nca_trader.evaluate.verdict import percent
 
 if TYPE_CHECKING:
-    from matplotlib.axis import Axis
     from markupsafe import Markup
+    from matplotlib.axis import Axis
 
     from nca_trader.evaluate.stress import Stress
 
