@@ -191,6 +191,7 @@ def with_replay(stage):
     return make_learner(stage.env, stage.policy, agent, make_mesh(8))
 
 
+@pytest.mark.slow
 def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with_replay):
     plain = stage.learner(8)  # which the update's tests compile as well
     state, expected = with_replay.init(jax.random.key(0)), plain.init(jax.random.key(0))
