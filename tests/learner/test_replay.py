@@ -166,6 +166,7 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
     assert not np.allclose(other[2][..., -1, :], again[2][..., -1, :], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_old_rollout_at_the_costs_of_its_day_is_what_was_collected_ruin_and_all(stage):
     env = stage.ruinous
     keys = jax.random.split(jax.random.key(1), 16)

@@ -54,7 +54,6 @@ def found(env, tmp_path_factory):
         return profile(env, MLP, tmp_path_factory.mktemp("profile"), steps=2)
 
 
-@pytest.mark.slow
 def test_products_are_those_counted_by_hand(env, found):
     """A gradient is of the weights everywhere, and of the inputs but for the first layer's."""
     learn, spec = MLP.learner, env.spec
