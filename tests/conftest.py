@@ -32,8 +32,10 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # No deadline: the first example compiles. The same examples every time, so that a suite that
-# passed here passes for strangers; `--hypothesis-seed` draws others.
-hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
+# passed here passes for strangers; `--hypothesis-seed` draws others, and more of them.
+hypothesis.settings.register_profile(
+    "same", deadline=None, derandomize=True, database=None, max_examples=40
+)
 hypothesis.settings.register_profile("fresh", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("same")
 

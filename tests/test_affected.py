@@ -59,6 +59,7 @@ def test_the_tests_that_depend_on_a_change_come_nearest_first(repository, change
     assert found[:1] == tests[:1] and found[-1:] == tests[-1:]
 
 
+@pytest.mark.slow
 def test_the_real_graph_knows_a_function_of_the_public_api(root):
     edges = affected.graph(root)
     assert "nca_trader/types.py" in edges["tests/test_arguments.py"]  # `nca.Costs`

@@ -436,6 +436,7 @@ def test_bars_that_end_sooner_or_go_on_longer_change_nothing_before(name):
     later(name, rows_of(CONFIGS[name]), 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TWO_LENGTHS)
 def test_bars_added_after_the_last_one_change_nothing(name):
     """The last bar of the shorter history has no decision: only what both know is compared."""

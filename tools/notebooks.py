@@ -1,20 +1,18 @@
 """Runs the notebooks: the sources are notebooks/*.py, and what they show is kept in .ipynb files.
 
-python tools/notebooks.py                       # run all, and write what they show
-python tools/notebooks.py quickstart            # one
-python tools/notebooks.py --check --sample 2    # run two, drawn by the tree of files; write none
+python tools/notebooks.py                     # run all, and write what they show
+python tools/notebooks.py quickstart          # one
+python tools/notebooks.py --check --jobs 2    # run all, two at a time; write none
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import importlib.util
 import os
 import pathlib
-import random
 import re
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,9 +44,6 @@ def run(path: pathlib.Path) -> Any:
     """Return a notebook with what its cells show, run in an empty folder."""
     made = source(path)
     with tempfile.TemporaryDirectory() as folder:
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
-        os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
         client = NotebookClient(made, timeout=LIMIT, resources={"metadata": {"path": folder}})
         client.extra_arguments = ["--log-level=ERROR"]
         client.execute()
@@ -73,24 +68,13 @@ def clean(output: Any) -> Any:
     return output
 
 
-def cpu() -> float:
-    """Return the seconds of a core that ended kernels used."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def chosen(names: list[str], sample: int | None) -> list[pathlib.Path]:
-    """Return the sources to run; a sample is drawn by SAMPLE_SEED, or else by the tree of files."""
+def chosen(names: list[str]) -> list[pathlib.Path]:
+    """Return the sources to run, all of them without names."""
     paths = sorted(FOLDER.glob("*.py"))
     if unknown := set(names) - {path.stem for path in paths}:
         raise SystemExit(f"no notebook {', '.join(sorted(unknown))}; there are "
                          f"{', '.join(path.stem for path in paths)}.")  # fmt: skip
-    paths = [path for path in paths if not names or path.stem in names]
-    if sample is None:
-        return paths
-    tree = ["git", "-C", str(ROOT), "rev-parse", "HEAD^{tree}"]
-    seed = os.environ.get("SAMPLE_SEED") or subprocess.check_output(tree, text=True).strip()
-    return random.Random(seed).sample(paths, min(sample, len(paths)))
+    return [path for path in paths if not names or path.stem in names]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -100,19 +84,25 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a notebook; all if none")
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--sample", type=int, metavar="N", help="run N of them, drawn")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N at a time")
     args = parser.parse_args(words)
-    for path in chosen(args.names, args.sample):
+
+    def timed(path: pathlib.Path) -> None:
         needed = NEEDS.get(path.stem)
         if needed and importlib.util.find_spec(needed) is None:
             print(f"{path.stem}: skipped, because {needed} is not installed", flush=True)
-            continue
-        began, used = time.perf_counter(), cpu()
+            return
+        began = time.perf_counter()
         made = run(path)
-        took = time.perf_counter() - began
-        print(f"{path.stem}: {took:.0f} s, {cpu() - used:.0f} s of a core", flush=True)
+        print(f"{path.stem}: {time.perf_counter() - began:.0f} s", flush=True)
         if not args.check:
             nbformat.write(made, path.with_suffix(".ipynb"))
+
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(timed, chosen(args.names)))
     return 0
 
 

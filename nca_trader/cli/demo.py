@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.backtest import looks_at
@@ -217,21 +217,67 @@ class Stages:
         self.seconds[name] = time.perf_counter() - began
 
 
+class Findings(NamedTuple):
+    """What a demo found out, for its table and its page.
+
+    mean: the mean agent. results: backtests of the test span, of each seed and of the mean agent.
+    scores: a `SeedScore` for each of these. baselines: results by name, what is deployed first.
+    gate: the decision. checks: name and finding. advice: empty where the gate passed the agent.
+    parity: how the paper session compares. paper: what the session returned.
+    """
+
+    mean: Any
+    results: list[Any]
+    scores: list[Any]
+    baselines: dict[str, Any]
+    gate: Any
+    checks: list[tuple[str, str]]
+    advice: list[str]
+    parity: Any
+    paper: dict[str, Any]
+
+
 def _evaluate(
     args: argparse.Namespace, run: Any, job: Job, select: Any, stage: Stages
 ) -> dict[str, Any]:
     """Decide on the selection span what is deployed, evaluate it, and write the page."""
     from nca_trader.errors import CheckFailed
+
+    found = _findings(args, run, job, select, stage)
+    with stage("page", "write the page"):
+        page = _write_page(args, job, found, stage.seconds)
+    _print_findings(found, job)
+    print(f"The page: {page}")
+    # After the page, which shows where they differ.
+    if not found.parity.ok:
+        raise CheckFailed(found.parity.sentence)
+    rows = [found.results[-1], *found.baselines.values()]
+    return {
+        "run": str(run.path),
+        "page": str(page),
+        "complete": True,
+        "deployed": "the mean agent" if found.gate.passed else found.gate.deployed,
+        "gate": dataclasses.asdict(found.gate),
+        "checks": dict(found.checks),
+        "parity": found.parity.ok,
+        "paper": found.paper,
+        "results": {result.name: result.metrics for result in rows},
+        "seconds": stage.seconds,
+    }
+
+
+def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: Stages) -> Findings:
+    """Backtest each span, decide, check, and replay the test span on paper."""
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.deploy import deployable
     from nca_trader.evaluate.report.contents import SeedScore
     from nca_trader.paper.parity import compare
-    from nca_trader.runs import trials
     from nca_trader.runs.manifest import Run
 
     path, bars = run.path, job.bars
+    seeds = list(range(NUM_SEEDS))
     mean = Run(path, force_agent=True)
-    agents = [*(Run(path, seed=i, force_agent=True) for i in range(NUM_SEEDS)), mean]
+    agents = [*(Run(path, seed=i, force_agent=True) for i in seeds), mean]
     selecting, testing = job.spans
     with stage("select", f"compare with the baselines on {selecting}"):
         # `look=False`: only test bars count as evaluations.
@@ -240,22 +286,21 @@ def _evaluate(
             [backtest(bars, each, start=start, stop=stop, look=False) for each in agents]
             for start, stop in edges
         )
-        found = select.decide(run)
+        gate = select.decide(run)
     with stage("backtest", f"backtest {testing}"):
         # The seeds show how much a seed matters. None is chosen, so only the mean counts as an
         # evaluation of the test span.
+        names = [*(f"agent, seed {i}" for i in seeds), "agent, mean"]
         results = [
-            backtest(bars, each, start=job.select_until, name=f"agent, {name}", look=each is mean)
-            for each, name in zip(
-                agents, [*map("seed {}".format, range(NUM_SEEDS)), "mean"], strict=True
-            )
+            backtest(bars, each, start=job.select_until, name=name, look=each is mean)
+            for each, name in zip(agents, names, strict=True)
         ]
         agent = results[-1]
         agent.save(path / TABLE)
         # On the same bars and at the same costs; `weigh` refuses others.
         baselines = deployable(agent, bars, job.select_until)
         # In the order of what a reader asks first: what trades, then what is simplest.
-        wanted = (found.deployed, "buy and hold", "SMA cross 50/200", "always flat")
+        wanted = (gate.deployed, "buy and hold", "SMA cross 50/200", "always flat")
         first = [name for name in wanted if name in baselines]
         baselines = {name: baselines[name] for name in dict.fromkeys([*first, *baselines])}
     with stage("checks", "shift its positions in time"):
@@ -263,23 +308,22 @@ def _evaluate(
     with stage("paper", f"replay {testing} on paper, in another process"):
         paper = _replay(path, job)
         parity = compare(path, path / JOURNAL)
-    with stage("page", "write the page"):
-        table = [
-            SeedScore(
-                seed=None if i == NUM_SEEDS else i,
-                training=spans[0].metrics["sharpe"],
-                selection=spans[1].metrics["sharpe"],
-                out_of_sample=spans[2].metrics["sharpe"],
-            )
-            for i, spans in enumerate(zip(before, chosen, results, strict=True))
-        ]
-        advice = [] if found.passed else _advice(args, run)
-        page = _write_page(
-            args, job, mean, results, table, baselines, found, checks, advice, parity, stage.seconds
-        )
-    rows = [agent, *baselines.values()]
+    sharpe = [[result.metrics["sharpe"] for result in span] for span in (before, chosen, results)]
+    scores = [
+        SeedScore(seed=seed, training=first, selection=second, out_of_sample=third)
+        for seed, first, second, third in zip([*seeds, None], *sharpe, strict=True)
+    ]
+    advice = [] if gate.passed else _advice(args, run)
+    return Findings(mean, results, scores, baselines, gate, checks, advice, parity, paper)
+
+
+def _print_findings(found: Findings, job: Job) -> None:
+    """Print the table of the test span, the decision, the checks and what to try next."""
+    from nca_trader.runs import trials
+
+    rows = [found.results[-1], *found.baselines.values()]
     width = max(len(result.name) for result in rows) + 2
-    print(f"\n{testing:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
+    print(f"\n{job.spans[1]:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
     for result in rows:
         m = result.metrics
         ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
@@ -287,33 +331,17 @@ def _evaluate(
             f"{result.name:<{width}}{m['total_return']:>10.1%}{ratio:>10}"
             f"{m['max_drawdown']:>10.1%}{m['turnover']:>9.1f}x"
         )
-    print(parity.sentence)
-    print(f"  {mean.described}")
-    print(found.sentence)
-    for name, text in checks:
+    print(found.parity.sentence)
+    print(f"  {found.mean.described}")
+    print(found.gate.sentence)
+    for name, text in found.checks:
         print(f"  {name}: {text}")
-    if advice:
+    if found.advice:
         print("What to try next:")
-        for text in advice:
+        for text in found.advice:
             print(f"  - {text}")
-    trained = trials.count(run.root, "train", run.manifest.data)
+    trained = trials.count(found.mean.root, "train", found.mean.manifest.data)
     print(f"Agents trained so far: {trained}")
-    print(f"The page: {page}")
-    # After the page, which shows where they differ.
-    if not parity.ok:
-        raise CheckFailed(parity.sentence)
-    return {
-        "run": str(path),
-        "page": str(page),
-        "complete": True,
-        "deployed": found.deployed if not found.passed else "the mean agent",
-        "gate": dataclasses.asdict(found),
-        "checks": dict(checks),
-        "parity": parity.ok,
-        "paper": paper,
-        "results": {result.name: result.metrics for result in rows},
-        "seconds": stage.seconds,
-    }
 
 
 def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, str]]:
@@ -391,32 +419,23 @@ def _replay(path: pathlib.Path, job: Job) -> dict[str, Any]:
 
 
 def _write_page(
-    args: argparse.Namespace,
-    job: Job,
-    run: Any,
-    results: list[Any],
-    scores: list[Any],
-    baselines: dict[str, Any],
-    found: Any,
-    checks: list[tuple[str, str]],
-    advice: list[str],
-    parity: Any,
-    seconds: dict[str, float],
+    args: argparse.Namespace, job: Job, found: Findings, seconds: dict[str, float]
 ) -> pathlib.Path:
-    """Fill the report from the results and the run folder, and write the page."""
+    """Fill the report from the findings and the run folder, and write the page."""
     from nca_trader.evaluate.report import contents, page
     from nca_trader.evaluate.report.contents import report_on
 
+    run, parity = found.mean, found.parity
     as_futures = AS_FUTURES if run.env_config.borrow else ""
     report = dataclasses.replace(
-        report_on(job.bars, results[-1], baselines, run, command_of(args)),
+        report_on(job.bars, found.results[-1], found.baselines, run, command_of(args)),
         title=job.title,
-        deployment=f"{found.sentence} {job.note}{as_futures}",
-        deployed=found.passed,
-        checks=checks,
-        advice=advice,
-        other_seeds=results[:-1],
-        seeds=scores,
+        deployment=f"{found.gate.sentence} {job.note}{as_futures}",
+        deployed=found.gate.passed,
+        checks=found.checks,
+        advice=found.advice,
+        other_seeds=found.results[:-1],
+        seeds=found.scores,
         parity=contents.Parity(
             decisions=parity.bars,
             equal=parity.bars - parity.decisions_differ,

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import logging
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -132,82 +132,33 @@ def backtest(
             bars.index[seen].date(),
             argument("start"),
         )
-    rule = run.replacement if run else None
-    if run is not None and rule is not None:
-        costs = costs or run.env_config.costs
-        given = with_limits(rules_of(run.env_config), fill, order, costs, limits)._asdict()
-        run_on(run, bars)  # refuses bars that its agent could not trade
-        named = name or f"{rule.name}, in the place of {run.name}"
-        common: dict[str, Any] = {"start": start, "stop": stop, "delay": delay, "name": named}
-        from nca_trader.evaluate.verdict import in_sample_sentence  # imports scipy, as below
-
-        result = backtest(bars, rule, costs, **common, **given)
-        # The gate chose it on the bars that selected the agent, so these are in sample for it too.
-        first = 0 if start is None else bars.row(start, "start")
-        over = max(min(seen - first, len(result.equity)), 0)
-        standing = in_sample_sentence(over, len(result.equity)) if over else "Out of sample."
-        return dataclasses.replace(result, standing=standing)
-    first = 0 if start is None else bars.row(start, "start")
-    last = len(bars) if stop is None else bars.row(stop, "stop")
-    if first >= last:
-        known = "empty."
-        if len(bars):
-            known = f"there are bars from {bars.index[0]} to {bars.index[-1]}."
-        asked = f"no bar from {start or 'the first'} to {stop or 'the last'}"
-        raise BarError(f"{bars.source or 'bars'}: {asked}; {known}")
+    if run is not None and run.replacement is not None:
+        when = {"start": start, "stop": stop, "delay": delay}
+        return _of_replacement(bars, run, costs, fill, order, name, seen, when, limits)
+    span = first, last = _rows(bars, start, stop)
     costs = costs or (run.env_config.costs if run else Costs())
     if run is None:
         refuse_no_targets(targets)
         order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
     # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
     rules = with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
-    logits, in_sample, looks, unchecked = None, None, None, False
-    again, known = targets, bars  # what a rerun is given
-    if run:
-        trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
-        in_sample = max(min(seen, last) - first, 0)
-        # Counted before a number is shown. A run that is refused above is not an evaluation.
-        # Only bars after those that the run saw are a test.
-        if look and first + in_sample < last:
-            looks = count_look(run, bars[first + in_sample : last])
-        if delay:
-            decided = np.full(bars.close.shape, np.nan)
-            decided[first:last] = trace.target
-            trace = simulate_targets(bars, late(decided, delay), costs, rules, first, last)
+    if run is not None:
+        done = _of_run(task, bars, run, costs, rules, span, seen, delay, look)
     else:
-        if isinstance(targets, Strategy):
-            name = name or targets.name
-        elif callable(targets):
-            name = name or getattr(targets, "__name__", None)
-        # A limit above the largest weight says that so much leverage is meant.
-        most = max(LARGEST, rules.max_gross or 0.0)
-        if isinstance(targets, Strategy) and needs_account(bars, targets):
-            slow = targets.with_delay(delay) if delay else targets
-            trace = simulate_strategy(bars, slow, costs, rules, first, last)
-            as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
-        else:
-            if isinstance(targets, Strategy):
-                targets = strategy_targets(bars, targets)
-            elif callable(targets):
-                # Bars after the span stay away: it may return anything of those it is given.
-                known = bars[:last]
-                targets = function_targets(known, targets, check)
-                unchecked = not check
-            again = as_targets(targets, known, most)
-            ordered = in_force(late(again, delay), first)
-            trace = simulate_targets(bars, ordered, costs, rules, first, last)
+        done = _of_targets(bars, targets, costs, rules, span, delay, check)
+    trace, name = done.trace, name or done.name
     tried = None
     if trials is not None and run is None:
         from nca_trader.evaluate.search import counted  # imports scipy, which takes a second
 
         digest = hashlib.sha256(np.asarray(trace.target).tobytes()).hexdigest()
-        tried = counted(trials, name or "targets", bars, [digest], kind="backtest")
+        tried = counted(trials, name, bars, [digest], kind="backtest")
     index, symbols = bars.index[first:last], list(bars.symbols)
     # Not copied: a result is frozen, and so are the arrays of its trace.
     table = functools.partial(pd.DataFrame, index=index, copy=False)
     column = functools.partial(pd.Series, index=index, copy=False)
     result = Result(
-        name=name or (run.name if run else "targets"),
+        name=name,
         equity=column(np.exp(trace.log_equity), name="equity"),
         # Kept as well: its exponential loses digits where equity is large.
         log_equity=np.asarray(trace.log_equity),
@@ -216,26 +167,26 @@ def backtest(
         turnover=column(trace.turnover, name="turnover"),
         cost=column(trace.cost, name="cost"),
         flows=table(trace.flows.named(costs)),
-        logits=logits,
+        logits=done.logits,
         charged=costs,
         rules=rules,
         bars_per_year=bars.bars_per_year,
         note=bars.note,
-        in_sample=in_sample,
-        looks=looks,
+        in_sample=done.in_sample,
+        looks=done.looks,
         cut=cut_of(np.asarray(trace.target), rules),
         bars=bars,
         trace=trace,
         run=run,
-        unchecked=unchecked,
+        unchecked=done.unchecked,
         tried=tried,
         again=functools.partial(
             backtest,
-            task if run else known,
-            again,
+            task if run else done.known,
+            done.again,
             order=rules.order,
             start=start,
-            stop=stop if last < len(known) else None,
+            stop=stop if last < len(done.known) else None,
             name=name,
             look=False,
             fill=rules.fill,
@@ -247,6 +198,119 @@ def backtest(
         for caution in result.cautions:
             log.warning("%s: %s", result.name, caution)
     return result
+
+
+class _Simulated(NamedTuple):
+    """What was simulated. known, again: the bars and targets that a rerun is given."""
+
+    trace: Any
+    name: str
+    known: Bars
+    again: Any
+    logits: np.ndarray | None = None
+    in_sample: int | None = None
+    looks: int | None = None
+    unchecked: bool = False
+
+
+def _rows(bars: Bars, start: str | None, stop: str | None) -> tuple[int, int]:
+    """Return the rows from `start` to before `stop`; there is at least one."""
+    first = 0 if start is None else bars.row(start, "start")
+    last = len(bars) if stop is None else bars.row(stop, "stop")
+    if first >= last:
+        known = "empty."
+        if len(bars):
+            known = f"there are bars from {bars.index[0]} to {bars.index[-1]}."
+        asked = f"no bar from {start or 'the first'} to {stop or 'the last'}"
+        raise BarError(f"{bars.source or 'bars'}: {asked}; {known}")
+    return first, last
+
+
+def _of_replacement(
+    bars: Bars,
+    run: Run,
+    costs: Costs | None,
+    fill: str | None,
+    order: str | None,
+    name: str | None,
+    seen: int,
+    when: dict[str, Any],
+    limits: dict[str, Any],
+) -> Result:
+    """Backtest the baseline that is deployed in the place of a run's agent.
+
+    seen: rows of `bars` up to which the run was trained or selected. when: start, stop and delay.
+    """
+    from nca_trader.evaluate.verdict import in_sample_sentence  # imports scipy, as below
+
+    rule = run.replacement
+    assert rule is not None
+    costs = costs or run.env_config.costs
+    given = with_limits(rules_of(run.env_config), fill, order, costs, limits)._asdict()
+    run_on(run, bars)  # refuses bars that its agent could not trade
+    named = name or f"{rule.name}, in the place of {run.name}"
+    result = backtest(bars, rule, costs, name=named, **when, **given)
+    # The gate chose it on the bars that selected the agent, so these are in sample for it too.
+    first = 0 if when["start"] is None else bars.row(when["start"], "start")
+    over = max(min(seen - first, len(result.equity)), 0)
+    standing = in_sample_sentence(over, len(result.equity)) if over else "Out of sample."
+    return dataclasses.replace(result, standing=standing)
+
+
+def _of_run(
+    task: Bars | Task,
+    bars: Bars,
+    run: Run,
+    costs: Costs,
+    rules: Rules,
+    span: tuple[int, int],
+    seen: int,
+    delay: int,
+    look: bool,
+) -> _Simulated:
+    """Simulate a run's agents, and count an evaluation on bars that it has not seen."""
+    first, last = span
+    trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
+    in_sample, looks = max(min(seen, last) - first, 0), None
+    # Counted before a number is shown. A run that is refused above is not an evaluation.
+    # Only bars after those that the run saw are a test.
+    if look and first + in_sample < last:
+        looks = count_look(run, bars[first + in_sample : last])
+    if delay:
+        decided = np.full(bars.close.shape, np.nan)
+        decided[first:last] = trace.target
+        trace = simulate_targets(bars, late(decided, delay), costs, rules, first, last)
+    return _Simulated(trace, run.name, bars, run, logits, in_sample, looks)
+
+
+def _of_targets(
+    bars: Bars,
+    targets: Any,
+    costs: Costs,
+    rules: Rules,
+    span: tuple[int, int],
+    delay: int,
+    check: bool,
+) -> _Simulated:
+    """Simulate a strategy, a function of bars, or an array of target weights."""
+    first, last = span
+    # A limit above the largest weight says that so much leverage is meant.
+    most = max(LARGEST, rules.max_gross or 0.0)
+    if isinstance(targets, Strategy) and needs_account(bars, targets):
+        slow = targets.with_delay(delay) if delay else targets
+        trace = simulate_strategy(bars, slow, costs, rules, first, last)
+        as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
+        return _Simulated(trace, targets.name, bars, targets)
+    known, name, unchecked = bars, "targets", False
+    if isinstance(targets, Strategy):
+        name, targets = targets.name, strategy_targets(bars, targets)
+    elif callable(targets):
+        # Bars after the span stay away: it may return anything of those it is given.
+        known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
+        targets = function_targets(known, targets, check)
+    again = as_targets(targets, known, most)
+    trace = simulate_targets(bars, in_force(late(again, delay), first), costs, rules, *span)
+    return _Simulated(trace, name, known, again, unchecked=unchecked)
 
 
 def count_look(run: Run, bars: Bars) -> int:

@@ -120,7 +120,7 @@ class LiveSession(Session):
             # A session may end several times at one bar, with more fills each time.
             key = f"{self._state.last}:{self._journal.head.seq}"
             self._counts["fills"] = self._router.ledger.count
-            self._record("run_ended", key, dict(self._counts), self._state.last * NANOSECONDS)
+            self._record("run_ended", key, self._ending(stop()), self._state.last * NANOSECONDS)
         return self.result()
 
     def _line(self) -> str:

@@ -104,13 +104,14 @@ class Session:
             decisions in a row are unusable.
           StateError: the journal cannot be written, or says that something else happened.
         """
+        stopped = False
         for bar in feed:
             self.on_bar(bar)
-            if stop():
+            if stopped := stop():
                 break
         if self._state.last is not None:
             ts = self._state.last * NANOSECONDS
-            self._record("run_ended", str(self._state.last), dict(self._counts), ts)
+            self._record("run_ended", str(self._state.last), self._ending(stopped), ts)
         return self.result()
 
     def on_bar(self, bar: Bar) -> None:
@@ -170,6 +171,10 @@ class Session:
             self._state = self._core.lift(self._state, name)
         if ts in self._lifts.refused:
             self._begin_again()
+
+    def _ending(self, stopped: bool) -> dict[str, Any]:
+        """Return the body of `run_ended`: counts, and `stopped` where the feed had more bars."""
+        return dict(self._counts) | ({"stopped": True} if stopped else {})
 
     def result(self) -> dict[str, Any]:
         """Return counts so far, `equity` in units of the capital, `value` in money, the head."""

@@ -14,12 +14,14 @@ from nca_trader.paper.journal import read_events
 from nca_trader.types import bars_per_year
 
 OPEN, CLOSE = 0, 3  # places in a journal's bar
+DAY = np.timedelta64(1, "D")
 
 
 class Row(NamedTuple):
     """One column of the table: returns as fractions; turnover in equities per year; costs in money.
 
-    Source of the metrics: `nca_trader.evaluate.metrics`.
+    Sharpe ratio and turnover are per year, and NaN for a session shorter than a day. Source of the
+    metrics: `nca_trader.evaluate.metrics`.
     """
 
     total_return: float
@@ -146,7 +148,9 @@ def summarise(journal: str | Path) -> Summary | None:
             amount = 0.0
     paid, moved = _paid(waiting, close)  # the next bar has not come
     costs, traded[-1] = costs + paid, traded[-1] + (amount + moved) / list(worth.values())[-1]
-    per_year = bars_per_year(np.array(sorted(equity), "datetime64[ns]"))
+    times = np.array(sorted(equity), "datetime64[ns]")
+    # Minutes scaled to a year give Sharpe ratios of several hundred.
+    per_year = bars_per_year(times) if times[-1] - times[0] >= DAY else math.nan
     turnover = float(np.sum(traded)) / len(equity) * per_year
     kinds = ("order_intent", "fill", "bar_rejected", "risk")
     orders, filled, rejected, risks = (counts[kind] for kind in kinds)

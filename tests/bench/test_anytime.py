@@ -1,10 +1,13 @@
 """Return against K: the table is of the backtests that it names, and the plot is written."""
 
+import pytest
+
 from benchmarks import anytime
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs.manifest import Run
 
 
+@pytest.mark.slow
 def test_each_row_is_the_backtest_with_so_many_steps(tiny, tmp_path, capsys):
     out = tmp_path / "k.png"
     anytime.main([f"--run={tiny.path}", f"--data={tiny.data}", "--most=2", f"--out={out}"])

@@ -36,7 +36,8 @@ def test_every_row_says_what_each_side_materialises(monkeypatch, peers):
     assert all(row["ours"] for row in rows) and all(row.get("theirs") for row in rows if peers)
 
 
-@pytest.mark.parametrize("module", ["benchmarks.env", "nca_trader.envs.gym"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("module", ["nca_trader.envs.gym", "benchmarks.env"])
 def test_a_fresh_process_finds_the_name_in_gymnasium(module, root):
     program = f"import nca_trader, {module}, gymnasium; gymnasium.spec('nca_trader/Trading-v0')"
     done = subprocess.run(

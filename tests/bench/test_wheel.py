@@ -50,6 +50,7 @@ def test_each_installation_has_its_own_benchmarks(installed, root, tmp_path):
         assert done.stdout.splitlines() == names, done.stderr
 
 
+@pytest.mark.slow
 def test_a_wheel_measures_and_has_no_peers(installed):
     done = python(installed, RUN, "bench", "env", "--json")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 4, done.stderr

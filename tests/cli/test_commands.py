@@ -162,6 +162,7 @@ def test_paper_trades_a_strategy_of_a_file(command, mine, tmp_path):
     assert said.code == 2 and "a rule has no agents" in said.err
 
 
+@pytest.mark.slow
 def test_devices_and_set_change_the_experiment(command, mine):
     run = mine.runs / "changed"
     said = command(
@@ -214,6 +215,7 @@ def test_a_seed_draws_its_own_path_of_a_synthetic_market(command, tiny, tmp_path
     assert other.code == 2 and "seed was 6 there and is 7 now" in other.err
 
 
+@pytest.mark.slow
 def test_a_market_that_draws_its_own_bars_needs_no_data(command, tiny, tmp_path):
     """Trained on one draw, backtested on another, which it has not seen."""
     agent, run = tiny.folder / "agent.toml", tmp_path / "ou"
@@ -257,6 +259,7 @@ class State(NamedTuple):
     params: Any
 
 
+@pytest.mark.slow
 def test_the_mean_of_several_agents_acts_or_the_one_that_was_asked_for(
     command, several, tiny, tmp_path
 ):

@@ -68,6 +68,7 @@ def test_every_command_that_is_interrupted_ends_with_130(name, number, monkeypat
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_terminated_ends_in_a_line(root, tmp_path):
     (tmp_path / "slow.py").write_text(
         "import pathlib, time\n"

@@ -41,6 +41,7 @@ def test_other_errors_are_not_taken_for_it():
     assert not any(map(out_of_memory, (ValueError("RESOURCE_EXHAUSTED"), OSError(2, "no file"))))
 
 
+@pytest.mark.slow
 def test_a_market_that_no_memory_holds_is_refused_before_it_is_drawn(tmp_path):
     """Four thousand million bars in an address space of 12 GB, nearly all of it free."""
     options = ["--env=ou_mid", "--agent=nano", "--set=env.market_bars=4000000000"]

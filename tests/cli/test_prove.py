@@ -143,7 +143,7 @@ def test_an_environment_that_contradicts_its_market_is_refused(
 
 
 @pytest.mark.parametrize("name", [name for name, bar in prove_runs.BARS.items() if bar])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_an_untrained_agent_passes_no_bar(name):
     trial = trial_of(name)
     config = dataclasses.replace(trial.config, market_bars=12_000)

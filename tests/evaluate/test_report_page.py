@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from ledger import random_bars
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
@@ -173,6 +174,16 @@ def test_the_page_of_a_sweep_has_its_verdict_its_map_and_its_best_rows(table, tm
     first = re.search(r"<tbody>.*?</tr>", text, re.DOTALL)[0]
     assert [c for c in re.findall(r"<td>(.*?)</td>", first)] == ["10", "40", "0.9", "12.3%", "7"]
     assert tables.parameters_of(table) == ["fast", "slow"]
+
+
+def test_the_map_of_a_sweep_has_ticks_at_values_that_were_tried():
+    fast, slow = (x.ravel() for x in np.meshgrid([5, 10, 15], range(20, 45)))
+    figure = Figure()
+    tables._map(pd.DataFrame({"fast": fast, "slow": slow, "sharpe": fast / slow}),
+                "fast", "slow", "sharpe")(figure)  # fmt: skip
+    axes = figure.axes[0]
+    assert axes.get_xticks().tolist() == [5, 10, 15]
+    assert axes.get_yticks().tolist() == list(range(20, 45, 3))
 
 
 def test_the_page_of_a_walk_forward_has_a_row_per_fold(tmp_path):

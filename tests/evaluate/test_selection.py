@@ -230,6 +230,7 @@ def test_a_backtest_begins_after_the_selection_span(whole, bars):
     assert result.in_sample == 0
 
 
+@pytest.mark.slow
 def test_the_command_trains_before_the_span_and_names_the_update(bars, tmp_path, capsys):
     write_bars(bars, tmp_path / "bars.parquet")
     agent = {"kind": "'mlp'", "channels": 4, "hidden": 0, "window": 1, "head_hidden": 4}

@@ -345,7 +345,13 @@ def own(bars, length=5):
 """
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["file", "what cannot be sent"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param(False, marks=pytest.mark.slow, id="file"),
+        pytest.param(True, id="what cannot be sent"),
+    ],
+)
 def test_a_function_of_a_file_is_looped_over_processes(held, monkeypatch, caplog, tmp_path):
     file, pids = tmp_path / "own.py", tmp_path / "pids"
     pids.mkdir()

@@ -119,6 +119,7 @@ def test_a_grid_and_a_space_are_parsed():
     assert space["p.kind"].choices == ("mlp", "gru")
 
 
+@pytest.mark.slow
 def test_the_commands_tune_and_walkforward_run(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tiny.folder)
     words = f"--env env.toml --agent agent.toml --data bars.csv --folder {tmp_path}/t --json"

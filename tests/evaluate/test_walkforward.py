@@ -314,6 +314,7 @@ def test_a_walk_that_was_stopped_resumes_fold_by_fold(persistent, tmp_path):
         walked(persistent, folder=folder)
 
 
+@pytest.mark.slow
 def test_processes_give_the_bits_of_one(persistent):
     spans = {"train": 400, "test": 250, "check": False}
     alone, two = (walked(persistent, workers=n, **spans) for n in (None, 2))

@@ -52,6 +52,7 @@ def test_each_fold_is_what_training_and_a_backtest_by_hand_give(bars, alone, tmp
     assert set(done.folds["tried"]) == {2}
 
 
+@pytest.mark.slow
 def test_sizes_that_follow_volatility_are_applied_once(bars):
     env = dataclasses.replace(
         ENV, sizing="volatility", volatility_span=20, size_cap=2.0, max_gross=None, borrow=True

@@ -165,6 +165,7 @@ def test_a_cpu_is_bounded_by_the_free_memory_that_its_devices_share(monkeypatch)
     assert memory_limit(0.5, make_mesh(1)) == 5e8
 
 
+@pytest.mark.slow
 def test_what_a_cpu_cannot_hold_is_refused_before_it_is_allocated(monkeypatch):
     """In one line, from the learner's first step; with a ring, before there is one."""
     env = TradingEnv(random_bars(np.random.default_rng(0), 120, 1), ENV)

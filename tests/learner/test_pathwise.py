@@ -264,6 +264,7 @@ def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
     assert any(np.abs(leaf).max() > 0 for leaf in leaves)
 
 
+@pytest.mark.slow
 def test_training_ends_in_one_line_where_an_account_goes_bankrupt(tmp_path):
     config = EnvConfig(
         features=("return_1",), actions="weights", size=60.0, max_gross=None, borrow=True,

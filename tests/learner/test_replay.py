@@ -166,6 +166,7 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
     assert not np.allclose(other[2][..., -1, :], again[2][..., -1, :], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_old_rollout_at_the_costs_of_its_day_is_what_was_collected_ruin_and_all(stage):
     env = stage.ruinous
     keys = jax.random.split(jax.random.key(1), 16)
@@ -191,6 +192,7 @@ def with_replay(stage):
     return make_learner(stage.env, stage.policy, agent, make_mesh(8))
 
 
+@pytest.mark.slow
 def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with_replay):
     plain = stage.learner(8)  # which the update's tests compile as well
     state, expected = with_replay.init(jax.random.key(0)), plain.init(jax.random.key(0))

@@ -330,7 +330,8 @@ params = {{ fast = 2, slow = 6 }}
 """
 
 
-@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_an_account_of_sleeves_that_is_killed_ends_as_one_that_was_not(mortal, tmp_path, when):
     """A real session whose exchange is another process, killed at the kinds that sleeves add."""
     text = SLEEVES.format(tape=HERE.parent / "papertape.py")

@@ -1,5 +1,6 @@
 """A halt is latched, whoever asked for it, and only `resume` lifts it."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -311,6 +312,32 @@ def test_the_table_is_that_of_the_bars_and_fills(path, stage, fill):
     assert found.session.costs == pytest.approx(paid, rel=1e-9)
     assert (found.fills, found.rejected) == (len(fills), 0)
     assert "buy and hold" in str(found)
+
+
+def test_a_session_of_minutes_has_no_figure_per_year(path, stage, tmp_path):
+    bars = stage.bars(num_bars=60)
+    first = bars.time[0]
+
+    def summary(name, step):
+        spaced = dataclasses.replace(bars, time=first + np.arange(60) * np.timedelta64(step))
+        stage.replay(tmp_path / name, spaced, stage.agent())
+        return summarise(tmp_path / name)
+
+    short, long = summary("short", np.timedelta64(1, "s")), summary("long", np.timedelta64(1, "h"))
+    for rows in zip((short.session, short.hold), (long.session, long.hold), strict=True):
+        assert np.isnan([rows[0].sharpe, rows[0].turnover]).all()
+        assert np.isfinite(rows[1]).all()
+        assert rows[0].total_return == rows[1].total_return
+    assert [line.split()[-2:] for line in str(short).splitlines()[2:5:2]] == [["-", "-"]] * 2
+
+
+def test_the_end_says_whether_the_feed_had_more_bars(path, stage):
+    feed, agent = ReplayFeed(stage.bars(num_bars=40)), stage.agent()
+    for stop, expected in ((lambda: True, True), (lambda: False, None)):
+        with Journal(path, feed.now) as journal:
+            opened(journal, agent).trade(feed, stop)
+        *_, end = read_events(path, "run_ended")
+        assert end.body.get("stopped") == expected
 
 
 def test_a_journal_without_a_decision_has_no_table(path, stage):

@@ -94,8 +94,8 @@ def test_an_asset_that_starts_late_and_ends_early_is_as_if_absent_outside_its_sp
     assert np.ptp(worth) < 1e-12 < abs(worth[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("neighbours", ["none", "all"])
-@pytest.mark.few(1)
 def test_training_learns_from_assets_of_different_spans(tmp_path, neighbours):
     bars = without(without(panel("ABCD"), "C", 0, 150), "D", 60, 240)
     agent = dataclasses.replace(

@@ -113,6 +113,7 @@ def test_a_deletion_that_stops_leaves_no_half_a_checkpoint(objects):
                 assert checkpoints._read(step)["['b']"] == step
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_in_any_object_leads_back_to_the_checkpoint_before(objects, caplog):
     save(1, 2)
     rng = np.random.default_rng(0)

@@ -178,6 +178,7 @@ def test_latency_is_from_the_close_and_only_of_a_live_session(book, tmp_path):
         ([], {"holder": "process 7"}, "Running"),
         ([], {}, "Gone"),
         ([("run_ended", "4", {}, 4)], {}, "Ended"),
+        ([("run_ended", "4", {"stopped": True}, 4)], {}, "Stopped"),
         ([], {"holder": "process 7", "halt": "too hot (dashboard)"}, "Halt requested"),
         ([("halt", "h", {"code": "file", "detail": {}}, 4)], {}, "Halted"),
         ([("halt", "h", {"code": "file"}, 4), ("resume", "r", {"reason": "fixed"}, 4)],

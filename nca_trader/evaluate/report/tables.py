@@ -22,6 +22,7 @@ from nca_trader.evaluate.verdict import percent
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+    from matplotlib.axis import Axis
 
     from nca_trader.evaluate.stress import Stress
 
@@ -293,6 +294,8 @@ def _map(table: pd.DataFrame, x: str, y: str, metric: str):
         if grid.notna().mean().mean() > 0.5:
             edges = [_edges(values.to_numpy(float)) for values in (grid.columns, grid.index)]
             shown: Any = axes.pcolormesh(*edges, grid.to_numpy(), cmap="viridis", edgecolor="face")
+            _tick(axes.xaxis, grid.columns)
+            _tick(axes.yaxis, grid.index)
         else:
             shown = axes.scatter(table[x], table[y], c=table[metric], cmap="viridis", s=14)
         axes.plot(best[x], best[y], "o", markersize=11, fillstyle="none", color="#ff4d4d")
@@ -302,6 +305,11 @@ def _map(table: pd.DataFrame, x: str, y: str, metric: str):
         bar.ax.yaxis.label.set_color(INK)
 
     return draw
+
+
+def _tick(axis: Axis, values: pd.Index) -> None:
+    """Place ticks at values that were tried, and at most a dozen of them."""
+    axis.set_ticks(values[:: -(-len(values) // 12)])
 
 
 def _edges(values: np.ndarray) -> np.ndarray:

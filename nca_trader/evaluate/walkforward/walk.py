@@ -45,7 +45,6 @@ from nca_trader.evaluate.walkforward.refit import (
     fit_fold,
     is_agent,
     mean_of,
-    needs_bars,
     train_seed,
 )
 from nca_trader.evaluate.walkforward.stitching import (
@@ -221,15 +220,12 @@ def _refuse_subject(subject: Any, grid: Grid, scheme: str, seeds: int, warm_star
             f"{argument('subject')} is a {type(subject).__name__}; give a Strategy, a rule with a "
             "grid, a function of bars, or an agent."
         )
-    if agent or isinstance(subject, Strategy):
-        if grid:
-            what = "an agent" if agent else "a Strategy"
-            raise ConfigError(
-                f"{argument('grid')}: {what} has no parameters to refit; give the rule itself, "
-                "e.g. nca.rules.sma_cross."
-            )
-    elif grid and needs_bars(subject):
-        pass  # a function of bars with parameters
+    if grid and (agent or isinstance(subject, Strategy)):
+        what = "an agent" if agent else "a Strategy"
+        raise ConfigError(
+            f"{argument('grid')}: {what} has no parameters to refit; give the rule itself, "
+            "e.g. nca.rules.sma_cross."
+        )
     check_grid(grid)
     if agent and scheme == "combinatorial":
         raise ConfigError(

@@ -84,7 +84,7 @@ class Book:
         self.flows: dict[str, float] = {}
         self.commission = self._moved = 0.0
         self._unpriced: list[tuple[Order, str, float, float]] = []  # fills before their bar's open
-        self.live = self.stale = self.ended = False
+        self.live = self.stale = self.ended = self.stopped = False
         self.seq = 0
         self.bar_ts = self.bar_recv = 0
         self.opens: dict[str, float] = {}
@@ -107,6 +107,7 @@ class Book:
         self.seq = event.seq
         self.counts[event.kind] += 1
         self.ended = event.kind == "run_ended"
+        self.stopped = self.ended and event.body.get("stopped", False)
         take = getattr(self, f"_on_{event.kind}", None)
         if take is not None:  # kinds of other versions are counted and no more
             take(event)

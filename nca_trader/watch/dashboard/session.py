@@ -95,6 +95,8 @@ def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
     if not book.seq:
         return _state("Waiting", "idle", "the journal has no event yet")
     if not vitals.holder:
+        if book.stopped:
+            return _state("Stopped", "idle", f"the same command continues the session; {written}")
         if book.ended:
             return _state("Ended", "idle", f"the session came to its end; {written}")
         return _state("Gone", "warn", f"no process writes, and the session did not end; {written}")
