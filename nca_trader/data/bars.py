@@ -1,4 +1,4 @@
-"""Reads, checks, writes and resamples bars, and the sample bars; a file is repaired only as asked."""
+"""Reads, checks, writes and resamples bars, and the sample bars; repairs are made only as asked."""
 
 from __future__ import annotations
 
