@@ -11,6 +11,7 @@ from benchmarks import agents, curves, planted
 from nca_trader.data.features import feature_set
 
 
+@pytest.mark.slow
 def test_no_agent_is_trained_on_a_bar_of_its_span(monkeypatch):
     bars, _ = planted.drawn(planted.QUICK, 2_000, seed=0)
     seen = {}

@@ -26,6 +26,7 @@ def test_policies_are_as_near_in_size_as_a_width_can_bring_them(kind, equal):
     )
 
 
+@pytest.mark.slow
 def test_windows_of_the_whole_receptive_field_are_the_lattice():
     policy = of_equal_size("nca", TINY, SPEC, "parameters")
     params = policy.init(jax.random.key(0))

@@ -25,6 +25,7 @@ def rows(monkeypatch):
     return list(bench_policy.rows(args, segments=2, length=8, bars=5))
 
 
+@pytest.mark.slow
 def test_the_rows_are_there_and_can_be_written(rows):
     names = [row["name"] for row in rows]
     assert names == [

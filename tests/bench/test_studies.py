@@ -12,6 +12,7 @@ from benchmarks import studies
 SMALL = {"sma_cross": {"fast": [3, 5], "slow": [10, 20]}, "momentum": {"lookback": [5, 20]}}
 
 
+@pytest.mark.slow
 def test_research_is_the_same_whatever_the_test_span_holds(monkeypatch):
     monkeypatch.setattr(studies, "GRIDS", SMALL)
     monkeypatch.setattr(studies, "FOLDS", 3)
