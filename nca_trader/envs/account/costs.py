@@ -26,6 +26,7 @@ from nca_trader.types import Bars, Costs, Tensor
 
 LEAST_TABLE = 64  # numbers; smaller constants are parameters, such as the steps of a fee schedule
 ADDRESS = re.compile(r"0x[0-9a-f]+")  # of a function, other in each trace
+SIZES = (1e-3, 0.1, 1.0)  # of trades that are tried on every bar, as fractions of equity
 
 
 def examined(where: str, function: Callable, *args: Any, rows: int | None = None) -> Any:
@@ -49,7 +50,12 @@ def examined(where: str, function: Callable, *args: Any, rows: int | None = None
             jax.make_jaxpr(lambda *xs: function(*xs), return_shape=True)(*args) for _ in range(2)
         )
     (program, result), other = first, again[0]
-    same = all(np.array_equal(a, b, equal_nan=True) for a, b in _pairs(program, other))
+    tables = (
+        [np.asarray(x) for _, constants in _parts(traced) for x in constants]
+        for traced in (program, other)
+    )
+    # Programs of other lengths differ as texts, below.
+    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*tables, strict=False))
     if not same or ADDRESS.sub("", str(program)) != ADDRESS.sub("", str(other)):
         raise ConfigError(
             f"{where}: is another function at each call, so it keeps state or draws numbers; let "
@@ -70,11 +76,6 @@ def examined(where: str, function: Callable, *args: Any, rows: int | None = None
     return result
 
 
-def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
-    constants = ([np.asarray(x) for _, parts in _parts(p) for x in parts] for p in (one, other))
-    yield from zip(*constants, strict=False)
-
-
 def _parts(program: Any) -> Iterator[tuple[str, list[Any]]]:
     """Yield each operation's name and its constants, of inner programs as well."""
     yield "", list(getattr(program, "consts", []))
@@ -86,9 +87,6 @@ def _parts(program: Any) -> Iterator[tuple[str, list[Any]]]:
         ):
             if hasattr(inner, "eqns"):
                 yield from _parts(inner)
-
-
-SIZES = (1e-3, 0.1, 1.0)  # of trades that are tried on every bar, as fractions of equity
 
 
 class Trade(NamedTuple):

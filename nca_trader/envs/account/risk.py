@@ -98,9 +98,7 @@ def size(seen: Seen, bar: Bar, sizing: Sizing) -> tuple[Seen, Any]:
     return seen, jnp.where(seen.count >= sizing.span, scaled, 0.0)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _step(seen: Seen, bar: Bar, sizing: Sizing) -> tuple[Seen, Any]:
-    return size(seen, bar, sizing)
+_next_size = jax.jit(size, static_argnums=2)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -111,7 +109,7 @@ def _scan(seen: Seen, bars: Bar, sizing: Sizing) -> Any:
 def next_size(seen: Seen, bar: Bar, sizing: Sizing) -> tuple[Seen, np.ndarray]:
     """Run `size` for a live loop; arguments and results are numpy arrays."""
     with float64_on_cpu():
-        return jax.tree.map(np.asarray, _step(seen, bar, sizing))
+        return jax.tree.map(np.asarray, _next_size(seen, bar, sizing))
 
 
 def sizes(bars: Bars, sizing: Sizing) -> np.ndarray:
