@@ -7,8 +7,7 @@ Every row is a look at the same bars: choosing the best K by it is fitting the t
 
 import argparse
 
-from nca_trader.data.bars import read_bars
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import read_bars, sample_bars
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs.manifest import Run
 

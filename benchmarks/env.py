@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 import nca_trader.envs.gym.environment  # noqa: F401  (registers the name)
 from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import multiple, refuse
-from nca_trader.data.feature_sets import FEATURES as KNOWN
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import sample_bars
+from nca_trader.data.features import FEATURES as KNOWN
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import ConfigError

@@ -37,7 +37,7 @@ def agent_of(method):
 def curve(method, seed, tested):
     """Return a row for each number of updates: samples, seconds, Sharpe ratio on fresh panels."""
     import nca_trader as nca
-    from nca_trader.data.synthetic.trend import trend_panel
+    from nca_trader.data.synthetic.closed_form import trend_panel
     from nca_trader.evaluate.selection import Acting
     from nca_trader.runs.checkpoint import Checkpoints
 
@@ -121,7 +121,7 @@ def plot(rows, path, best):
 
 def main(words=None):
     """Print a line for each score; write the plot."""
-    from nca_trader.data.synthetic.trend import trend_panel
+    from nca_trader.data.synthetic.closed_form import trend_panel
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])

@@ -109,7 +109,8 @@ def best(truth: Truth, risk: float = RISK, cost: float = COST) -> Best:
 
     `E[r] = m` and `E[r^2] = S + m^2`, with the filter's m and S. A position a earns
     `a m - k/2 a^2 (S + m^2)`, the sum over levels w up to a of `m - k w (S + m^2)`. So each level
-    is a unit that is held or not, as in `solver`: the optimum is the integral of the units' gains.
+    is a unit that is held or not, as in `switching`: the optimum is the integral of the units'
+    gains.
     Products of different assets' m in R^2 are left out; they are 1e-3 of S.
     """
     solved = market("hidden_level", phi=truth.phi, spread=truth.spread, sigma=SIGMA, cost=cost)
@@ -121,7 +122,7 @@ def best(truth: Truth, risk: float = RISK, cost: float = COST) -> Best:
     nodes, weights = np.polynomial.legendre.leggauss(LEVELS)
     levels, weights = most * (nodes + 1) / 2, most * weights / 2  # the positive half
 
-    def unit(level: float) -> switching.solver.Switching:
+    def unit(level: float) -> switching.Switching:
         return switching.solve_autoregression(
             lambda m: m - risk * level * (noise + m * m), truth.phi, moved, cost
         )

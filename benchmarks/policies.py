@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader.agents import load_agent
+from nca_trader.agents.encoder import entered
 from nca_trader.agents.lattice import ROWS, TAPS, delayed, rows_dense
 from nca_trader.agents.nca import dilations_of
 from nca_trader.agents.policy import make_policy
-from nca_trader.agents.windowed import entered
 from nca_trader.config.ranges import switched
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs.trading import TradingEnv, kept

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config.ranges import switched
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import sample_bars
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import feature_set
 from nca_trader.data.shards import open_shards, stream, write_shards
 from nca_trader.types import Bars
 

@@ -38,7 +38,7 @@ import jax
 import numpy as np
 
 from nca_trader.agents import load_agent
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import sample_bars
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv

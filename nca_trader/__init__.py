@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.config.env import Limits
     from nca_trader.data import synthetic
-    from nca_trader.data.bars import align, read_bars, resample, write_bars
+    from nca_trader.data.bars import align, read_bars, resample, sample_bars, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
-    from nca_trader.data.samples import sample_bars
     from nca_trader.envs import load_env
     from nca_trader.envs.account.exits import Order, Portfolio
     from nca_trader.envs.check import check_env
@@ -169,7 +168,7 @@ _HOME = {
     "report_sweep": "evaluate.report.tables",
     "resample": "data.bars",
     "rules": "agents.rules",
-    "sample_bars": "data.samples",
+    "sample_bars": "data.bars",
     "session_ends": "data.calendar",
     "sweep": "evaluate.sweep",
     "synthetic": "data.synthetic",

@@ -26,7 +26,7 @@ from nca_trader.agents.policy import decide
 from nca_trader.agents.targets import strategy_targets
 from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.toml import preset_names
-from nca_trader.data.feature_sets import FEATURES, feature_set
+from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import market as markets
 from nca_trader.envs import trading

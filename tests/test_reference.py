@@ -9,7 +9,7 @@ import reference
 from nca_trader import cli
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.toml import preset_names
-from nca_trader.data.feature_sets import FEATURES
+from nca_trader.data.features import FEATURES
 from nca_trader.envs.rewards import SCHEMES
 
 

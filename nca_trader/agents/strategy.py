@@ -19,7 +19,7 @@ from jax import Array
 
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.sizing import Sizing, before_bars, size
+from nca_trader.envs.account.risk import Sizing, before_bars, size
 from nca_trader.errors import ConfigError, argument
 from nca_trader.types import Bar
 
@@ -113,7 +113,7 @@ class Strategy:
     def with_volatility(self, annual: Any, span: float = 60.0, cap: float = 1.0) -> Strategy:
         """Scale each target to a volatility: `size = min(cap, annual / volatility)`.
 
-        The volatility is that of `envs.account.sizing`, per year whatever the length of a bar. A
+        The volatility is that of `envs.account.risk`, per year whatever the length of a bar. A
         target is 0 until `span` returns were seen.
 
         Args:

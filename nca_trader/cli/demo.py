@@ -109,7 +109,7 @@ def job_of(panel: str | None) -> Job:
     Raises:
       BarError: the file cannot be read, or has too few bars.
     """
-    from nca_trader.data.samples import sample_bars
+    from nca_trader.data.bars import sample_bars
 
     if panel is None:
         bars = sample_bars("sp500")
@@ -117,7 +117,7 @@ def job_of(panel: str | None) -> Job:
         dates = {"first": "2000-03-01", "train_until": "2011-01-01", "select_until": "2013-01-01"}
         return Job(bars=bars, title=title, **dates, note=OFTEN_SEEN)
     from nca_trader.data.bars import read_bars
-    from nca_trader.data.synthetic.trend import trend_panel
+    from nca_trader.data.synthetic.closed_form import trend_panel
     from nca_trader.errors import BarError
 
     found = panel or next(filter(pathlib.Path.is_file, _beside()), SIMULATED)

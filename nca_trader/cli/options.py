@@ -222,8 +222,7 @@ def load_bars(args: argparse.Namespace) -> Any:
     Raises:
       BarError: see `read_bars`.
     """
-    from nca_trader.data.bars import read_bars
-    from nca_trader.data.samples import sample_bars
+    from nca_trader.data.bars import read_bars, sample_bars
 
     if args.data is not None:
         return read_bars(args.data, **reading_options(args))

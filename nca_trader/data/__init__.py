@@ -1,7 +1,7 @@
 """Bars and features: reading and checking, samples, calendars, shards, online features."""
 
 from nca_trader.config.reading import REPAIRS
-from nca_trader.data.bars import align, read_bars, resample, validate, write_bars
+from nca_trader.data.bars import align, read_bars, resample, sample_bars, validate, write_bars
 from nca_trader.data.calendar import (
     EVERY_DAY,
     FX_WEEK,
@@ -10,9 +10,7 @@ from nca_trader.data.calendar import (
     new_york,
     session_ends,
 )
-from nca_trader.data.feature_sets import FEATURES, FeatureSet, feature_set
-from nca_trader.data.features import Feature
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.features import FEATURES, Feature, FeatureSet, feature_set
 from nca_trader.data.shards import Shards, open_shards, stream, write_shards
 
 __all__ = [

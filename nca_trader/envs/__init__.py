@@ -58,7 +58,7 @@ def load_env(
 
     config = read_preset(EnvConfig, name_or_path, "envs", overrides, name)
     # jax takes seconds to import. Errors in the file itself are raised before.
-    from nca_trader.data.feature_sets import feature_set
+    from nca_trader.data.features import feature_set
 
     try:
         feature_set(config.features)

@@ -17,7 +17,7 @@ from jax import Array
 
 from nca_trader.config.extensions import Registry
 from nca_trader.config.ranges import described
-from nca_trader.envs.own import examined
+from nca_trader.envs.account.costs import examined
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec, Tensor
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import sample_bars
 from nca_trader.envs import load_env
 from nca_trader.envs.actions import every_action, to_target
 from nca_trader.envs.trading import EnvState, TimeStep, TradingEnv, episode_length

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.functions import function_targets
 from nca_trader.agents.strategy import Strategy, refuse_delay
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
     cut_of,
+    function_targets,
     in_force,
     late,
     needs_account,
@@ -25,7 +25,7 @@ from nca_trader.agents.targets import (
     strategy_targets,
 )
 from nca_trader.config.ranges import expect
-from nca_trader.data.samples import earlier_looks
+from nca_trader.data.bars import earlier_looks
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command

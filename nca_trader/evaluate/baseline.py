@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.agents.functions import function_targets
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
     as_targets,
+    function_targets,
     refuse_no_targets,
     strategy_faults,
 )

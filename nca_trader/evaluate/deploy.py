@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.envs.account.sizing import sizes
+from nca_trader.envs.account.risk import sizes
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.backtest import backtest

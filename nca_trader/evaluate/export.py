@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from nca_trader.agents.policy import Params, Policy, decide, read_out
-from nca_trader.data.bars import read_bars
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import read_bars, sample_bars
 from nca_trader.data.synthetic import Task, seed_of, task_of
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.market import features_of, observed_states

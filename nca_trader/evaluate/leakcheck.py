@@ -17,8 +17,7 @@ import numpy as np
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import needs_account, strategy_targets
 from nca_trader.config.ranges import expect
-from nca_trader.data.feature_sets import feature_set
-from nca_trader.data.features import Feature
+from nca_trader.data.features import Feature, feature_set
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.leaksearch import LENGTH, Example, Search, Subject, listed

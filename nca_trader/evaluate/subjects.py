@@ -15,8 +15,7 @@ from nca_trader.agents import rules
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.extensions import load, module_of, origin_of
 from nca_trader.config.ranges import nearest
-from nca_trader.data.feature_sets import feature_set
-from nca_trader.data.features import Feature
+from nca_trader.data.features import Feature, feature_set
 from nca_trader.envs.account.costs import SIZES, Trade, own_rates
 from nca_trader.envs.account.state import Rules, legs_of
 from nca_trader.errors import ConfigError, user_line

@@ -14,19 +14,19 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.functions import function_targets
 from nca_trader.agents.heads import best_target, distribution
 from nca_trader.agents.policy import Params, read_out
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
+    function_targets,
     has_exits,
     in_force,
     strategy_faults,
 )
 from nca_trader.cloud import CloudPath
-from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import feature_set
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.state import Account, Rules, open_account

@@ -17,8 +17,7 @@ from jax import Array
 from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.exits import Book
-from nca_trader.envs.account.risk import denied
-from nca_trader.envs.account.sizing import Seen, before_bars, next_size
+from nca_trader.envs.account.risk import Seen, before_bars, denied, next_size
 from nca_trader.envs.account.state import (
     FILLED,
     REST,

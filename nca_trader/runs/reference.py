@@ -18,7 +18,7 @@ import json
 import jax
 import numpy as np
 
-from nca_trader.data.feature_sets import FEATURES
+from nca_trader.data.features import FEATURES
 from nca_trader.errors import ConfigError
 
 FILE = "features.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 from nca_trader.agents import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import sample_bars
 from nca_trader.envs import load_env
 from nca_trader.parallel.mesh import AXES
 from nca_trader.progress import Progress

@@ -8,7 +8,7 @@ import pytest
 
 import nca_trader as nca
 from benchmarks import agents, curves, planted
-from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import feature_set
 
 
 def test_no_agent_is_trained_on_a_bar_of_its_span(monkeypatch):

@@ -18,7 +18,7 @@ from nca_trader.config.extensions import (
     parse_name,
     refuse_changed,
 )
-from nca_trader.data.feature_sets import FEATURES, feature_set
+from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.envs.rewards import SCHEMES
 from nca_trader.runs.opening import own_names
 

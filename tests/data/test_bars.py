@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.data.bars import read_bars, validate, write_bars
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import read_bars, sample_bars, validate, write_bars
 from nca_trader.errors import BarError
 from nca_trader.types import PRICES, Bars
 

@@ -12,9 +12,8 @@ import pyarrow.feather
 import pytest
 from planted import HEADER, PLANTS, market, text_of
 
-from nca_trader.data.bars import read_bars, write_bars
+from nca_trader.data.bars import read_bars, sample_bars, write_bars
 from nca_trader.data.reading import formats, times
-from nca_trader.data.samples import sample_bars
 from nca_trader.errors import BarError
 
 

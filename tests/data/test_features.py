@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from nca_trader.config import DEFAULT_FEATURES
-from nca_trader.data.feature_sets import FEATURES, feature_set
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import sample_bars
+from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import PRICES, Bars

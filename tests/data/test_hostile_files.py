@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.data.bars import read_bars, write_bars
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import read_bars, sample_bars, write_bars
 from nca_trader.errors import BarError, printable
 
 HEADER = "time,symbol,open,high,low,close,volume\n"

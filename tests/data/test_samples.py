@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from arch.data import nasdaq, sp500
 
-from nca_trader.data.bars import validate
-from nca_trader.data.samples import sample_bars
+from nca_trader.data.bars import sample_bars, validate
 from nca_trader.errors import BarError
 
 

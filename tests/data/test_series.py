@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import HEADER, market, text_of
 
-from nca_trader.data.bars import read_bars, write_bars
+from nca_trader.data.bars import read_bars, sample_bars, write_bars
 from nca_trader.data.reading import forensic
-from nca_trader.data.samples import sample_bars
 from nca_trader.errors import BarError
 from nca_trader.types import PRICES
 

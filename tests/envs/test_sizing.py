@@ -11,7 +11,7 @@ import pytest
 import nca_trader as nca
 from nca_trader.agents.heads import account_features
 from nca_trader.data.bars import write_bars
-from nca_trader.envs.account.sizing import Sizing, before_bars, next_size, sizes
+from nca_trader.envs.account.risk import Sizing, before_bars, next_size, sizes
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.paper.journal import read_events

@@ -10,8 +10,7 @@ import pytest
 from ledger import random_bars
 
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
-from nca_trader.data.feature_sets import FEATURES
-from nca_trader.data.features import Feature
+from nca_trader.data.features import FEATURES, Feature
 from nca_trader.evaluate.perturb import (
     Cases,
     Future,

@@ -15,7 +15,7 @@ from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
-from nca_trader.data.feature_sets import FeatureSet
+from nca_trader.data.features import FeatureSet
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import RunError, StateError

@@ -9,7 +9,7 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.config.records import plain
-from nca_trader.data.samples import earlier_looks, sample_bars
+from nca_trader.data.bars import earlier_looks, sample_bars
 from nca_trader.errors import StateError
 from nca_trader.runs import trials
 

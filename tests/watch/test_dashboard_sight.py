@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
-from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import feature_set
 from nca_trader.runs.exported import Coding, Exported, compact, write_exported
 from nca_trader.watch.dashboard.sources import Sources
 

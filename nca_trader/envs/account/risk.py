@@ -1,17 +1,24 @@
-"""Risk limits: what an account may order, decided at each close before the order is placed.
+"""Risk: how large a full position is, and what an account may order, both decided at each close.
 
 `account.step.place` applies `judge` wherever `Rules.risk` is set, so a scanned backtest and a
 session on paper run the same code. `decide` says in words what `judge` did.
 
 What is remembered is a function of the closes and orders so far: a restart repeats it.
+
+`size` scales positions by volatility, `sqrt(E[r^2] / E[years])`: exponentially weighted means over
+an asset's returns from close to close and the time between their bars, so it needs no number of
+bars per year. Batches and live loops run one compiled update in float64, so their sizes are equal
+bit for bit. Source: Moskowitz, Ooi and Pedersen, Time Series Momentum (2012), section 2.4.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -19,7 +26,105 @@ from jax.typing import DTypeLike
 
 from nca_trader.config.env import Limits
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.types import Tensor
+from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
+
+
+class Sizing(NamedTuple):
+    """How sizes follow volatility: `min(cap, target / max(volatility, floor))`.
+
+    target, floor: volatility per year. span: of the estimate, in bars. cap: the largest size.
+    """
+
+    target: Any = 0.15
+    span: Any = 60
+    floor: Any = 0.01
+    cap: Any = 1.0
+
+
+class Seen(NamedTuple):
+    """What an estimate remembers of the bars so far, `[A]` float64 each.
+
+    close, time: of the last present bar, seconds; NaN before the first. square, years: weighted
+    sums of squared returns and of the time between bars. count: returns seen.
+    """
+
+    close: Tensor
+    time: Tensor
+    square: Tensor
+    years: Tensor
+    count: Tensor
+
+
+def before_bars(num_assets: int) -> Seen:
+    """Return the memory before any bar."""
+    zero, none = np.zeros(num_assets), np.full(num_assets, np.nan)
+    return Seen(none, none, zero, zero, zero)
+
+
+def volatility(seen: Seen, bar: Bar, span: Any) -> tuple[Seen, Any]:
+    """Update the estimate by one closed bar.
+
+    Args:
+      seen: the memory of the bars before.
+      bar: `[A]` fields. A missing bar leaves the estimate as it was.
+      span: of the means, in bars; a new return has the weight `2 / (span + 1)`.
+
+    Returns:
+      The memory, and volatility per year `[A]`, 0 before the first return.
+    """
+    weight = 2.0 / (span + 1.0)
+    return_ = bar.close / seen.close - 1.0
+    elapsed = (bar.time - seen.time) / SECONDS_PER_YEAR
+    known = bar.present & ~jnp.isnan(return_)
+    square = jnp.where(known, seen.square + weight * (return_**2 - seen.square), seen.square)
+    years = jnp.where(known, seen.years + weight * (elapsed - seen.years), seen.years)
+    close, time = (
+        jnp.where(bar.present, now, before)
+        for now, before in ((bar.close, seen.close), (bar.time, seen.time))
+    )
+    # Both means start at 0, and their quotient is free of that bias.
+    found = jnp.sqrt(square / jnp.where(years > 0.0, years, 1.0))
+    return Seen(close, time, square, years, seen.count + known), found
+
+
+def size(seen: Seen, bar: Bar, sizing: Sizing) -> tuple[Seen, Any]:
+    """Update the size by one closed bar.
+
+    Returns:
+      The memory, and `[A]` float64 the factor on targets; 0 until `span` returns were seen.
+    """
+    seen, estimate = volatility(seen, bar, sizing.span)
+    scaled = jnp.minimum(sizing.cap, sizing.target / jnp.maximum(estimate, sizing.floor))
+    return seen, jnp.where(seen.count >= sizing.span, scaled, 0.0)
+
+
+_next_size = jax.jit(size, static_argnums=2)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _scan(seen: Seen, bars: Bar, sizing: Sizing) -> Any:
+    return jax.lax.scan(lambda seen, bar: size(seen, bar, sizing), seen, bars)[1]
+
+
+def next_size(seen: Seen, bar: Bar, sizing: Sizing) -> tuple[Seen, np.ndarray]:
+    """Run `size` for a live loop; arguments and results are numpy arrays."""
+    with float64_on_cpu():
+        return jax.tree.map(np.asarray, _next_size(seen, bar, sizing))
+
+
+def sizes(bars: Bars, sizing: Sizing) -> np.ndarray:
+    """Return `[N, A]` float64 factors on the targets that are ordered at each close.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[:200].select("SP500")
+      >>> found = sizes(bars, Sizing(target=0.1, cap=2.0))
+      >>> bool(found[:60].any()), bool((found[61:] > 0.0).all())
+      (False, True)
+    """
+    with float64_on_cpu():
+        return np.asarray(_scan(before_bars(bars.num_assets), bars.as_bar(), sizing))
+
 
 # Values of `Guard.said` and `Guard.halted`.
 CODES = (

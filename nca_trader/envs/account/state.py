@@ -24,8 +24,7 @@ from nca_trader.config import EnvConfig, capital_problems, limit_problems
 from nca_trader.config.env import Limits
 from nca_trader.config.ranges import expect, nearest, one_of, refuse
 from nca_trader.envs.account.costs import Trade, check_costs, own_rates
-from nca_trader.envs.account.risk import open_guard
-from nca_trader.envs.account.sizing import Sizing, sizes
+from nca_trader.envs.account.risk import Sizing, open_guard, sizes
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
@@ -51,7 +50,7 @@ class Rules(NamedTuple):
     delist_after: consecutive missing bars after which an asset counts as delisted; None is never.
     delist_haircut: fraction of its last price that is then lost.
     sizing: "fixed", or "volatility": targets are multiplied by the size of each asset, see
-      `account.sizing`. volatility_target, volatility_floor: per year. volatility_span: bars.
+      `account.risk`. volatility_target, volatility_floor: per year. volatility_span: bars.
       size_cap: the largest size.
     dead_band: a target is ordered only if it differs by more than this from the last one ordered,
       or with "rebalance" from the weight held. A target of 0 always closes the position.
@@ -372,7 +371,7 @@ def next_legs(
       missing: `[..., A]` number of consecutive missing bars up to this one, included.
       costs: of the account; holding charges need `years`.
       rules: of the account; amounts of money need prices and volume, delisting needs `delisted`.
-      size: `[..., A]` factors on targets at this close, see `account.sizing`; None for fixed ones.
+      size: `[..., A]` factors on targets at this close, see `account.risk`; None for fixed ones.
 
     Returns:
       `[..., A]` numpy arrays in float64.

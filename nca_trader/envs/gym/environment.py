@@ -21,8 +21,7 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import expect
-from nca_trader.data.bars import read_bars
-from nca_trader.data.samples import SAMPLES, sample_bars
+from nca_trader.data.bars import SAMPLES, read_bars, sample_bars
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import ID as ID
 from nca_trader.envs import load_env, register

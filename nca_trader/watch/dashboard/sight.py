@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from nca_trader.agents.heads import account_features
-from nca_trader.data.feature_sets import feature_set
-from nca_trader.envs.account.sizing import before_bars, next_size
+from nca_trader.data.features import feature_set
+from nca_trader.envs.account.risk import before_bars, next_size
 from nca_trader.envs.account.state import Rules, open_account
 from nca_trader.errors import RunError
 from nca_trader.numerics import cpu, float64_on_cpu
