@@ -528,11 +528,21 @@ class AgentConfig:
       num_seeds: S agents that differ in their seed; what they order together is traded.
       ensemble: how: "mean", the mean m of their target weights; "agreement", the mean times
         `m^2 / mean of squares`, by asset, so that it is smaller the more they disagree.
+      policy: the network that encodes bars, and its head.
+      learner: the size of an update, the estimator of advantages, and the weights of the loss.
+      optimizer: AdamW, its schedule, and the clip of gradients.
+      curriculum: costs and volatility that grow to their true size in training.
+      population: ranges from which each of the S agents draws its hyper-parameters.
+      precision: data types of products, activations and parameters.
+      mesh: devices, and how parameters and batches lie on them.
+      checkpoint: how often to save, and when to return to an earlier state.
+      selection: scores on a selection span, see `train(select=...)`.
 
-    >>> import dataclasses
-    >>> agent = AgentConfig(policy=PolicyConfig(channels=32))
-    >>> dataclasses.replace(agent, num_seeds=4).policy.channels
-    32
+    Example:
+      >>> import dataclasses
+      >>> agent = AgentConfig(policy=PolicyConfig(channels=32))
+      >>> dataclasses.replace(agent, num_seeds=4).policy.channels
+      32
     """
 
     num_seeds: int = 1

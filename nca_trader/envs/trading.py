@@ -293,10 +293,12 @@ class TradingEnv:
     """A trading environment over bars; `reset`, `step` and `window` are pure and jittable.
 
     Attributes:
-      bars: host bars; with shards, those of the first. shards: in the order in which agents train
-        on them, or None. task: the synthetic market, or None.
-      features: `[N, A, F]` float32 on the host. market: device arrays; with shards, those of the
-        first, on the host.
+      config: costs, features, reward and limits, as an `EnvConfig`.
+      bars: host bars; with shards, those of the first.
+      shards: in the order in which agents train on them, or None.
+      task: the synthetic market, or None.
+      features: `[N, A, F]` float32 on the host.
+      market: device arrays; with shards, those of the first, on the host.
 
     Example:
       >>> import jax, nca_trader as nca
