@@ -30,7 +30,8 @@ def sentence(text: str | None) -> str:
 
 def described(cls: Any) -> dict[str, str]:
     """Return what a config's docstring says of each field, by name."""
-    summary, _, text = inspect.cleandoc(cls.__doc__).partition("Attributes:")
+    whole = inspect.cleandoc(cls.__doc__).partition("\nExample:")[0]
+    summary, _, text = whole.partition("Attributes:")
     names = [field.name for field in dataclasses.fields(cls)]
     word = "|".join(sorted(names, key=len, reverse=True))
     heads = list(re.finditer(rf"(?:^\s+|[.;] )((?:{word})(?:,\s+(?:{word}))*):\s", text, re.M))
