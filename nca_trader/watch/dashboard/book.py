@@ -86,7 +86,7 @@ class Book:
         self._unpriced: list[tuple[Order, str, float, float]] = []  # fills before their bar's open
         self.live = self.stale = self.ended = self.stopped = False
         self.seq = 0
-        self.bar_ts = self.bar_recv = 0
+        self.bar_ts = 0
         self.opens: dict[str, float] = {}
         self.closes: dict[str, float] = {}
         self.sent_at: deque[int] = deque(maxlen=NEWEST)
@@ -143,7 +143,7 @@ class Book:
     def _on_bar(self, event: Event) -> None:
         if self.bar_ts:
             self._gaps.append((event.ts_event - self.bar_ts) // NANOSECONDS)
-        self.bar_ts, self.bar_recv = event.ts_event, event.ts_recv
+        self.bar_ts = event.ts_event
         # A replay's clock is the bar's own time.
         self.live = event.ts_recv != event.ts_event
         self.opens = {}

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 POINTS = 1200  # of a line at most: a screen has no more columns
-TONES = ("", "good", "warn", "bad", "idle")
 NOTHING = "n/a"
 
 
