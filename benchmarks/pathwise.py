@@ -22,16 +22,24 @@ ASSETS, BARS, SHARPE = 6, 5000, 2.0
 
 
 def agent_of(method):
-    """Return the panel's agent with this estimator."""
+    """Return a small MLP with this estimator."""
     import nca_trader as nca
+    from nca_trader.config import LearnerConfig, PolicyConfig
 
-    agent = nca.load_agent("panel")
-    changes = {"advantages": method}
-    if method == "pathwise":
-        # Its policy has no spread and so no entropy: the preset's value has no effect.
-        changes["entropy_coef"] = 0.01
-    learner = dataclasses.replace(agent.learner, **changes)
-    return dataclasses.replace(agent, learner=learner)
+    # A path-wise policy has no spread and so no entropy.
+    entropy = {} if method == "pathwise" else {"entropy_coef": 0.0}
+    learner = LearnerConfig(
+        steps=3_000_000,
+        num_segments=64,
+        segment_length=128,
+        envs_per_segment=4,
+        num_epochs=1,
+        num_minibatches=4,
+        advantages=method,
+        **entropy,
+    )
+    policy = PolicyConfig(kind="mlp", channels=16, hidden=32, window=1)
+    return dataclasses.replace(nca.load_agent("panel"), policy=policy, learner=learner, num_seeds=1)
 
 
 def curve(method, seed, tested):
@@ -41,7 +49,9 @@ def curve(method, seed, tested):
     from nca_trader.evaluate.selection import Acting
     from nca_trader.runs.checkpoint import Checkpoints
 
-    config = dataclasses.replace(nca.load_env("panel_daily"), random_costs=None)
+    # PPO and the path-wise estimator both learn from the logarithm of growth here.
+    daily = nca.load_env("panel_daily")
+    config = dataclasses.replace(daily, random_costs=None, reward="log_return", risk_aversion=0.0)
     agent = agent_of(method)
     panel = trend_panel(ASSETS, BARS, seed=1000 + seed, sharpe=SHARPE).bars
     env = nca.TradingEnv(panel, config)

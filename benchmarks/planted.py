@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 import nca_trader as nca
-from benchmarks.agents import RATE, RISK, WARM, Study, agent_of, baselines, env_of, rows_of
+from benchmarks.agents import AGENT, ENV, WARM, Study, agent_of, baselines, env_of, rows_of
 from nca_trader.agents.policy import make_policy
 from nca_trader.data.synthetic import make, market, switching
 from nca_trader.envs.account.state import rules_of
@@ -73,7 +73,7 @@ WHOLE = {
     "num_segments": 16,
     "rate": 1e-2,
     "env": {
-        "risk_aversion": RISK * TRAINED / ASSETS,
+        "risk_aversion": ENV.risk_aversion * TRAINED / ASSETS,
         "random_costs": (1.0, 2.0),
         "volatility_span": 500,  # volatility is constant here
     },
@@ -104,7 +104,7 @@ class Best(NamedTuple):
         return found
 
 
-def best(truth: Truth, risk: float = RISK, cost: float = COST) -> Best:
+def best(truth: Truth, risk: float = ENV.risk_aversion, cost: float = COST) -> Best:
     """Return the exact rule for positions up to a full one either way.
 
     `E[r] = m` and `E[r^2] = S + m^2`, with the filter's m and S. A position a earns
@@ -185,7 +185,7 @@ class Recipe:
         self,
         policy: str = POLICY,
         num_seeds: int = 2,
-        rate: float = RATE,
+        rate: float = AGENT.optimizer.learning_rate,
         env: dict[str, Any] | None = None,
         **learner: Any,
     ):
@@ -258,7 +258,7 @@ def utility(weights: np.ndarray, cost: np.ndarray, states: np.ndarray, truth: Tr
     noise = SIGMA**2 + truth.spread**2 - known**2
     held, m = weights[1:], states[:-1]  # what a close knows is earned in the next bar
     mean = (held * m).sum(1) - cost[1:]
-    return float((mean - RISK / 2 * ((held**2 * noise).sum(1) + mean**2)).mean())
+    return float((mean - ENV.risk_aversion / 2 * ((held**2 * noise).sum(1) + mean**2)).mean())
 
 
 def sharpe(returns: np.ndarray) -> float:

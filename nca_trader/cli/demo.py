@@ -19,7 +19,7 @@ from nca_trader.cli.backtest import looks_at
 from nca_trader.cli.options import add_options, typed
 from nca_trader.cli.train import selection_line
 
-NUM_SEEDS = 3
+LEAST_SEEDS = 3  # one seed says nothing of how much a seed matters
 OFTEN_SEEN = (
     "The years 2013 to 2018 have been looked at dozens of times: they illustrate, and nothing is "
     "judged on them."
@@ -30,7 +30,7 @@ AS_FUTURES = (
 )
 # What `command_of` leaves out.
 DEFAULTS = {
-    "env": "panel_daily", "agent": "panel_nca", "steps": 3_000_000, "seed": 0, "panel": None,
+    "env": "panel_daily", "agent": "panel_nca", "steps": None, "seed": 0, "panel": None,
 }  # fmt: skip
 # Bars of a panel: half of them train, three tenths select and judge, the rest are the test.
 TRAIN_SHARE, SELECT_SHARE = 0.5, 0.8
@@ -61,7 +61,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         help="a panel of assets: FILE, or futures that lie next to the checkout; without them, or "
         "with `simulated`, drawn ones",
     )
-    parser.add_argument("--steps", type=int, help="environment steps of each seed (%(default)s)")
+    parser.add_argument("--steps", type=int, help="environment steps of each seed (the agent's)")
     parser.set_defaults(**DEFAULTS)
 
 
@@ -181,7 +181,8 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
         with stage("features", "read bars, compute features"):
             # Training gets no later bar, so it cannot learn from one.
             env = TradingEnv(bars.between(None, job.train_until), load_env(args.env))
-        agent = dataclasses.replace(load_agent(args.agent), num_seeds=NUM_SEEDS)
+        agent = load_agent(args.agent)
+        agent = dataclasses.replace(agent, num_seeds=max(agent.num_seeds, LEAST_SEEDS))
         total = planned_steps(agent, args.steps)
         with stage("train"), stop_on_signal("update") as stop:
             select = Selector(bars, job.train_until, job.select_until)
@@ -275,7 +276,7 @@ def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: 
     from nca_trader.runs.manifest import Run
 
     path, bars = run.path, job.bars
-    seeds = list(range(NUM_SEEDS))
+    seeds = list(range(run.agent_config.num_seeds))
     mean = Run(path, force_agent=True)
     agents = [*(Run(path, seed=i, force_agent=True) for i in seeds), mean]
     selecting, testing = job.spans

@@ -1,5 +1,6 @@
 """The study of agents: training ends before its date, and one look at each test span."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -48,6 +49,25 @@ def test_each_recipe_looked_once_at_each_test_span_and_the_page_shows_it(root):
         assert learner_of(row) == first
         assert row["manifest"]["env"]["features"] == rows[0]["manifest"]["env"]["features"]
         assert row["manifest"]["env"]["random_costs"] == [5.0, 10.0]
+
+
+def test_the_recipe_of_the_presets_is_that_of_the_rows():
+    def told(config):
+        return json.loads(json.dumps(dataclasses.asdict(config)))
+
+    agent, env = told(nca.load_agent("panel")), told(nca.load_env("panel_daily"))
+    for row in agents.rows_of(agents.RESULTS):
+        known = row["manifest"]
+        assert learner_of(row).items() <= agent["learner"].items()
+        assert known["agent"]["optimizer"].items() <= agent["optimizer"].items()
+        assert known["agent"]["num_seeds"] == agent["num_seeds"]
+        # A study has its own costs, and 1 as the largest size where money cannot be borrowed.
+        own = {"costs", "size_cap"}
+        assert {k: v for k, v in known["env"].items() if k not in own}.items() <= env.items()
+        policy = told(agents.agent_of(row["policy"]).policy)
+        assert known["agent"]["policy"].items() <= policy.items()
+    assert told(agents.agent_of("linear")) == agent
+    assert told(agents.agent_of("nca")) == told(nca.load_agent("panel_nca"))
 
 
 def test_curves_are_those_of_the_rows_and_no_account_of_training_went_bankrupt():

@@ -75,9 +75,11 @@ def test_a_policy_of_another_kind_states_its_window(name):
     assert re.findall(r"^# receptive field: (\d+) bars?$", text, re.M) == [str(policy.window)]
 
 
-def test_a_panel_trains_at_the_full_inflated_costs_and_without_an_entropy_bonus():
+def test_a_panel_trains_path_wise_at_the_full_inflated_costs():
     agent, env = load_agent("panel"), load_env("panel_daily")
-    assert agent.curriculum.costs_from == 1.0 and agent.learner.entropy_coef == 0.0
+    assert agent.curriculum.costs_from == 1.0 and agent.learner.advantages == "pathwise"
+    # Growth alone has no best size where nothing is paid for.
+    assert env.reward == "mean_variance" and env.risk_aversion > 0.0
     assert env.random_costs is not None and min(env.random_costs) >= 5.0
     # A full book of N assets has a gross of N times the largest weight of one of them.
     assert env.sizing == "volatility" and env.size is None and env.max_gross is None
