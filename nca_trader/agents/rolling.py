@@ -268,6 +268,7 @@ def _shifted(window: Array, x: Tensor, present: Tensor) -> Array:
 
 def _split(x: Array) -> tuple[Array, Array]:
     """Return two floats of at most 26 and 27 bits, whose sum is `x`."""
+    # By bits: Dekker's product with 2^27 + 1 overflows for large numbers, and this does not.
     upper = jax.lax.reduce_precision(x, exponent_bits=11, mantissa_bits=25)
     return upper, x - upper
 

@@ -60,6 +60,7 @@ def equal_weight() -> Strategy:
 
     def act(listed: Array, bar: Bar) -> tuple[Array, Array]:
         listed = listed | bar.present
+        # Of those listed so far, and not of all: nobody knows yet who will be listed.
         return listed, jnp.where(listed, 1.0, 0.0) / jnp.maximum(listed.sum(), 1)
 
     def init(num_assets: int) -> Array:
@@ -139,6 +140,7 @@ def tuned_sma(
         none = jnp.zeros((len(pairs), num_assets))
         states = [cross.init(num_assets) for cross in crosses]
         count = jnp.zeros(num_assets, jnp.int32)
+        # -1 stands for no choice yet.
         return states, none, none, jnp.full(num_assets, jnp.nan), count - 1, count
 
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
@@ -151,9 +153,11 @@ def tuned_sma(
         paid = cost * jnp.where(known[None], jnp.abs(new - held), 0.0)
         scores = scores + jnp.log1p(held * return_[None] - paid)
         seen = seen + bar.present
+        # In the asset's own bars: one that is listed late gets its first choice later.
         due = bar.present & (seen % every == 0)
         best = jnp.argmax(scores, axis=0).astype(chosen.dtype)
         chosen = jnp.where(due, best, chosen)
+        # A gather needs an index where nothing is chosen yet; the next line drops what it finds.
         followed = jnp.take_along_axis(new, jnp.maximum(chosen, 0)[None], axis=0)[0]
         target = jnp.where(chosen < 0, 0.0, followed * _share(bar))
         close = jnp.where(bar.present, bar.close, close)
@@ -231,6 +235,7 @@ def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strat
         state, before = past.update(state, bar.close, bar.present)
         return_ = jnp.where(jnp.isnan(before), -jnp.inf, bar.close / before - 1.0)
         known = jnp.isfinite(return_)
+        # By pairs: how many are held depends on the bar, and `top_k` needs a fixed number.
         # Of equal returns the first asset counts as the higher.
         higher = return_[None, :] > return_[:, None]
         number = jnp.arange(len(return_))
@@ -334,6 +339,7 @@ def random(seed: Any = 0, hold: Any = 10) -> Strategy:
     _refuse_periods("random", hold=hold)
 
     def act(row: Array, bar: Bar) -> tuple[Array, Array]:
+        # A toss follows from its number, so the state holds no key and a restart repeats it.
         key = jax.random.fold_in(jax.random.key(seed), row // hold)
         return row + 1, jax.random.bernoulli(key, 0.5, bar.close.shape) * _share(bar)
 
@@ -365,6 +371,7 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
     unit = 100.0  # percent: the prior of coefficients of variance 1 is then a weak one
 
     def init(num_assets: int) -> Any:
+        # The first input is always 1; its coefficient is the mean return.
         inputs = jnp.zeros((num_assets, size)).at[:, 0].set(1.0)
         inverse = jnp.broadcast_to(jnp.eye(size), (num_assets, size, size))
         close, seen = jnp.full(num_assets, jnp.nan), jnp.zeros(num_assets, jnp.int32)
@@ -381,6 +388,7 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
         return_ = unit * (bar.close / close - 1.0)
         known = bar.present & ~jnp.isnan(return_)
         return_ = jnp.where(known, return_, 0.0)
+        # With the inputs of the close before, which have not seen this return.
         learnt = jax.vmap(learn)(inputs, weights, inverse, return_)
         shifted = jnp.concatenate([inputs[:, :1], return_[:, None], inputs[:, 1:-1]], axis=1)
         ready = known & (seen >= lags)

@@ -131,6 +131,7 @@ class Strategy:
             number = isinstance(value, Real) and not isinstance(value, bool)
             if not isinstance(value, Array) and not (number and least <= value < math.inf):
                 raise ConfigError(f"with_volatility({name}={value!r}): give at least {least:g}.")
+        # A floor that keeps 0 out of the division; `cap` is what bounds the size.
         sizing = Sizing(annual, span, 1e-9, cap)
 
         def init(num_assets: int) -> Any:
@@ -184,6 +185,8 @@ class Strategy:
 
     def _around(self, init: Callable, act: Callable, what: str) -> Strategy:
         """Return a strategy around this one; it sees the portfolio if this one does."""
+        # `sees_portfolio` counts the arguments of `act`, so a wrapper must have as many as the
+        # strategy inside: an account without a book of entries is cheaper to simulate.
         taken = act if self.sees_portfolio else lambda state, bar: act(state, bar, None)
         return dataclasses.replace(self, init=init, act=taken, name=f"{self.name}, {what}")
 

@@ -275,6 +275,7 @@ def mean_variance(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
 
     Source: Ritter, Machine Learning for Trading (2017), for a mean that is small per bar.
     """
+    # In float32 `exp(x) - 1` would lose most digits of a bar's small return.
     simple = jnp.expm1(step.log_return)
     return simple - 0.5 * config.risk_aversion * simple**2
 

@@ -264,6 +264,7 @@ def aged(book: Book, account: Account, bar: Bar, left: Array) -> Book:
     """Close the bar: positions that were left are forgotten, the others are a bar older."""
     held = account.held
     flat = jnp.abs(held) < FLAT
+    # After this bar's levels were checked: a trailing stop follows earlier bars only.
     extreme = jnp.where(held > 0.0, jnp.fmax(book.best, bar.high), jnp.fmin(book.best, bar.low))
     return book._replace(
         entry=jnp.where(flat, jnp.nan, book.entry),

@@ -344,6 +344,7 @@ def lifted(guard: Guard) -> Guard:
 def _counted(guard: Guard, intent: Intent, limits: Limits) -> Guard:
     """Return the guard at this close, before anything is ordered."""
     today, now = jnp.asarray(intent.seconds) // DAY, jnp.asarray(intent.log_equity)
+    # A day's loss counts from the last close before it, so that a gap overnight is part of it.
     opened = jnp.where(today == guard.day, guard.opened, guard.close)
     peak, halted = jnp.maximum(guard.peak, now), guard.halted
     for limit, since, code in (
@@ -352,6 +353,7 @@ def _counted(guard: Guard, intent: Intent, limits: Limits) -> Guard:
     ):
         if limit is not None:
             broken = now - since < math.log1p(-limit)
+            # The limit that broke first stays the reason.
             halted = jnp.where((halted == 0) & broken, code, halted).astype(jnp.int8)
     return guard._replace(peak=peak, close=now, opened=opened, day=today, halted=halted)
 
