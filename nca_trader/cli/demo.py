@@ -19,7 +19,6 @@ from nca_trader.cli.backtest import looks_at
 from nca_trader.cli.options import add_options, typed
 from nca_trader.cli.train import selection_line
 
-LEAST_SEEDS = 3  # one seed says nothing of how much a seed matters
 OFTEN_SEEN = (
     "The years 2013 to 2018 have been looked at dozens of times: they illustrate, and nothing is "
     "judged on them."
@@ -163,6 +162,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.agents import load_agent
     from nca_trader.cloud import local
+    from nca_trader.config.agent import LEAST_SEEDS
     from nca_trader.envs import load_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.evaluate.selection import Selector

@@ -61,7 +61,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("num-folds", "N", int, 10, "combinatorial: equal parts of the bars (default 10)"),
         ("num-test", "N", int, 2, "combinatorial: parts that each split tests on (default 2)"),
         ("metric", "NAME", str, "sharpe", "that the train span chooses by (default sharpe)"),
-        ("seeds", "N", int, 3, "agents that each fold trains (default 3)"),
+        ("seeds", "N", int, None, "agents that each fold trains (its num_seeds, or 3)"),
         ("steps", "N", int, None, "environment steps of each agent in each fold"),
         ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
         ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),

@@ -225,6 +225,7 @@ NEIGHBOURS = ("none", "ring", "nearest", "all")
 # Far above what trains: a mistyped or damaged number would take all memory or never end.
 MAX_STEPS, MAX_WIDTH = 1024, 1 << 16
 MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
+LEAST_SEEDS = 3  # of a demo and a walk-forward: one agent does not show how much a seed matters
 
 
 @strict

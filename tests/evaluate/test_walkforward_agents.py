@@ -154,14 +154,14 @@ def test_a_run_that_a_walk_cannot_decide_on_is_refused_before_the_first_fold(bar
     ):
         one = dataclasses.replace(agent, num_seeds=seeds)
         run = untrained_run(tmp_path / name, bars[:rows], ENV, one)
-        given = {"train": 160, "test": 40, "env": ENV, "seeds": 2, "deploy": run}
+        given = {"train": 160, "test": 40, "env": ENV, "deploy": run}
         if says is None:
             with pytest.raises(RuntimeError, match="begun"):
-                nca.walk_forward(bars, AGENT, folder=trained, done=_stop, **given)
+                nca.walk_forward(bars, agent, folder=trained, done=_stop, **given)
             assert trained.exists()
             continue
         with pytest.raises(ConfigError, match=says):
-            nca.walk_forward(bars, AGENT, folder=tmp_path / f"of {name}", **given)
+            nca.walk_forward(bars, agent, folder=tmp_path / f"of {name}", **given)
         assert not (tmp_path / f"of {name}").exists()
     with pytest.raises(ConfigError, match="of a strategy"):
         nca.walk_forward(bars, nca.rules.buy_and_hold(), train=160, test=40, deploy=run)

@@ -18,6 +18,7 @@ from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposu
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import Place, place
 from nca_trader.config import EnvConfig
+from nca_trader.config.agent import LEAST_SEEDS
 from nca_trader.config.ranges import expect
 from nca_trader.config.spans import Spans, check_grid, check_metric, check_spans
 from nca_trader.data.synthetic import Task
@@ -80,7 +81,7 @@ def walk_forward(
     grid: Grid | None = None,
     metric: str = "sharpe",
     env: EnvConfig | str | os.PathLike[str] | None = None,
-    seeds: int = 3,
+    seeds: int | None = None,
     steps: int | None = None,
     seed: int = 0,
     warm_start: bool = False,
@@ -124,7 +125,8 @@ def walk_forward(
       grid: values of each parameter, e.g. `{"fast": (5, 10), "slow": (50, 100)}`.
       metric: of `Result.metrics`, by which the train span chooses a combination; more is better.
       env: of an agent, a config, a preset's name or a path.
-      seeds: agents that each fold trains; the mean of what they order is traded.
+      seeds: agents that each fold trains; the mean of what they order is traded. None is the
+        agent's `num_seeds`, or 3 where that is 1.
       steps: environment steps of each seed in each fold; None is the agent's own.
       seed: of all random numbers; seed i of a fold trains with `seed + i`.
       warm_start: each fold's agents begin with the parameters of the fold before.
@@ -173,11 +175,15 @@ def walk_forward(
         config = dataclasses.replace(config, costs=costs)
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
     _refuse_subject(subject, grid, scheme, seeds, warm_start)
+    name = name or _name_of(subject)
+    subject = load_agent(subject) if agent else subject
+    own: int = subject.num_seeds if agent else 1
+    seeds = seeds or (LEAST_SEEDS if agent and own == 1 else own)
     given = {"fill": fill, "order": order} | limits
     setup = Setup(
         bars=bars,
         folds=tuple(make_folds(bars, spans)),
-        subject=load_agent(subject) if agent else subject,
+        subject=subject,
         grid=grid,
         metric=metric,
         costs=costs or (config.costs if config else Costs()),
@@ -191,7 +197,6 @@ def walk_forward(
         last = max(span[1] for fold in setup.folds for span in fold.test) - 1
         recipe = None if config is None else (config, setup.subject)
         refuse_other(deploy, recipe, seeds, bars, last)
-    name = name or _name_of(subject)
     walk = _Walk(setup, spans, seeds, seed, warm_start, folder, trials, workers, check, done, name)
     each, unit = (seeds, "agents") if agent else (1, "folds")
     with Progress(each * len(setup.folds), "walk forward", unit) as shown:
@@ -212,7 +217,9 @@ def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
     return env if isinstance(env, EnvConfig) else load_env(env)
 
 
-def _refuse_subject(subject: Any, grid: Grid, scheme: str, seeds: int, warm_start: bool) -> None:
+def _refuse_subject(
+    subject: Any, grid: Grid, scheme: str, seeds: int | None, warm_start: bool
+) -> None:
     """Refuse a subject that is none of those that can be walked, and settings without effect."""
     agent = is_agent(subject)
     if not (agent or isinstance(subject, Strategy) or callable(subject)):
@@ -232,7 +239,7 @@ def _refuse_subject(subject: Any, grid: Grid, scheme: str, seeds: int, warm_star
             f"{argument('scheme', scheme)}: an agent trains on one span of bars; take rolling or "
             "expanding."
         )
-    if seeds < 1 or isinstance(seeds, bool):
+    if seeds is not None and (seeds < 1 or isinstance(seeds, bool)):
         raise ConfigError(f"{argument('seeds', seeds)}: give a whole number of at least 1.")
     if warm_start and not agent:
         raise ConfigError(f"{argument('warm_start')}: is of an agent; leave it out.")
