@@ -36,6 +36,7 @@ TRAIN_SHARE, SELECT_SHARE = 0.5, 0.8
 # A checkout may have real futures next to it; their file has closes alone.
 FUTURES = "shared/data/futures_daily.parquet"
 MOST_WARM = 300  # bars: the longest feature of `panel_daily` and some more
+YEAR = 252  # bars
 SIMULATED, PLANTED = "simulated", 2.0  # the Sharpe ratio of the best rule
 REPAIR = "close-only,no-volume,keep-jumps"
 # Files in the run's folder.
@@ -314,7 +315,7 @@ def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: 
         SeedScore(seed=seed, training=first, selection=second, out_of_sample=third)
         for seed, first, second, third in zip([*seeds, None], *sharpe, strict=True)
     ]
-    advice = [] if gate.passed else _advice(args, run)
+    advice = [] if gate.passed else _advice(args, run, job)
     return Findings(mean, results, scores, baselines, gate, checks, advice, parity, paper)
 
 
@@ -378,13 +379,16 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     ]
 
 
-def _advice(args: argparse.Namespace, run: Any) -> list[str]:
+def _advice(args: argparse.Namespace, run: Any, job: Job) -> list[str]:
     """Return what a user should try next where the gate says no."""
     config = run.env_config
+    # Folds over all bars before the test span, on the demo's own file: it runs as it is printed.
+    spans = {"train": job.bars.row(job.select_until, "start") // 2, "test": YEAR}
+    files = {"data": str(run.path / BARS), "until": job.select_until, "deploy": str(run.path)}
+    walk = typed("walkforward", agent=args.agent, env=args.env, **files, **spans)
     factor = " to ".join(f"{x:g}" for x in config.random_costs or (1.0, 1.0))
-    walk = typed("walkforward", agent=args.agent, env=args.env, data="FILE", train=2520, test=252)
     more = [
-        f"Judge the recipe on more years than one span has: {walk} --deploy {run.path}",
+        f"Judge the recipe on more years than one span has: {walk}",
         f"Train at other costs than {factor} times the true ones (random_costs of the "
         "environment), and select on the same span. The more often a test span is used, the "
         "luckier is its best.",
