@@ -93,6 +93,7 @@ def test_what_is_wrong_is_one_line_before_anything_trains(command, args, says):
     assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
     for name, bar in prove_runs.BARS.items():
         trial = trial_of(name)

@@ -43,6 +43,7 @@ def test_runs_are_listed_with_what_they_were_trained_on_and_a_damaged_one_as_suc
     assert runs_in(own.runs).loc["tiny", "seeds"] == 1
 
 
+@pytest.mark.slow
 def test_a_comparison_has_the_settings_that_differ_and_no_others(own, tmp_path, command):
     other = own.runs / "other"
     options = ("--env", own.folder / "env.toml", "--agent", own.folder / "agent.toml")

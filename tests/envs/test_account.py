@@ -184,6 +184,7 @@ def test_a_gap_beyond_equity_ruins_and_nothing_trades_after(fill):
     assert (result.turnover.to_numpy()[2:] == 0).all()
 
 
+@pytest.mark.slow
 def test_gradients_stay_finite_through_ruin():
     def final(weight):
         account = accounts.open_account(jnp.reshape(weight, (1,)))

@@ -116,6 +116,7 @@ class SeesTheFuture(TradingEnv):
         return super().window(observation._replace(index=observation.index + 1), length)
 
 
+@pytest.mark.slow
 def test_what_is_sound_is_not_reported():
     report = check_env(TradingEnv(BARS, CONFIG))
     assert report.passed and not [check for check in report.checks if check.skipped], str(report)

@@ -171,7 +171,7 @@ def test_a_preset_draws_its_own_bars():
         ("lagged_ar", dict(lag=3), 0.0, 0.01 / math.sqrt(1 - 0.3**2)),
     ],
 )
-@pytest.mark.few(3)
+@pytest.mark.slow
 def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, deviation):
     """Two paths show the same state as the same number; another draw's moments differ by draw."""
     one, two = (synthetic.make(name, num_bars=400, seed=s, **given) for s in (1, 2))

@@ -280,6 +280,7 @@ def test_a_cost_that_cannot_be_trusted_is_refused_in_one_line(own_code, name, me
     assert len(str(refused.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_cost_may_print_while_it_is_written(own_code, capfd):
     nca.backtest(quoted_bars(), nca.rules.momentum(5), Costs(own=("own_steps:loud",)))
     jax.effects_barrier()

@@ -124,6 +124,7 @@ def test_the_break_even_of_one_purchase_is_its_gain_over_its_commission(rising):
     assert np.isinf(found.break_even) and "gains at all costs" in found.sentence
 
 
+@pytest.mark.slow
 def test_there_is_no_break_even_without_costs_or_without_a_gain(bars):
     free = nca.backtest(bars, np.ones(300), order="on_change").stress(delays=())
     assert np.isnan(free.break_even) and "nothing" not in free.sentence

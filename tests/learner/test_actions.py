@@ -22,7 +22,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_an_agent_trains_and_its_backtest_is_the_environments_own_walk(kind, tmp_path):
     config = dataclasses.replace(ENV, random_start=False, **KINDS[kind])
     bars = random_bars(np.random.default_rng(0), 260, 2)

@@ -31,7 +31,6 @@ AGENT = dataclasses.replace(
     policy=PolicyConfig(kind="mlp", hidden=4, window=2),
     learner=dataclasses.replace(tiny.AGENT.learner, segment_length=4, envs_per_segment=2),
 )
-SLOW = pytest.mark.slow
 
 
 @functools.cache
@@ -70,7 +69,8 @@ def collected_by_one():
     return collected(1, 3, True)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW), 8])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.slow
 def test_a_deterministic_mesh_collects_the_same_bits_as_one_device(devices):
     want = collected_by_one()
     assert (want[0].weight != np.round(want[0].weight)).mean() > 0.2  # what is held has moved

@@ -165,6 +165,7 @@ def test_values_and_occupancies_equal_a_sum_over_all_sequences_of_actions(two):
             )
 
 
+@pytest.mark.slow
 def test_expected_loss_is_the_mean_of_sampled_ones(one):
     """The environment's own accounts visit states and take actions as the recursion says."""
     many = dataclasses.replace(LEARNER, envs_per_segment=4000)

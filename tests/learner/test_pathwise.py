@@ -124,9 +124,8 @@ AT = [
 ]
 
 
-@pytest.mark.parametrize(
-    "discount", [0.8, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.2, 1.0))]
-)
+@pytest.mark.parametrize("discount", [0.8, 0.2, 1.0])
+@pytest.mark.slow
 def test_the_gradient_is_the_adjoint_written_by_hand(discount):
     part = parts(discount=discount)
     hand, head = Hand(part), head_of(part)
@@ -250,7 +249,8 @@ def test_at_an_order_of_nothing_the_derivative_is_between_those_of_buying_and_se
             assert right - 1e-6 <= got[0, 3, asset] <= left + 1e-6
 
 
-@pytest.mark.parametrize("reward", ["drawdown", pytest.param("log_return", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reward", ["drawdown", "log_return"])
+@pytest.mark.slow
 def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
     config = EnvConfig(
         features=("return_1",), reward=reward, actions="weights", size=40.0, max_gross=None,

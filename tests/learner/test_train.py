@@ -231,6 +231,7 @@ def test_a_run_that_is_done_is_left_alone(place, straight):
     assert seen == [] and contents() == before
 
 
+@pytest.mark.slow
 def test_a_run_may_be_asked_to_go_further(place):
     folder = place.folder / "further"
     train(place.env, place.agent, folder, seed=3, steps=2 * PER_UPDATE)

@@ -53,6 +53,7 @@ def test_the_same_seed_is_the_same_run_on_any_number_of_devices(stage, devices):
         assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_seed_is_a_run_bit_for_bit_and_another_seed_is_another(stage):
     (a, rows), (b, _) = run(stage, 1), run.__wrapped__(stage, 1)
     jax.tree.map(np.testing.assert_array_equal, a[-1], b[-1])
@@ -62,6 +63,7 @@ def test_a_seed_is_a_run_bit_for_bit_and_another_seed_is_another(stage):
     assert rows[0]["grad_norm"] > 1e-3
 
 
+@pytest.mark.slow
 def test_segments_are_split_over_the_devices_and_the_rest_is_on_each(stage):
     learner = stage.learner(8)
     state = learner.init(jax.random.key(0))

@@ -80,6 +80,7 @@ def shown(path):
     return {row[0]["text"]: row[2]["text"] for row in table["rows"]}
 
 
+@pytest.mark.slow
 def test_each_sleeve_of_a_replay_is_watched_and_the_journal_says_for_what(stage, tmp_path, usual):
     bars, path = wilder(stage.bars(num_bars=BARS)), tmp_path / "paper.db"
     policy = stage.agent(features=Known(stage), order="rebalance")

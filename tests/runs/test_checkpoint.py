@@ -112,6 +112,7 @@ def check_harms(saved, tmp_path, seeds):
     return fell_back
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_and_every_cut_file_is_found(saved, tmp_path):
     assert check_harms(saved, tmp_path, range(8)) == 8
 
@@ -136,6 +137,7 @@ def test_a_checkpoint_whose_files_have_no_sums_yet_is_good(without_file_sums):
 
 # Orbax leaves reads behind when one fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
 def test_the_sums_of_the_leaves_alone_let_no_wrong_value_through(without_file_sums, tmp_path):
     assert check_harms(without_file_sums, tmp_path, range(300, 308)) > 0
     time.sleep(0.3)  # so that what they print ends within this test
