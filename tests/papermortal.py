@@ -30,7 +30,7 @@ def act(what, argv):
 
 
 def arm(fatal, argv):
-    from nca_trader.paper.exchange_client import RemoteExchange
+    from nca_trader.paper.exchange_process import RemoteExchange
     from nca_trader.paper.journal import Journal
 
     calls, doomed = 0, False

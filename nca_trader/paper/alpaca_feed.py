@@ -19,10 +19,9 @@ from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import Sessions, new_york
 from nca_trader.errors import ConfigError
 from nca_trader.paper.alpaca import guarded, nanoseconds, paper_keys
-from nca_trader.paper.closing import DAY_SECONDS, Grid, Row
 from nca_trader.paper.net import TIMEOUT, GuardedSession, Keys, check_url
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import VenueFeed
+from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, VenueFeed
 
 with warnings.catch_warnings():  # it imports the old client of `websockets`
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -15,8 +15,8 @@ from nca_trader.data.bars import write_bars
 from nca_trader.data.calendar import EVERY_DAY
 from nca_trader.errors import BarError, ConfigError, StateError, argument
 from nca_trader.paper.clock import NANOSECONDS, Clock
-from nca_trader.paper.closing import DAY_SECONDS, Grid, Row, Source, bars_of
 from nca_trader.paper.venue import Unreachable
+from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, Source, bars_of
 from nca_trader.progress import Progress
 from nca_trader.types import Bars
 
@@ -225,9 +225,9 @@ def fetch(
         source = alpaca_feed.open_source(symbols, every, **options)
         sessions = alpaca_feed.stock_sessions()
     elif kind == "ccxt" and exchange:
-        from nca_trader.paper import ccxt_feed
+        from nca_trader.paper import ccxt_venue
 
-        source = ccxt_feed.open_source(exchange, symbols, every, **options)
+        source = ccxt_venue.open_source(exchange, symbols, every, **options)
         sessions = EVERY_DAY
     else:
         raise ConfigError(f"{venue!r} has no history; give alpaca or ccxt:EXCHANGE.")

@@ -17,12 +17,13 @@ from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
 from nca_trader.paper.chain import (
     Event,
+    Head,
     connect_reader,
     events_of,
     examine,
+    sibling,
 )
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.head import Head, sibling
 from nca_trader.paper.journal import Journal, canonical, read_events, verify
 from nca_trader.paper.risk import lifts_of
 from nca_trader.paper.session import trade_replay

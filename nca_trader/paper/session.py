@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 
 from nca_trader.cloud import CloudPath
+from nca_trader.config.extensions import called, load
 from nca_trader.config.ranges import expect, moment
-from nca_trader.config.reading import replayed
+from nca_trader.config.reading import parse_step, replayed, source_of
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.exchange import parse_faults
+from nca_trader.paper.exchange_process import start_exchange
 from nca_trader.paper.feed import LiveFeed, ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.loop import Session
@@ -23,6 +27,7 @@ from nca_trader.paper.risk import Lifts
 from nca_trader.paper.sleeve_books import Pool
 from nca_trader.paper.sleeved import SleevedHolder, SleevedVenueHolder
 from nca_trader.paper.subjects import Subject, Terms, check_subject, subject_on
+from nca_trader.paper.venue import Venue
 from nca_trader.progress import Progress
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.universe import trained_symbols
@@ -113,8 +118,6 @@ def paper_trade(
     expect("capital", capital, Real, "a sum of money")
     live = None
     if replayed(feed, broker) is None:
-        from nca_trader.paper.sources import open_feed  # it imports the adapters of venues
-
         live = open_feed(feed, (reading or {}).get("every"))
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
@@ -218,7 +221,6 @@ def _trade_live(
 ) -> dict[str, Any]:
     """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
     from nca_trader.paper.live import WARMUP, LiveSession
-    from nca_trader.paper.sources import open_venue
 
     agent, members, holder = subject.agent, subject.members, None
     if members:
@@ -231,3 +233,94 @@ def _trade_live(
             session = LiveSession(agent, feed, venue, opened, capital, start, warmup, holder=holder)
             with session.switch.listening():
                 return session.trade(stop) | {"durability": opened.durability}
+
+
+def open_feed(text: str, every: str | None) -> LiveFeed:
+    """Return the live feed that `--feed` names.
+
+    Args:
+      text: "alpaca:SYM,..", "ccxt:EXCHANGE:SYM" or "module:name", a callable that returns a feed.
+      every: length of a bar; your own feed knows its own.
+
+    Raises:
+      ConfigError: it cannot be opened.
+    """
+    kind, rest = source_of(text, "feed")
+    if kind == "module":
+        return _made(text, "feed", ("symbols", "period", "history", "now", "close"))
+    if every is None or parse_step(every) is None:
+        raise ConfigError(f"{argument('every')} is missing; give the length of a bar, e.g. 1min.")
+    if kind == "alpaca":
+        from nca_trader.paper import alpaca_feed
+
+        return alpaca_feed.open_feed(_symbols(rest), every)
+    from nca_trader.paper import ccxt_venue
+
+    exchange, _, symbols = rest.partition(":")
+    return ccxt_venue.open_feed(exchange, _symbols(symbols), every)
+
+
+def open_venue(
+    text: str,
+    feed: LiveFeed,
+    journal: Path,
+    fresh: bool,
+    capital: float,
+    costs: Costs,
+    rules: Rules,
+) -> Venue:
+    """Return the venue that `--broker` names.
+
+    Args:
+      text: "simulated", with faults as in "simulated:seed=7,mute=0.1"; "alpaca"; "ccxt:EXCHANGE";
+        or "module:name", a callable that returns a venue.
+      feed: whose symbols it must trade.
+      journal: next to which a simulated exchange keeps its books.
+      fresh: whether the journal is new.
+      capital: of a simulated exchange.
+      costs: likewise.
+      rules: likewise.
+
+    Raises:
+      ConfigError: it cannot be opened.
+    """
+    kind, rest = source_of(text, "broker")
+    if kind == "simulated":
+        faults = parse_faults(rest)
+        return start_exchange(
+            journal, capital, costs, feed.symbols, rules, faults=faults, fresh=fresh
+        )
+    if kind == "module":
+        methods = ("submit", "cancel", "look_up", "working", "activity", "holdings", "now")
+        return _made(text, "broker", ("name", "instrument", *methods, "close"))
+    if kind == "alpaca":
+        from nca_trader.paper import alpaca
+
+        return alpaca.open_venue(feed.symbols)
+    if not rest:
+        raise ConfigError(f"{argument('broker', text)}: names no exchange; give ccxt:EXCHANGE.")
+    from nca_trader.paper import ccxt_venue
+
+    return ccxt_venue.open_venue(rest, feed.symbols)
+
+
+def _symbols(text: str) -> tuple[str, ...]:
+    found = tuple(symbol.strip() for symbol in text.split(",") if symbol.strip())
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"{argument('feed')}: {text!r} names no symbol, or one twice.")
+    return found
+
+
+def _made(text: str, what: str, needed: tuple[str, ...]) -> Any:
+    """Return what the user's callable returns, if it has every name that the seam needs."""
+    where = argument(what, text)
+    try:
+        found = load(f"{what}s", text)
+        if not text.endswith(")"):
+            found = called(found, text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    missing = [name for name in needed if not hasattr(found, name)]
+    if missing:
+        raise ConfigError(f"{where}: what it returns has no {', '.join(missing)}; see its guide.")
+    return found

@@ -15,7 +15,7 @@ from typing import Any
 from nca_trader.cloud import Place
 from nca_trader.config.records import read_json, record
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, printable
-from nca_trader.paper.head import writing
+from nca_trader.paper.chain import writing
 from nca_trader.paper.journal import read_events
 from nca_trader.runs.folder import Lines
 from nca_trader.watch.alerts import LABEL

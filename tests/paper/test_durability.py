@@ -90,7 +90,7 @@ REMOVED = [
      "a_commit_is_announced_on_disk_before_the_database_makes_it"),
     ("paper/journal.py", "self._head_file.write(done, after, wait)", "pass", HERE,
      "a_commit_is_announced_on_disk_before_the_database_makes_it"),
-    ("paper/head.py", "os.fdatasync(self._descriptor)", "pass", HERE,
+    ("paper/chain.py", "os.fdatasync(self._descriptor)", "pass", HERE,
      "a_commit_is_announced_on_disk_before_the_database_makes_it"),
     ("paper/journal.py", 'SYNCHRONOUS = "FULL"', 'SYNCHRONOUS = "NORMAL"', JOURNAL,
      "a_commit_is_as_durable_as_sqlite_can_make_it"),

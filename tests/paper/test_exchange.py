@@ -14,8 +14,7 @@ from livedesk import SECOND
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError
 from nca_trader.paper.exchange import Exchange, Faults, parse_faults
-from nca_trader.paper.exchange_client import RemoteExchange
-from nca_trader.paper.exchange_process import start_exchange
+from nca_trader.paper.exchange_process import RemoteExchange, start_exchange
 from nca_trader.paper.venue import Outcome, Ticket, Unreachable
 from nca_trader.types import Costs
 

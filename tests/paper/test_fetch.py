@@ -14,9 +14,9 @@ import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.paper import fetch as fetching
-from nca_trader.paper.closing import Grid, Row
 from nca_trader.paper.fetch import fetch_bars
 from nca_trader.paper.venue import Unreachable
+from nca_trader.paper.venue_feed import Grid, Row
 
 DAY = 86_400
 START = 1_735_689_600  # 2025-01-01
@@ -187,7 +187,7 @@ def test_a_span_without_bars_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("package", "module", "extra"),
     [("alpaca", "alpaca_feed", "alpaca"), ("alpaca", "alpaca", "alpaca"),
-     ("ccxt", "ccxt_feed", "ccxt"), ("ccxt", "ccxt_venue", "ccxt")],
+     ("ccxt", "ccxt_venue", "ccxt")],
 )  # fmt: skip
 def test_a_missing_extra_is_named_in_one_line(monkeypatch, package, module, extra):
     for name in list(sys.modules):

@@ -19,13 +19,12 @@ from livedesk import SECOND, Room, Still, Tape
 from nca_trader.data.bars import write_bars
 from nca_trader.data.calendar import new_york
 from nca_trader.errors import HaltError, NcaTraderError
-from nca_trader.paper.closing import Grid, Row
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.live import LiveSession
 from nca_trader.paper.risk import resume
 from nca_trader.paper.session import paper_trade
-from nca_trader.paper.venue_feed import VenueFeed
+from nca_trader.paper.venue_feed import Grid, Row, VenueFeed
 
 NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
 

@@ -7,10 +7,9 @@ import pytest
 
 from nca_trader.data.calendar import new_york
 from nca_trader.paper import venue_feed
-from nca_trader.paper.closing import Grid, Row, aggregated, bars_of
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import VenueFeed
+from nca_trader.paper.venue_feed import Grid, Row, VenueFeed, aggregated, bars_of
 
 START = 1_750_000_020  # seconds, a whole minute
 NEW_YORK = new_york(2024, 2025)

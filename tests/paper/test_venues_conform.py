@@ -7,7 +7,7 @@ from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
 from fake_venue import CANARY
 
-from nca_trader.paper import alpaca, alpaca_feed, ccxt_feed, ccxt_venue
+from nca_trader.paper import alpaca, alpaca_feed, ccxt_venue
 
 check = pytest.importorskip("nca_trader.paper.check", reason="the suite is of another part")
 MINUTE = 1_750_082_400  # 2025-06-16 14:00 UTC, in a session
@@ -75,7 +75,7 @@ def test_an_alpaca_feed():
 def test_a_ccxt_feed():
     with FakeExchange(CANARY) as fake:
         fake.klines["BTCUSDT"] = bars(3600, 1000)
-        feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], "1h", url=fake.url)
+        feed = ccxt_venue.open_feed("binance", ["BTC/USDT"], "1h", url=fake.url)
         clock = Made(feed, MINUTE + 1800.0)
         fake.clock = lambda: clock.time
         check.check_feed(feed).raise_if_failed()
