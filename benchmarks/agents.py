@@ -30,7 +30,7 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate import statistics
 from nca_trader.evaluate.gate import gate
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.walkforward.stitching import matched_hold
+from nca_trader.evaluate.walkforward.outcome import matched_hold
 from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.runs.trials import data_record
 from nca_trader.types import Bars, Costs

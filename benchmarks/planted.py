@@ -33,7 +33,7 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.selection import Acting
-from nca_trader.evaluate.walkforward.stitching import matched_hold
+from nca_trader.evaluate.walkforward.outcome import matched_hold
 from nca_trader.learner.learner import Learner, make_learner
 from nca_trader.learner.train import planned_steps
 from nca_trader.runs.manifest import Run, commit, now, versions

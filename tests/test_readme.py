@@ -11,7 +11,7 @@ from documents import blocks, pages
 
 import nca_trader
 from nca_trader.cli import build_parser
-from nca_trader.cli.sleeves import sleeve_tables
+from nca_trader.cli.paper import sleeve_tables
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.toml import from_toml_text
 

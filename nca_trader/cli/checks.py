@@ -107,7 +107,7 @@ def check(args: argparse.Namespace) -> None:
             raise ConfigError("--param: is of a strategy; a run has its own, so leave it out.")
         params_of(args)
     if given.get("sleeves"):
-        from nca_trader.cli.sleeves import sleeve_tables
+        from nca_trader.cli.paper import sleeve_tables
 
         for name in ("param", "seed", "order"):
             if name in given:

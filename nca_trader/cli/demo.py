@@ -271,7 +271,7 @@ def _evaluate(
 def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: Stages) -> Findings:
     """Backtest each span, decide, check, and replay the test span on paper."""
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.deploy import deployable
+    from nca_trader.evaluate.gate import deployable
     from nca_trader.evaluate.report.contents import SeedScore
     from nca_trader.paper.parity import compare
     from nca_trader.runs.manifest import Run
@@ -350,7 +350,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     """Return what else a reader should know of the mean agent: name and finding."""
     from nca_trader.agents.baselines import MATCHED
     from nca_trader.agents.policy import num_parameters
-    from nca_trader.evaluate.permutation import break_even, timing_test
+    from nca_trader.evaluate.stress import break_even, timing_test
     from nca_trader.evaluate.verdict import decimal
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))

@@ -15,7 +15,7 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.cli import COMMANDS, build_parser, main
-from nca_trader.cli.sleeves import sleeves_of
+from nca_trader.cli.paper import sleeves_of
 from nca_trader.config import AgentConfig, EnvConfig, LearnerConfig, PolicyConfig
 from nca_trader.config.toml import from_toml_text, literal, preset_folder, to_toml
 from nca_trader.errors import NcaTraderError

@@ -13,7 +13,7 @@ from benchmarks.walkforward import bars_of
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit
 from nca_trader.evaluate.walkforward.folds import Spans, make_folds
-from nca_trader.evaluate.walkforward.stitching import switching
+from nca_trader.evaluate.walkforward.outcome import switching
 
 
 @pytest.fixture(scope="module")

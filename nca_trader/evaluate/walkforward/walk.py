@@ -26,15 +26,19 @@ from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.deploy import mean_exposure, refuse_other
+from nca_trader.evaluate.gate import mean_exposure, refuse_other
 from nca_trader.evaluate.verdict import count
 from nca_trader.evaluate.walkforward import stored
 from nca_trader.evaluate.walkforward.folds import Fold, make_folds
 from nca_trader.evaluate.walkforward.outcome import (
     CONSTANT,
     WalkForward,
+    best_constant,
     difference_of,
+    matched_hold,
+    switching_by_path,
     table_of,
+    targets_by_path,
     verdict_of,
 )
 from nca_trader.evaluate.walkforward.refit import (
@@ -47,12 +51,6 @@ from nca_trader.evaluate.walkforward.refit import (
     is_agent,
     mean_of,
     train_seed,
-)
-from nca_trader.evaluate.walkforward.stitching import (
-    best_constant,
-    matched_hold,
-    switching_by_path,
-    targets_by_path,
 )
 from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs

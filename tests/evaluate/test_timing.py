@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nca_trader import Costs, backtest, rules, sample_bars
-from nca_trader.evaluate.permutation import break_even, shifted, timing_test
+from nca_trader.evaluate.stress import break_even, shifted, timing_test
 
 YEAR = 252.0
 
