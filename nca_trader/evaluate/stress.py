@@ -1,4 +1,4 @@
-"""Stress of a backtest: higher costs, late orders, more capital, the same positions at other times."""
+"""Stress of a backtest: higher costs, late orders, more capital, positions at other times."""
 
 from __future__ import annotations
 

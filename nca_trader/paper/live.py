@@ -19,9 +19,9 @@ from nca_trader.errors import HaltError
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
-from nca_trader.paper.gate import Gate, Passed
+from nca_trader.paper.gate import Gate, Passed, bar_body, bar_of, completed, in_json
 from nca_trader.paper.holders import Sized, VenueHolder
-from nca_trader.paper.journal import Event, Journal, bar_body, bar_of, completed, in_json
+from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
 from nca_trader.paper.loop import MAX_IN_A_ROW, Session
 from nca_trader.paper.risk import Halt, after_resume, broken

@@ -23,9 +23,9 @@ from nca_trader.paper.broker import Broker, Fill
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
 from nca_trader.paper.feed import Feed
-from nca_trader.paper.gate import Gate, Passed, Refusal
+from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, in_json
 from nca_trader.paper.holders import Holder
-from nca_trader.paper.journal import Journal, bar_body, canonical, in_json
+from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.risk import (
     Halt,
     KillSwitch,

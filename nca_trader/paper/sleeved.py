@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from nca_trader.paper.core import Agent, Core, Observed, Outcome, State
+from nca_trader.paper.gate import in_json
 from nca_trader.paper.holders import UNDONE, Holder, Sized, VenueHolder
-from nca_trader.paper.journal import in_json
 from nca_trader.paper.ledger import Books, tickets
 from nca_trader.paper.router import Halting, VenueBroker
 from nca_trader.paper.sleeve_books import Pool, split
