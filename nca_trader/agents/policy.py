@@ -130,7 +130,10 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         # `to_pure_dict` leaves plain dicts of arrays, which need no Flax to read, save or map over.
         trees = {k: nnx.to_pure_dict(nnx.state(m)) for k, m in build(nnx.Rngs(params=key)).items()}
         return {
-            module: {name: _at(trees[module], path) for name, path in known.items()}
+            module: {
+                name: functools.reduce(operator.getitem, path, trees[module])
+                for name, path in known.items()
+            }
             for module, known in paths.items()
         }
 
@@ -180,10 +183,6 @@ def _paths(tree: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[
             yield from _paths(value, path)
         else:
             yield "/".join(map(str, path)), path
-
-
-def _at(tree: Any, path: tuple[Any, ...]) -> Any:
-    return functools.reduce(operator.getitem, path, tree)
 
 
 FORGET.append(_make_policy.cache_clear)

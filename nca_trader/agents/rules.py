@@ -31,7 +31,9 @@ def always_flat() -> Strategy:
       >>> always_flat().name
       'always flat'
     """
-    return Strategy(lambda num_assets: (), lambda s, bar: (s, _none(bar)), "always flat")
+    return Strategy(
+        lambda num_assets: (), lambda s, bar: (s, jnp.zeros_like(bar.close)), "always flat"
+    )
 
 
 def buy_and_hold() -> Strategy:
@@ -442,10 +444,6 @@ def _text(value: Any) -> str:
 def _share(bar: Bar) -> Array:
     """Return 1/A for each asset."""
     return jnp.ones_like(bar.close) / bar.close.shape[0]
-
-
-def _none(bar: Bar) -> Array:
-    return jnp.zeros_like(bar.close)
 
 
 def _long(condition: Array) -> Array:

@@ -61,7 +61,9 @@ def overfit_probability(returns: ArrayLike, num_parts: int = 16) -> Overfit:
         )
     rows = len(r) // num_parts
     parts = r[: rows * num_parts].reshape(num_parts, rows, -1)
-    inside = _halves(num_parts)
+    # The choices of half of the parts as rows of ones, in lexicographic order.
+    bits = np.arange(2**num_parts)[:, None] >> np.arange(num_parts)[::-1] & 1
+    inside = bits[bits.sum(1) == num_parts // 2].astype(np.float64)
     # All splits are one product each: sums and sums of squares of the parts say everything.
     n = rows * num_parts // 2
     mean = inside @ parts.sum(1) / n
@@ -77,12 +79,6 @@ def overfit_probability(returns: ArrayLike, num_parts: int = 16) -> Overfit:
     w = (below + (equal + 1) / 2) / (r.shape[1] + 1)
     logits = np.log(w / (1.0 - w))
     return Overfit(float((logits <= 0.0).mean()), logits)
-
-
-def _halves(num_parts: int) -> np.ndarray:
-    """Return `[splits, S]` the choices of half of S parts as ones, in lexicographic order."""
-    bits = np.arange(2**num_parts)[:, None] >> np.arange(num_parts)[::-1] & 1
-    return bits[bits.sum(1) == num_parts // 2].astype(np.float64)
 
 
 class Superiority(NamedTuple):

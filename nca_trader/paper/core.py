@@ -75,11 +75,6 @@ def place(
     return placed, accounting.capped(placed.ordered, rules)
 
 
-def _open_book(num_assets: int) -> Book:
-    with float64_on_cpu():
-        return jax.tree.map(np.asarray, exits.open_book(num_assets, np.float64))
-
-
 class Decision(NamedTuple):
     """What an agent decides at a close.
 
@@ -317,8 +312,11 @@ class Core:
         return state.rows >= self.agent.first_decision and int(bar.time[0]) >= self._start
 
     def _opened(self, bar: Bar) -> tuple[Account, Book | None]:
-        book = _open_book(len(bar.close)) if self.agent.sees_book else None
-        return self.agent.open(), book
+        account, book = self.agent.open(), None
+        if self.agent.sees_book:
+            with float64_on_cpu():
+                book = jax.tree.map(np.asarray, exits.open_book(len(bar.close), np.float64))
+        return account, book
 
     def _decide(
         self, state: State, bar: Bar, legs: Legs, account: Account | None, book: Book | None

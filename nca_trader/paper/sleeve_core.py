@@ -380,7 +380,7 @@ class SleevedCore:
             return account._replace(ordered=ordered), target
         with float64_on_cpu():
             placed, _ = place(account, target, quote, Costs(), rules._replace(sizing="fixed"))
-        guard = _numpy(placed.guard)
+        guard = jax.tree.map(np.asarray, placed.guard)
         given = np.where(np.isnan(target), np.nan, np.asarray(placed.ordered))
         given = np.where(denied(guard), np.where(np.isnan(target), np.nan, account.held), given)
         ordered = np.asarray(placed.ordered)
@@ -441,7 +441,3 @@ def _changed(before: Sequence[Sequence[Order]], now: Sequence[Sequence[Order]]) 
 def _nets(changes: np.ndarray) -> bool:
     """Whether orders of several sleeves leave nothing for the venue."""
     return bool(abs(changes.sum()) <= NET * np.abs(changes).sum())
-
-
-def _numpy(guard: Any) -> Any:
-    return jax.tree.map(np.asarray, guard)

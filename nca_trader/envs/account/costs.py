@@ -199,7 +199,9 @@ def check_costs(bars: Bars, costs: Costs, trade: Trade) -> None:
         with float64_on_cpu(), own_code(where):
             for size in (*SIZES, *(-size for size in SIZES)):
                 tried = trade._replace(traded=np.full(there.shape, size))
-                rate = np.broadcast_to(_each_bar(cost.rate, tried), there.shape)
+                found = jax.vmap(lambda one, rate=cost.rate: jnp.asarray(rate(one)))(tried)
+                # One rate per bar, or one per bar and asset.
+                rate = np.broadcast_to(np.asarray(found).reshape(len(there), -1), there.shape)
                 wrong = there & ~(np.isfinite(rate) & (cost.rebate | (rate >= 0.0)))
                 if wrong.any():
                     _refuse(where, bars, wrong, rate, size)
@@ -216,12 +218,6 @@ def has_slope(trade: Trade, costs: Costs) -> bool:
     sizes = (0.0, *SIZES, *(-size for size in SIZES))
     slopes = [jax.grad(paid)(jnp.full(np.shape(trade.price), size)) for size in sizes]
     return bool(jnp.isfinite(jnp.stack(slopes)).all())
-
-
-def _each_bar(rate: Callable[[Trade], Any], trade: Trade) -> np.ndarray:
-    """Return `[N, A]` or `[N, 1]` the rates of each bar."""
-    found = np.asarray(jax.vmap(lambda one: jnp.asarray(rate(one)))(trade))
-    return found.reshape(len(trade.price), -1)
 
 
 def _refuse(where: str, bars: Bars, wrong: np.ndarray, rate: np.ndarray, size: float) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.result import Result
 
 # Of equity alone, so that a benchmark has them too: key, name for readers, how it is written.
+WIDTH = 110  # of the line of caveats
 SHOWN = (
     ("total_return", "total return", percent),
     ("cagr", "CAGR", percent),
@@ -89,6 +90,10 @@ def summary_lines(result: Result) -> list[str]:
     for key, name, write in SHOWN:
         reference = write(other[key]) if other else ""
         lines.append(f"{name:<22}{write(m[key]):>14}{reference:>16}")
+    trading = [*TRADING_COSTS, *(result.charged.own or ())]
+    paid = result.flows.reindex(columns=trading, fill_value=0.0).to_numpy().sum()
+    others = [*trading, "market", "interest"]
+    held = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
     lines += [
         f"alpha per year {with_error(m['alpha'], m['alpha_error'], percent)}, beta "
         f"{with_error(m['beta'], m['beta_error'])}, information ratio "
@@ -98,25 +103,12 @@ def summary_lines(result: Result) -> list[str]:
         f"{decimal(m['trade_duration'], 1)} bars, SQN {decimal(m['sqn'])}",
         f"exposure {percent(m['exposure'])}, turnover {decimal(m['turnover'], 1)} per year, "
         f"capacity at 1% of volume {money(m['capacity'])}",
-        f"costs of trading {percent(-_trading(result), 2)} of the capital, interest "
-        f"{percent(m['interest'], 2)}, other holding {percent(_holding(result), 2)}",
+        f"costs of trading {percent(-paid, 2)} of the capital, interest "
+        f"{percent(m['interest'], 2)}, other holding {percent(held, 2)}",
         "details: .trades .orders .positions .costs .exposure .metrics .plot() .report('x.html')",
     ]
-    return [*lines, _cut(" ".join(caveats(result)))]
-
-
-def _trading(result: Result) -> float:
-    paid = [*TRADING_COSTS, *(result.charged.own or ())]
-    return float(result.flows.reindex(columns=paid, fill_value=0.0).to_numpy().sum())
-
-
-def _holding(result: Result) -> float:
-    others = [*TRADING_COSTS, *(result.charged.own or ()), "market", "interest"]
-    return float(result.flows.drop(columns=others, errors="ignore").to_numpy().sum())
-
-
-def _cut(text: str, width: int = 110) -> str:
-    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+    said = " ".join(caveats(result))
+    return [*lines, said if len(said) <= WIDTH else said[: WIDTH - 3].rstrip() + "..."]
 
 
 def benchmark_metrics(result: Result) -> dict[str, float] | None:

@@ -121,14 +121,11 @@ def _reason(body: dict[str, Any]) -> str:
     parts = [str(body[k]) for k in ("sleeve", "code", "limit", "reason") if body.get(k)]
     detail = body.get("detail")
     if isinstance(detail, dict):
-        parts += [f"{name} {_plain(value)}" for name, value in list(detail.items())[:4]]
+        for name, value in list(detail.items())[:4]:
+            parts.append(f"{name} {short(value) if isinstance(value, float) else value}")
     elif detail:
         parts.append(str(detail))
     return ", ".join(parts) or "no reason given"
-
-
-def _plain(value: Any) -> str:
-    return short(value) if isinstance(value, float) else str(value)
 
 
 def _tile(key: str, label: str, value: str, note: str = "", tone: str = "") -> dict[str, str]:
@@ -366,18 +363,14 @@ def _orders(book: Book) -> dict[str, Any]:
     slipped = book.slippage
     note = ""
     if slipped:
-        modelled = number(_costs(book).get("slippage"))
+        costs = book.started.get("costs")
+        modelled = number(costs.get("slippage") if isinstance(costs, dict) else None)
         note = (
             f"Slippage against the market's price at the fill, above 0 a loss: mean "
             f"{points(mean(slipped))}, worst {points(max(slipped))}; modelled "
             f"{points(modelled)}."
         )
     return table(headers, rows, note, "No order yet.")
-
-
-def _costs(book: Book) -> dict[str, Any]:
-    found = book.started.get("costs")
-    return found if isinstance(found, dict) else {}
 
 
 def _order_row(book: Book, order: Order) -> list[Any]:

@@ -63,7 +63,12 @@ def training_view(
         "path": vitals.path,
         "state": run_state(rows, vitals),
         "tiles": [
-            _tile("update", "Update", short(number(last.get("update"))), _steps(last)),
+            _tile(
+                "update",
+                "Update",
+                short(number(last.get("update"))),
+                f"{human(_or_zero(last.get('steps')))} environment steps",
+            ),
             _tile("speed", "Steps per second", human(_or_zero(last.get("steps_per_s"))), ""),
             _tile("reward", "Reward", short(reward), "per step, of the last update"),
             _tile(
@@ -115,10 +120,6 @@ def _seconds_per_row(rows: Sequence[dict[str, Any]]) -> float:
 
 def _tile(key: str, label: str, value: str, note: str, tone: str = "") -> dict[str, str]:
     return {"key": key, "label": label, "value": value, "note": note, "tone": tone}
-
-
-def _steps(row: dict[str, Any]) -> str:
-    return f"{human(_or_zero(row.get('steps')))} environment steps"
 
 
 def _or_zero(value: Any) -> float:
