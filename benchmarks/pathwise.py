@@ -26,8 +26,6 @@ def agent_of(method):
     import nca_trader as nca
     from nca_trader.config import LearnerConfig, PolicyConfig
 
-    # A path-wise policy has no spread and so no entropy.
-    entropy = {} if method == "pathwise" else {"entropy_coef": 0.0}
     learner = LearnerConfig(
         steps=3_000_000,
         num_segments=64,
@@ -36,7 +34,8 @@ def agent_of(method):
         num_epochs=1,
         num_minibatches=4,
         advantages=method,
-        **entropy,
+        # A path-wise policy has no spread and so no entropy: it refuses to be told of one.
+        entropy_coef=LearnerConfig.entropy_coef if method == "pathwise" else 0.0,
     )
     policy = PolicyConfig(kind="mlp", channels=16, hidden=32, window=1)
     return dataclasses.replace(nca.load_agent("panel"), policy=policy, learner=learner, num_seeds=1)

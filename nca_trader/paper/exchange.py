@@ -159,10 +159,12 @@ class Exchange:
             "time": None, "missing": [0] * len(none), "close": none, "rows": None,
         }  # fmt: skip
         try:
+            # Made here, because SQLite would give it the mode of the user's umask.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             self._db = sqlite3.connect(self.path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
+            # As at a real venue, what was accepted is still there after a power cut.
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
             found = self._db.execute("SELECT value FROM state WHERE name = 'books'").fetchone()
@@ -194,6 +196,7 @@ class Exchange:
 
     def quote(self, time: int, now: int, rows: Mapping[str, Sequence[float | None] | None]) -> None:
         """Fill at the open of a bar that is newer than the last, and charge what holding costs."""
+        # A session that was restarted sends bars again; of those only the time counts.
         last = self._state["time"]
         if last is not None and time <= last:
             if now > self._state["clock"]:
@@ -219,6 +222,7 @@ class Exchange:
             self._close = closed
             if self._rules.fill == "close":  # an order that met a missing bar waits for this one
                 self._list_fills(self.match(closed, legs.at_close, now))
+            # An order at this close comes after the bar, and fills by what is kept here.
             self._state |= {"missing": missing.tolist(), "rows": dict(rows)}
 
     def submit(self, ticket: Ticket) -> Answer:
@@ -246,6 +250,7 @@ class Exchange:
                 volume = np.nan_to_num(bar.volume) if needed else None
                 quote = Quote(np.asarray(bar.present), self._close, volume)
                 self._list_fills(self.match(self._close, quote, self._state["clock"]))
+        # The order is in the books by now, and who sent it does not know.
         if fault in ("mute", "reset"):
             return Answer(Outcome.AMBIGUOUS, fault)
         return Answer(Outcome.ACCEPTED)
@@ -274,6 +279,7 @@ class Exchange:
         names = "client_id, execution_id, symbol, units, price, commission, ts"
         rows = self._db.execute(f"SELECT {names} FROM fills WHERE ts >= ? ORDER BY seq", (since,))
         fills = [Fill(*row) for row in rows]
+        # Drawn from the fill's own id, so that each look repeats the same ones.
         fills += [f for f in fills if self._chance(f.execution_id, "repeat") < self.faults.repeat]
         query = "SELECT id, kind, amount, ts, symbol FROM flows WHERE ts >= ? ORDER BY seq"
         return Activity(fills, [CashFlow(*row) for row in self._db.execute(query, (since,))])
@@ -297,6 +303,7 @@ class Exchange:
         fills: list[Fill] = []
         waiting = self.working()
         while waiting:
+            # One order per symbol and round: books take one number per asset.
             first = {order.symbol: order for order in reversed(waiting)}
             waiting = [order for order in waiting if first[order.symbol] is not order]
             orders = [first.get(symbol) for symbol in self._symbols]
@@ -317,6 +324,7 @@ class Exchange:
 
     def _after(self, order: OrderState, filled: float, wanted: float) -> None:
         """Note what an order has filled; what cash or lots did not allow is cancelled."""
+        # Exactly 0 where nothing was cut, as the fill is this very difference.
         rest = order.units - order.filled - filled
         waits = wanted != order.units - order.filled or self._rules.max_participation is not None
         status = "filled" if rest == 0.0 else "working" if waits else "cancelled"
@@ -402,4 +410,5 @@ class Exchange:
     def _chance(self, name: str, what: str) -> float:
         """Return a number in [0, 1) that depends on the seed and the names alone."""
         text = f"{self.faults.seed}:{what}:{name}"
+        # 48 bits, which a float holds without rounding up to 1.
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

@@ -134,6 +134,7 @@ def _patient(
 
 def _append(file: Any, lines: list[str]) -> None:
     file.write("".join(f"{line}\n" for line in lines))
+    # On disk before the next chunk is asked for, so that a crash costs one at most.
     file.flush()
     os.fsync(file.fileno())
 

@@ -56,6 +56,7 @@ class KillSwitch:
             return
 
         def handle(*_: object) -> None:
+            # A flag and no more: a handler may run between any two instructions.
             self._signalled = True
 
         before = signal.signal(signal.SIGUSR1, handle)

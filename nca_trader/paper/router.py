@@ -124,6 +124,7 @@ class VenueBroker:
             if look:
                 # A venue may list a fill later than the position that it made.
                 self._clock.sleep(self._patience.first * 2**look)
+            # A later look begins with the first fill, as one may be listed after the overlap.
             self.take(ts, since=None if look == 0 else self.ledger.since)
             held, working = self.venue.holdings(), self.venue.working()
             unknown = self._follow({order.client_id: order for order in working}, ts)
@@ -147,8 +148,10 @@ class VenueBroker:
         found = self.venue.activity(since)
         fills = [f for f in found.fills if f.ts >= begun and self._is_new(f)]
         flows = [f for f in found.flows if f.ts >= begun]
+        # Venues list fills in any order, and the books must not depend on it.
         fills.sort(key=lambda fill: (fill.ts, fill.execution_id))
         with self._journal.transaction():
+            # All or none: with half of them the books would be ones that never were.
             for flow in flows:
                 self._pay(flow)
             for fill in fills:

@@ -48,12 +48,14 @@ def split(wanted: np.ndarray, filled: float) -> tuple[np.ndarray, np.ndarray]:
     crossed = side * both * against
     crossed += np.where(along > 0.0, along / max(total, 1e-300), 0.0) * -crossed.sum()
     crossed[largest] = -crossed[others].sum()
+    # Without the sign of -0.0, which JSON would keep.
     return crossed + 0.0, venue
 
 
 def shared(amount: float, weights: np.ndarray) -> np.ndarray:
     """Return `[K]` parts of `amount` in proportion to `weights` `[K]`, whose sum is `amount`."""
     total = weights.sum()
+    # Equal parts where nobody has any: the sum must be the amount in any case.
     weights = weights / total if total else np.full(len(weights), 1.0 / len(weights))
     largest = int(np.abs(weights).argmax())
     parts = weights * amount

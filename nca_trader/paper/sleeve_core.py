@@ -75,6 +75,7 @@ class SleevedCore:
         self._account, self._correct = account, correct
         self._muted: set[str] = set()
         run, start = account.run, account.start
+        # A run of its own for each, so that two sleeves' orders in one asset have two ids.
         self._runs = [hashlib.sha256(f"{run}{m.name}".encode()).hexdigest() for m in members]
         self._cores = [
             # One sleeve has the account's own ids.
@@ -175,6 +176,7 @@ class SleevedCore:
     ) -> tuple[State, Outcome]:
         """Move every sleeve, and order for all of them."""
         memory: Memory = state.memory
+        # Before the cores move, as they look at it while they decide.
         self._muted = set(memory.halted)
         moved = []
         for k, member in enumerate(self.members):
@@ -190,6 +192,7 @@ class SleevedCore:
             missing=self._account.missing(state, bar),
         )
         quiet = memory._replace(states=states, fresh=frozenset())
+        # A sleeve that still warms up holds all back: the account trades once every one can.
         if any(outcome.decision is None for _, outcome in moved):
             return after._replace(memory=quiet), Outcome()
         memory, news = self._judged(quiet, [outcome for _, outcome in moved], after.last or 0)
@@ -197,6 +200,7 @@ class SleevedCore:
         account = self._sum(states, state.account, seen)
         held = np.asarray(account.held)
         target, alone = self._targets(states, account, orders)
+        # Each sleeve has sized its own targets.
         quote = legs.at_close._replace(size=None)
         account, given = self._limited(account, target, quote)
         orders, cuts = self._cut(account, orders, target, given, held, states)
@@ -250,6 +254,8 @@ class SleevedCore:
             name = client_id(self._run, now, symbol)
             if symbol not in fresh and symbol in state.working:
                 name = state.working[symbol].client_id
+            # A sum of one term may differ in its last bit, and one sleeve alone trades as its
+            # agent.
             weight = mine[0].weight if len(self.members) == 1 else weight
             rest = all(order.buy_only for order in mine)
             working[symbol] = Order(name, symbol, weight, rest)
@@ -315,6 +321,7 @@ class SleevedCore:
                 m.share * float(np.exp(one.log_equity + one.log_equity_low))
                 for m, one in zip(self.members, accounts, strict=True)
             ]
+            # Exact, so that it does not depend on the order of the sleeves.
             equity, held = math.fsum(worth), np.zeros(num_assets)
             for member, one, value in zip(self.members, accounts, worth, strict=True):
                 held[member.at] += value / equity * np.asarray(one.held)
