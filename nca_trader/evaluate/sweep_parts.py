@@ -75,6 +75,7 @@ class Setting:
 
     def key(self) -> str:
         """Return a digest of everything that the numbers depend on."""
+        # The version too: the parts of another one may differ in their last digits.
         facts = (__version__, self.bars.digest(), digest_of(self.rule), self.combinations)
         rest = (self.costs, self.account, self.dtype, self.most_blocks, self.tails)
         return hashlib.sha256(repr((*facts, *rest)).encode()).hexdigest()
@@ -134,6 +135,7 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
             store.write(number, outcome.tally._asdict() | own)
             outcomes[number] = outcome
             shown.update(len(parts[number][0]))
+    # Parts follow the groups of equal programs, and the table follows the grid.
     order = np.concatenate([rows for rows, _ in parts])
     ordered = [outcomes[number] for number in range(len(parts))]
     log_equity = np.concatenate([o.log_equity for o in ordered])[np.argsort(order)]
@@ -194,6 +196,7 @@ def tail_metrics(setting: Setting) -> dict[str, np.ndarray]:
     """Compute `TAILS` of every combination, `[M]` each, in programs that return every return."""
     bars, combinations = setting.bars, setting.combinations
     traced = traced_parameters(combinations)
+    # 16 bytes: two returns of float64 for each bar.
     width = max(1, min(WIDEST, RETURNS_BYTES // (16 * len(bars)), len(combinations)))
     with float64_on_cpu():
         blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
@@ -230,6 +233,7 @@ def _in_any_order(
 def _width(setting: Setting, strategy: Strategy, count: int, workers: int) -> int:
     """Return how many combinations one program runs: equally many for each core, within memory."""
     num_assets = setting.bars.num_assets
+    # Windows of closes do not count: all combinations share one, see `agents.rolling`.
     with float64_on_cpu(), periods_up_to(1):
         state = jax.eval_shape(lambda: strategy.init(num_assets))
     own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

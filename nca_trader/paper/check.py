@@ -131,6 +131,7 @@ class _Orders:
 
     def duplicate(self) -> None:
         answer = self.venue.submit(Ticket(self.name, self.symbol, self.units))
+        # Either answer will do, as long as there is one order.
         allowed = (Outcome.ACCEPTED, Outcome.REJECTED)
         _true(answer.outcome in allowed, f"a resend is answered {answer.outcome}")
         same = [state for state in self.venue.working() if state.client_id == self.name]

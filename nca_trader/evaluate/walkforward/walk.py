@@ -190,6 +190,7 @@ def walk_forward(
         steps=steps,
     )
     if agent:
+        # A job trains one seed, so that workers share the seeds of a fold.
         setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
     if deploy is not None:
         last = max(span[1] for fold in setup.folds for span in fold.test) - 1

@@ -84,6 +84,7 @@ def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None
 def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
     """Return the state in a word, its tone, and a sentence with the evidence."""
     written = f"last write {_since(vitals)}"
+    # From the worst to the best: the first that is true is what a person must know.
     if vitals.fault:
         return _state("Damaged", "bad", vitals.fault)
     halt = book.halted
@@ -351,6 +352,7 @@ def probabilities(logits: list[float], actions: str, targets: list[float]) -> li
     agents = [one for one in agents if len(one) == width and all(map(math.isfinite, one))]
     sums = [0.0] * width
     for one in agents:
+        # Less the largest, so that no exponential overflows.
         parts = [math.exp(x - max(one)) for x in one]
         sums = [s + p / sum(parts) for s, p in zip(sums, parts, strict=True)]
     return [round(s / len(agents), 12) for s in sums] if agents else []
