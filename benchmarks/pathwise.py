@@ -34,7 +34,7 @@ def agent_of(method):
         num_epochs=1,
         num_minibatches=4,
         advantages=method,
-        # A path-wise policy has no spread and so no entropy: it refuses to be told of one.
+        # A path-wise policy has no spread and so no entropy, and refuses another value.
         entropy_coef=LearnerConfig.entropy_coef if method == "pathwise" else 0.0,
     )
     policy = PolicyConfig(kind="mlp", channels=16, hidden=32, window=1)
