@@ -148,6 +148,7 @@ class GRU(nnx.Module):
         added, window = self._added(x, present), self.config.window
         # A unit for each bar that is returned; all of them take their windows at the same time.
         length = added.shape[1] - halo
+        # Each bar's window begins W - 1 bars before it, also that of the first.
         padded = jnp.pad(added, ((0, 0), (window - 1, 0), (0, 0), (0, 0)))
 
         def step(state: Array, late: Array) -> tuple[Array, None]:

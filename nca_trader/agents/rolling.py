@@ -57,6 +57,7 @@ class Rolling(NamedTuple):
 @contextlib.contextmanager
 def periods_up_to(longest: int) -> Iterator[None]:
     """Let traced periods be at most `longest` bars inside the block; a sweep knows its grid."""
+    # A context variable and no global: sweeps run in threads.
     token = _LONGEST.set(longest)
     try:
         yield

@@ -87,6 +87,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         env = run.env_config
     else:  # a rule: without --env nothing costs, and nothing limits its weights
         env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
+    # A run of a synthetic market has no bar file to fall back on.
     if run is not None and env.market and not args.data:
         # Another draw of the market that the run was trained in: its own would be in sample.
         source: Any = task_of(env, seed=seed_of(run.manifest.data.source) + 1)
@@ -94,6 +95,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         source = load_bars(args)
     # A run brings its own limits: `check` refuses --env with --run.
     costs, rules = account_of(args, env, bool(args.env))
+    # The number of bars is known only after the span is found, so this line counts none.
     with Progress(None, "backtest"):
         result = backtest(
             source,
@@ -105,6 +107,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             trials=args.trials or "runs",
             **rules,
         )
+    # After the result, which `stress` compares each of its runs with.
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
@@ -151,6 +154,7 @@ def show(result: Any) -> dict[str, Any]:
     """Print the summary of a `Result` and where equity went; return the metrics."""
     from nca_trader.evaluate.report.summary import caveats, summary_lines
 
+    # The last two lines are about equity and costs, which this command prints in full below.
     title, *metrics, _, _ = summary_lines(result)
     # Caveats come first and in full: a reader sees the warning before the metrics.
     print("\n  ".join([title, *caveats(result), *metrics]))

@@ -95,6 +95,7 @@ def check(args: argparse.Namespace) -> None:
         from nca_trader.scale.chips import slice_of
 
         slice_of(given["topology"])
+    # Only `train` joins several processes; `processes` of `supervise` is another option.
     if args.command == "train":
         from nca_trader.parallel import processes
 
@@ -102,6 +103,7 @@ def check(args: argparse.Namespace) -> None:
             processes.check(peers)
     if "limit" in given:
         limits_of(args)
+    # A misspelt NAME=VALUE is found here, before the strategy's file is run.
     if "param" in given:
         if "run_dir" in given:
             raise ConfigError("--param: is of a strategy; a run has its own, so leave it out.")
@@ -114,6 +116,7 @@ def check(args: argparse.Namespace) -> None:
                 raise ConfigError(
                     f"{argument(name)}: each sleeve has its own; give it in its file."
                 )
+        # The whole file is checked now: a session that begins would hold a journal already.
         sleeve_tables(given["sleeves"])
     if "strategy" in given:
         check_strategy(given["strategy"], features=args.command == "leakcheck")
@@ -125,15 +128,18 @@ def check(args: argparse.Namespace) -> None:
     for name, (holds, accepted) in RANGES.items():
         if name in given and not holds(given[name]):
             raise ConfigError(f"{argument(name, given[name])}: give {accepted}.")
+    # Built and dropped: its own checks say what is wrong with a cost.
     Costs(**{name: given[name] for name in ("commission", "slippage") if name in given})
     if args.command == "sweep":
         from nca_trader.cli.sweep import grid_of
 
+        # `walkforward` has another grammar for its grid, see `config.spans`.
         grid_of(given["grid"], "sample" in given)
     if args.command in ("backtest", "paper") and "strategy" in given:
         for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
             if name in given:
                 raise ConfigError(f"{argument(name)}: {what}; give it with --run.")
+    # Sleeves may run strategies, whose costs have to come from somewhere.
     elif args.command in ("backtest", "paper") and "env" in given and "sleeves" not in given:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     for name in DATES:
@@ -167,9 +173,11 @@ def _check_jobs(command: str, given: dict[str, Any]) -> None:
         for name in ("trials", "batch"):
             if given[name] < 1:
                 raise ConfigError(f"{argument(name, given[name])}: give at least 1.")
+        # Optuna is an extra; its absence is said before bars are read.
         spans.check_optuna()
         spans.check_space(agent_of(argparse.Namespace(**given)), spans.parse_space(given["space"]))
         return
+    # The options have the names of the fields, so a field that is added is checked too.
     sizes: dict[str, Any] = {
         field.name: given.get(field.name) for field in dataclasses.fields(spans.Spans)
     }
@@ -222,7 +230,9 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
     if command == "paper":
         from nca_trader.config.reading import replayed
 
+        # None for a live feed, which has no file.
         bars = replayed(given["feed"], given["broker"])
+        # SQLite would make the file but not its folder, and says no more than "unable to open".
         folder = pathlib.Path(given["journal"]).parent
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; make it, or choose another.")
@@ -234,11 +244,13 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         path = place(bars)
         if not isinstance(path, CloudPath) and not path.exists():
             raise BarError(f"{path}: D001 no such file. Check the path.")
+    # `demo --resume` is the one place where a run is not called `--run`.
     run = given.get("resume") if command == "demo" else given.get("run_dir")
     # To ask an object store takes a network call: the library does it when it reads the run.
     if run is None or isinstance(path := place(run), CloudPath):
         return
     if command == "train":
+        # A folder that is not there is what a new run begins with.
         if path.is_file():
             raise RunError(f"{path}: is a file; choose another folder.")
     elif command == "watch":
@@ -257,6 +269,7 @@ def _check_runs(given: dict[str, Any]) -> None:
     if action == "list":
         if len(paths) > 1:
             raise ConfigError(f"list takes one folder; got {len(paths)}.")
+        # The folder that `train` and `demo` use where none is given.
         _check_project(*(paths or ["runs"]))
         return
     if action == "compare" and len(paths) < 2:
@@ -279,6 +292,7 @@ def _check_project(folder: str) -> None:
 def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
     from nca_trader.cloud import local
 
+    # A page and a table are written by libraries that take a path of this machine.
     path = local(out, f"what {argument('out')} writes")
     if path.suffix not in endings:
         raise ConfigError(
@@ -297,6 +311,7 @@ def check_strategy(name: str, features: bool = False) -> None:
 
     if features and name.startswith(("feature:", "cost:", "reward:", "actions:")):
         return  # what they name is seen when it is loaded
+    # A Windows path has a colon of its own, so the last one separates the member.
     file = name if name.endswith(".py") else name.rpartition(":")[0]
     if file.endswith(".py"):
         if not pathlib.Path(file).is_file():

@@ -49,7 +49,9 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"data fetch: give {', '.join(missing)} as well.")
         from nca_trader.paper.fetch import fetch, late_starts
 
+        # A trailing comma names no symbol.
         symbols = [symbol for symbol in args.symbols.split(",") if symbol]
+        # It writes OUT, so the summary below is of the file and not of what the venue sent.
         fetch(args.file, symbols, args.begin, args.end, args.bar, args.out)
         args.file = args.out
     elif used := [name for name, value in (needed | {"--to": args.end}).items() if value]:
@@ -59,6 +61,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     # A file with a fault has raised by now, with all of its faults.
     found = {"file": args.file} | summarise(bars)
     if args.what == "fetch":
+        # A venue answers a date before its listing with later bars and no error.
         found["late"] = late_starts(bars, args.begin)
     after = f"{found['longest_gap']} after {found['longest_gap_after']}"
     longest = f", the longest {after}" if found["gaps"] else ""
@@ -110,6 +113,7 @@ def summarise(bars: Bars) -> dict[str, Any]:
         "longest_gap_after": bars.index[int(between.argmax())].isoformat() if len(steps) else None,
         "missing": int(missing.sum()),
         "missing_by_symbol": dict(zip(bars.symbols, map(int, missing), strict=True)),
+        # Estimated from the times; annual metrics are scaled by it.
         "bars_per_year": bars.bars_per_year,
         "half_spread_median": None if spread is None else float(np.median(spread[there])),
         "dividends": None if bars.dividend is None else int((bars.dividend != 0.0).sum()),

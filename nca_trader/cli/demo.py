@@ -71,6 +71,7 @@ def command_of(args: argparse.Namespace, resume: pathlib.Path | None = None) -> 
     changed = {key: value for key, value in given.items() if value != DEFAULTS[key]}
     # An empty FILE is the option alone.
     bare = changed.pop("panel", None) if changed.get("panel") == "" else None
+    # Options at their default are left out: the command is read by people.
     command = typed("demo", **changed, resume=resume and str(resume))
     return command if bare is None else f"{command} --panel"
 
@@ -120,6 +121,7 @@ def job_of(panel: str | None) -> Job:
     from nca_trader.data.synthetic.closed_form import trend_panel
     from nca_trader.errors import BarError
 
+    # An empty `panel` takes the file that is found; "simulated" asks for drawn bars.
     found = panel or next(filter(pathlib.Path.is_file, _beside()), SIMULATED)
     if found != SIMULATED:
         bars = read_bars(found, repair=REPAIR)
@@ -139,6 +141,7 @@ def job_of(panel: str | None) -> Job:
         raise BarError(
             f"{bars.source}: {len(bars)} bars; a demo of a panel needs {MOST_WARM * 4} daily bars."
         )
+    # Shares of rows and not dates: a user's file has any years.
     rows = (MOST_WARM, int(TRAIN_SHARE * len(bars)), int(SELECT_SHARE * len(bars)))
     first, train, select = (str(bars.index[row])[:10] for row in rows)
     return Job(
@@ -183,14 +186,17 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             # Training gets no later bar, so it cannot learn from one.
             env = TradingEnv(bars.between(None, job.train_until), load_env(args.env))
         agent = load_agent(args.agent)
+        # One seed says nothing of how much a seed matters, which the page shows.
         agent = dataclasses.replace(agent, num_seeds=max(agent.num_seeds, LEAST_SEEDS))
         total = planned_steps(agent, args.steps)
         with stage("train"), stop_on_signal("update") as stop:
+            # All bars, since features of the first selected bar need those before it.
             select = Selector(bars, job.train_until, job.select_until)
             given = {"steps": args.steps, "seed": args.seed, "select": select}
             run = train(env, agent, path, **given, stop=stop)
         # `train` also returns where it was asked to stop.
         chosen = run.selection
+        # A patience that ran out ends training before its steps are done.
         if chosen is not None and (steps_done(run) >= total or bool(chosen.ended)):
             print(selection_line(chosen, agent.selection.patience))
             return _evaluate(args, run, job, select, stage)
@@ -288,6 +294,7 @@ def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: 
             [backtest(bars, each, start=start, stop=stop, look=False) for each in agents]
             for start, stop in edges
         )
+        # Before the test span is read: what is deployed must not depend on it.
         gate = select.decide(run)
     with stage("backtest", f"backtest {testing}"):
         # The seeds show how much a seed matters. None is chosen, so only the mean counts as an
@@ -300,6 +307,7 @@ def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: 
         agent = results[-1]
         agent.save(path / TABLE)
         # On the same bars and at the same costs; `weigh` refuses others.
+        # The gate may name any of these, so each of them needs its result.
         baselines = deployable(agent, bars, job.select_until)
         # In the order of what a reader asks first: what trades, then what is simplest.
         wanted = (gate.deployed, "buy and hold", "SMA cross 50/200", "always flat")
@@ -328,6 +336,7 @@ def _print_findings(found: Findings, job: Job) -> None:
     print(f"\n{job.spans[1]:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
     for result in rows:
         m = result.metrics
+        # NaN is the ratio of an account that never traded.
         ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
         print(
             f"{result.name:<{width}}{m['total_return']:>10.1%}{ratio:>10}"
@@ -342,6 +351,7 @@ def _print_findings(found: Findings, job: Job) -> None:
         print("What to try next:")
         for text in found.advice:
             print(f"  - {text}")
+    # Of all runs in the folder on these bars: a search by hand is one as well.
     trained = trials.count(found.mean.root, "train", found.mean.manifest.data)
     print(f"Agents trained so far: {trained}")
 
@@ -354,10 +364,12 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     from nca_trader.evaluate.verdict import decimal
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
+    # The cost per trade at which the gross return is spent exactly.
     even, paid = break_even(agent), agent.charged.commission + agent.charged.slippage
     costs = (
         f"It earns nothing where trades cost {1e4 * even:.1f} bp; {1e4 * paid:g} bp are charged."
     )
+    # Written with `not`, so that a NaN counts as no break-even.
     if not even > 0.0:
         costs = "It loses before costs, so that no cost is low enough."
     parameters = num_parameters(run.each)

@@ -62,6 +62,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
     # A cosine codebook codes directions, and a single weight has none.
     group = args.group or (2 if args.codebook == "cosine" else 1)
+    # Its own checks refuse a pair of options that no format has.
     coding = Coding(
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
     )
@@ -96,6 +97,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
         )
     # Written after the check, so an agent that decides differently leaves no file.
     size = write_exported(out, run, measured.weights)
+    # With the reading options, without which the same file may be refused.
     read = typed("backtest", run_dir=str(out), data=args.data, **reading_options(args))
     print(f"The agent: {out}, {size:,} bytes; `{read}` reads it, and so does `paper`.")
     return {

@@ -104,6 +104,7 @@ def add_old_name(parser: Any, old: str, new: str, kind: type) -> None:
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the reading options that were given, as `read_bars` takes them."""
+    # Only what was given, so that the defaults are those of `read_bars`.
     given = {name: getattr(args, name) for name in READING}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -121,6 +122,7 @@ def account_of(args: argparse.Namespace, env: Any, limits: bool) -> tuple[Any, d
     # Only what was given replaces the environment's. 0 is a cost, too.
     given = {name: getattr(args, name) for name in ACCOUNT if getattr(args, name) is not None}
     costs = {name: given.pop(name) for name in ("commission", "slippage") if name in given}
+    # An option is repeated for each limit; the account takes one `Limits`.
     if given.pop("limit", None):
         given["risk"] = limits_of(args)
     rules = rules_of(env)._asdict() if limits else {}
@@ -157,6 +159,7 @@ def _named(texts: list[str] | None, option: str, example: str) -> dict[str, Any]
         if name in found:
             raise ConfigError(f"--{option} {text}: {name} is given twice; give it once.")
         try:
+            # JSON decides the type: 10 is a number, true a truth value, abc a text.
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
@@ -260,6 +263,7 @@ def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
                 "them when they are written."
             )
         return TradingEnv(open_shards(folder), config), agent
+    # With --data the market is only a source of costs and actions.
     if config.market and args.data is None:
         return TradingEnv(task_of(config, seed), config), agent
     bars = load_bars(args)
@@ -293,5 +297,6 @@ def load_selection(args: argparse.Namespace) -> Any:
     if args.data is None or folder_of_shards(args.data) is not None:
         raise ConfigError("--select takes bars of a file; give one with --data.")
     if args.until is None:
+        # What selects must not train as well.
         args.until = found[1]
     return Selector(load_bars(args), found[1], found[2] or None)

@@ -75,6 +75,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             print(f"stopped; all is in {args.journal}, and the same command resumes from there.")
     if result["agent"]:
         print(result["agent"])
+    # A shared policy trades assets that it has never seen; a reader should know how many.
     others = [s for s in result.get("symbols", []) if s not in result["trained_symbols"]]
     if others:
         print(f"{len(others)} of {len(result['symbols'])} symbols did not train the agent.")
@@ -91,6 +92,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     if table is not None:
         print(table)
     print(f"The page: {typed('dashboard', journal=args.journal)}")
+    # None before the first bar is decided on, when there is no account yet.
     result |= {"summary": table and table.body}
     return stopped(args, result) if asked else result
 
@@ -139,6 +141,7 @@ def run_halt(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.paper.risk import refuse_no_journal
 
     refuse_no_journal(args.journal)
+    # The first reason stays: a second request must not hide why trading stopped.
     file, first = halt_file(args.journal), request_halt(args.journal, args.reason)
     if first:
         print(f"{file}: the session halts at its next bar or order, and every later start refuses.")
@@ -151,6 +154,7 @@ def run_resume(args: argparse.Namespace) -> dict[str, Any]:
     """Lift the halt."""
     from nca_trader.paper.risk import resume
 
+    # The clock is read here alone, so that the library's records can be replayed.
     halt = resume(args.journal, args.reason, time.time_ns(), args.sleeve)
     if args.sleeve is not None:
         print(f"{args.journal}: {args.sleeve} trades again from the next start of its session.")
@@ -269,6 +273,7 @@ def sleeve_tables(path: str) -> dict[str, dict[str, Any]]:
             faults.append(f"{path}: [{name}] params: is of a strategy; leave it out.")
         if "strategy" in table and "seed" in table:
             faults.append(f"{path}: [{name}] seed: is of a run; leave it out.")
+        # By type and not isinstance: TOML's `true` is an int in Python.
         if type(table.get("share")) not in (int, float):
             faults.append(f"{path}: [{name}] share: give a fraction of the capital, e.g. 0.5.")
         kinds = {"run": str, "strategy": str, "params": dict, "symbols": list, "limits": dict}

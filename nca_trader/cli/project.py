@@ -27,6 +27,7 @@ def run_presets(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
       ConfigError: there is no such preset, the target exists, or a word is missing or too many.
     """
+    # argparse fills two optional words from the left, so their count says which are there.
     given = sum(word is not None for word in (args.name, args.target))
     wanted = {"list": 0, "show": 1, "copy": 2}[args.action]
     if given != wanted:
@@ -40,6 +41,7 @@ def run_presets(args: argparse.Namespace) -> dict[str, Any]:
     if args.action == "show":
         preset = toml.preset(args.name)
         text = preset.path.read_text(encoding="utf-8")
+        # The file as it is, comments included, so that `show > my.toml` is a preset.
         print(text, end="")
         return {"name": preset.name, "kind": preset.kind, "text": text}
     path = str(toml.copy_preset(args.name, args.target))

@@ -32,8 +32,10 @@ def run_trials(args: argparse.Namespace) -> dict[str, Any]:
     log = entries(root)
     markets: dict[str, dict[str, int]] = {}
     for entry in log:
+        # A sweep is one line of many trials.
         number = 1 if entry.trials is None else entry.trials
         what = "agents" if entry.kind == "train" else "evaluations"
+        # An old entry has no symbols; the digest of its bars stands for them.
         for symbol in entry.symbols or [entry.data[:12]]:
             of = markets.setdefault(symbol, {"agents": 0, "evaluations": 0})
             of[what] += number
@@ -72,6 +74,7 @@ def run_runs(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.action == "list":
         table = runs_in(*(args.paths or [FOLDER]))
+        # Faults go to stderr below: a table on stdout stays one that a script can read.
         _print(table.drop(columns="fault"))
         for name, fault in table["fault"].items():
             if fault:

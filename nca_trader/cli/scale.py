@@ -74,6 +74,7 @@ def run_profile(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.scale.profile import profile
     from nca_trader.scale.words import profile_lines
 
+    # The very environment that `train` builds, so that the times are those of training.
     env, agent = load_training(args)
     found = profile(env, agent, local(args.out, "a trace"), args.steps)
     print("\n".join(profile_lines(found)))

@@ -129,9 +129,11 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.sweep import sweep
 
     grid, method, seed = grid_of(args.grid, args.sample is not None), args.method, args.seed or 0
+    # The function and not a strategy: the sweep calls it with traced parameters.
     rule = member_of(args.strategy)
     # Refused before the bars are read.
     combinations_of(rule, grid, args.sample, method or "sobol", seed)
+    # A sweep has no environment; this one's costs are zero.
     costs, rules = account_of(args, EnvConfig(), False)
     table = sweep(
         load_bars(args),
@@ -147,6 +149,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
         trials=args.trials,
         **rules,
     )
+    # NaN sorts last: a combination that never trades is not the best.
     best = table.sort_values("sharpe", ascending=False)[:BEST]
     print(f"The best {len(best)} of {len(table):,} combinations by Sharpe ratio:")
     print(best[[*table.attrs["parameters"], *SHOWN]].to_string(index=False, float_format="%.4g"))
@@ -212,6 +215,7 @@ def run_tune(args: argparse.Namespace) -> dict[str, Any]:
     if args.data or not env.market:
         bars = load_bars(args)
     else:
+        # One draw for all trials: they must differ in the agent alone.
         bars = task_of(env, args.seed).bars
     names = ("trials", "seeds", "steps", "metric", "seed", "batch", "workers")
     found = tune(
@@ -225,6 +229,7 @@ def run_tune(args: argparse.Namespace) -> dict[str, Any]:
     )
     print(found.trials.drop(columns="seeds").to_string(float_format="{:.4g}".format))
     luck = ""
+    # NaN, which differs from itself, where too few trials have a score.
     if found.by_luck == found.by_luck:
         luck = f"; the best of so many without skill is expected to show {found.by_luck:.2f}"
     print(

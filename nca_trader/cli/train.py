@@ -42,6 +42,7 @@ SWITCHES = {  # option: the setting of jax, its value, what it does
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `load_training`."""
     required = {"required": True}
+    # The shared help, since shards are an input of training alone.
     shards = SHARED["data"]["help"].replace("; without", ", or the shards.json of shards; without")
     add_options(parser, env=required, agent=required, data={"help": shards})
     add_options(parser, *READING, "devices", "set")
@@ -114,6 +115,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.learner.train import planned_steps, steps_done, train
     from nca_trader.runs.universe import trades
 
+    # First, because it sets --until, by which the training bars are cut.
     select = load_selection(args)
     env, agent = load_training(args, args.seed)
     if agent.learner.replay_slots:
@@ -131,6 +133,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     if select is not None and (done >= steps or ended):
         from nca_trader.parallel import hosts
 
+        # One process decides: all share the run folder that keeps the decision.
         found = hosts.on_first(lambda: select.decide(run))
         if found is not None:
             gate = dataclasses.asdict(found) | {"deployed": found.deployed}
@@ -158,6 +161,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
 
 def selection_line(found: Selection, patience: int) -> str:
     """Say which update was selected, among how many, and whether training ended there."""
+    # None where no update's agent traded on the selection span.
     score = "no trade" if found.score is None else f"Sharpe ratio {found.score:.2f}"
     ended = f"; training ended after {patience} scores without a better one" if found.ended else ""
     return (
@@ -249,6 +253,7 @@ class Watch:
             raise CheckFailed(f"{dropped_line(row)}.")
         self._rates.append(row["steps_per_s"])
         if len(self._rates) == 1 and args.show_sharding:
+            # Arrays of one kind are counted: a population has hundreds of leaves.
             kinds = Counter(
                 (array.nbytes, f"{array.dtype}{list(array.shape)}", str(array.sharding))
                 for array in jax.live_arrays()

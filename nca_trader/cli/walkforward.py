@@ -97,9 +97,11 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Bars
 
+    # As in `backtest`: without --env a rule's weights are not limited.
     env = EnvConfig(max_gross=None)
     if args.env is not None:
         env = load_env(args.env, overrides(args, "env."))
+    # A synthetic market brings its own bars, and its optimum.
     source: Any = load_bars(args) if args.data or not env.market else task_of(env, args.seed)
     if args.until is not None:
         if not isinstance(source, Bars):
@@ -109,6 +111,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     if args.deploy is not None:
         if not args.agent:
             raise ConfigError("--deploy is of an agent; give --agent and --env of the run.")
+        # Opened before the folds are trained: a wrong path should cost no hours.
         deployed = Run(args.deploy, force_agent=True)
     costs, more = account_of(args, env, bool(args.env and args.strategy))
     if args.agent:
@@ -119,6 +122,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     else:
         subject = member_of(args.strategy)
         if params := params_of(args):  # those that the grid does not give
+            # The wrapper keeps the rule's name and source, by which folds and trials know it.
             subject = functools.update_wrapper(functools.partial(subject, **params), subject)
     names = ("train", "test", "purge", "embargo", "scheme", "num_folds", "num_test", "metric")
     more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
@@ -128,6 +132,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     if deployed is not None:
         walk.deploy(deployed)
         print(f"recorded in {args.deploy}: {walk.gate.deployed} trades")
+    # Digests say nothing to a reader; --json has them.
     folds = walk.folds.drop(columns=["train_sha256", "test_sha256"])
     for column in folds.select_dtypes("datetimetz"):
         folds[column] = folds[column].dt.strftime("%Y-%m-%d")

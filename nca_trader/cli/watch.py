@@ -171,13 +171,16 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
         root = "runs" if pathlib.Path("runs").is_dir() else None
         if root is None:
             raise ConfigError("nothing to show; give --run DIR, --journal FILE or --root DIR.")
+    # A file and not an option: options are seen by every user of the machine.
     token = read_token(args.token_file) if args.token_file else ""
     names = tuple(args.expose)
     access(args.host, args.port, names, token)  # refused before anything is opened
     sources = Sources(args.run, args.journal, root)
     with contextlib.closing(sources), listen(args.host, args.port) as listener:
+        # Read back, because port 0 lets the system choose.
         port = listener.getsockname()[1]
         shown = len(sources.all())
+        # A page is opened by a name that its own check of the Host header accepts.
         host = names[0] if names else "localhost" if args.host == "::1" else args.host
         address = f"http://{host}:{port}/"
         print(f"{shown} sessions and runs at {address} (Ctrl-C ends the page alone)", flush=True)

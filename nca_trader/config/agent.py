@@ -102,11 +102,13 @@ class LearnerConfig:
         refuse(divides("num_minibatches", self.num_minibatches, of, each))
         if self.replay_slots == 1:
             refuse("replay_slots=1: a slot is read while another is written; give 2 or more.")
+        # V-trace corrects the ratios of sampled actions, which the others do not have.
         if self.replay_slots and self.advantages != "gae":
             refuse(
                 f"replay_slots={self.replay_slots} corrects sampled advantages of values, and "
                 f"advantages={self.advantages!r} has none; take 'gae', or replay_slots=0."
             )
+        # One account is its own mean, so that every advantage would be 0.
         if self.advantages == "group" and self.envs_per_segment < 2:
             refuse(
                 "advantages='group' compares accounts on one segment, but envs_per_segment=1; "
@@ -292,6 +294,7 @@ class PolicyConfig:
                 f"num_neighbours={self.num_neighbours} is above {MAX_NEIGHBOURS}, which is how "
                 "many are ranked; give fewer, or neighbours='all'."
             )
+        # By type: True is an int, and 1.0 cannot be a shift.
         if not self.dilations or any(type(d) is not int or d < 1 for d in self.dilations):
             problems.append(
                 f"dilations={self.dilations} must be one or more whole numbers of at least 1."
@@ -411,6 +414,7 @@ class PrecisionConfig:
                     "and the loss is not scaled to keep them there; take 'bfloat16', whose range "
                     "is float32's."
                 )
+        # Refused in words: it is the first thing that people try on a TPU.
         if self.params == "bfloat16":
             refuse(
                 "params='bfloat16' would lose updates below 1/256 of a weight, unless float32 "
@@ -459,6 +463,7 @@ class MeshConfig:
                     "one of devices and data."
                 )
             refuse(multiple("devices", self.devices, "fsdp * model", inner))
+        # Sums over the other axes are made by collectives, whose order the compiler chooses.
         if self.deterministic and inner > 1:
             refuse(
                 f"deterministic=true is of the data axis alone, but fsdp={self.fsdp} and "
@@ -562,6 +567,7 @@ class AgentConfig:
         refuse(whole(self, 1, "num_seeds"), one_of(self, "ensemble", ENSEMBLES))
         if (self.population.ranged or self.population.every) and self.num_seeds < 2:
             refuse("population is of several agents; give num_seeds, e.g. 8.")
+        # A rule of two tables, so neither can check it by itself.
         if self.learner.replay_slots and not self.optimizer.ema_decay:
             refuse(
                 "learner.replay_slots needs an average of the parameters to bootstrap values; "

@@ -111,6 +111,7 @@ class Costs:
     @property
     def carries(self) -> bool:
         """Whether holding costs or earns anything at a rate per year."""
+        # An account without them compiles a step that knows no time, which is shorter.
         rates = (self.borrow_fee, self.interest_lend, self.interest_borrow, self.funding)
         return any(rate != 0.0 for rate in rates)
 
@@ -168,6 +169,7 @@ def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
     """Yield one problem if `capital` is None and a limit or cost is an amount of money."""
     if rules.capital is not None:
         return
+    # Units and prices in money: without a capital an account has neither.
     names = [name for name in ("lot", "tick", "min_notional") if getattr(rules, name)]
     names += ["max_participation"] * (rules.max_participation is not None)
     names += [f"costs.{name}" for name in ("fixed_fee", "impact") if getattr(costs, name)]
@@ -330,6 +332,7 @@ class EnvConfig:
         # A text is a sequence too: "rsi" would be read as the features "r", "s" and "i".
         if isinstance(self.features, str):
             problems.append(f"features={self.features!r} is a text; give a tuple of names.")
+        # Twice the same column would only make the network larger.
         repeated = sorted({name for name in self.features if self.features.count(name) > 1})
         if repeated and not isinstance(self.features, str):
             problems.append(f"features={repeated} are named twice; name each feature once.")

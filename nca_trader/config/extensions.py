@@ -141,6 +141,7 @@ def load(kind: str, text: str) -> Any:
     if found is None:
         raise ConfigError(f"{text}: is not a name; give module:name or file.py:name.")
     (module, member, values), _ = found
+    # An object that was given under its name may be called with values as well.
     bare = text if values is None else text.partition("(")[0]
     if bare in _given:
         value = _given[bare]
@@ -240,10 +241,12 @@ def module_of(module: str) -> types.ModuleType:
 
 
 def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:
+    # First, as Python itself does for the file that it runs.
     sys.path.insert(0, folder)
     try:
         return run()
     except ModuleNotFoundError as error:
+        # A module that the file itself imports is missing: that is a fault inside of it.
         if error.name is None or (name != error.name and not name.startswith(f"{error.name}.")):
             raise _failed(name, error) from None
         raise ConfigError(
@@ -298,6 +301,8 @@ def name_of(value: Any, field: str) -> Any:
         module = module if file is None else os.path.relpath(file)
     name = f"{module}:{member}"
     if _given.setdefault(name, value) is not value:
+        # Another object of the same name, e.g. of a cell that was run again: what was built from
+        # the old one is void.
         for forget in FORGET:
             forget()
         if (jax := sys.modules.get("jax")) is not None:  # this module is read without it
@@ -308,6 +313,7 @@ def name_of(value: Any, field: str) -> Any:
 
 def _global(value: Any) -> tuple[str, str]:
     """Return the module and the name of a global that is `value`; empty texts without one."""
+    # A copy of the list: to look at a module may import another one.
     for name, module in list(sys.modules.items()):
         for member, found in list(getattr(module, "__dict__", {}).items()):
             if found is value and not name.startswith("nca_trader.") and member.isidentifier():

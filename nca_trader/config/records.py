@@ -97,6 +97,7 @@ def plain(value: Any, none: str | None = None) -> Any:
     [{'x': 1.5}, {'x': 2.0, 'name': 'b'}]
     """
     if dataclasses.is_dataclass(value):
+        # Not `asdict`, which would copy arrays and go into what is left out.
         found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         absent = {f.name for f in dataclasses.fields(value) if f.default is None and none is None}
         return {k: plain(v, none) for k, v in found.items() if not (v is None and k in absent)}
@@ -178,6 +179,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         sentence = f"{f'{dot}{key}'!r} is not a known key{hint and '; ' + hint}"
         raise Mismatch("", None, f"{dot}{key}", sentence)
     for field in fields:
+        # A field whose default is None is left out by `plain` too.
         if field.name not in value and field.default is not None:
             raise Mismatch("", None, f"{dot}{field.name}", f"has no {f'{dot}{field.name}'!r}")
     found = {key: converted(v, kinds[key], none, f"{dot}{key}") for key, v in value.items()}
@@ -235,6 +237,7 @@ def sealed(value: Mapping[str, Any], indent: int | None = 2) -> str:
     """
     # NaN is refused: other readers of JSON do not know it, and it would not compare equal.
     text = json.dumps({**value, CHECKSUM: BLANK}, indent=indent, allow_nan=False) + "\n"
+    # Of the same length, so that the rest of the text stays where it is.
     return text.replace(_field(BLANK), _field(hashlib.sha256(text.encode()).hexdigest()))
 
 

@@ -123,6 +123,7 @@ def from_toml_text(
     """
     table = read_toml(text, source)
     reader = _Reader(source, cls, recorded)
+    # In turn, so that the last one of a key counts.
     for override in overrides:
         reader.override(table, override)
     config = reader.build(cls, table, ())
@@ -174,6 +175,7 @@ class _Reader:
 
     def report(self, path: tuple[str, ...], what: str) -> None:
         """Add a problem with the key at `path`, under the file or the option that gave it."""
+        # A fault of an option is not one of the file, which may be a preset.
         given = any(option[: len(path)] == path for option in self.overridden)
         source = argument("overrides") if given else self.source
         table = f"[{'.'.join(path[:-1])}] " if len(path) > 1 else ""
@@ -225,6 +227,7 @@ class _Reader:
                 key = now
             here = (*path, key)
             if key not in known:
+                # A key in the wrong table is the commonest mistake of all.
                 homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]
                 hint = f"did you mean {' or '.join(homes)}? " if homes else nearest(key, known)
                 doubtful += [name for name in known if f"'{name}'" in hint]
@@ -366,6 +369,7 @@ def _write(texts: dict[pathlib.Path, str]) -> None:
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
+            # "x" fails where the file exists: a check before could be out of date.
             with path.open("x", encoding="utf-8") as file:
                 written.append(path)
                 file.write(text)

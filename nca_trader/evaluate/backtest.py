@@ -151,6 +151,7 @@ def backtest(
     if trials is not None and run is None:
         from nca_trader.evaluate.search import counted  # imports scipy, which takes a second
 
+        # Of what was ordered, so that a strategy of another name is not a new trial.
         digest = hashlib.sha256(np.asarray(trace.target).tobytes()).hexdigest()
         tried = counted(trials, name, bars, [digest], kind="backtest")
     index, symbols = bars.index[first:last], list(bars.symbols)
@@ -248,6 +249,7 @@ def _of_replacement(
     costs = costs or run.env_config.costs
     given = with_limits(rules_of(run.env_config), fill, order, costs, limits)._asdict()
     run_on(run, bars)  # refuses bars that its agent could not trade
+    # The page must not show a baseline's result under the agent's name.
     named = name or f"{rule.name}, in the place of {run.name}"
     result = backtest(bars, rule, costs, name=named, **when, **given)
     # The gate chose it on the bars that selected the agent, so these are in sample for it too.
@@ -277,6 +279,7 @@ def _of_run(
     if look and first + in_sample < last:
         looks = count_look(run, bars[first + in_sample : last])
     if delay:
+        # The agent decided on the account it would have had; only its orders come late.
         decided = np.full(bars.close.shape, np.nan)
         decided[first:last] = trace.target
         trace = simulate_targets(bars, late(decided, delay), costs, rules, first, last)
@@ -297,6 +300,7 @@ def _of_targets(
     # A limit above the largest weight says that so much leverage is meant.
     most = max(LARGEST, rules.max_gross or 0.0)
     if isinstance(targets, Strategy) and needs_account(bars, targets):
+        # Inside the strategy: what it decides depends on fills that are late as well.
         slow = targets.with_delay(delay) if delay else targets
         trace = simulate_strategy(bars, slow, costs, rules, first, last)
         as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight

@@ -56,6 +56,7 @@ class WithBaseline(gymnasium.Wrapper):
         """
         expect("env", getattr(env, "unwrapped", env), GymEnv, "a GymEnv, e.g. gymnasium.make(...)")
         super().__init__(env)
+        # Beneath all wrappers: they may change what is seen, and not the bars.
         inner: Any = env.unwrapped
         trading = inner.trading
         bars, config = trading.bars, trading.config
@@ -88,6 +89,8 @@ class WithBaseline(gymnasium.Wrapper):
                 return state, jnp.where(jnp.isnan(order.target), last, order.target)
 
             start = (strategy.init(num_assets), never.astype(jnp.float64))
+            # A loop and no scan: the number of bars before an episode differs from one to the
+            # next.
             state, last = jax.lax.fori_loop(0, row, warm, start)
             return (account, book, state), last
 

@@ -78,6 +78,7 @@ def relative(returns: ArrayLike, benchmark: ArrayLike, bars_per_year: float) -> 
     if unknown.any():
         r, b = r[~unknown], b[~unknown]
     alpha = beta = alpha_error = beta_error = math.nan
+    # Two parameters need three bars, and a benchmark that never moves has no slope.
     if r.size > 2 and b.std() >= NO_VOLATILITY:
         mean = b.mean()
         # One array for all products: to ask the system for memory takes longer than they do.
@@ -136,6 +137,7 @@ def _long_run_error(terms: np.ndarray, lags: int) -> float:
     some[lags : lags + terms.size] = terms
     sums, width, done = np.zeros(terms.size + lags), 1, 0
     while True:
+        # The binary digits of L + 1 say which sums of powers of two it is made of.
         if window & width:
             sums += some[done : done + sums.size]
             done += width

@@ -22,6 +22,7 @@ Combination = dict[str, Any]
 
 def takes_bars(rule: Callable[..., Any], grid: Mapping[str, Any]) -> bool:
     """Return whether `rule` is a function of bars, and not a rule that returns a `Strategy`."""
+    # Parameters with a value are options of a rule, whatever their names are.
     needed = [
         name
         for name, p in inspect.signature(rule).parameters.items()
@@ -69,6 +70,7 @@ def combinations_of(
         )
     name = getattr(rule, "__name__", "the rule")
     known = inspect.signature(rule).parameters
+    # A rule with **options has parameters that its signature does not name.
     every = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for parameter in grid:
         if parameter not in known and not every:
@@ -133,6 +135,7 @@ def _drawn(parameter: str, values: Any, points: np.ndarray) -> list[Any]:
         if not low < high:
             raise ConfigError(f"grid: {parameter!r} ranges from {low} to {high}; give low < high.")
         if all(isinstance(x, Integral) for x in values):
+            # The upper end belongs to a range of whole numbers.
             return [int(x) for x in np.floor(low + points * (high + 1 - low))]
         return [float(x) for x in low + points * (high - low)]
     listed = [_plain(x) for x in values]

@@ -62,6 +62,7 @@ def measure(
       ConfigError: the bars that trained the run are needed and not there.
       BarError: bars of symbols that the run does not trade, or too few for a decision.
     """
+    # By default no bar is spent: agreement on seen bars says as much.
     source = training_bars(run) if source is None else source
     bars = source.bars if isinstance(source, Task) else source
     params = run.params()
@@ -75,6 +76,7 @@ def measure(
         name = f"{coding.codebook} codebook, {2**coding.bits} entries of {coding.group}"
     else:
         name = f"{coding.bits} bits" + (", activations too" if coding.activations else "")
+    # As they are kept in a checkpoint, to compare with the size of the file.
     full = sum(leaf.nbytes for part in params.values() for leaf in part.values())
     shares = (("float32", full, 1.0), (name, weights.nbytes, found.share))
     rows = [

@@ -138,6 +138,7 @@ def gate(
             f"{sorted(shapes)}; give at least one of each, [T] of the same bars."
         )
     rows = np.column_stack(list(series.values()))
+    # A bar counts where every series has it, so that all are resampled by the same bars.
     rows = rows[~np.isnan(rows).any(axis=1)]
     names, split = list(series), len(agents)
 
@@ -152,6 +153,7 @@ def gate(
 
     def error(rows: np.ndarray) -> float:
         again = sharpes(rows)
+        # Recentred at what was found, so that the resamples have no advantage of their own.
         lucky = (again - found)[:split].max()
         return float(lucky - (again[split:].max() - found[split:].max()))
 
@@ -191,6 +193,7 @@ def mean_exposure(result: Result, rules: Rules | None = None) -> tuple[float, ..
     ordered = result.targets.ffill().fillna(0.0).to_numpy()
     scale = (rules or result.rules).scale
     if scale is not None and result.bars is not None:
+        # Of all bars and then cut, as the sizes of the first ones need those before.
         size = sizes(result.bars, scale)[result.bars.index.isin(result.targets.index)]
         ordered = np.divide(ordered, size, out=np.zeros_like(ordered), where=size > 0.0)
     return tuple(float(x) for x in ordered.mean(0))
@@ -209,6 +212,7 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
       Results by name, the exposure-matched hold last.
     """
     rules = result.rules._asdict()
+    # At most as long as the history, or the trend rules would never decide.
     year = year_of(bars.bars_per_year, bars.row(start, "start"))
     known = baseline_rules(year, result.rules.sizing == "volatility")
     known[MATCHED] = constant_exposure(mean_exposure(result))
@@ -235,6 +239,7 @@ def refuse_other(
     if recipe is None:
         raise ConfigError("a walk-forward of a strategy decides on no run; walk the agent.")
     env, agent = recipe
+    # How long it trains may differ: folds are shorter than the whole.
     steps = run.agent_config.learner.steps
     learners = (dataclasses.replace(x.learner, steps=steps) for x in (agent, run.agent_config))
     for name, there, here in (

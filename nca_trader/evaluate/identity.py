@@ -37,6 +37,7 @@ def digest_of(subject: Any) -> str:
 
 def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     """Return a value as nested tuples of texts; `seen` has the place of each object met before."""
+    # `repr` of a float has all its digits, and tells 1 from 1.0 and True.
     if x is None or isinstance(x, bool | int | float | complex | str | bytes | range):
         return repr(x)
     within = functools.partial(_facts, seen=seen)
@@ -46,6 +47,7 @@ def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
         if id(x) in seen:
             return kind, seen[id(x)][0]
         seen[id(x)] = len(seen), x
+    # By name alone: a package's own code is not a part of the strategy.
     if isinstance(x, type | types.ModuleType):
         return kind, x.__name__
     if isinstance(x, functools.partial):
@@ -61,11 +63,13 @@ def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     if isinstance(x, list | tuple):
         return kind, tuple(within(value) for value in x)
     if isinstance(x, set | frozenset):
+        # The order of a set differs from process to process.
         return kind, tuple(sorted(repr(within(value)) for value in x))
     if dataclasses.is_dataclass(x):
         return kind, tuple((f.name, within(getattr(x, f.name))) for f in dataclasses.fields(x))
     if hasattr(x, "__array__"):
         array = np.asarray(x)
+        # An array of objects holds addresses, which differ from process to process.
         if array.dtype != object:
             return kind, array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()
     # The address of an object is another one in the next process.

@@ -177,6 +177,7 @@ def leakcheck(
     search.refuse_other(search.values(bars), "changes from call to call")
     if search.early:
         search.notes.append(f"refused too short a history in {search.early} cases")
+    # After all cases, as the smallest leak needs some runs of its own.
     example = search.smallest()
     return Report(
         subject=search.subject.name,

@@ -41,6 +41,7 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
             f"equity must be one column of positive numbers; got shape {equity.shape}, "
             f"least {np.min(equity, initial=np.inf):g}; give one account's equity."
         )
+    # With a capital the first bar has a return too, so N entries give N returns.
     before = equity[:-1] if capital is None else np.concatenate([[capital], equity[:-1]])
     return (equity[1:] if capital is None else equity) / before - 1.0
 
@@ -231,6 +232,7 @@ def sortino(returns: ArrayLike | Returns, bars_per_year: float) -> float:
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
     """Compute `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is a return of 0."""
     r = np.asarray(returns, np.float64)
+    # One sum finds a NaN; most accounts have none and need no copy.
     if not math.isfinite(r.sum()):
         r = np.nan_to_num(r, nan=0.0)
     equity = np.cumprod(1.0 + r)
@@ -364,6 +366,7 @@ def positions(weights: ArrayLike) -> np.ndarray:
     A weight within 1e-9 of 0 is rounding, and flat. So is a NaN weight.
     """
     held = np.asarray(weights, np.float64)
+    # A comparison with NaN is false on both sides, which is flat.
     return np.subtract(held > NO_WEIGHT, held < -NO_WEIGHT, dtype=np.int8)
 
 

@@ -155,6 +155,7 @@ def superior_to_each(
     bound = math.sqrt(2.0 * math.log(math.log(num_rows)))
     best = np.full(len(against), -np.inf)
     highest = np.full((len(against), 3, repetitions), -np.inf)
+    # In pieces, as resamples of all strategies at once would take gigabytes.
     for first in range(0, r.shape[1], COLUMNS):
         some = r[:, first : first + COLUMNS]
         resampled = counts @ some
@@ -173,6 +174,7 @@ def superior_to_each(
             for j, centre in enumerate(centres):
                 np.subtract(resampled, centre, out=centred)
                 excess = centred.max(1) - of_benchmark
+                # In place: the best of all pieces so far.
                 np.maximum(highest[k, j], excess, out=highest[k, j])
     p = (highest > best[:, None, None]).mean(-1)
     return [Superiority(*map(float, row)) for row in p]
@@ -246,6 +248,7 @@ def confidence_set(
 
     r = _matrix(returns, at_least=2)
     length: Any = max(1.0, len(r) ** (1 / 3)) if block is None else block
+    # arch takes losses, and less is better.
     found = MCS(pd.DataFrame(-r, columns=returns.columns), size, repetitions, length, seed=seed)
     found.compute()
     p = found.pvalues["Pvalue"].sort_values(ascending=False)

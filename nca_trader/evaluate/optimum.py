@@ -76,6 +76,7 @@ def pieces(num_bars: int, first: int) -> np.ndarray:
     Raises:
       BarError: fewer bars than 8 pieces need, which are too few for a standard error.
     """
+    # The last row has no next bar to earn on.
     count = (num_bars - 1 - first - WARM) // COUNTED
     if count < 8:
         raise BarError(
@@ -157,6 +158,7 @@ def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
         raise ConfigError(f"{task.name}: no optimal policy is known.")
     position, held = np.zeros((len(rows), task.num_assets)), []
     for row in rows.T:
+        # Row by row, since it depends on what is held.
         position = task.optimal_policy(task.states[row], position)
         held.append(position)
     return np.stack(held, axis=1)
@@ -188,6 +190,7 @@ def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
     raw, raw_best = paid
     mean = raw_best.mean()
     step = 1e-6 * max(abs(mean), 1e-3)
+    # By a central difference: `score` is any function of a number.
     slope = (task.score(mean + step) - task.score(mean - step)) / (2 * step)
     # Noise is in units of the score, and pay may be a function of it: `merton` scores a logarithm
     # of the mean of what it pays.

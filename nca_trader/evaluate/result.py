@@ -146,6 +146,7 @@ class Result:
         if (stopped := np.flatnonzero(halted)).size:
             code, when = CODES[halted[stopped[0]]], self.equity.index[stopped[0]]
             found.append(f"HALTED: {code} stopped trading at {when}; positions stay as they were.")
+            # After a halt nothing trades, so later codes only repeat it.
             codes = codes[: stopped[0]]
         if codes.any():
             names = ", ".join(CODES[code] for code in np.unique(codes[codes > 0]))
@@ -187,6 +188,7 @@ class Result:
         """The N bars that were traded."""
         if self.bars is None:
             raise ConfigError("this result has no bars; it was not made by nca.backtest.")
+        # The usual case, without a search and without a copy.
         if len(self.bars) == len(self.equity):
             return self.bars
         first = self.bars.row(self.equity.index[0])
@@ -323,6 +325,7 @@ class Result:
             columns[f"target:{symbol}"] = self.targets[symbol].to_numpy()
             columns[f"weight:{symbol}"] = self.weights[symbol].to_numpy()
             if self.logits is not None:
+                # One column each, as a table file has no cells of several numbers.
                 for action in range(self.logits.shape[-1]):
                     columns[f"logits:{symbol}:{action}"] = self.logits[:, i, action]
         return pd.DataFrame(columns)
@@ -425,6 +428,7 @@ def compare(results: Sequence[Result]) -> Comparison:
       >>> nca.compare([nca.backtest(bars, each) for each in strategies]).table.index.tolist()
       ['SMA cross 10/30', 'momentum 50']
     """
+    # A single result is taken as a list of one.
     if isinstance(results, Result):
         results = [results]
     expect("results", results, Sequence, "a sequence of Results, e.g. of nca.backtest")

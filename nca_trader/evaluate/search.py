@@ -44,6 +44,7 @@ def counted(
     if folder is None:
         return len(combinations)
     root, data = place(folder, "trials"), trials.data_record(bars)
+    # The list decides: a grid in another order of values is written the same way by its caller.
     digest = hashlib.sha256(repr(combinations).encode()).hexdigest()[:12]
     run = f"{kind} {name} {digest}"
     known = any(e.run == run and e.data == data.sha256 for e in trials.entries(root))
@@ -93,6 +94,7 @@ def judge(
     over = _overfit(blocks)
     against = Superiority(math.nan, math.nan, math.nan)
     cash = against
+    # Below that a resample has too few blocks to differ from the sample.
     if len(blocks) >= 20:
         against, cash = superior_to_each(blocks, [benchmark, np.zeros(len(blocks))])
     near = sharpes[neighbours(table, parameters, int(np.nanargmax(sharpes)))]
@@ -111,6 +113,7 @@ def judge(
         "neighbours_worst": float(near.min()) if len(near) else math.nan,
     }
     chosen = ", ".join(f"{name} = {_text(row[name])}" for name in parameters)
+    # Written with `not`, so that a NaN counts as luck.
     lucky = not deflated >= DEFLATED_ENOUGH or not cash.consistent < SIGNIFICANT or over >= 0.5
     if lucky:
         conclusion = "luck in the search explains it"
@@ -155,6 +158,7 @@ def neighbours(table: pd.DataFrame, parameters: list[str], row: int) -> np.ndarr
         if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
             ranks.append(np.unique(column.to_numpy(), return_inverse=True)[1])
         else:
+            # None is missing to pandas, and equals another None here.
             same &= (column == column.iloc[row]).to_numpy() | column.isna().to_numpy()
     same[row] = False
     if not ranks or not same.any():
@@ -172,6 +176,7 @@ def _overfit(blocks: np.ndarray) -> float:
     if blocks.shape[1] < 2:
         return math.nan
     for parts in (16, 14, 12, 10, 8):
+        # Every half of the parts is a split, so their number grows very fast.
         enough = math.comb(parts, parts // 2) * blocks.shape[1] <= NUMBERS_OF_SPLITS
         if len(blocks) >= 4 * parts and (enough or parts == 8):
             return overfit_probability(blocks, parts).probability

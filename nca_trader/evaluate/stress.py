@@ -134,6 +134,7 @@ def stress(
         refuse_delay(delay)
     given = result.charged
     if capitals is None:
+        # NaN, without a known volume, is not above 0 and leaves the table empty.
         known = result.metrics["capacity"]
         capitals = [float(f"{known * step:.2g}") for step in STEPS] if known > 0.0 else ()
     by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in factors}
@@ -168,6 +169,7 @@ def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
 def _break_even(result: Result) -> float:
     """Search the factor of the costs at which final equity is 1, see `Stress`."""
     charged, again = result.charged, result.again
+    # Twice nothing is nothing: then no factor can make it lose.
     free = dataclasses.asdict(charged) == dataclasses.asdict(charged.scaled(2.0))
     if again is None or free or not result.log_equity[-1] > 0.0:
         return math.nan
@@ -185,6 +187,7 @@ def _break_even(result: Result) -> float:
         return math.inf
     # To three digits; a strategy that decides by its account may be uneven in its costs.
     while high - low > 1e-3 * low:
+        # In the middle of factors, which are ratios.
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if gained(middle) else (low, middle)
     return high
@@ -240,7 +243,9 @@ def timing_test(result: Result, seed: int = 0) -> Timing:
     """
     bars = result.traded_bars
     with np.errstate(invalid="ignore"):
+        # A bar that is missing moves nothing, wherever the position is shifted to.
         moved = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0)
+    # What is held at one close earns the return to the next.
     held = result.weights.to_numpy()[:-1]
     return shifted(held, moved, result.bars_per_year, seed)
 
@@ -248,6 +253,7 @@ def timing_test(result: Result, seed: int = 0) -> Timing:
 def shifted(held: np.ndarray, moved: np.ndarray, bars_per_year: float, seed: int = 0) -> Timing:
     """Run the test on weights `[T, A]` and the returns `[T, A]` that they earned."""
     length = len(held)
+    # The shift by 0 is the true one, which is counted in the p-value below.
     shifts = np.arange(1, length)
     if length > MOST:
         shifts = np.sort(np.random.default_rng(seed).choice(shifts, MOST, replace=False))

@@ -135,6 +135,7 @@ def built(member: Any, where: str, params: Mapping[str, Any]) -> Any:
             f"{where}: a {type(member).__name__} is not a strategy; name a function of bars, a "
             "Strategy or a Feature."
         )
+    # The bars are given by the backtest, and no `--param` may replace them.
     taken = [name for name in inspect.signature(member).parameters if name != "bars"]
     for name in params:
         if name not in taken:
@@ -143,6 +144,7 @@ def built(member: Any, where: str, params: Mapping[str, Any]) -> Any:
     function = functools.partial(member, **params)
     needed = arguments_needed(function)
     if needed == 1:
+        # Its name and file stay those of the function, by which results and trials know it.
         return functools.update_wrapper(function, member)
     if needed:
         raise ConfigError(

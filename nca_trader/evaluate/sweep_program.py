@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
 def in_blocks(bars: Bars, costs: Costs, rules: Rules, dtype: Any, most: int) -> Blocks:
     """Cut bars into at most `most` blocks of equally many; returns are cast to `dtype`."""
     length = block_length(len(bars), most)
+    # How many bars the last block lacks.
     short = -len(bars) % length
 
     def cut(x: Any, fill: Any = None) -> np.ndarray:
@@ -111,6 +112,7 @@ def compiled(
     leaves = jax.tree.leaves((values, blocks))
     key = (make, given, *((x.shape, x.dtype.name, tuple(x.devices())) for x in leaves))
     if key not in _COMPILED:
+        # Compiled ahead: jit would hold each program for as long as the process lives.
         _COMPILED[key] = make(given).lower(values, blocks).compile()
         if len(_COMPILED) > KEPT:
             _COMPILED.pop(next(iter(_COMPILED)))
@@ -153,9 +155,11 @@ def _begun(
     given: Given, values: dict[str, Array], blocks: Blocks
 ) -> tuple[Strategy, Any, Callable]:
     """Return the strategy of one combination, what its scan begins with, and its step."""
+    # Here the rule sees traced numbers, so one program serves every combination.
     strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
     account = open_account(jnp.zeros(num_assets, dtype), given.rules)
+    # An empty tuple stands for no book: the account alone is a third faster.
     book = exits.open_book(num_assets, blocks.bar.close.dtype) if given.sees_account else ()
     state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
     step = functools.partial(_step, strategy=strategy, costs=given.costs, rules=given.rules)
@@ -176,6 +180,7 @@ def program(given: Given) -> Any:
                 return carry, (carry[-1].total - before).astype(jnp.float32)
 
             (account, _, _, tally), sums = jax.lax.scan(outer, carry, blocks)
+            # The low half of the pair is below the digits of float32.
             high = account.log_equity.astype(jnp.float64)
             return Outcome(high + account.log_equity_low, tally, sums)
 
@@ -228,6 +233,7 @@ def _step(
         account, whole = to_close(now, [*fills, fill], legs, costs, rules)
         if order is None:
             state, order = strategy.decide(state, bar, None)
+        # Decided in float64 and rounded once, when it meets the account.
         target = (order.target * order.size).astype(before.weight.dtype)
         account, closed = place(account, target, legs.at_close, costs, rules)
     held_before, turnover = (tally.side != 0.0).any(), tally.turnover
@@ -288,6 +294,7 @@ def _add_trades(
         tally, position, growth = add_fill(tally, position, growth, opened, cost)
     body, traded = legs.body, opened
     if left is not None:
+        # An asset that left inside the bar earns up to its exit and no further.
         away = left.reason != exits.NONE
         body = jnp.where(away, left.price / bar.open - 1.0, body).astype(held.dtype)
     gain = position * body

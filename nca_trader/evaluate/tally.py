@@ -93,6 +93,7 @@ def add_return(
             "plain_squares": tally.plain_squares + simple * simple,
         }
     square, loss = excess * excess, jnp.minimum(excess, 0.0)
+    # In logarithms a drawdown is a difference, and needs one exponential at the end.
     peak = jnp.maximum(tally.peak, log_equity)
     none = NO_RETURN[log_return.dtype.name]
     return tally._replace(
@@ -131,6 +132,7 @@ def add_fill(
     relative, traded, cost = traded, traded * growth, cost * growth
     dtype, dust = position.dtype, DUST[position.dtype.name]
     after, size = position + traded, jnp.abs(traded)
+    # Where nothing is traded the cost is 0, whatever its share.
     share = size / jnp.maximum(size.sum(), 1e-30) if size.shape[0] > 1 else 1.0
     paid = tally.equity.astype(dtype) * cost * share
     flat = jnp.abs(after) < dust
@@ -176,12 +178,14 @@ def summaries(
         # Without a fill the ratios would be those of interest alone.
         filled = t.turnover > 0.0
         mean = np.where(filled, t.total / n, 0.0)
+        # Sums of squares lose digits to their mean; float64 keeps enough for returns of bars.
         central = np.where(filled, t.squares / n - mean**2, 0.0)
         deviation = np.sqrt(np.maximum(central, 0.0) * n / (n - 1.0))
         moves = filled & (deviation >= NO_VOLATILITY)
         downside = np.sqrt(t.downside / n * p)
         third = t.cubes / n - 3.0 * mean * t.squares / n + 2.0 * mean**3
         fourth = t.fourths / n - 4 * mean * t.cubes / n + 6 * mean**2 * t.squares / n - 3 * mean**4
+        # Without interest both kinds of returns are the same, and were summed once.
         plain = t.earned != 0.0
         of_all = np.where(plain, t.plain_total, t.total) / n
         scatter = np.where(plain, t.plain_squares, t.squares) / n - of_all**2

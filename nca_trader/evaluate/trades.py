@@ -96,6 +96,7 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     """
     flows, equity = trace.flows, np.exp(np.asarray(trace.log_equity))
     held = units_held(bars, equity, np.asarray(trace.weight))
+    # An account begins flat.
     held_before = np.vstack([np.zeros((1, bars.num_assets)), held[:-1]])
     at_open, at_close = np.asarray(trace.at_open), np.asarray(trace.at_close)
     none = np.zeros(at_open.shape)
@@ -106,6 +107,7 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     # Only the bar of the bankruptcy: nothing is held after it.
     broke &= ~np.concatenate([[False], broke[:-1]])
     any_trade = (at_open != 0) | (exited != 0) | (at_close != 0)
+    # A position that ended without a trade was delisted.
     gone = (held_before != 0) & (held == 0) & ~any_trade & ~broke[:, None]
     lost = broke[:, None] & ((held_before != 0) | any_trade)
     found = {
@@ -143,12 +145,14 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
         reason = np.broadcast_to(reasons[moment], here.shape)[k, asset]
         parts.append((asset, rows[k], np.full(k.size, moment), prices[moment][k, asset], reason))
     asset, row, moment, price, reason = (np.concatenate(x) for x in zip(*parts, strict=True))
+    # The last key counts most: by asset, then by time.
     order = np.lexsort((moment, row, asset))
     asset, row, moment, price, reason = (x[order] for x in (asset, row, moment, price, reason))
     begun = _equity_at_open(bars, equity, held_before, flows, rules, row)
     with np.errstate(invalid="ignore"):
         bought = at_open[row, asset] * begun / bars.open[row, asset]
     after = _units_after(asset, row, moment, held, bought)
+    # What was held before a fill is what the fill before it left, of the same asset.
     same = np.concatenate([[False], asset[1:] == asset[:-1]])[: asset.size]
     before = np.where(same, np.concatenate([[0.0], after[:-1]])[: asset.size], 0.0)
     # A rebalance of nothing: the dust that a closed position leaves is traded and stays dust.
@@ -239,6 +243,7 @@ def _cost_of_each(
     """
     units, row, asset = fills.after - fills.before, fills.row, fills.asset
     charged = [np.asarray(getattr(flows, name)) for name in TRADING_COSTS]
+    # Flows are what the account received, so what it paid is below 0.
     total = -np.sum([paid[row] for paid in (*charged, *flows.own)], axis=0)
     money = rules.capital is not None
     quoted = bars.half_spread
@@ -248,12 +253,14 @@ def _cost_of_each(
         volume=np.nan_to_num(bars.volume[row, asset]) if money else None,
         half_spread=None if quoted is None else np.nan_to_num(quoted[row, asset]),
     )
+    # Costs of the user's own see all assets at once, and are added below.
     listed = dataclasses.replace(costs, own=None, own_scale=None)
     worse = worsening(units * (rules.capital or 1.0), quote, listed, rules.tick)[0]
     if costs.own:
         worse = worse + _own_of_each(fills, bars, costs, rules, begun)
     size = np.abs(units) * fills.price
     own = size * (worse + costs.commission * (1.0 + np.sign(units) * worse))
+    # Without a capital a fee in money has no size as a fraction, and none is charged.
     own += costs.fixed_fee / (rules.capital or math.inf)
     own += np.where(fills.reason == LIQUIDATED, costs.liquidation_fee * size, 0.0)
     # Nothing is charged for a position that ends without a trade.
@@ -271,6 +278,7 @@ def _own_of_each(
     k, row = np.arange(fills.row.size), fills.row
     traded, price = np.zeros((2, k.size, bars.num_assets))
     traded[k, fills.asset] = (fills.after - fills.before) * fills.price / begun
+    # Assets that did not trade in this fill are shown at their open, as the account shows them.
     price[:] = np.nan_to_num(bars.open[row], nan=1.0)
     price[k, fills.asset] = fills.price
     quoted = np.zeros_like(price) if bars.half_spread is None else bars.half_spread[row]
@@ -288,6 +296,7 @@ def order_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     "close" of the bar), `size` in units, `price`, `notional` and `cost` as fractions of the
     capital, `reason`. Units are those of `rules.capital`, or of a capital of 1 without one.
     """
+    # A delisting and a bankruptcy end positions without an order.
     kept = np.flatnonzero(~np.isin(fills.moment, (BEFORE, AFTER)))
     kept = kept[np.lexsort((fills.asset[kept], fills.moment[kept], fills.row[kept]))]
     f = Fills(*(values[kept] for values in fills))
@@ -317,9 +326,11 @@ def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     for a trade that has not ended. Units are as in `order_table`.
     """
     units = fills.after - fills.before
+    # From long to short in one fill, or the other way.
     flips = fills.before * fills.after < 0
     starts = (fills.after != 0) & ((fills.before == 0) | flips)
     count = int(starts.sum())
+    # The number of the trade that each fill belongs to, or that it opens.
     own = np.cumsum(starts) - 1
     shrinks = np.abs(fills.after) < np.abs(fills.before)
     closing = np.where(flips, -fills.before, np.where(shrinks, units, 0.0))
@@ -335,6 +346,7 @@ def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     entered_money = total(own, np.abs(opening) * fills.price, opens)
     left = total(closed, np.abs(closing), closes)
     left_money = total(closed, np.abs(closing) * fills.price, closes)
+    # What a fill cost is divided between the trade that it ends and the one that it begins.
     part = np.abs(closing) / np.abs(units)
     cost = total(own, fills.cost * (1.0 - part), opens) + total(closed, fills.cost * part, closes)
     first = np.flatnonzero(starts)
@@ -346,6 +358,7 @@ def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     reason[closed[ends]] = np.array(REASONS, object)[fills.reason[ends]]
     still = reason == OPEN
     held = np.where(still, entered - left, 0.0)
+    # What is still held counts at the last close, which is a price and no trade.
     out = left_money + held * bars.close[-1, asset] if count else left_money
     pnl = side * (out - entered_money) - cost
     entered_at, left_at = bars.time[entry], bars.time[last]

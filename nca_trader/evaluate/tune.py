@@ -140,7 +140,9 @@ def tune(
     if not space:
         raise ConfigError(f"{argument('space')}: no hyper-parameter to search; give one.")
     config = env if isinstance(env, EnvConfig) else load_env(env)
+    # A job trains one seed, so that workers share the seeds of a trial.
     loaded = dataclasses.replace(load_agent(agent), num_seeds=1)
+    # With the agent: a key is known, and both ends are values that its config accepts.
     check_space(loaded, space)
     setup = _Setup(
         bars=bars,
@@ -164,9 +166,11 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
+    # Through JSON once, as the file gives tuples back as lists.
     open_folder(path, SETTINGS, json.loads(json.dumps(known)), "search")
     study = _study(path)
     with Progress(trials * seeds, "tune", "agents") as shown:
+        # So that the time left is estimated from what is still to train.
         shown.skip(min(len(_finished(study)), trials) * seeds)
         _search(study, setup, space, path, trials, seeds, batch, workers, done, shown)
     return _result(study, setup, path)
@@ -228,6 +232,7 @@ def _search(
         )
         for k, trial in enumerate(asked):
             each = found[k * seeds : (k + 1) * seeds]
+            # One seed that never traded makes the mean NaN: a lucky rest must not hide it.
             score = float(np.mean(each))
             trial.set_user_attr("scores", [None if math.isnan(s) else s for s in each])
             if math.isnan(score):  # an agent that never trades has no Sharpe ratio
@@ -256,6 +261,7 @@ def _score(setup: _Setup, overrides: list[str], seed: int) -> float:
     agent = load_agent(setup.agent, overrides)
     with scratch() as folder:
         env = TradingEnv(setup.bars[: setup.edge], setup.env)
+        # Into a folder that goes: only its score is kept, and the trial is counted elsewhere.
         run = train(env, agent, folder / "run", steps=setup.steps, seed=seed)
         start = str(setup.bars.index[setup.edge])
         return backtest(setup.bars, run, start=start, look=False).metrics[setup.metric]
@@ -278,6 +284,7 @@ def _result(study: Any, setup: _Setup, folder: pathlib.Path) -> Tuned:
     count = trials.count(folder.resolve().parent, "train", data_record(setup.bars))
     luck, num = math.nan, len(setup.bars) - setup.edge
     if setup.metric == "sharpe":
+        # Of trials without skill, whose ratios have a variance of 1 / (T - 1).
         per_bar = statistics.expected_max_sharpe(max(count, 1), 1.0 / max(num - 1, 1))
         luck = per_bar * math.sqrt(setup.bars.bars_per_year)
     return Tuned(

@@ -66,6 +66,7 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
     policy, params = run.policy, run.params()
     # Part of the session's identity: a journal does not resume with other parameters.
     digest = params_digest(params)
+    # One bar is too little work for an accelerator: the way to it takes longer.
     params = jax.device_put(params, cpu())
     stream = jax.jit(policy.stream)
     act = jax.jit(lambda *args: read_out(policy, *args))
@@ -100,6 +101,7 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
 
 def usual_of(run: Run) -> Usual:
     """Return what the agent of a run is used to: its training bars, and its saved backtest."""
+    # An exported file is not a folder, and has no backtest next to it.
     table, turnover = run.path / "backtest.parquet", None
     if not isinstance(table, CloudPath) and table.is_file():
         found = pd.read_parquet(table)
@@ -293,6 +295,7 @@ def function_agent(
     largest = max(LARGEST, rules.max_gross or 0.0)
 
     def act(memory: History, bar: Bar, account: Account | None, book: Book | None, first: bool):
+        # Kept before trading too: a function may need the whole history at its first decision.
         known = _appended(memory.bars, bar, bars.symbols)
         if account is None:
             return History(known, memory.targets), None, None
@@ -308,6 +311,7 @@ def function_agent(
         targets = np.full(known.close.shape, np.nan)
         targets = targets if none else as_targets(found, known, largest)
         before = memory.targets
+        # To rounding, since a function may sum its history in another order when it is longer.
         same = np.isclose(before, targets[: len(before)], rtol=1e-9, atol=1e-12, equal_nan=True)
         if not same.all():
             row = int(np.argmin(same.all(1)))
@@ -331,6 +335,7 @@ def function_agent(
 
 
 def _decision(weight: np.ndarray) -> Decision:
+    # NaN orders nothing and is harmless; infinity is an order that no broker takes.
     usable = not np.isinf(weight).any()
     return Decision(weight if usable else np.full(len(weight), np.nan), usable=usable)
 
@@ -349,6 +354,7 @@ def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
     one = Bars(time=time, symbols=symbols, source="the feed", **fields)
     if history is None:
         return one
+    # The whole history is copied at each bar; a function of bars reads all of it anyway.
     joined = {
         name: np.concatenate([getattr(history, name), getattr(one, name)])
         for name in ("time", *one.fields)
@@ -358,6 +364,7 @@ def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
 
 def _identity(name: str, function: Callable) -> dict[str, Any]:
     """Return the name of a strategy, and the SHA-256 of the file that defines it."""
+    # Parameters are bound around the function, whose file is what was edited.
     while isinstance(function, functools.partial):
         function = function.func
     try:

@@ -79,6 +79,7 @@ def guarded(client: Any, session: GuardedSession) -> Any:
 
     Its own retries repeat a POST on 429 and 504: one order would become two.
     """
+    # A private attribute, as alpaca-py offers no other way; a test fails if it is renamed.
     client._session.close()
     client._session, client._retry = session, 0
     return client
@@ -122,6 +123,7 @@ def open_venue(
     check_url(url, ORDER_HOSTS)
     keys = paper_keys()
     client = TradingClient(keys.key, keys.secret, paper=True, raw_data=True, url_override=url)
+    # Every request passes the list of hosts again, whatever the client was given.
     session = GuardedSession(ORDER_HOSTS, timeout=timeout)
     return AlpacaVenue(guarded(client, session), session, keys, fractional)
 
@@ -154,6 +156,7 @@ class AlpacaVenue:
 
     def submit(self, ticket: Ticket) -> Answer:
         """Send an order for the day; a stop of whole shares rests until it is cancelled."""
+        # Alpaca takes nine decimals of a share.
         units = round(abs(ticket.units), 9)
         whole = units == int(units)
         common = {
@@ -165,6 +168,7 @@ class AlpacaVenue:
         if ticket.stop is None:
             order = MarketOrderRequest(**common, time_in_force=TimeInForce.DAY)
         else:
+            # Alpaca keeps a stop of parts of a share for one day at most.
             force = TimeInForce.GTC if whole else TimeInForce.DAY
             order = StopOrderRequest(**common, time_in_force=force, stop_price=ticket.stop)
         self._session.forget()
@@ -172,6 +176,7 @@ class AlpacaVenue:
             answer: Any = self._client.submit_order(order)
         except (APIError, RequestException, ValueError) as error:
             return self._unsure(ticket.client_id, error)
+        # The order may be there: only a look-up under its id can tell.
         if not isinstance(answer, dict) or answer.get("client_order_id") != ticket.client_id:
             return Answer(Outcome.AMBIGUOUS, "unreadable-body")
         self._client_ids[str(answer.get("id"))] = ticket.client_id
@@ -191,6 +196,7 @@ class AlpacaVenue:
             status = self._session.status
             if status in LIMITED:
                 return Answer(Outcome.BUSY, "rate-limit", self._session.retry_after)
+            # It is gone or has ended, which a look-up will show.
             if status in (404, 422):
                 return Answer(Outcome.REJECTED, "not-cancellable")
             return Answer(Outcome.AMBIGUOUS, self._session.reason())
@@ -211,6 +217,7 @@ class AlpacaVenue:
                 "/orders",
                 {"status": "open", "limit": ORDERS, "direction": "asc", "after": iso(after)},
             )
+            # By id, since two answers overlap by the orders of one moment.
             fresh = {str(order["id"]): self._state(order) for order in page}
             new = fresh.keys() - found.keys()
             found |= fresh
@@ -271,6 +278,7 @@ class AlpacaVenue:
                 return answer
         except (APIError, RequestException, ValueError) as error:
             code, message = _said(error)
+            # A proxy's 404 has no code of Alpaca's, and proves nothing of the order.
             if missing and self._session.status == 404 and code.startswith(NOT_FOUND):
                 return None
             detail = self._keys.redact(message)
@@ -284,6 +292,7 @@ class AlpacaVenue:
         if status in LIMITED and not session.fault:
             return Answer(Outcome.BUSY, "rate-limit", wait)
         code, message = _said(error)
+        # Anything but a plain refusal leaves it open whether the order was taken.
         if status not in REFUSED or session.fault or not code:
             return Answer(Outcome.AMBIGUOUS, reason)
         try:

@@ -86,6 +86,7 @@ def open_source(
     check_url(stream, STREAM_HOSTS, ("wss", "ws"))
     client = StockHistoricalDataClient(keys.key, keys.secret, raw_data=True, url_override=url)
     session = GuardedSession(DATA_HOSTS, read_only=True, timeout=timeout)
+    # Alpaca's own bars of 5 minutes begin where its exchange does; ours count from the session.
     step = period if period == DAY_SECONDS else MINUTE
     return AlpacaSource(tuple(symbols), step, guarded(client, session), session, keys, feed, stream,
                         seed)  # fmt: skip
@@ -127,6 +128,7 @@ class AlpacaSource:
         seed: int,
     ):
         self.symbols, self.step = symbols, step
+        # Days are corrected for half an hour after the close.
         self.delay, self.settle = (5.0, 30.0) if step == MINUTE else (60.0, 1800.0)
         self._client, self._session, self._keys, self._feed = client, session, keys, feed
         self._stream_url, self._seed = stream_url, seed
@@ -154,6 +156,7 @@ class AlpacaSource:
         except (APIError, RequestException, ValueError, KeyError, TypeError, AttributeError):
             detail = self._keys.redact(self._session.body) if self._session.status != 200 else ""
             raise Unreachable(self._session.reason(), detail) from None
+        # An answer may begin before what was asked for.
         return [row for row in rows if start <= row.time <= stop - self.step]
 
     def stream(self, post: Callable[[Row], None]) -> None:
@@ -211,9 +214,11 @@ class _Streaming:
 
         async def take(bar: Any) -> None:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                # A message of another shape is left out: the next request has the bar.
                 post(_row(bar["S"], bar, daily=False))
 
         self._stream.subscribe_bars(take, *source.symbols)
+        # A minute is sent again where late trades changed it.
         self._stream.subscribe_updated_bars(take, *source.symbols)
         # Its warnings would otherwise go to stderr, with tracebacks.
         logging.getLogger("alpaca").addHandler(logging.NullHandler())
@@ -226,6 +231,7 @@ class _Streaming:
         """End the connection and the thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+        # Not longer: a connection that hangs must not keep a session from ending.
         self._thread.join(5.0)
 
     def _run(self) -> None:

@@ -132,6 +132,7 @@ class SimulatedBroker:
                 f"orders for {', '.join(o.symbol for o in orders)}: the broker takes one order "
                 f"for each of {', '.join(self._symbols)}."
             )
+        # By id: a resend of the same orders sends nothing.
         known = {order.client_id for order in self._working.values()}
         self._working = wanted
         return [order.client_id for order in orders if order.client_id not in known]
@@ -188,6 +189,7 @@ class SimulatedBroker:
 
     def wanted(self, price: np.ndarray, quote: Quote) -> np.ndarray | None:
         """Return `[A]` units that the working orders ask for at `price` `[A]`; None without any."""
+        # An asset without a bar has no price to fill at, so its order waits.
         active = np.array([s in self._working for s in self._symbols]) & quote.present
         if not active.any():
             return None
@@ -197,6 +199,7 @@ class SimulatedBroker:
         known = np.where(np.isnan(price), 1.0, price)  # NaN before an asset's first bar
         equity = self._equity(known)
         notional = np.where(active, target * equity - self._units * known, 0.0)
+        # Its target may be below what is held by now, as prices have moved.
         notional[buy_only & (notional < 0.0)] = 0.0
         notional[np.abs(notional) < DUST * abs(equity)] = 0.0
         return notional / known
@@ -217,12 +220,15 @@ class SimulatedBroker:
         worse = self._worse(units, known, quote)
         bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
         f = self._costs.commission
+        # The commission is charged on what is paid, slippage included.
         need = (bought * known * (1 + worse)).sum() * (1 + f)
         cash = self._cash + (sold * known * (1 - worse)).sum() * (1 - f)
+        # Fees of every fill come first, so that the last one can be paid.
         cash = max(cash - self._costs.fixed_fee * np.count_nonzero(units), 0.0)
         if not self._rules.borrow and need > cash:
             # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
             cut = cash / need * (1.0 - 4e-16 * (4 + len(bought)))
+            # Cut once more to lots, as a part of an order need not be whole lots.
             units = np.where(units > 0.0, self._taken(cut * units, known, quote), units)
         return units, worse
 
@@ -285,6 +291,7 @@ class SimulatedBroker:
         margin = self._rules.maintenance_margin
         if margin is None:
             return []
+        # An asset without a price yet would make the sum NaN.
         gross = float(np.where(self._units == 0.0, 0.0, np.abs(self._units * price)).sum())
         if gross * margin <= self._equity(price):
             return []

@@ -91,12 +91,14 @@ def open_venue(
     client, session = open_client(exchange, url=url, keys=keys, timeout=timeout)
     markets = loaded(client.load_markets, session, keys)
     check_symbols(exchange, markets, symbols)
+    # One account has one cash, whatever its symbols are priced in.
     quotes = {markets[symbol]["quote"] for symbol in symbols}
     if len(quotes) != 1:
         raise ConfigError(
             f"{', '.join(symbols)}: cash would be {' and '.join(sorted(quotes))}; give symbols "
             "with one quote currency."
         )
+    # ccxt raises otherwise: all symbols at once cost more of the exchange's rate limit.
     client.options["warnOnFetchOpenOrdersWithoutSymbol"] = False
     return CcxtVenue(client, session, keys, symbols, quotes.pop())
 
@@ -150,6 +152,7 @@ class CcxtVenue:
             if abs(units - count * lot) > 1e-6 * lot:
                 return Answer(Outcome.REJECTED, "not-a-multiple-of-the-lot")
             units = float(count * Decimal(str(lot)))
+        # Before the order is sent: if no answer comes, the look-up knows where to ask.
         self._symbol_of[ticket.client_id] = ticket.symbol
         try:
             if self._found(ticket.client_id, ticket.symbol) is not None:
@@ -189,6 +192,7 @@ class CcxtVenue:
     def look_up(self, client_id: str) -> OrderState | None:
         """Return an order; None where the exchange has it in none of the symbols."""
         known = self._symbol_of.get(client_id)
+        # After a restart nothing is remembered, and each symbol is asked.
         for symbol in self._symbols if known is None else (known,):
             order = self._found(client_id, symbol)
             if order is not None:
@@ -203,6 +207,7 @@ class CcxtVenue:
         """Return the fills of the symbols from `since` on; a spot account has no other payments."""
         fills = []
         for symbol in self._symbols:
+            # ccxt counts milliseconds, so one page may repeat trades of the last.
             start, seen = since // MILLION, set()
             while True:
                 page = self._read(
@@ -215,11 +220,13 @@ class CcxtVenue:
                     break
                 if not fresh:
                     raise Unreachable("too-many-trades")
+                # From the last trade's own moment, which may hold more than one.
                 start = page[-1]["timestamp"]
         return Activity([fill for fill in fills if fill.ts >= since], [])
 
     def holdings(self) -> Holdings:
         """Return cash and coins; a coin that no symbol trades has its own name."""
+        # Free and used together: a working order reserves money and does not spend it.
         totals = self._read(self._client.fetch_balance)["total"]
         names = {str(self._client.market(symbol)["base"]): symbol for symbol in self._symbols}
         units = {
@@ -244,6 +251,7 @@ class CcxtVenue:
         """Return an order of one symbol; None where the exchange says that there is none."""
         params = {"clientOrderId": client_id}
         order = self._read(lambda: self._client.fetch_order(None, symbol, params), missing=True)
+        # Another order in the answer is a fault of the exchange, and no state of ours.
         if order is not None and order["clientOrderId"] != client_id:
             raise Unreachable("unreadable-body")
         return None if order is None else self._state(order)
@@ -315,6 +323,7 @@ class CcxtVenue:
         """
         sign = 1.0 if trade["side"] == "buy" else -1.0
         units, price = sign * float(trade["amount"]), float(trade["price"])
+        # A fee in a third coin, e.g. BNB, moves neither the cash nor the position.
         fee, coin = float(trade["fee"]["cost"] or 0.0), trade["fee"]["currency"]
         if coin == self._client.market(symbol)["base"]:
             return units - fee, fee * price

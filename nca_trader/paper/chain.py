@@ -144,6 +144,7 @@ def events_of(db: sqlite3.Connection, kind: str | None = None, after: int = 0) -
     if old is None:  # killed before its tables were made
         return
     rows = OLD_ROWS if old else ROWS
+    # The plus keeps SQLite from an index by kind, whose rows would need a sort by seq.
     where, values = ("", (after,)) if kind is None else (" AND +kind = ?", (after, kind))
     for row in db.execute(f"{rows} WHERE seq > ?{where} ORDER BY seq", values):
         seq, run, ts_event, ts_recv, name, key, text, *_ = row
@@ -187,6 +188,7 @@ def _examine(path: Path, db: sqlite3.Connection, mark: Mark | None) -> Examined:
     rows: Iterable = ()  # killed before its tables were made
     if old is not None:
         rows = db.execute(f"{OLD_ROWS if old else ROWS} ORDER BY seq")
+    # The only two ends that the head file knows; other hashes need not be kept.
     wanted = set() if mark is None else {mark.done.seq, mark.after.seq if mark.after else 0}
     # The fields of a walk's row, bound once: this loop is all of a verification's time.
     encode, sha256 = _encode, hashlib.sha256
@@ -281,6 +283,7 @@ def _schema_fault(db: sqlite3.Connection) -> tuple[bool | None, str]:
         return None, ""
     for old, schema in ((False, SCHEMA), (True, OLD_SCHEMA)):
         ours = _schema_rows(schema)
+        # Everything of ours is there; what is there in addition is named below.
         if set(ours) <= set(stored):
             extra = [
                 f"{kind} {name}" for kind, name, *rest in stored if (kind, name, *rest) not in ours
@@ -390,6 +393,7 @@ def read_mark(path: Path) -> Mark | None:
     marks = []
     for start in range(0, SLOTS * HEAD_SLOT, HEAD_SLOT):
         fields = data[start : start + HEAD_SLOT].decode("ascii", errors="replace").split()
+        # A slot that a power cut tore has another checksum, and is passed over.
         if len(fields) not in (3, 6) or _summed(" ".join(fields[:-1])).split() != fields:
             continue
         numbers = [text for text in fields[:-1] if len(text) != 64]
@@ -403,6 +407,7 @@ def read_mark(path: Path) -> Mark | None:
             marks.append(Mark(int(count), Head(int(seq), link), Head(int(later), then)))
     if not marks:
         raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")
+    # By count and not by place: the slots are written in turn.
     return max(marks, key=lambda mark: mark.count)
 
 
@@ -447,6 +452,7 @@ class HeadFile:
         """Write the oldest slot. done: the last commit. after: the end of the next one."""
         self._count += 1
         slot = Mark(self._count, done, after).text.encode().ljust(HEAD_SLOT - 1) + b"\n"
+        # At its place, in one call: a slot is smaller than a block of the disk.
         os.pwrite(self._descriptor, slot, self._count % SLOTS * HEAD_SLOT)
         if wait:
             os.fdatasync(self._descriptor)

@@ -139,6 +139,7 @@ class _Orders:
 
     def wait(self) -> list[Any]:
         """Return the fills of the last order, once it has ended."""
+        # Longer and longer pauses, as venues count requests.
         end, pause = self.clock.monotonic() + FILLING, 0.05
         while True:
             state = self.venue.look_up(self.name)
@@ -199,6 +200,7 @@ class _Orders:
         _near("the position", now.units.get(self.symbol, 0.0), here)
         cash = self.before.cash + sum(flow.amount for flow in flows)
         cash -= sum(fill.units * fill.price + fill.commission for fill in fills)
+        # Two cents, because venues round each payment to cents.
         off = abs(now.cash - cash)
         _true(off <= 0.02 + 1e-6 * abs(cash), f"cash is {now.cash}, and fills say {cash}")
 
@@ -209,6 +211,7 @@ class _Orders:
     def cancelled(self) -> None:
         self.name = next(self.names)
         self.venue.submit(Ticket(self.name, self.symbol, -self.received))
+        # It may fill first: then the cancellation is too late, which is allowed.
         self.venue.cancel(self.name)
         state, fills = self.venue.look_up(self.name), self.wait()
         if state is None:
@@ -230,6 +233,7 @@ class _Orders:
         answer = self.venue.submit(Ticket(name, "NO-SUCH-SYMBOL", self.units))
         _same("the answer to an unknown symbol", answer.outcome, Outcome.REJECTED)
         state = self.venue.look_up(name)
+        # A venue may list an order that it has refused, as long as it says so.
         kept = state is not None and state.status != "rejected"
         _true(not kept, "an order that was refused is kept")
 
@@ -290,6 +294,7 @@ class _Bars:
         _true(0 < len(bars) <= self.wanted, f"history({self.wanted}) gave {len(bars)} bars")
         times = bars.time.astype("datetime64[s]").astype(np.int64)
         close = (int(times[-1]) + self.feed.period) * NANOSECONDS
+        # Two seconds, as the clocks of a venue and of its data differ.
         _true(close <= self.feed.now() + 2 * NANOSECONDS, "history's last bar is not closed yet")
         rows = bars.as_bar()
         for row in range(len(bars)):

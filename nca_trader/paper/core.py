@@ -238,6 +238,7 @@ class Core:
         present = np.asarray(bar.present)
         if present.all():
             return np.zeros(len(present), int)
+        # An asset that was never there is not missing, and is not delisted either.
         gone = ~present & np.isfinite(state.close)
         return np.where(gone, state.missing + 1, 0)
 
@@ -262,6 +263,7 @@ class Core:
         account, book = state.account, state.book
         if account is not None:
             account, book = self._moved(account, book, bar, legs)
+            # Before the decision, so that the agent sees what it really holds.
             account = correct(account)
         # The agent sees the bars before `start` in any case, and decides at none of them.
         elif self.ready(state, bar):
@@ -287,6 +289,7 @@ class Core:
         account, book = state.account, state.book
         if account is None:
             account, book = self._opened(bar)
+        # An order that was never tried is forgotten, so that the same target is sent again.
         ordered = np.where(seen.undone, seen.weight, account.ordered)
         account = account._replace(
             log_equity=np.float64(np.log(max(seen.equity, self.agent.rules.floor))),

@@ -98,6 +98,8 @@ class DriftWatch:
         self._rows.append(row)
         self._counts += row
         if len(self._rows) > WINDOW:
+            # Running counts: a window of bars summed at each bar would cost as much as the
+            # policy.
             self._counts -= self._rows.popleft()
         if len(self._rows) < WINDOW:
             return []
@@ -129,12 +131,14 @@ class DriftWatch:
         worth = np.asarray(money)
         worse = worsening(sizes, quote, self._costs, self._rules.tick, worth)[0]
         modelled = np.broadcast_to(np.asarray(worse, np.float64), market.shape)[asset]
+        # Above 0 is worse, for buys and for sales.
         paid = np.sign(units) * (price / market[asset] - 1.0)
         self._excess.append(float(paid - modelled))
         if len(self._excess) < LEAST_FILLS:
             return []
         excess = np.array(self._excess)
         mean, error = excess.mean(), excess.std(ddof=1) / np.sqrt(len(excess))
+        # Large enough to matter, and not by chance.
         high = bool(mean > EXCESS and mean > ERRORS * error)
         body = {"excess": float(mean), "error": float(error), "fills": len(excess)}
         return self._crossed("drift-slippage", high, **body)
@@ -164,5 +168,6 @@ def usual_turnover(turnover: np.ndarray) -> tuple[float, float] | None:
     """Return the lowest and the highest mean of WINDOW bars of a backtest; None for fewer bars."""
     if len(turnover) < WINDOW:
         return None
+    # Of as many bars as the watch means over: single bars spread far more.
     means = np.lib.stride_tricks.sliding_window_view(turnover, WINDOW).mean(-1)
     return float(means.min()), float(means.max())

@@ -95,6 +95,7 @@ def parse_faults(text: str) -> Faults:
             given[name] = int(value) if name == "seed" else float(value)
         except ValueError:
             given[name] = np.nan
+        # Written with `not` below, so that a NaN is out of range.
         most = np.inf if name == "seed" else 10.0 if name == "latency" else 1.0
         if not 0 <= given[name] <= most:
             raise ConfigError(
@@ -163,6 +164,7 @@ class Exchange:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             self._db = sqlite3.connect(self.path, isolation_level=None)
+            # A dashboard may read the books while they are written.
             self._db.execute("PRAGMA journal_mode = WAL")
             # As at a real venue, what was accepted is still there after a power cut.
             self._db.execute("PRAGMA synchronous = FULL")
@@ -207,11 +209,13 @@ class Exchange:
         seconds = 0 if last is None else time - last
         gone = ~present & np.isfinite(self._close)
         missing = np.where(gone, np.array(self._state["missing"]) + 1, 0)
+        # The account's own returns and charges, so that a session can be compared bit for bit.
         legs = next_legs(self._close, bar, seconds, missing, self._costs, self._rules)
         opened = np.where(present, bar.open, self._close)
         closed = np.where(present, bar.close, self._close)
         with self._transaction():
             self._state |= {"clock": max(now, self._state["clock"]), "time": time}
+            # The clock of a venue never goes back, whatever the feed says.
             now = self._state["clock"]
             at_open = self._books.open(opened, legs, now)
             at_close = self._books.close(closed, legs, now)
@@ -228,6 +232,7 @@ class Exchange:
     def submit(self, ticket: Ticket) -> Answer:
         """Accept an order; the same id twice is refused."""
         fault = self._fault(ticket.client_id)
+        # Drawn first: what is lost leaves no trace here.
         if fault == "lost":
             return Answer(Outcome.AMBIGUOUS, "lost")
         if fault == "busy":
@@ -326,6 +331,7 @@ class Exchange:
         """Note what an order has filled; what cash or lots did not allow is cancelled."""
         # Exactly 0 where nothing was cut, as the fill is this very difference.
         rest = order.units - order.filled - filled
+        # A half that the fault plan held back, or a volume that was used up, is filled later.
         waits = wanted != order.units - order.filled or self._rules.max_participation is not None
         status = "filled" if rest == 0.0 else "working" if waits else "cancelled"
         self._db.execute(
@@ -400,6 +406,7 @@ class Exchange:
         # The other faults are of one attempt; what is refused for good is refused again.
         if self._chance(client_id, "reject") < self.faults.reject:
             return "reject"
+        # One draw for all of them: their probabilities add up, and exclude each other.
         drawn, upto = self._chance(f"{client_id}#{attempt}", "submit"), 0.0
         for fault in ("busy", "mute", "reset", "lost"):
             upto += getattr(self.faults, fault)

@@ -73,11 +73,13 @@ class Server:
         self._clock, self._open = clock or Clock(), True
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        # By connection, what came after its last whole line.
         self._listener, self._left = listener, {}
 
     def serve(self) -> None:
         """Answer until asked to stop, or until no client was connected for a while."""
         while self._open:
+            # With a client it waits without end; without one no process is to be left over.
             ready = self._selector.select(None if self._left else self._idle)
             if not ready:
                 return
@@ -94,10 +96,12 @@ class Server:
             more = connection.recv(1 << 16)
         except OSError:
             more = b""
+        # A line without an end must not fill the memory.
         if not more or len(self._left[connection]) > LONGEST:
             return self._drop(connection)
         *lines, self._left[connection] = (self._left[connection] + more).split(b"\n")
         for line in lines:
+            # An earlier line of the same packet may have closed it.
             if connection in self._left:
                 self._serve_one(connection, line)
 
@@ -125,6 +129,7 @@ class Server:
         if method == "stop":
             self._open = False
             return None
+        # A name of a request reaches these methods and no other.
         if method not in (*METHODS, "quote"):
             raise ValueError(f"there is no request {method!r}")
         args = [Ticket(*args[0])] if method == "submit" else args
@@ -173,6 +178,7 @@ def start_exchange(
         "rules": rules._replace(risk=None)._asdict(),  # limits are the session's
         "faults": faults._asdict(),
     }
+    # So that a process of other settings is not taken for this one.
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     settings |= {"digest": digest, "address": f"{journal}.exchange"}
     found = _running(Path(settings["address"]), digest, timeout)
@@ -236,6 +242,7 @@ def _spawn(settings: dict[str, Any], timeout: float) -> RemoteExchange:
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as given:
+        # On stdin, as arguments are listed for every user of the machine.
         given.write(json.dumps(settings).encode())
     found: list[RemoteExchange] = []
 
@@ -246,6 +253,7 @@ def _spawn(settings: dict[str, Any], timeout: float) -> RemoteExchange:
     if not _within(STARTING, answers) or not found:
         process.kill()
         lines = log.read_text(errors="replace").strip().splitlines() or ["no reason given"]
+        # The exit code says whose fault it is, and the last line what it is.
         kind = ConfigError if process.wait() == ConfigError.exit_code else StateError
         raise kind(f"the simulated exchange did not start: {lines[-1]}")
     found[0].process = process
@@ -281,6 +289,7 @@ def main() -> int:
             listener.bind(f"{folder}/socket")
             listener.listen()
             about = {"socket": f"{folder}/socket", "pid": os.getpid()}
+            # Only now, so that an address that is found is listened at.
             write_atomically(Path(settings["address"]), json.dumps(about))
             Server(exchange, listener, {**about, "digest": settings["digest"]}).serve()
         exchange.close()

@@ -101,6 +101,7 @@ class ReplayFeed:
         """Yield every bar from the first, fields `[A]`."""
         rows = self.bars.as_bar()
         for row in range(len(self.bars)):
+            # A copy, because a view of the file's array would reach the next row.
             bar = jax.tree.map(lambda field, row=row: np.array(field[row]), rows)
             # Before the bar is given: the session stamps its events with this time.
             self._now = int(bar.time[0]) * NANOSECONDS
@@ -164,6 +165,8 @@ class Pump:
         try:
             items = iter(feed)
             while True:
+                # Only when asked: a feed that is read ahead would give bars before they are
+                # wanted.
                 self._asked.get()
                 item = next(items, self.END)
                 self._given.put(("end" if item is self.END else "item", item))

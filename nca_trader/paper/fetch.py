@@ -62,11 +62,13 @@ def fetch_bars(
     now = clock.now() // NANOSECONDS
     about = {**about, "start": start, "stop": stop, "step": source.step}
     kept, rows, reached = _resumed(partial, about)
+    # As it was at first: a resumed download must not become a longer one.
     end = kept.get("end", min(now if stop is None else stop, now))
     if end <= start:
         raise ConfigError(
             f"{argument('from')} is not before {argument('to')} or now; give an earlier one."
         )
+    # Seeded, as a draw from the system would make tests of the waits uncertain.
     jitter = random.Random(0)
     chunks = list(_chunks(max(reached, start), end, source))
     try:
@@ -86,6 +88,7 @@ def fetch_bars(
         raise StateError(f"{partial}: can't be written ({error.strerror or error}).") from error
     bars = bars_of(rows, grid, source.symbols, str(path))
     opens = bars.time.astype("datetime64[s]").astype("int64")
+    # The last bar may still be open at the venue, and would change.
     bars = bars[: int((opens + grid.period <= end).sum())]
     if not len(bars):
         partial.unlink()
@@ -111,6 +114,7 @@ def _chunks(start: int, end: int, source: Source) -> Iterator[tuple[int, int]]:
     """Yield spans of about CHUNK rows, of whole days."""
     days = max(1, CHUNK * source.step // max(1, len(source.symbols)) // DAY_SECONDS)
     while start < end:
+        # At midnight, so that no session of a stock market is cut in two.
         high = min((start // DAY_SECONDS + days) * DAY_SECONDS, end)
         yield start, high
         start = high
@@ -128,6 +132,7 @@ def _patient(
                 raise Unreachable(
                     error.reason, f"{error}; the same command resumes where this one stopped."
                 ) from None
+            # Jittered, so that clients that failed together do not return together.
             sleep(max(1.0, min(LONGEST, 2.0**attempt) * (0.5 + 0.5 * jitter.random())))
     return []
 
@@ -172,6 +177,7 @@ def _resumed(partial: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, An
         except (ValueError, TypeError, IndexError, KeyError):
             break  # a crash may leave a torn line at the end
         size = at
+    # Every option that decides what is fetched, and none of how.
     if head and any(head.get(name) != value for name, value in about.items()):
         other = argument("out")
         raise ConfigError(f"{partial}: is of another download; remove it, or give another {other}.")
@@ -182,6 +188,7 @@ def _resumed(partial: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, An
 def _replace(bars: Bars, path: pathlib.Path) -> None:
     """Write the file at once, so that no reader sees a part of it."""
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    # In the same folder: a rename is atomic within one file system only.
     whole = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
     try:
         write_bars(bars, whole)

@@ -104,6 +104,7 @@ class Gate:
             self.in_a_row += 1
             return [], refusal
         self._last = bar
+        # This bar is what the held one waited for.
         passed = self._release(bar) if self._held is not None else []
         if self._live and (refusal := self._quarantine(bar)) is not None:
             self.in_a_row += 1
@@ -120,6 +121,7 @@ class Gate:
     def _refused(self, bar: Bar) -> Refusal | None:
         """Return what is wrong with the bar by itself, or with its time."""
         seconds = int(bar.time[0])
+        # A feed of your own may join bars of several streams.
         if (np.asarray(bar.time) != bar.time[0]).any():
             return Refusal("bar-times", "the assets of the bar have different times")
         if self._last is not None and seconds <= (last := int(self._last.time[0])):
@@ -155,6 +157,7 @@ class Gate:
     def _quarantine(self, bar: Bar) -> Refusal | None:
         """Hold the bar if a price of it is far from the last close."""
         with np.errstate(invalid="ignore", divide="ignore"):
+            # Both from the last close, since a wild open may be back by the close.
             moves = np.log(np.stack([bar.close, bar.open]) / self._close)
         moves = np.where(np.isfinite(moves) & bar.present, moves, 0.0)
         if not is_far(moves, 0.0).any():  # so that the median is rarely needed
@@ -178,6 +181,7 @@ class Gate:
         self._held = None
         with np.errstate(invalid="ignore", divide="ignore"):
             back, on = (np.abs(np.log(bar.open / x)) for x in (self._close, price))
+        # The next open is near the wild price, and nearer to it than to the one before.
         confirmed = far & np.asarray(bar.present) & ~is_far(on, self._typical()) & (on < back)
         gone = far & ~confirmed
         if gone.any():
@@ -206,6 +210,7 @@ class Gate:
         if not self._moves:
             return 0.0
         moves = np.ma.masked_invalid(np.stack(self._moves))
+        # Of each asset by itself, and of the bars that it had.
         return np.ma.median(moves, axis=0).filled(0.0)
 
 

@@ -135,10 +135,12 @@ class VenueHolder:
         dealt: np.ndarray | None = None,
     ) -> Observed:
         """Return what `books` are worth, of the account or of the sleeve of that name."""
+        # 0 units of an asset without a price would be NaN.
         worth = np.where(books.units == 0.0, 0.0, books.units * close)
         value = books.cash + float(worth.sum())
         units, price = traded
         return Observed(
+            # The first decision begins at equity 1, whatever the account was worth then.
             equity=value / self.bases.setdefault(name, value),
             weight=worth / value,
             waiting=waiting,

@@ -86,6 +86,7 @@ class Journal:
                 ) from None
             except OSError as error:
                 raise StateError(f"{lock}: cannot be locked ({error.strerror}).") from error
+            # Each of these is undone, the last one first, if a later one fails.
             opened.callback(os.close, self._lock)
             with as_state_error(self.path):
                 # Made here, since SQLite would take its mode from the umask.
@@ -100,6 +101,7 @@ class Journal:
                 # With a write-ahead log readers, such as `watch`, do not block the session.
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+            # Before anything is written: to go on after damage would hide it.
             found = examine(self.path, self._db)
             refuse_fault(self.path, found)
             if found.old:
@@ -119,6 +121,7 @@ class Journal:
                     for file in (self.path, sibling(self.path, "-wal"), self._head_file.path)
                     for status in [os.stat(file)]
                 }
+            # Nothing failed, so all of it stays open until `close`.
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Journal:
@@ -230,6 +233,8 @@ class Journal:
                 series = len(self._series) + 1
                 self._db.execute("INSERT INTO series VALUES (?, ?, ?)", (series, run, kind))
                 self._series[run, kind] = series
+            # The index says whether it is there: to ask first would be two statements for each
+            # event.
             added = self._db.execute(
                 "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT(series, key) DO NOTHING",

@@ -74,17 +74,20 @@ class Ledger:
             self.open[name] = Sent(ticket, body["bar"])
         elif kind in ("order_sent", "order_ack", "order_ambiguous") and order:
             order.state = {"order_sent": "sent", "order_ack": "working"}.get(kind, "ambiguous")
+            # Sendings and not answers: each one has a key of its own in the journal.
             order.attempts += kind == "order_sent"
         elif kind == "order_terminal" and order:
             order.state, order.reason = "done", body["reason"]
             self.ended[name] = self.open.pop(name)
             if len(self.ended) > KEPT:
+                # The oldest, so that a session of months keeps a bounded memory.
                 self.ended.pop(next(iter(self.ended)))
         elif kind == "fill":
             self._fill(Fill(**body), order)
         elif kind == "cash":
             self.cash += body["amount"]
             self.last, self.moves = max(self.last, body["ts"]), self.moves + 1
+        # Other findings of a comparison change no books.
         elif kind == "recon" and "cash" in body:
             self.cash, self.units = body["cash"], dict(body["units"])
             self.since = self.last = body["now"]
@@ -116,6 +119,7 @@ class Ledger:
         off: dict[str, Any] = {}
         for symbol in symbols:
             there, here = held.units.get(symbol, 0.0), self.units.get(symbol, 0.0)
+            # Written with `not`, so that a NaN is a difference.
             if not abs(there - here) <= UNITS * max(1.0, abs(there), abs(here)):
                 off[symbol] = {"venue": there, "journal": here}
         # A venue rounds each payment to a cent.
@@ -179,12 +183,15 @@ def tickets(
         if not (np.isfinite(price) and price > 0.0 and worth > 0.0):
             refused.append((order.client_id, "no-price"))
             continue
+        # By equity before any of these orders, as in a backtest.
         units = order.weight * worth / price - held
         if held + units < 0.0 and not instrument.shortable:
             refused.append((order.client_id, "not-shortable"))
             units = -max(held, 0.0)
         wanted.append((order, units, price))
+    # An estimate: what a fill really costs is known when the venue says so.
     worse, f = costs.slippage + costs.half_spread, costs.commission
+    # Sales come first and pay for the buys.
     sold = sum(-units * price for _, units, price in wanted if units < 0.0)
     bought = sum(units * price for _, units, price in wanted if units > 0.0)
     cash = max(books.cash + sold * (1.0 - worse) * (1.0 - f), 0.0)
@@ -193,6 +200,7 @@ def tickets(
     found = []
     for order, units, price in wanted:
         units = in_lots(units * cut if units > 0.0 else units, instruments[order.symbol].lot)
+        # A shade less, since a venue's own rounding may be the other way.
         least = max(instruments[order.symbol].min_notional * (1.0 - ROUNDING), UNITS * worth)
         if (order.buy_only and units < 0.0) or abs(units) * price < least:
             refused.append((order.client_id, "too-small"))

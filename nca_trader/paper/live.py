@@ -97,6 +97,7 @@ class LiveSession(Session):
         pump, seen = None, -1
         try:
             self._begin(stop)
+            # The feed waits in a thread of its own, so that the kill switch is seen between bars.
             pump = Pump(self._feed)
             with Progress(None, "paper", ticks=False, always=True) as shown:
                 while not stop():
@@ -178,8 +179,10 @@ class LiveSession(Session):
         """Repeat the journal, compare books, and learn what closed in between."""
         ledger = self._repeated()
         last, now = self._state.last, self._feed.now()
+        # More than the agent needs: features with a long memory come nearer to training's.
         count = max(self._agent.first_decision + 1, self._warmup)
         if last is not None:
+            # A journal's bars are repeated, so only those since then are asked for.
             missed = (now // NANOSECONDS - last) // self._feed.period
             count = max(missed + 1, 2)
         self._router = VenueBroker(
@@ -209,6 +212,7 @@ class LiveSession(Session):
 
     def _repeated(self) -> Ledger:
         """Process the journal's bars again, on the books of then; return the books of now."""
+        # A bar that was learnt and not traded on is repeated so: its age then is not known now.
         decided = {event.key for event in self._journal.events("decision")}
         ledger = self._holder.ledger()
         with self._journal.transaction(durable=False):
@@ -228,6 +232,7 @@ class LiveSession(Session):
         seen = self._observed(bar, ledger) if decided else None
         legs, before = self._core.legs(self._state, bar), self._state.close
         self._state, outcome = self._core.follow(self._state, bar, legs, seen)
+        # It passed once, and may only pass again by the same rules.
         self._gate.learn(bar)
         self._drifts(bar, legs, before, seen, outcome)  # in the journal already
         self._counts["bars"] += 1
@@ -296,6 +301,7 @@ class LiveSession(Session):
             order = orders[ticket.client_id]
             self._counts["orders"] += 1
             more: dict[str, Any] = {"weight": order.weight, "buy_only": order.buy_only}
+            # Of an order that sleeves share; the journal says who gets how much of it.
             if ticket.client_id in sized.parts:
                 more["parts"] = sized.parts[ticket.client_id]
             self._router.intend(ticket, ts // NANOSECONDS, more, ts)
@@ -355,6 +361,7 @@ class LiveSession(Session):
         after = self._agent.rules.delist_after
         if after is None:
             return None
+        # Equal and not above: it halts once, and a person who resumes has seen it.
         gone = (self._state.missing == after) & (self._router.books().units != 0.0)
         names = [self._agent.symbols[i] for i in np.flatnonzero(gone).tolist()]
         return Halting("bars-missing", symbols=names, in_a_row=after) if names else None
@@ -371,6 +378,7 @@ class LiveSession(Session):
         """Between two bars: look at the kill switch, and now and then at open orders."""
         self._refuse()
         now = self._clock.monotonic()
+        # A venue limits how often it is asked, and without open orders nothing can happen.
         if now - self._looked < LOOK or not self._router.ledger.open:
             return
         self._looked = now

@@ -109,6 +109,7 @@ class Session:
         stopped = False
         for bar in feed:
             self.on_bar(bar)
+            # After a bar and not before: each bar is processed whole.
             if stopped := stop():
                 break
         if self._state.last is not None:
@@ -131,6 +132,7 @@ class Session:
         ts = int(bar.time[0]) * NANOSECONDS
         at_close = self._agent.rules.fill == "close"
         present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
+        # A missing asset is worth its last close; the quote says that it does not trade.
         opened = np.where(present, bar.open, self._state.close)
         fills, paid = [], 0.0
         # Before trading starts the broker has neither orders nor positions, and is not asked.
@@ -437,6 +439,7 @@ def started_body(
 
 def refuse_other_session(journal: Journal, started: Mapping[str, Any]) -> None:
     """Raise ConfigError where a journal is of another session than `started`; name what differs."""
+    # Through JSON once, so that both sides have its types.
     mine = json.loads(canonical(started))
     for event in journal.events("run_started"):
         there, here = _flat(event.body), _flat(mine)

@@ -46,6 +46,7 @@ class Keys:
     def redact(self, text: object) -> str:
         """Return `text` without the keys, at most 200 characters of it."""
         line = str(text)
+        # The secret first: should one contain the other, the longer one goes whole.
         for word in (self.secret, self.key):
             line = line.replace(word, "***") if word else line
         return line[:200]
@@ -63,6 +64,7 @@ def read_keys(key: str, secret: str) -> Keys:
     """
     found = {name: os.environ.get(name, "") for name in (key, secret)}
     path = os.environ.get(KEY_FILE)
+    # Variables come first, so that one run can have other keys than the file.
     if path and not all(found.values()):
         found = _of_file(pathlib.Path(path).expanduser(), (key, secret))
     missing = [name for name, value in found.items() if not value]
@@ -88,6 +90,7 @@ def _of_file(path: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
     for line in lines:
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
+            # Quotes are a habit of shell files, and no part of a key.
             values[name.strip()] = value.strip().strip("\"'")
     return {name: values.get(name, "") for name in names}
 
@@ -179,6 +182,7 @@ class GuardedSession(requests.Session):
         check_url(request.url or "", self.hosts)
         if self.read_only and request.method != "GET":
             raise HostError(f"{request.method} to a host of market data: only GET is sent.")
+        # A redirect could lead to a host that is not on the list.
         kwargs |= {"timeout": self.timeout, "allow_redirects": False, "stream": False}
         over = threading.Event()
 
@@ -187,6 +191,7 @@ class GuardedSession(requests.Session):
             self._adapter.cut()
 
         deadline = self._timer(self.timeout, cut)
+        # A process that ends must not wait for it.
         deadline.daemon = True
         deadline.start()
         try:
@@ -241,6 +246,7 @@ class _Adapter(HTTPAdapter):
             class Noted(pool.ConnectionCls):  # pyright: ignore
                 def connect(self) -> None:
                     super().connect()
+                    # Closed ones are left out, or a long session would collect them.
                     noted[:] = [sock for sock in noted if sock.fileno() >= 0]
                     noted.append(self.sock)
 

@@ -95,6 +95,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     if not any(e.kind == "decision" for e in events):
         raise StateError(f"{journal}: holds no decision; replay more bars into it.")
     symbols = started[0].body["symbols"]
+    # From the disk on both sides: two values in memory could be one object.
     table = _read_table(Path(run_dir) / TABLE, symbols)
     paper = _paper_table(events, symbols, float(started[0].body["capital"]))
     names = [f"target:{s}" for s in symbols]

@@ -87,6 +87,7 @@ def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None
       ConfigError: nothing is halted, there is no such journal, or the reason is empty.
       StateError: a session is running, or the journal is damaged.
     """
+    # Checked before the lock is taken: an empty reason must not end a running session's start.
     reason, asked = checked_reason(reason), read_halt(journal)
     with contextlib.closing(Journal(_existing(journal), lambda: now)) as opened:
         if sleeve is not None:
@@ -157,6 +158,7 @@ def lifts_of(events: Iterable[Event]) -> Lifts:
         elif event.kind == "resume" and "sleeve" in event.body:
             sleeves.setdefault(event.ts_event, []).append(event.body["sleeve"])
         elif event.kind == "resume":
+            # One `resume` lifts every halt before it.
             halts, standing = halts | standing, set()
     return Lifts(frozenset(halts), sleeves, frozenset(refused))
 
@@ -190,6 +192,7 @@ def said(account: Account, asked: np.ndarray, symbols: Sequence[str]) -> list[di
     """Return the bodies of `risk` events about an account's last order, one by limit."""
     if not account.guard:
         return []
+    # A denied order leaves no target, as if none had been given.
     given = np.where(denied(account.guard), np.nan, account.ordered)
     found = verdict(account.guard, asked, given)
     if isinstance(found, Allow):

@@ -96,8 +96,10 @@ class VenueBroker:
         """
         self.instruments = {s: self.venue.instrument(s) for s in self._symbols}
         if self.ledger.since is None:  # the first start, or a person lifted a halt
+            # Before the books are taken over: an order that still works would change them.
             self._abandon(ts)
             self.adopt(ts)
+        # These left this process, and their answer may have been lost with it.
         asked = [o for o in self.ledger.open.values() if o.state in ("sent", "ambiguous")]
         self._again = {o.ticket.client_id for o in asked if self._resolve(o, ts)}
         self.sync(ts)
@@ -126,12 +128,15 @@ class VenueBroker:
                 self._clock.sleep(self._patience.first * 2**look)
             # A later look begins with the first fill, as one may be listed after the overlap.
             self.take(ts, since=None if look == 0 else self.ledger.since)
+            # After the fills: a fill between the two answers shows as a difference, and is looked
+            # at again.
             held, working = self.venue.holdings(), self.venue.working()
             unknown = self._follow({order.client_id: order for order in working}, ts)
             off = self.ledger.differences(held, self._symbols)
             if not (off or unknown):
                 self._list_foreign(working, held, ts)
                 return self.books()
+        # Named apart, as money alone may be a fee or a transfer that a person knows of.
         code = "cash-differs" if set(off) == {"cash"} else "position-differs"
         raise Halting(code if off else "fills-missing", **off, **unknown)
 
@@ -219,6 +224,7 @@ class VenueBroker:
                 continue
             if answer.outcome is Outcome.AMBIGUOUS:
                 body = {"reason": answer.reason}
+                # Of the sending that it answers, which has been counted already.
                 key = f"{ticket.client_id}#{order.attempts - 1}"
                 self.write("order_ambiguous", key, body, ts)
             if not self._resolve(order, ts, answer):
@@ -231,6 +237,7 @@ class VenueBroker:
         the grace, ends; the second kind may be sent again under the same id while it is fresh.
         """
         name = order.ticket.client_id
+        # A refusal is believed once the venue confirms that it has no such order.
         refused = answer is not None and answer.outcome is Outcome.REJECTED
         begun, wait = self._clock.monotonic(), self._patience.first
         while True:
@@ -249,6 +256,7 @@ class VenueBroker:
                     why = answer.reason if answer and refused else "venue"
                     self._end(order, "rejected", ts, code=why)
                     return False
+                # A venue may list an order some time after it took it.
                 if waited >= self._patience.grace:
                     break
             self._clock.sleep(self._jittered(wait, order))
@@ -262,6 +270,7 @@ class VenueBroker:
         begun, wait = self._clock.monotonic(), self._patience.first
         while order.state != "done":
             with contextlib.suppress(Unreachable):
+                # From the start: fills of an order that is being cancelled may be listed late.
                 self.take(ts, self.ledger.since)
                 working = {found.client_id: found for found in self.venue.working()}
                 if order.state != "done":
@@ -280,6 +289,7 @@ class VenueBroker:
             if order.state != "intent":
                 self.venue.cancel(name)
                 state = self.venue.look_up(name)
+            # Its fills would come after the books were taken over, and be counted twice.
             if state is not None and state.status == "working":
                 raise Halting("not-cancelled", client_id=name)
             reason = "never-arrived" if state is None else state.status
@@ -300,6 +310,7 @@ class VenueBroker:
             try:
                 found = self._follow_one(order, working, ts)
             except Unreachable:
+                # Of a held symbol it is known already that the venue does not answer.
                 if order.ticket.symbol not in self.held:
                     raise
                 continue
@@ -333,6 +344,7 @@ class VenueBroker:
     def _is_new(self, fill: Fill) -> bool:
         known = self.ledger.fills.get(fill.execution_id)
         if known is not None and known != list(fill):
+            # Books that were computed from the first version are wrong by now.
             raise Halting("fill-changed", fill=list(fill), journal=known)
         return known is None
 
@@ -372,6 +384,7 @@ class VenueBroker:
         orders = [list(o) for o in working if not o.client_id.startswith(self.prefix)]
         units = {s: n for s, n in sorted(held.units.items()) if n and s not in self._symbols}
         body: dict[str, Any] = {"orders": sorted(orders), "units": units}
+        # So that a position of somebody else is written once, and not at every bar.
         found = hashlib.sha256(canonical(body).encode()).hexdigest()[:16]
         if found != self.ledger.recon and (orders or units or self.ledger.recon):
             body |= {"code": "foreign", "found": found}

@@ -74,6 +74,7 @@ def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Salvag
       StateError: nothing of it can be verified, or the copy cannot be written.
     """
     path, out = local(path, "a journal"), local(out, "a journal")
+    # A head file that is left over would call the copy damaged.
     if out.exists() or sibling(out, ".head").exists():
         raise ConfigError(f"{out}: exists; name a file that does not, which gets the copy.")
     kinds: dict[str, int] = {}
@@ -89,6 +90,7 @@ def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Salvag
                     now = event.ts_recv
                     copy.record(event.run, event.kind, event.key, event.body, event.ts_event)
                     kinds[event.kind] = kinds.get(event.kind, 0) + 1
+            # The same hash at the end means the same events, in the same order.
             if verify(out) != found.head:
                 raise StateError(f"{out}: is not what was copied; try again on another disk.")
         except BaseException:
@@ -183,6 +185,7 @@ def _compared(there: Iterator[Event], here: Iterator[Event], path: Path) -> Rebu
             instead = "nothing" if found is None else f"{found.kind} {found.key}"
             differs = f"{what}: the replay has {instead} there"
         elif canonical(found.body) != canonical(event.body) or found.ts_event != event.ts_event:
+            # Equal to Python and not in text: a zero has lost its sign.
             place, left, right = difference(event.body, found.body) or ("", "0.0", "-0.0")
             if event.kind == "run_started":
                 raise ConfigError(
@@ -203,6 +206,7 @@ def _bars_of(path: Path, symbols: list[str]) -> Bars:
     for event in read_events(path, "bar"):
         times.append(event.ts_event)
         row = [event.body[symbol] or missing for symbol in symbols]
+        # Older bars have no extras, and a journal may hold both kinds.
         rows.append([[*r, *missing[len(r) :]] for r in row])
     values = np.array(rows, dtype=float).transpose(2, 0, 1)
     present = np.isfinite(values[3])

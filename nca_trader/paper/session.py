@@ -135,6 +135,7 @@ def paper_trade(
         if one is not None:
             named |= {"seed": one.selected, "agent": one.described}
         return result | named
+    # Refused before a journal exists, which would be another session's by the next call.
     if len(source) <= agent.first_decision:
         raise BarError(
             f"{source.source}: {len(source)} bars, and the agent's first decision needs "
@@ -151,6 +152,7 @@ def paper_trade(
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
     begun = agent.first_decision if first is None else int(np.searchsorted(times, first))
     begun = max(begun, agent.first_decision)
+    # Of several sleeves the one that saw most: their account is as seen as that.
     seen = max(seen_rows(source.bars, each) for each in subject.runs)
     in_sample = min(max(min(seen, result["bars"]) - begun, 0), result["decisions"])
     result |= {"in_sample": in_sample, "seed": None, "agent": ""}
@@ -226,6 +228,7 @@ def _trade_live(
     if members:
         holder = SleevedVenueHolder(agent, members)
     with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
+        # An exchange whose books hold orders cannot belong to an empty journal.
         fresh = opened.head.seq == 0
         venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
         with contextlib.closing(venue):
@@ -316,10 +319,12 @@ def _made(text: str, what: str, needed: tuple[str, ...]) -> Any:
     where = argument(what, text)
     try:
         found = load(f"{what}s", text)
+        # With arguments in the text it has been called by `load`.
         if not text.endswith(")"):
             found = called(found, text)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    # By names and no types: a user's class need not inherit from ours.
     missing = [name for name in needed if not hasattr(found, name)]
     if missing:
         raise ConfigError(f"{where}: what it returns has no {', '.join(missing)}; see its guide.")

@@ -35,6 +35,7 @@ def split(wanted: np.ndarray, filled: float) -> tuple[np.ndarray, np.ndarray]:
     >>> crossed.tolist(), venue.tolist()
     ([4.0, 2.0, -6.0], [6.0, 3.0, 0.0])
     """
+    # The direction of what reaches the venue; without a fill, of what would.
     side = -1.0 if (filled or wanted.sum()) < 0.0 else 1.0
     along = np.maximum(side * wanted, 0.0)
     against = np.minimum(side * wanted, 0.0)
@@ -57,6 +58,7 @@ def shared(amount: float, weights: np.ndarray) -> np.ndarray:
     total = weights.sum()
     # Equal parts where nobody has any: the sum must be the amount in any case.
     weights = weights / total if total else np.full(len(weights), 1.0 / len(weights))
+    # It takes what rounding leaves, which is the smallest part of its own.
     largest = int(np.abs(weights).argmax())
     parts = weights * amount
     parts[largest] = amount - parts[np.arange(len(parts)) != largest].sum()
@@ -157,6 +159,7 @@ class Pool(SimulatedBroker):
     def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
         """As `SimulatedBroker.open`."""
         before = [book.position().units for book in self.books]
+        # Sleeves first: the account's own charges then show what netting saved.
         parts = [book.open(price, legs, ts) for book in self.books]
         found = super().open(price, legs, ts)
         for fill in found.fills:
@@ -182,6 +185,7 @@ class Pool(SimulatedBroker):
         alone = (wanted != 0.0).sum(0) <= 1
         net, names = wanted.sum(0), self._names()
         gross = np.abs(wanted).sum(0)
+        # Orders that cancel out leave rounding, which must not become an order.
         net = np.where(~alone & (np.abs(net) <= NET * gross), 0.0, net)
         # What crosses at the close may not at the open, by less than the gap: nothing is sent.
         net = np.where([name == "" for name in names], 0.0, net)
@@ -198,6 +202,7 @@ class Pool(SimulatedBroker):
     def correct(self, k: int, account: Account, close: np.ndarray, cut: Cut | None) -> Account:
         """Return sleeve k's account as its books are, where it cannot know what happened."""
         book, at = self.books[k], self.members[k].at
+        # The usual case: its own account has followed each trade bit for bit.
         if not book.differs and cut is None:
             return account
         value, units = book.value(close), book.position().units
@@ -248,6 +253,7 @@ class Pool(SimulatedBroker):
                 book.take(i, venue.item(k) + crossed.item(k), paid)
                 book.differs |= not alone or short != 0.0
             if abs(short) > NET * abs(wanted[k]):
+                # With a limit on volume the rest stays in the market; without one cash was short.
                 waits = self._rules.max_participation is not None
                 (book.waits if waits else book.dropped)[i] = True
 
@@ -288,6 +294,7 @@ class Pool(SimulatedBroker):
         for book in self.books:
             book.owed = 0.0
         if len(parts) > 1 and abs(rest) > 1e-15 * sum(map(abs, parts)):
+            # Those that borrowed paid for it by themselves, and get the difference back.
             more = shared(rest, owed)
             for book, relief in zip(self.books, more.tolist(), strict=True):
                 book.pay(relief)

@@ -373,6 +373,7 @@ class SleevedCore:
                     continue
                 own: Any = states[k].account
                 held = float(own.held[list(member.agent.symbols).index(order.symbol)])
+                # The rest of a buy never sells, even if its price has risen since.
                 weight = max(order.weight, held) if order.buy_only else order.weight
                 found.append(self._worth(k, states, account) * (weight - held))
         return np.array(found)
@@ -414,6 +415,7 @@ class SleevedCore:
         # A halt or a wild price stops everything; other limits are on what leaves the account.
         stopped = cut & ((said_of == COLLAR) | (np.asarray(account.guard.halted) > 0))
         with np.errstate(divide="ignore", invalid="ignore"):
+            # The share of the net change that the limits allow.
             kept = np.where(change == 0.0, 0.0, np.clip((given - held) / change, 0.0, 1.0))
         left, cuts = [], []
         for k, member in enumerate(self.members):
@@ -424,6 +426,7 @@ class SleevedCore:
                 j = list(member.agent.symbols).index(order.symbol)
                 i, has = int(member.at[j]), float(own.held[j])
                 moves = order.weight - has
+                # An order against the net one makes it smaller, and no limit objects.
                 if not cut[i] or (moves * change[i] < 0.0 and not stopped[i]):
                     found.append(order)
                     continue

@@ -41,6 +41,7 @@ class SleevedLedger(Ledger):
     def apply(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
         """Take in one event."""
         if kind == "recon" and "cash" in body:
+            # Before the account's own, as the difference is what is shared.
             self._adopt(body)
         super().apply(kind, key, body)
         if kind == "order_intent" and "parts" in body:
@@ -67,6 +68,7 @@ class SleevedLedger(Ledger):
         if kind == "cash":
             held = np.array([self.held[name].get(body["symbol"], 0.0) for name in names])
             worth = np.array([self.worth(name) for name in names])
+            # A dividend belongs to those that hold the share, and interest to all.
             weights = held if held.sum() else worth
             parts = shared(body["amount"], weights).tolist()
             return [(key, {"amount": dict(zip(names, parts, strict=True))})]
@@ -76,6 +78,7 @@ class SleevedLedger(Ledger):
         parts = self._parts.get(fill.client_id)
         if parts is None:  # not an order of a sleeve: a margin call, or somebody else's
             parts = {name: self.held[name].get(fill.symbol, 0.0) for name in names}
+            # Nobody holds it, so each bears its share of the account.
             if not sum(parts.values()):
                 parts = {member.name: member.share for member in self.members}
         # In one order: the journal sorts names, and sums must round alike after a restart.
@@ -144,6 +147,7 @@ class SleevedLedger(Ledger):
             own[symbol] = own.get(symbol, 0.0) + units
             so_far, money = self._traded[name].get(symbol, (0.0, 0.0))
             self._traded[name][symbol] = [so_far + units, money + units * body["price"]]
+            # A cross has no slippage, and would dilute the mean that the drift watch follows.
             if units and not key.startswith("cross-"):
                 self.dealt[name].add(symbol)
         if key.startswith("cross-"):

@@ -68,6 +68,7 @@ class SleevedHolder(Holder):
         off = abs(sum(b.position().cash for b in pool.books) - cash)
         off += float((abs(sum(b.position().units for b in pool.books) - units) * price).sum())
         for member, book, own in zip(pool.members, pool.books, state.memory.states, strict=True):
+            # Below the floor the account stands still, and its books go on.
             if own.account is None or own.account.ruined:
                 continue
             value = book.value(close)
@@ -160,6 +161,7 @@ class SleevedVenueHolder(VenueHolder):
         memory, symbols = state.memory, self.agent.symbols
         ledger: Any = router.ledger
         many, instruments = len(self.members) > 1, router.instruments
+        # Only symbols whose orders changed: the others are at the venue, or waiting.
         wanted = {symbol: np.zeros(len(self.members)) for symbol in memory.fresh}
         # The least order is the venue's, and so of the net.
         free = {symbol: one._replace(min_notional=0.0) for symbol, one in instruments.items()}
@@ -187,6 +189,7 @@ class SleevedVenueHolder(VenueHolder):
                 if order is not None and net and not dust:
                     missed.append((order.client_id, "too-small"))
                 net = 0.0
+            # What is not sent crosses as far as it can.
             crossed, venue = split(units, net) if units.any() else (units, units)
             here = [
                 k

@@ -68,6 +68,7 @@ class Sleeve:
     def __post_init__(self):
         bad = [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: use a-z, 0-9, . _ and -."]
         if self.symbols is not None:
+            # A text is a sequence too, of letters that are texts themselves.
             named = [symbol for symbol in self.symbols if isinstance(symbol, str) and symbol]
             if not named or len(set(named)) < len(self.symbols):
                 said = ", ".join(map(str, self.symbols)) or "none"

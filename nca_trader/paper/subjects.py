@@ -65,6 +65,7 @@ def agent_of(run: Any, opened_run: Run | None, bars: Bars, capital: float, terms
     limits, order = terms.limits, terms.order
     base = Rules() if opened_run is None else rules_of(opened_run.env_config)
     costs = terms.costs or (Costs() if opened_run is None else opened_run.env_config.costs)
+    # Limits of risk are not rules of an account, and need no money.
     known = {name: limit for name, limit in limits.items() if name in Rules._fields}
     if "capital" not in known and any(capital_problems(base._replace(**known), costs)):
         limits = {**limits, "capital": float(capital)}  # lots and fees are amounts of money

@@ -133,6 +133,7 @@ def summarise(journal: str | Path) -> Summary | None:
     close: dict[str, float] = {}
     for ts in sorted(prices):
         seen = {symbol: row for symbol, row in prices[ts].items() if row is not None}
+        # At the moment at which the session's own first order filled, so that both begin alike.
         price = {symbol: row[CLOSE if at_close else OPEN] for symbol, row in seen.items()}
         if bought is None and (ts >= begun if at_close else ts > begun):
             bought = close | price
@@ -144,6 +145,7 @@ def summarise(journal: str | Path) -> Summary | None:
         if ts in equity:
             grown = [close[symbol] / paid for symbol, paid in (bought or {}).items()]
             hold.append(sum(grown) / len(grown) if grown else 1.0)
+            # Of the worth at that bar: money of a year ago was another share of the account.
             traded.append(amount / worth[ts])
             amount = 0.0
     paid, moved = _paid(waiting, close)  # the next bar has not come
@@ -155,6 +157,7 @@ def summarise(journal: str | Path) -> Summary | None:
     kinds = ("order_intent", "fill", "bar_rejected", "risk")
     orders, filled, rejected, risks = (counts[kind] for kind in kinds)
     session = _row(np.array(list(equity.values())), per_year, turnover, costs)
+    # It trades once its whole worth, which is a turnover of 1 over the session.
     held = _row(np.array(hold), per_year, per_year / len(hold), 0.0)
     rows = tuple(
         _sleeve(name, body["share"], [each[name] for each in sleeves], per_year)

@@ -72,6 +72,7 @@ class VenueFeed:
         Raises:
           Unreachable: the venue does not answer.
         """
+        # The newest row may still be open, and is left out.
         stop = self._seconds() // self._source.step * self._source.step
         span, before = count * self.period, -1
         while True:
@@ -93,6 +94,7 @@ class VenueFeed:
     def __iter__(self) -> Iterator[Bar | Notice]:
         """Yield each bar after it closes, and notices between bars, until `close`."""
         if self._last is None:
+            # Without history, the feed begins with the bar after the last one that has closed.
             past = self._grid.expected(self._seconds() - 14 * DAY_SECONDS, self._seconds())
             self._last = int(past[-1]) if len(past) else self._seconds() - self.period
         whole = self._source.step == self.period
@@ -103,6 +105,7 @@ class VenueFeed:
             self.due = float(self._next() + self.period)
             wait = due - self._now()
             if wait > 0.0:
+                # Never longer than a minute: a clock that was set must not let a session sleep.
                 row = self._get(min(wait, 60.0))
                 if row is not None:
                     yield from self._take([row])
@@ -148,6 +151,7 @@ class VenueFeed:
         """Return the seconds until the next attempt: longer after each failure, never in step."""
         if not self._failures:
             return self._source.delay
+        # The exponent is capped too, as a venue may be down for days.
         longest = min(LONGEST, 2.0 ** min(self._failures, 10))
         return max(1.0, longest * (0.5 + 0.5 * self._jitter.random()))
 
@@ -161,10 +165,12 @@ class VenueFeed:
             rows = self._source.fetch(self._last, stop)
         except Unreachable as error:
             self._failures += 1
+            # Once per outage: a notice for each attempt would fill the journal.
             if self._failures == 1:
                 yield Notice("unreachable", str(error))
             return
         self._failures = 0
+        # A bar that is not in the answer by then will not come.
         self._settled = max(self._settled, asked - self._source.settle)
         yield from self._take(rows)
 
@@ -176,6 +182,7 @@ class VenueFeed:
         opens = self._grid.opens(np.array([row.time for row in rows], np.int64)).tolist()
         limit = self._now() + EARLY
         for row, at in zip(rows, opens, strict=True):
+            # Rows outside of the sessions, e.g. before the market opens, belong to no bar.
             if at < 0 or row.symbol not in self.symbols:
                 continue
             name = f"{row.symbol} {_stamp(row.time)}"
@@ -184,6 +191,7 @@ class VenueFeed:
             elif at > self._last:
                 self._rows.setdefault(at, {})[row.symbol, row.time] = row
             elif at in self._rows:
+                # Rows of bars that were given are kept for a while, to see what changes in them.
                 known = self._rows[at].get((row.symbol, row.time))
                 if known is None:
                     yield Notice("late", f"{name} came after its bar was given")
@@ -209,11 +217,13 @@ class VenueFeed:
         for i, at in enumerate(ahead):
             rows = self._rows.get(at, {})
             here = {symbol for symbol, _ in rows}
+            # A stream that sent every symbol makes the bar whole, and nothing needs to settle.
             every = whole and len(here) == len(self.symbols)
             if not every and at + self.period > self._settled:
                 return
             self._last = at
             self._rows.setdefault(at, {})
+            # At the last of them, so that the session trades on the newest bar alone.
             if self._stale and i == len(ahead) - 1:
                 self._stale = False
                 yield Notice("reconnected", f"all bars until {_stamp(at)} are here")
@@ -317,6 +327,7 @@ class Grid:
         opened, _ = self._sessions.spans(stamps, np.timedelta64(1, "s"))
         known = ~np.isnat(opened)
         begin = opened.astype("datetime64[s]").astype(np.int64)
+        # Any number will do, since these rows become -1 below.
         begin[~known] = 0
         return np.where(known, begin + (time - begin) // self.period * self.period, -1)
 
@@ -362,6 +373,7 @@ def aggregated(rows: Iterable[Row], grid: Grid) -> pd.DataFrame:
     out["high"], out["low"] = groups["high"].max(), groups["low"].min()
     out["close"] = last.set_index(keys)["close"].sort_index()
     out["volume"] = groups["volume"].sum()
+    # Minimum and maximum pass over NaN, and would hide it.
     bad = frame[list(PRICES)].isna().any(axis=1).groupby([frame["time"], frame["symbol"]]).any()
     out.loc[bad.reindex(out.index).to_numpy(bool), list(PRICES)] = np.nan
     return out.reset_index()
@@ -383,6 +395,7 @@ def bars_of(
       source: of the bars.
       before: `[A]` the closes before the first bar, which a missing bar repeats; None: NaN.
     """
+    # A stream and an answer may both have a row; the later one is the corrected one.
     unique = {(row.symbol, row.time): row for row in sorted(rows, key=lambda r: r.time)}
     frame = aggregated(unique.values(), grid)
     time, at = np.unique(frame["time"].to_numpy(np.int64), return_inverse=True)

@@ -100,7 +100,9 @@ class Watches:
         found, pairs = [], list(zip(self._members, seen.sleeves, strict=True))
         for asset in np.flatnonzero(seen.traded).tolist():
             price = float(seen.price[asset])
+            # Back to units, which the watch turns into a fraction by its own price.
             units = float(seen.traded[asset] * seen.value / price)
+            # A sleeve that only crossed had no fill at the venue.
             own = [member.name for member, one in pairs if asset in member.at[one.dealt]]
             found += self.filled(asset, units, price, quote, seen.value, own)
         turnover = {ACCOUNT: float(np.abs(seen.traded).sum())}

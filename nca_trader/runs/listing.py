@@ -43,6 +43,7 @@ def runs_in(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:
         raise ConfigError(f"{root}: there is no such folder; give the folder of the run folders.")
     rows = {}
     for path in sorted(root.iterdir(), key=lambda path: path.name):
+        # A folder without it is none of ours, or a run that has not begun.
         if (path / "run.json").is_file():
             rows[path.name] = _row(path)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS))
@@ -108,6 +109,7 @@ def compare_runs(paths: Sequence[str | os.PathLike[str] | CloudPath]) -> pd.Data
             "selection sharpe": run.selection and run.selection.sharpe,
         }
     table = pd.DataFrame(columns)
+    # As texts: settings are lists and dicts too, which no set holds.
     differs = [len({str(value) for value in row}) > 1 for row in table.to_numpy()]
     return table[differs]
 
@@ -134,6 +136,7 @@ def remove_run(path: str | os.PathLike[str] | CloudPath) -> None:
     if isinstance(folder, CloudPath):
         raise ConfigError(f"{folder}: is in an object store; delete it with the store's own tools.")
     run_file(folder)
+    # The tree behind a link may be somebody else's.
     if folder.is_symlink():
         raise RunError(f"{folder}: is a link; give the folder that it points to.")
     try:

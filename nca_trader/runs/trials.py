@@ -144,6 +144,7 @@ def record(root: Place, entry: Entry) -> None:
     Raises:
       StateError: the log cannot be written.
     """
+    # One line, since the log is read line by line.
     line = sealed(plain(entry), indent=None)
     if isinstance(root, CloudPath):
         # A store can neither lock nor append, and runs may end there at the same time: each entry
@@ -196,6 +197,7 @@ def entries(root: Place) -> list[Entry]:
     """
     path = root / FILE
     if isinstance(path, CloudPath):
+        # All at once: a store answers each request after some tenths of a second.
         content = b"".join(together(CloudPath.read_bytes, path.iterdir()))
     else:
         content = path.read_bytes() if path.exists() else b""

@@ -201,6 +201,8 @@ class Alerts:
             # Also what fired and is gone, e.g. of a file that was started again.
             gone = [series for name, series in self._since if name == rule.name]
             for series in dict.fromkeys([*rule.series(samples), *gone]):
+                # A metric that is gone has no value, and its alert is resolved unless it is for
+                # "absent".
                 value, mine = samples.get(series, math.nan), (rule.name, series)
                 holds, fired, status = rule.meets(value), mine in self._firing, ""
                 # Set also where the condition does not hold, and then deleted below.
@@ -245,6 +247,7 @@ def read_rules(path: str | pathlib.Path) -> list[Rule]:
     for number, row in enumerate(rows, 1):
         named = f" ({row['name']})" if isinstance(row.get("name"), str) else ""
         found = list(_problems(row))
+        # Notices and states are kept by name, which two rules must not share.
         if not found and row["name"] in names:
             found = ["the name is another rule's; give it one of its own."]
         names.add(str(row.get("name")))

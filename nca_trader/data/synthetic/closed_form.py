@@ -208,6 +208,7 @@ def garleanu_pedersen(
     rate = 2 * g / (g + math.sqrt(g * g + 4 * g * cost))
     aim = B / (g * sigma**2) / (1 + phi_mr * rate * cost / g)
 
+    # Stationary, as the first predictor is drawn from it.
     variance_f = sig_f**2 / (1 - decay**2)
     x_f = rate * aim * variance_f / (1 - (1 - rate) * decay)  # E[x f]
     # x = (1 - k) x_prev + k aim f, and E[x_prev f] = decay E[x f].
@@ -222,6 +223,7 @@ def garleanu_pedersen(
     def generate(key: Array, num_bars: int) -> Path:
         f_key, key = jax.random.split(key)
         first, f = autoregression(f_key, num_bars, decay, sig_f)
+        # A return follows the predictor of the bar before it.
         before = jnp.concatenate([first[None], f[:-1]])
         r = B * before + sigma * jax.random.normal(key, (num_bars,))
         return Path(f[:, None], r[:, None], jnp.zeros(1))

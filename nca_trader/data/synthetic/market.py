@@ -109,6 +109,7 @@ class Market:
         which is the next bar's open; cash does not bind.
         """
         low, high = self.bounds
+        # JSON's numbers and texts are TOML's too, and `market_of` reads them as TOML.
         given = (f"{name}={json.dumps(value)}" for name, value in self.parameters.items())
         fields: dict[str, Any] = {
             # Where there is a state, an agent sees it in place of features.
@@ -127,6 +128,7 @@ class Market:
         }
         fields |= self.environment
         if fields["reward"] != "pnl":
+            # The config refuses a field that has no effect.
             del fields["pnl_returns"]
         return EnvConfig(**fields)
 
@@ -231,6 +233,7 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
         # A failed allocation raises here; numpy's view of it would end the process.
         path = jax.block_until_ready(market.generate(jax.random.key(seed), num_bars))
         states, returns, start = (np.asarray(part, np.float64) for part in path)
+    # Field by field: `asdict` would copy functions and nested records.
     given = {field.name: getattr(market, field.name) for field in dataclasses.fields(Market)}
     bars = bars_of(market, states, returns, start, seed)
     return Task(**given, bars=bars, states=states, returns=returns, seed=seed)
@@ -247,6 +250,7 @@ def bars_of(
                 "give a smaller sigma."
             )
         returns = np.log1p(returns)
+    # Summed in logs and exponentiated once, so that errors do not multiply.
     level = np.cumsum(np.concatenate([np.log(PRICE) + start[None, :], returns]), axis=0)
     # `not <` refuses NaN as well.
     if not np.abs(level).max() < 690.0:  # exp(709) is the largest float64
@@ -440,6 +444,7 @@ def market_of(config: EnvConfig) -> Market:
         # The inside of a TOML inline table, so that values are written as everywhere in a config.
         parameters = read_toml(f"market = {{{match[2] or ''}}}", "market")["market"]
     except ConfigError:
+        # A mistyped file may hold a page of text, and a message is one line.
         text = given if len(given) <= 2 * SHOWN else given[: 2 * SHOWN] + "..."
         raise ConfigError(
             f"market = {text!r} is not a market; write a name and its parameters, e.g. "

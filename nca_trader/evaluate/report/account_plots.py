@@ -45,6 +45,7 @@ def rolling_sharpe(returns: np.ndarray, window: int, bars_per_year: float) -> np
     """
     r = pd.Series(returns).rolling(window)
     mean, deviation = r.mean().to_numpy(), r.std(ddof=1).to_numpy()
+    # The first windows are NaN, as they should be.
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = mean / deviation * np.sqrt(bars_per_year)
     # A running sum leaves rounding where a window has no volatility, hence not `NO_VOLATILITY`.

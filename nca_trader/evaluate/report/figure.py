@@ -46,6 +46,7 @@ def result_figure(results: Sequence[Result]) -> Figure:
     """
     alone = results[0] if len(results) == 1 else None
     with matplotlib.rc_context({**SETTINGS, **INKS}):
+        # Exposure of several results would be a tangle, so only one shows it.
         heights = (3, 1.4, 1) if alone else (3, 1.6)
         figure = Figure(figsize=(9, 2.1 * sum(heights) / 1.8), layout="constrained")
         panels = figure.subplots(len(heights), sharex=True, height_ratios=heights)
@@ -106,6 +107,7 @@ def _draw_exposure(axes: Axes, result: Result) -> None:
 
 def shade_in_sample(panels: Sequence[Axes], results: Sequence[Result], colour: str) -> None:
     """Shade the bars that an agent of `results` was trained or selected on, and name them."""
+    # A set, since several results of one run share their in-sample bars.
     spans = {
         (result.equity.index[0], result.equity.index[result.in_sample - 1])
         for result in results
@@ -113,6 +115,7 @@ def shade_in_sample(panels: Sequence[Axes], results: Sequence[Result], colour: s
     }
     for first, last in sorted(spans):
         for number, axes in enumerate(panels):
+            # One entry in the legend, whatever the number of panels and spans.
             label = None if number or (first, last) != min(spans) else "in sample"
             ends = (time.tz_localize(None).to_datetime64() for time in (first, last))
             axes.axvspan(*ends, color=colour, alpha=0.12, linewidth=0, label=label)

@@ -135,6 +135,7 @@ def report(
     # Baselines stop where the result did, which may be before the last bar.
     stop = str(bars.index[after]) if after < len(bars) else None
     with Progress(None, "page"):
+        # At the result's own costs, fills and limits: otherwise the page would compare settings.
         baselines = backtest_baselines(bars, result, str(index[0]), stop)
         shown = report_on(bars, result, baselines, run, command)
         shown = dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress)
@@ -170,6 +171,7 @@ def page(report: Report) -> str:
     # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
+    # A seed that was picked is named so, because a picked one is too good.
     seed_name = "the selected seed" if searched and searched.selected else f"seed {report.seed}"
     seed_name = "the mean of the seeds" if report.seed is None else seed_name
     held = {
@@ -177,8 +179,10 @@ def page(report: Report) -> str:
         for number, symbol in enumerate(report.symbols)
     }
     costs = dataclasses.asdict(agent.charged)
+    # A cost of the user's own has a name and no rate, so it is listed apart.
     own, scale = costs.pop("own") or (), costs.pop("own_scale")
     chart = price_chart(agent)
+    # The strongest baseline and not the first: an agent has to beat that one.
     best = report.baselines[evidence.best]
     return render(
         "report.html",
@@ -244,6 +248,7 @@ def monthly_returns(equity: pd.Series) -> list[Monthly]:
       [0.1, 0.1, 0.21]
     """
     index = pd.DatetimeIndex(equity.index)
+    # Missing months stay missing: a market that was closed has no return of 0.
     ends = equity.groupby([index.year, index.month]).last()
     returns = ends / ends.shift(fill_value=1.0) - 1.0
     found = []
@@ -267,6 +272,7 @@ def _relative(m: dict[str, float]) -> dict[str, str]:
 
 def _extreme_trades(trades: pd.DataFrame) -> list[tuple[str, list[Any]]]:
     """Return the rows of the table of the best and the worst trades."""
+    # A position that is still open has no result yet.
     closed = trades[trades["reason"] != OPEN].sort_values("pnl", ascending=False)
     if len(closed) > 2 * TRADES_SHOWN:
         closed = pd.concat([closed[:TRADES_SHOWN], closed[-TRADES_SHOWN:]])

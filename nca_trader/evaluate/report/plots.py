@@ -91,7 +91,9 @@ def thinned(values: pd.Series) -> pd.Series:
     if len(values) <= POINTS:
         return values
     numbers = values.to_numpy()
+    # Four values of each stretch, so POINTS in all.
     edges = np.linspace(0, len(values), POINTS // 4 + 1).astype(int)
+    # Extremes are kept, so that no drawdown disappears between two pixels.
     kept = {0, len(values) - 1}
     for first, last in itertools.pairwise(edges):
         stretch = numbers[first:last]
@@ -168,6 +170,7 @@ def curves_over_time(
         narrow = figure.get_figwidth() < 6
         baseline = 0
         for line in lines:
+            # The edge of an area is drawn in the muted colour of text.
             colour = SEED if line.role == "seed" else MUTED
             dash, width, order, alpha = "-", 0.9, 1, 0.8
             if line.role == "agent":
@@ -202,6 +205,7 @@ def curves_over_time(
             once.setdefault(label, handle)
         # A row of long names would leave no width for the plot itself.
         room = 48 if narrow else 120
+        # Eight characters are the width of a handle and its gap.
         fits = max(1, room // (max(map(len, once)) + 8))
         axes.legend(
             list(once.values()),
@@ -238,6 +242,7 @@ def scale_equity(axes: Axes) -> None:
     """Give equity a log scale with ticks that a reader can use."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
+    # Beyond a decade the ticks 1, 2 and 5 are enough to read.
     if high / low > 20:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     else:  # a log scale's own ticks leave most of one decade blank

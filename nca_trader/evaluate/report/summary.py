@@ -62,6 +62,7 @@ def title_of(result: Result) -> str:
 
 def caveats(result: Result) -> list[str]:
     """Return what must be said with the metrics: the standing of the bars, cautions, the note."""
+    # From the weakest statement to the strongest: the last one that holds is said.
     standing = "Parameters were chosen by the user; how many were tried is not known."
     if result.tried is not None:
         times = "1 trial" if result.tried == 1 else f"{result.tried:,} trials"
@@ -90,7 +91,9 @@ def summary_lines(result: Result) -> list[str]:
     for key, name, write in SHOWN:
         reference = write(other[key]) if other else ""
         lines.append(f"{name:<22}{write(m[key]):>14}{reference:>16}")
+    # A cost of the user's own is a cost of trading too.
     trading = [*TRADING_COSTS, *(result.charged.own or ())]
+    # Columns of costs that are not charged are absent from the flows.
     paid = result.flows.reindex(columns=trading, fill_value=0.0).to_numpy().sum()
     others = [*trading, "market", "interest"]
     held = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
@@ -150,6 +153,7 @@ def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
         ("turnover", "turnover per year", decimal),
         ("exposure", "exposure", percent),
     ):
+        # Bound as defaults, as the loop binds both names again.
         rows.append(row(name, lambda r, key=key, write=write: write(r.metrics[key])))
     return rows
 

@@ -206,6 +206,7 @@ def parameters_of(table: pd.DataFrame) -> list[str]:
     if "parameters" in table.attrs:
         return [str(name) for name in table.attrs["parameters"]]
     one = pd.Series([1.0, 1.0], pd.date_range("2020-01-01", periods=2))
+    # Asked of `metrics` itself, so that a metric that is added is known here.
     known = {*metrics.summary(one), *SHARES, "alpha", "beta", "trades", "final_equity"}
     names = []
     for name in table.columns:
@@ -232,6 +233,7 @@ def _heat_map(
         return ()
     left_out = [name for name in parameters if name not in axes and counts[name] > 1]
     mean = f", mean over {', '.join(map(_words, left_out))}" if left_out else ""
+    # One parameter has a curve, two have a map.
     draw, said = _curve(table, axes[0], metric), f"{_words(metric)} by {axes[0]}{mean}"
     if len(axes) == 2:
         draw = _map(table, axes[0], axes[1], metric)
@@ -250,6 +252,7 @@ def _parallel(
     if len(names) < 3 or len(known) < 2:
         return ()
     low, high = known[names].min(), known[names].max()
+    # Each axis from 0 to 1; one that has a single value stays at 0.
     scaled = ((known[names] - low) / (high - low).replace(0.0, 1.0)).to_numpy()
     tenth = max(1, len(known) // 10)
     # Lines beyond some hundred are a grey area, so the others are thinned out evenly.
@@ -272,6 +275,7 @@ def _parallel(
 
 
 def _curve(table: pd.DataFrame, name: str, metric: str):
+    # The mean over the other parameters: one lucky combination makes no peak.
     mean = table.groupby(name)[metric].mean()
 
     def draw(figure: Figure) -> None:

@@ -60,6 +60,7 @@ def make_folds(bars: Bars, spans: Spans) -> list[Fold]:
     if spans.scheme == "combinatorial":
         return _combinatorial(bars, spans)
     train, test = int(spans.train or 0), int(spans.test or 0)
+    # Before a test span both do the same: the train span ends earlier.
     gap, count = spans.purge + spans.embargo, (len(bars) - train) // test
     if count < 2:
         raise BarError(
@@ -91,6 +92,7 @@ def _combinatorial(bars: Bars, spans: Spans) -> list[Fold]:
             "'nca_trader[combinatorial]'."
         ) from None
     part = len(bars) // spans.num_folds
+    # A part that is tested may lose both ends, and must keep some rows.
     if 2 * spans.purge + spans.embargo >= part:
         raise BarError(
             f"{bars.source or 'bars'}: {len(bars)} bars in {spans.num_folds} parts of {part} are "
@@ -103,6 +105,7 @@ def _combinatorial(bars: Bars, spans: Spans) -> list[Fold]:
         purged_size=spans.purge,
         embargo_size=spans.embargo,
     )
+    # skfolio cuts by the number of rows alone, so it gets no data of ours.
     rows = np.zeros((len(bars), 1))
     ids = splitter.get_path_ids()
     folds = []
@@ -110,6 +113,7 @@ def _combinatorial(bars: Bars, spans: Spans) -> list[Fold]:
         folds.append(
             Fold(
                 number=number,
+                # Its rows come as one array with holes; a fit needs spans that have no hole.
                 train=_runs(np.asarray(train)),
                 test=tuple(span for test in tests for span in _runs(np.asarray(test))),
                 paths=tuple(int(path) for path in ids[number]),

@@ -93,11 +93,14 @@ class WalkForward:
           ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the
             folds judge on bars after those that trained or selected the run.
         """
+        # Of the last bar that was judged, which the run must not have been trained on later bars
+        # than.
         last = int(self.bars.index.searchsorted(self.result.equity.index[-1]))
         refuse_other(run, self.recipe, self.seeds, self.bars, last)
         assert self.recipe is not None
         rules = rules_of(self.recipe[0])
         judged = self.bars.between(str(self.result.equity.index[0]), None)
+        # By count, because the stitched test spans have no gap.
         judged = judged[: len(self.result.equity)]
         return deploy(run, self.gate, judged, self.year, mean_exposure(self.result, rules))
 
@@ -128,6 +131,7 @@ def verdict_of(
     log: Place | None,
 ) -> str:
     """State what the test spans show, against a baseline that was fixed before."""
+    # The default, also where there is no interval: a NaN proves nothing.
     found = "is not distinguishable from"
     if interval.low > 0.0 or interval.high < 0.0:
         found = "earned more than" if interval.low > 0.0 else "earned less than"
@@ -159,6 +163,7 @@ def difference_of(result: Result, baseline: Result, bars_per_year: float) -> tup
 def table_of(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame:
     """Return one row per fold."""
     index, rows = setup.bars.index, []
+    # From the one account, so that a fold's first bar pays for the change of strategy.
     returns = pd.Series(metrics.simple_returns(result.equity), result.equity.index)
     for fold, one in zip(setup.folds, fitted, strict=True):
         inside = np.concatenate([np.arange(first, last) for first, last in fold.test])
@@ -195,6 +200,7 @@ def targets_by_path(setup: Setup, fitted: list[Fitted]) -> list[np.ndarray]:
         row = 0
         for (first, last), path in zip(fold.test, fold.paths, strict=True):
             targets = found.setdefault(path, np.full(shape, np.nan))
+            # A fold's targets follow each other span by span.
             targets[first:last] = one.targets[row : row + last - first]
             row += last - first
     return [found[path] for path in sorted(found)]
@@ -232,9 +238,11 @@ def switching(parts: list[tuple[int, Strategy]]) -> Strategy:
         shape = bar.close.shape
 
         def stacked(*leaves: Any) -> Array:
+            # One strategy may order a stop for all assets, and another one for each.
             return jnp.stack([jnp.broadcast_to(leaf, shape) for leaf in leaves])
 
         orders = jax.tree.map(stacked, *[order for _, order in decided])
+        # NaN orders nothing, so each part remembers what it ordered last.
         lasts = jnp.where(jnp.isnan(orders.target), lasts, orders.target)
         turn = jnp.maximum(jnp.searchsorted(firsts, row, side="right") - 1, 0)
         order = jax.tree.map(lambda leaf: leaf[turn], orders)
@@ -255,6 +263,7 @@ def best_constant(bars: Bars, ordered: pd.DataFrame) -> np.ndarray:
     or 1, and may be short where the strategy ever was.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
+        # A missing bar counts as no move.
         returns = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0).mean(1)
     asked = np.nan_to_num(ordered.to_numpy())
     most = max(1.0, float(np.abs(asked).sum(1).max()))

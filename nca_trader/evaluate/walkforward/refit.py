@@ -144,6 +144,7 @@ def scores(setup: Setup, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndar
         settings = {"precision": "f64", "limits": setup.limits}
         table = run_combinations(bars, setup.subject, list(tried), setup.costs, **settings).table
         rows = table[list(setup.grid)].itertuples(index=False, name=None)
+        # By values: a sweep groups combinations, and leaves out those that the rule refuses.
         known = dict(zip(rows, table[setup.metric], strict=True))
         return np.array([known.get(tuple(one.values()), np.nan) for one in tried], np.float64)
     found = []
@@ -203,6 +204,7 @@ def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str,
             "combinatorial folds train on several spans, and a function that fits takes one; give "
             "a rule with a grid, or take rolling folds."
         )
+    # Only the train span is in its reach: later bars are not hidden but absent.
     fitted = setup.subject(pieces[0])
     # What it returns says what it is: a model that was fitted, or weights that need no fit.
     if isinstance(fitted, Strategy) or callable(fitted):
@@ -216,6 +218,7 @@ def act(subject: Any, bars: Bars, fold: Fold) -> np.ndarray:
     The history begins where the fold does. The order in force before a test span is repeated at
     its first row, where the fold takes over.
     """
+    # Nothing older than the fold, so that a fold is the same whatever comes before it.
     begin = min(first for first, _ in (*fold.train, *fold.test))
     last = max(last for _, last in fold.test)
     own = bars[begin:last]
@@ -232,6 +235,7 @@ def fit_fold(setup: Setup, number: int) -> Fitted:
     """Fit one fold, and let it act on its test spans: the job of everything but agents."""
     began, fold = time.perf_counter(), setup.folds[number]
     subject, chosen, score, tried = fit(setup, setup.bars, fold.train)
+    # Its orders depend on fills, which only the account of all folds has.
     if needs := with_account(subject, setup.bars):
         if not setup.grid and needs_bars(setup.subject):
             raise ConfigError(
@@ -268,11 +272,13 @@ def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
         own[first:last] = True
     begin, end = fold.test[-1]
     middle = (begin + end) // 2
+    # Rows before the middle of the last test span, whose bars stay as they are.
     kept = len(fitted.targets) - (end - middle)
     subject: Any = None
     for factor in FACTORS:
         subject, chosen, score, _ = fit(setup, altered(bars, ~own, factor), fold.train)
         same = chosen == fitted.chosen and np.array_equal(score, fitted.score, equal_nan=True)
+        # Its decisions are not in the file, and are made by the account later.
         if same and not fitted.with_account:
             same = np.array_equal(act(subject, bars, fold), fitted.targets, equal_nan=True)
         if not same:
@@ -299,6 +305,7 @@ def altered(bars: Bars, rows: np.ndarray, factor: float) -> Bars:
       rows: those to alter.
       factor: on their prices, next to noise; far from 1, so that a mean over many bars moves.
     """
+    # The same noise at each call: a check that is repeated must say the same.
     rng = np.random.default_rng(0)
     noise = np.exp(rng.normal(0.0, 0.03, (len(bars), bars.num_assets)))
     # One factor for all prices of a bar, so that its high stays the highest.
@@ -338,6 +345,7 @@ def train_seed(
     assert env is not None  # `walk_forward` gives every agent an environment
     if (devices := int(np.prod(agent.mesh.axes))) > 1:
         use_cores(min(devices, cores()))
+    # `walk_forward` refuses combinatorial folds of agents, so each has one span.
     (first, last), (start, stop) = fold.train[0], fold.test[0]
     params = None if begin is None else params_of(begin)
     bars = setup.bars

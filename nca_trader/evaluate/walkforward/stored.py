@@ -34,6 +34,7 @@ def identity(subject: Any) -> Any:
     """Describe a subject, so that a folder is not resumed with another one."""
     if isinstance(subject, AgentConfig):
         return plain(subject)
+    # A strategy has a name, a rule is a function, and a model may be any callable.
     name = getattr(subject, "name", None) or getattr(
         subject, "__qualname__", type(subject).__name__
     )
@@ -47,6 +48,7 @@ def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
         "symbols": list(setup.bars.symbols),
         "folds": [plain(fold) for fold in setup.folds],
         "subject": identity(setup.subject),
+        # As texts: values may be of types that JSON does not have.
         "grid": {name: [str(value) for value in values] for name, values in setup.grid.items()},
         "metric": setup.metric,
         "costs": plain(setup.costs),
@@ -78,6 +80,7 @@ def write_fold(folder: pathlib.Path, number: int, fitted: Fitted) -> None:
     arrays: dict[str, Any] = {"targets": fitted.targets, "facts": np.array(json.dumps(facts))}
     for seed, leaves in enumerate(fitted.leaves):
         arrays |= {f"seed {seed} {name}": leaf for name, leaf in leaves.items()}
+    # In memory first, since a file that is written piece by piece could be cut off.
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_atomically(file_of(folder, number), buffer.getvalue())
@@ -99,6 +102,7 @@ def read_fold(folder: pathlib.Path, number: int) -> Fitted | None:
         targets, text = found.pop("targets"), str(found.pop("facts"))
         leaves: list[dict[str, np.ndarray]] = []
         for key, leaf in found.items():
+            # At most twice: a parameter's own name may hold spaces.
             _, seed, name = key.split(" ", 2)
             while len(leaves) <= int(seed):
                 leaves.append({})

@@ -166,11 +166,13 @@ def walk_forward(
     check_spans(spans)
     parse_workers(workers)
     check_metric(metric)
+    # The task is kept for its environment, which an agent takes where none is given.
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     agent = is_agent(subject)
     config = _env_of(env, task, agent)
     if costs is not None and config is not None:
         config = dataclasses.replace(config, costs=costs)
+    # Tuples, because a generator would be used up by the first fold.
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
     _refuse_subject(subject, grid, scheme, seeds, warm_start)
     name = name or _name_of(subject)
@@ -291,6 +293,7 @@ class _Walk:
         if self._agent:
             more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
         if self._log is not None:
+            # Computed once: it holds the digest of all bars.
             settings = stored.settings(self.setup, more)
             if self._path is not None:
                 open_folder(self._path, stored.FILE, settings, "walk-forward")
@@ -300,6 +303,7 @@ class _Walk:
                 if (found := stored.read_fold(self._path, fold.number)) is not None:
                     known[fold.number] = found
         todo = [fold for fold in self.setup.folds if fold.number not in known]
+        # So that the estimate of the time left is of what is still to do.
         shown.skip(len(known) * (self.seeds if self._agent else 1))
 
         def keep(number: int, fold: Fitted) -> None:
@@ -311,6 +315,7 @@ class _Walk:
         if self._agent:
             self._train(todo, known, keep, shown)
         else:
+            # A job gets a number and not its bars, which every worker has in the setup.
             jobs = [Job(fold.name, (fold.number,)) for fold in todo]
 
             def fitted(job: int, found: Fitted) -> None:
@@ -365,6 +370,7 @@ class _Walk:
             def gather(
                 job: int,
                 trained: Trained,
+                # Bound as defaults, as the loop binds both names again.
                 pairs: list[tuple[Fold, int]] = pairs,
                 found: dict[int, dict[int, Trained]] = found,
             ) -> None:
@@ -386,6 +392,7 @@ class _Walk:
         if any(entry.run == run for entry in trial_log.entries(log)):
             return
         data, time = data_record(self.setup.bars), now()
+        # One trial: the combinations inside were judged on train spans, and none saw a test span.
         trial_log.record(log, entry_of("train", run, data, trials=1, time=time))
         trial_log.record(log, entry_of("test", run, data, time=time))
 
@@ -394,6 +401,7 @@ class _Walk:
         setup, folds = self.setup, self.setup.folds
         first = min(span[0] for fold in folds for span in fold.test)
         last = max(span[1] for fold in folds for span in fold.test)
+        # None at the end, where no later bar could name the date to stop before.
         stop = str(setup.bars.index[last]) if last < len(setup.bars) else None
         common: dict[str, Any] = {"start": str(setup.bars.index[first]), "stop": stop}
         common |= (rules_of(setup.env)._asdict() if setup.env else {}) | dict(setup.limits)
@@ -404,6 +412,7 @@ class _Walk:
         if fitted[0].with_account:
             found = switching_by_path(setup, fitted)
         accounts = [backtest(setup.bars, one, setup.costs, name=self.name, **own) for one in found]
+        # A path that never traded ranks last; `argsort` would put NaN first in no fixed way.
         sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
         # The lower of the two in the middle where their number is even.
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]

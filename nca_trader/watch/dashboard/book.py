@@ -16,6 +16,8 @@ GAPS = 256  # bars whose spacing tells when the next is due
 NEWEST = 200  # orders and decisions that are kept
 LATENCIES = 5000
 RECENT = 250  # bars that the mean turnover is of, as in `paper.drift`
+# Events that only change the state of an order, and that state.
+STATES = {"order_sent": "sent", "order_ack": "accepted", "order_ambiguous": "ambiguous"}
 # Fields of a bar in the journal.
 OPEN, CLOSE = 0, 3
 
@@ -95,6 +97,7 @@ class Book:
         self._gaps: deque[int] = deque(maxlen=GAPS)
         self._bought: dict[str, float] | None = None
         self._peak = 0.0
+        # Days are UTC, as those of the limit on a day's loss.
         self._day, self.day_start, self._before = -1, math.nan, math.nan
 
     def add_all(self, events: Iterable[Event]) -> None:
@@ -106,6 +109,7 @@ class Book:
         """Take one event."""
         self.seq = event.seq
         self.counts[event.kind] += 1
+        # Only while it is the last event: a session that is continued writes more after it.
         self.ended = event.kind == "run_ended"
         self.stopped = self.ended and event.body.get("stopped", False)
         take = getattr(self, f"_on_{event.kind}", None)
@@ -115,6 +119,7 @@ class Book:
     @property
     def spacing(self) -> float:
         """Median seconds between bars; NaN before the second."""
+        # The median, which one weekend among the gaps does not move.
         return float(sorted(self._gaps)[len(self._gaps) // 2]) if self._gaps else math.nan
 
     @property
@@ -146,13 +151,16 @@ class Book:
         self.bar_ts = event.ts_event
         # A replay's clock is the bar's own time.
         self.live = event.ts_recv != event.ts_event
+        # Without this an asset that has no bar today would be filled at yesterday's open.
         self.opens = {}
         for symbol, fields in event.body.items():
             prices = numbers(fields)
             if len(prices) > CLOSE:
                 self.opens[symbol], self.closes[symbol] = prices[OPEN], prices[CLOSE]
             else:
+                # An asset without a bar is null in the journal.
                 self.missing += 1
+        # Their open is known only now that the bar has come.
         for order, symbol, units, price in self._unpriced:
             self._slip(order, units, price, self.opens.get(symbol, math.nan))
         self._unpriced = []
@@ -174,12 +182,14 @@ class Book:
     def _on_feed(self, event: Event) -> None:
         code = str(event.body.get("code", "no code"))
         self.notices[code] += 1
+        # Any other notice, e.g. of a gap, leaves the feed as it was.
         self.stale = code == "stale" or (self.stale and code != "reconnected")
 
     def _on_decision(self, event: Event) -> None:
         self.decision = event.body
         found = numbers(event.body.get("target"))
         self.ordered = self._wanted or [0.0] * len(found)
+        # NaN orders nothing, so the target before it stays in force.
         pairs = zip(found, self.ordered, strict=False)
         self._wanted = [new if math.isfinite(new) else old for new, old in pairs]
         self.decisions[event.ts_event] = event.body
@@ -195,6 +205,7 @@ class Book:
             self.drifts.pop(name, None)  # the newest stands last
             self.drifts[name] = event.ts_event, event.body
             _keep_newest(self.drifts)
+        # By time, since an order's row asks what the limits said at its decision.
         self.verdicts.setdefault(event.ts_event, []).append(event.body)
         _keep_newest(self.verdicts)
 
@@ -207,15 +218,6 @@ class Book:
         self.sent_at.append(event.ts_recv)
         _keep_newest(self.orders)
 
-    def _on_order_sent(self, event: Event) -> None:
-        self._become(event, "sent")
-
-    def _on_order_ack(self, event: Event) -> None:
-        self._become(event, "accepted")
-
-    def _on_order_ambiguous(self, event: Event) -> None:
-        self._become(event, "ambiguous")
-
     def _on_order_terminal(self, event: Event) -> None:
         order = self._order(event)
         reason = str(event.body.get("reason", event.body.get("status", "ended")))
@@ -226,8 +228,10 @@ class Book:
     def _on_fill(self, event: Event) -> None:
         body = event.body
         units, price = number(body.get("units")), number(body.get("price"))
+        # A body that was changed by hand must not make every later sum NaN.
         if not math.isfinite(units * price):
             return
+        # Foreign fills are counted too: they move the account as much as its own.
         self._moved += abs(units * price)
         fee = number(body.get("commission"))
         self.commission += fee if math.isfinite(fee) else 0.0
@@ -248,6 +252,7 @@ class Book:
 
     def _slip(self, order: Order, units: float, price: float, market: float) -> None:
         """Note how much worse than the market's price a fill was."""
+        # A buy above the market's price and a sale below it are both losses.
         order.slippage = math.copysign(1.0, units) * (price / market - 1.0) if market else math.nan
         if math.isfinite(order.slippage):
             self.slippage.append(order.slippage)
@@ -266,13 +271,17 @@ class Book:
             waits = self.rules.get("fill", "next_open") == "next_open"
             self._bought = {} if waits else dict(self.closes)
         self.snapshot = event.body
+        # A value of 0 becomes None and so NaN: a bankrupt account has no turnover.
         self.turnover.append(self._moved / number(event.body.get("value") or None))
         self._moved = 0.0
         seconds = event.ts_event // NANOSECONDS
         if seconds // DAY != self._day:
             self._day = seconds // DAY
+            # A day begins with the equity of the last bar before it, as for the session's own
+            # limit.
             self.day_start = self._before if math.isfinite(self._before) else equity
         self._before = equity
+        # The start counts as a peak, or an account that only lost would have none.
         self._peak = max(self._peak, equity, 1.0)
         self.times.append(seconds)
         self.equity.append(equity)
@@ -289,22 +298,25 @@ class Book:
     def _on_halt(self, event: Event) -> None:
         self.halts.append(event)
 
-    def _on_resume(self, event: Event) -> None:
-        self.halts.append(event)
+    _on_resume = _on_halt
 
     def _on_recon(self, event: Event) -> None:
+        # A session at a venue compares books every few minutes; the page shows the newest.
         self.recons = [*self.recons[-19:], event]
 
     def _order(self, event: Event) -> Order | None:
         return self.orders.get(str(event.body.get("client_id", event.key)))
 
-    def _become(self, event: Event, state: str) -> None:
+    def _on_state(self, event: Event) -> None:
         order = self._order(event)
         if order is not None and not order.units:
-            order.state = state
+            order.state = STATES[event.kind]
             order.reason = str(event.body.get("reason", ""))
+
+    _on_order_sent = _on_order_ack = _on_order_ambiguous = _on_state
 
 
 def _keep_newest(found: dict[Any, Any]) -> None:
     if len(found) > NEWEST:
+        # Dictionaries keep the order of insertion, so the first key is the oldest.
         del found[next(iter(found))]

@@ -39,9 +39,11 @@ def drift_table(book: Book) -> dict[str, Any]:
 
     Of an account that sleeves share the rows of each sleeve follow.
     """
+    # Read with care, as all bodies: a journal may come from another version.
     given = book.started.get("costs")
     costs = given if isinstance(given, dict) else {}
     recent = book.slippage[-DRIFT_FILLS:]
+    # Both are fractions of the price that a fill is worse by.
     modelled = sum(number(costs.get(name, 0.0)) for name in ("slippage", "half_spread"))
     now = {
         "drift-slippage": f"{points(mean(recent))}, modelled {points(modelled)}",
@@ -73,6 +75,7 @@ def _rows(book: Book, sleeve: str, now: dict[str, str], status: dict[str, Any]) 
     """Return the rows of the account, or of a sleeve; `status` says what is not watched and why."""
     rows = []
     for code, label in DRIFTS.items():
+        # `Book` moves a repeated warning to the end.
         newest = reversed(book.drifts.items())
         found = [pair for name, pair in newest if name[:2] == (sleeve, code)]
         label = f"{printable(sleeve)}: {label}" if sleeve else label
@@ -81,6 +84,7 @@ def _rows(book: Book, sleeve: str, now: dict[str, str], status: dict[str, Any]) 
             said = f"{moment(ts)}: {_drifted(code, body)}"
             rows.append([name, now.get(code, ""), cell(said, "warn")])
         why = printable(status.get(WATCHED[code], ""))
+        # A silent watch and an absent one look alike, so the row says which it is.
         if not found:
             said = f"not watched: {why}" if why else "no warning"
             rows.append([label, now.get(code, ""), cell(said, "idle")])

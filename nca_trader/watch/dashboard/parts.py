@@ -22,6 +22,7 @@ def number(value: Any) -> float:
     >>> number(0.5), number(None), number(True)
     (0.5, nan, nan)
     """
+    # JSON's true is an int in Python, and would be shown as 1.
     usable = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if usable else math.nan
 
@@ -109,6 +110,7 @@ def ago(seconds: float) -> str:
         return NOTHING
     if seconds < 1.0:
         return "now"
+    # Up to a limit above one unit: "75 s" says more than "1 min".
     for most, unit, name in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h")):
         if seconds < most:
             return f"{seconds // unit:.0f} {name}"
@@ -122,10 +124,16 @@ def cell(text: str, tone: str = "", bar: float | None = None) -> dict[str, Any]:
     return {"text": text, "tone": tone, "bar": round(min(max(bar, 0.0), 1.0), 4)}
 
 
+def tile(key: str, label: str, value: str, note: str = "", tone: str = "") -> dict[str, str]:
+    """Return one large number of a page, its label, and a note below it."""
+    return {"key": key, "label": label, "value": value, "note": note, "tone": tone}
+
+
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "", empty: str = ""
 ) -> dict[str, Any]:
     """Return a table; a text stands for a plain cell. empty: said where there is no row."""
+    # Texts stay texts: the template escapes them, and no cell holds markup.
     made = [[item if isinstance(item, dict) else cell(str(item)) for item in row] for row in rows]
     return {"headers": list(headers), "rows": made, "note": note if made else empty}
 
@@ -141,14 +149,17 @@ def chart(
         "low" the lowest and "high" the highest.
       **how: `time` says whether x is a time; `percent` whether y is a share; `area` fills below.
     """
+    # Bars that share a point, rounded up.
     size = max(-(-len(x) // POINTS), 1)
     ends = list(range(size, len(x), size)) + ([len(x)] if x else [])
     kept = []
     for label, y, way in lines:
         values = []
         for begin, end in zip([0, *ends], ends, strict=False):
+            # A gap of NaN leaves a gap in the line, and no zero.
             part = [v for v in y[begin:end] if math.isfinite(v)]
             pick = {"last": lambda p: p[-1], "low": min, "high": max}[way]
+            # Seven digits are more than a screen resolves, and half of what floats take in JSON.
             values.append(float(f"{pick(part):.7g}") if part else None)
         kept.append({"label": label, "y": values})
     return {"x": [x[end - 1] for end in ends], "lines": kept, "per_point": size, **how}
@@ -158,6 +169,7 @@ def heat(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], scale: float
 ) -> dict[str, Any]:
     """Return a heat map: `values[row][column]`, where +-`scale` has the strongest colour."""
+    # Three decimals: a colour has 256 steps, and a page of cells is sent every second.
     rounded = [[round(v, 3) if math.isfinite(v) else None for v in line] for line in values]
     return {"rows": list(rows), "columns": list(columns), "values": rounded, "scale": scale}
 

@@ -102,6 +102,7 @@ def access(host: str, port: int, names: tuple[str, ...] = (), token: str = "") -
             "see the strategy and halt it."
         )
     known = ["127.0.0.1", "localhost", "[::1]", *names]
+    # Browsers send the port where it is not 80 or 443.
     hosts = {f"{name.lower()}:{port}" for name in known}
     # Without a port where a proxy with a certificate stands before it.
     hosts |= {name.lower() for name in names}
@@ -118,6 +119,7 @@ def read_token(path: str | os.PathLike[str]) -> str:
     """
     try:
         try:
+            # Made with its mode in one call: between two, others could open it.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             pass
@@ -125,6 +127,7 @@ def read_token(path: str | os.PathLike[str]) -> str:
             with open(descriptor, "w") as file:
                 file.write(secrets.token_urlsafe(32) + "\n")
         with open(path, encoding="utf-8") as file:
+            # Of the open file: a path could be exchanged between the check and the reading.
             mode, token = os.fstat(file.fileno()).st_mode, file.read(1000).strip()
     except OSError as error:
         raise StateError(f"{path}: the token cannot be read ({error.strerror}).") from None
@@ -143,6 +146,7 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
+        # The server's own start and end, which no client can send.
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         headers = [(name.lower(), value) for name, value in scope["headers"]]
@@ -152,6 +156,7 @@ class Guard:
 
         async def secured(message: Any) -> None:
             if message["type"] == "http.response.start":
+                # A page may set its own value, e.g. static files their cache-control.
                 own = {name for name, _ in message.get("headers", ())}
                 added = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
                 message["headers"] = [
@@ -172,14 +177,18 @@ class Guard:
         method = scope.get("method", "GET")
         if any(origin not in self._allowed.origins for origin in origins):
             return PlainTextResponse("This origin is not allowed.", 403)
+        # A form of another site sends its own origin, and a script of no site sends none.
         if method not in ("GET", "HEAD") and len(origins) != 1:
             return PlainTextResponse("A form of this page has an origin.", 403)
         path = scope.get("path", "")
+        # The login page and its style must be reachable without a cookie.
         if not self._allowed.token or path == "/login" or path == "/static/dashboard.css":
             return None
         found = Request({**scope, "type": "http"}).cookies.get(COOKIE, "")
+        # The time of the comparison says nothing of how much of a guess was right.
         if hmac.compare_digest(found.encode(), self._cookie.encode()):
             return None
+        # A stream cannot show a form, and a POST must not be repeated after a login.
         if method == "GET" and not path.endswith("/events"):
             return RedirectResponse("/login", 303)
         return PlainTextResponse("Log in first.", 403)
@@ -200,7 +209,9 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # Read once: a request chooses among these names and opens no file.
     files = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
+    # A new cookie at each start, so that a restart logs everybody out.
     cookie, streams = secrets.token_urlsafe(32), 0
 
     def page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
@@ -213,12 +224,14 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
         return found
 
     def asset_of(request: Request) -> str:
+        # It is a key of the cache of views, which a long one would fill.
         return request.query_params.get("asset", "")[:64]
 
     def model_of(source: Source, asset: str) -> dict[str, Any]:
         return {**source.view(asset), "nav": nav(sources)}
 
     async def overview(request: Request) -> Response:
+        # Reading journals blocks, and this loop serves every page.
         model = await run_in_threadpool(overview_of, sources)
         return page("overview.html", model=model)
 
@@ -229,6 +242,7 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
 
     async def stream(request: Request) -> Response:
         nonlocal streams
+        # Each stream reads journals every second; a client that opens many must not stop others.
         if streams >= STREAMS:
             return PlainTextResponse("Too many pages are open.", 503)
         make: Callable[[], dict[str, Any]]
@@ -269,9 +283,11 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
             return page("login.html", wrong=False)
         given = (await form_of(request)).get("token", "")
         if not hmac.compare_digest(given.encode(), allowed.token.encode()):
+            # A guess costs half a second, which ends a search through tokens.
             await asyncio.sleep(0.5)
             return page("login.html", 403, wrong=True)
         answer = RedirectResponse("/", 303)
+        # `strict`: a link on another site does not bring the cookie along.
         answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", path="/")
         return answer
 
@@ -347,6 +363,7 @@ async def form_of(request: Request) -> dict[str, str]:
     body = b""
     try:
         async with asyncio.timeout(BODY_SECONDS):
+            # The length is counted as it comes: a client may send another one in its header.
             async for part in request.stream():
                 body += part
                 if len(body) > LONGEST_BODY:

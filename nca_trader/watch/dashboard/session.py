@@ -24,6 +24,7 @@ from nca_trader.watch.dashboard.parts import (
     quantile,
     short,
     table,
+    tile,
 )
 
 ASSETS = 24  # rows of a table of assets
@@ -83,7 +84,9 @@ def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None
 
 def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
     """Return the state in a word, its tone, and a sentence with the evidence."""
-    written = f"last write {_since(vitals)}"
+    age = ago(max(vitals.now - vitals.written, 0.0))
+    since = {"now": "just now", NOTHING: NOTHING}.get(age, f"{age} ago")
+    written = f"last write {since}"
     # From the worst to the best: the first that is true is what a person must know.
     if vitals.fault:
         return _state("Damaged", "bad", vitals.fault)
@@ -100,22 +103,19 @@ def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
             return _state("Stopped", "idle", f"the same command continues the session; {written}")
         if book.ended:
             return _state("Ended", "idle", f"the session came to its end; {written}")
+        # A process that is killed writes no last event and frees its lock.
         return _state("Gone", "warn", f"no process writes, and the session did not end; {written}")
+    # The feed's own word comes first: it knows the hours of its market.
     if book.stale:
         return _state("Stale", "warn", f"the feed says that it is stale; {written}")
-    age = vitals.now - book.bar_ts / NANOSECONDS
-    if book.live and age > book.patience:
-        return _state("Stale", "warn", f"a bar is overdue; the last one opened {ago(age)} ago")
+    bar_age = vitals.now - book.bar_ts / NANOSECONDS
+    if book.live and bar_age > book.patience:
+        return _state("Stale", "warn", f"a bar is overdue; the last one opened {ago(bar_age)} ago")
     return _state("Running", "good", f"{written}; {vitals.holder}")
 
 
 def _state(word: str, tone: str, sentence: str) -> dict[str, str]:
     return {"word": word, "tone": tone, "sentence": sentence}
-
-
-def _since(vitals: Vitals) -> str:
-    age = ago(max(vitals.now - vitals.written, 0.0))
-    return "just now" if age == "now" else NOTHING if age == NOTHING else f"{age} ago"
 
 
 def _reason(body: dict[str, Any]) -> str:
@@ -129,10 +129,6 @@ def _reason(body: dict[str, Any]) -> str:
     return ", ".join(parts) or "no reason given"
 
 
-def _tile(key: str, label: str, value: str, note: str = "", tone: str = "") -> dict[str, str]:
-    return {"key": key, "label": label, "value": value, "note": note, "tone": tone}
-
-
 def _tiles(book: Book) -> list[dict[str, str]]:
     equity = book.equity[-1] if book.equity else math.nan
     gained, held = equity - 1.0, book.hold[-1] - 1.0 if book.hold else math.nan
@@ -140,38 +136,39 @@ def _tiles(book: Book) -> list[dict[str, str]]:
     weights = _weights(book)
     gross = sum(abs(w) for w in weights.values()) if weights else math.nan
     net = sum(weights.values()) if weights else math.nan
+    # Half a hundredth of a percent is what the page shows as 0.0%.
     holding = sum(1 for w in weights.values() if abs(w) > 5e-5)
     value = number(book.snapshot.get("value"))
     capital = number(book.started.get("capital"))
     return [
-        _tile("equity", "Equity", amount(value), f"{amount(capital)} at the start"),
-        _tile(
+        tile("equity", "Equity", amount(value), f"{amount(capital)} at the start"),
+        tile(
             "return",
             "Return",
             percent(gained, 2, True),
             f"buy and hold {percent(held, 2, True)}",
             "good" if gained > 0.0 else "bad" if gained < 0.0 else "",
         ),
-        _tile(
+        tile(
             "drawdown",
             "Below its peak",
             percent(-fallen, 2),
             f"largest {percent(-min(book.drawdown, default=math.nan), 2)}",
         ),
-        _tile(
+        tile(
             "position",
             "Position",
             f"{percent(gross)} gross",
             f"{percent(net, signed=True)} net, {holding} of {len(book.symbols)} assets",
         ),
-        _tile(
+        tile(
             "bar",
             "Last bar",
             moment(book.bar_ts) if book.bar_ts else NOTHING,
             f"{book.counts['bar']:,} bars, {book.counts['decision']:,} decisions"
             + ("" if book.live else "; replay"),
         ),
-        _tile(
+        tile(
             "trading",
             "Fills",
             f"{book.counts['fill']:,}",
@@ -229,6 +226,7 @@ def _positions(book: Book) -> dict[str, Any]:
         owned = {str(s): number(u) for s, u in units.items()}
     else:
         owned = dict(zip(book.symbols, numbers(units), strict=False))
+    # What somebody else holds in the same account is shown as well.
     foreign = [s for s in owned if s not in book.symbols]
     widest = max((abs(w) for w in held.values() if math.isfinite(w)), default=0.0)
     rows = []
@@ -302,6 +300,7 @@ def _why(book: Book) -> dict[str, Any]:
     for symbol in _shown(book):
         weight = target.get(symbol, math.nan)
         wanted = percent(weight, 1, True) if math.isfinite(weight) else "no order"
+        # A rule has no logits, and so no opinion to draw.
         shares = opinions.get(symbol, [])
         if actions == "weights":
             says = ", ".join(percent(x, 1, True) for x in shares[:8])
@@ -345,6 +344,7 @@ def probabilities(logits: list[float], actions: str, targets: list[float]) -> li
     [0.0]
     """
     if actions == "weights":
+        # Every second logit is a mean and the next one its spread, which a decision leaves out.
         low, high = targets[0], targets[-1]
         return [low + (high - low) * 0.5 * (1.0 + math.tanh(mean)) for mean in logits[::2]]
     width = 3 if actions == "orders" else len(targets)
@@ -378,6 +378,7 @@ def _orders(book: Book) -> dict[str, Any]:
 def _order_row(book: Book, order: Order) -> list[Any]:
     symbol = str(order.body.get("symbol", ""))
     weight, units = number(order.body.get("weight")), number(order.body.get("units"))
+    # A replay orders weights, and a session at a venue units.
     wanted = f"to {percent(weight, 2, True)}" if math.isfinite(weight) else _signed(units)
     if math.isfinite(weight) and math.isfinite(units):
         wanted += f" ({_signed(units)})"
@@ -403,6 +404,7 @@ def _because(book: Book, order: Order, symbol: str) -> str:
     if order.body.get("buy_only"):
         return "the rest of an earlier buy"
     said = [f"stop at {short(stop)}"] if (stop := number(order.body.get("stop"))) == stop else []
+    # An order carries the time of the decision that it came from.
     body = book.decisions.get(order.ts)
     if body is not None and symbol in book.symbols:
         place = book.symbols.index(symbol)
@@ -424,15 +426,6 @@ def _because(book: Book, order: Order, symbol: str) -> str:
     return "; ".join(said) or NOTHING
 
 
-def _limits(book: Book) -> dict[str, float]:
-    """Return the limits that are set, by name: those of the session, then of the account."""
-    found = {}
-    for source in (book.rules, book.started.get("limits")):
-        if isinstance(source, dict):
-            found |= {name: number(value) for name, value in source.items()}
-    return found
-
-
 def _gauges(book: Book) -> dict[str, Any]:
     weights = [w for w in _weights(book).values() if math.isfinite(w)]
     known = bool(weights)
@@ -442,6 +435,7 @@ def _gauges(book: Book) -> dict[str, Any]:
     if last and len(decided) == 2:
         before, after = ({k: v for k, v in d.items() if math.isfinite(v)} for d in decided)
         moved = max((abs(v - before.get(k, 0.0)) for k, v in after.items()), default=math.nan)
+    # Of the last order's minute, so that a replay shows one too.
     minute = [t for t in book.sent_at if book.sent_at[-1] - t < 60 * NANOSECONDS]
     equity = book.equity[-1] if book.equity else math.nan
     present = {
@@ -454,11 +448,14 @@ def _gauges(book: Book) -> dict[str, Any]:
         "max_daily_loss": ("Loss today", max(1.0 - equity / book.day_start, 0.0)),
         "max_drawdown": ("Below its peak", -book.drawdown[-1] if book.drawdown else math.nan),
     }
-    limits, rows = _limits(book), []
+    own, rows = book.started.get("limits"), []
+    # Those of the session replace the account's of the same name.
+    limits = book.rules | (own if isinstance(own, dict) else {})
     for name, (label, value) in present.items():
-        limit = limits.get(name, math.nan)
+        limit = number(limits.get(name))
         write = (lambda x: short(x)) if name == "max_orders_per_minute" else percent
         used = value / limit if limit > 0.0 else math.nan
+        # NaN, without a limit, is none of these comparisons and has no colour.
         tone = "bad" if used >= 1.0 else "warn" if used >= CLOSE_TO else "good"
         shown = cell(write(value), tone if math.isfinite(used) else "", used)
         rows.append([label, shown, write(limit) if math.isfinite(limit) else "no limit"])
@@ -506,6 +503,7 @@ def _quality(book: Book, vitals: Vitals) -> dict[str, Any]:
 
 
 def _halts(book: Book) -> dict[str, Any]:
+    # A comparison with the venue that found nothing has no code.
     past = [*book.halts, *(r for r in book.recons if r.body.get("code"))]
     rows = [
         [

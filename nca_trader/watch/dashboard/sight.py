@@ -51,6 +51,7 @@ class Sight:
         trader = started["sleeves"][sleeve] if sleeve else started
         symbols = tuple(map(str, trader.get("symbols", ())))
         params = opened.params()
+        # Another agent of the same shape would draw maps that look as plausible.
         if trader.get("params") != params_digest(params):
             raise RunError(
                 f"{run}: is not the agent of this session; give the run or the exported file "
@@ -67,6 +68,7 @@ class Sight:
         self._stream = jax.jit(self.policy.stream)
         self._act = jax.jit(self.policy.act)
         self._close = np.full(len(symbols), np.nan)
+        # A later version may have rules that this one does not know.
         known = {k: v for k, v in started.get("rules", {}).items() if k in Rules._fields}
         self._rules, self._sizes = Rules(**known), before_bars(len(symbols))
         self._size: np.ndarray | None = None
@@ -108,6 +110,7 @@ class Sight:
                 fields[:, i], present[i] = values[:5], True
             else:
                 fields[:4, i], fields[4, i] = self._close[i], 0.0
+        # A copy, since the fields become the bar, which features may keep.
         self._close = fields[3].copy()
         priced = dict(zip((*PRICES, "volume"), fields, strict=True))
         return Bar(time=np.full(count, ts // NANOSECONDS), present=present, **priced)
@@ -126,6 +129,7 @@ class Sight:
         cells = np.array([row[place] for row in self.cells]).T
         if not columns:
             return {"maps": [], "assets": list(symbols), "asset": symbols[place], "note": ""}
+        # Agents of a mean are stacked along the channels.
         size = len(cells) // self._agents
         names = [f"{i % size}" for i in range(len(cells))]
         if self._agents > 1:
@@ -151,6 +155,7 @@ class Sight:
         logits, weights = book.decision.get("logits"), numbers(book.snapshot.get("weight"))
         if not book.decision or self.spec.memory or not isinstance(logits, list) or not weights:
             return ""  # of a sleeve, too: the journal has no account of its own
+        # The thread that computes may be some bars behind the journal.
         if book.bar_ts != self.times[-1]:
             return ""
         there = np.array([numbers(row) for row in logits])

@@ -59,6 +59,7 @@ class Source:
             at, found = self._views.get(asset, (-math.inf, {}))
             if time.monotonic() - at > FRESH:
                 found = self._look(asset)
+                # The asset is a client's word, so the cache needs an end.
                 if asset not in self._views and len(self._views) >= MOST:
                     self._views.clear()
                 self._views[asset] = time.monotonic(), found
@@ -81,10 +82,12 @@ class RunSource(Source):
 
     def _look(self, asset: str) -> dict[str, Any]:
         new = self._follower.poll()
+        # The file began again, by a run that was rolled back: its old rows are void.
         if self._follower.restarts != self._restarts:
             self._rows, self._restarts = [], self._follower.restarts
         self._rows += new
         about, fault = {}, ""
+        # A run writes run.json once it has compiled; until then the folder is there without it.
         with contextlib.suppress(FileNotFoundError):
             try:
                 about = read_json(
@@ -150,6 +153,7 @@ class JournalSource(Source):
             fault = f"{self.path}: there is no such journal yet"
         except (NcaTraderError, sqlite3.Error, OSError, ValueError) as error:
             fault = str(error)
+        # After reading, so that what is new is known to be worth a walk.
         self._verify_sometimes()
         vitals = Vitals(
             path=str(self.path),
@@ -180,9 +184,12 @@ class JournalSource(Source):
             damage = str(error)
         except (NcaTraderError, sqlite3.Error, OSError) as error:  # e.g. moved away meanwhile
             found = f"not checked this time ({printable(error)})"
+        # A journal that was exchanged meanwhile has another book, which this finding is not
+        # about.
         if book is self._book:
             self._checked, self._damage, self._verified = found, damage, version
         spent = time.monotonic() - began
+        # A walk of a long journal takes seconds; this keeps it to a twentieth of a core.
         self._next_check = time.monotonic() + max(VERIFY_EVERY, VERIFY_SHARE * spent)
 
     def _look_at_sight(self, asset: str) -> dict[str, Any] | None:
@@ -260,6 +267,7 @@ def sibling(path: pathlib.Path, suffix: str) -> pathlib.Path:
 def _written(path: pathlib.Path) -> float:
     times = [os.stat(path).st_mtime]
     with contextlib.suppress(OSError):
+        # SQLite writes there first, and to the journal itself only now and then.
         times.append(os.stat(sibling(path, "-wal")).st_mtime)
     return max(times)
 
@@ -368,6 +376,7 @@ class Sources:
     def _plain(self, folder: pathlib.Path, folders: bool) -> list[pathlib.Path]:
         try:
             with os.scandir(folder) as entries:
+                # Links are left out: one could lead out of the root.
                 kept = [
                     entry.name
                     for entry in entries
@@ -386,6 +395,7 @@ class Sources:
             source: Source = RunSource(path, label)
         else:
             source = JournalSource(path, label, self._runs, self._pool)
+        # A name in a URL has few characters, whatever folders are called.
         base = re.sub(r"[^a-z0-9._-]+", "-", label.lower()).strip("-._")[:48] or kind
         name, number = base, 2
         while name in self._found:
@@ -401,6 +411,7 @@ class Sources:
 
 def _is_journal(path: pathlib.Path) -> bool:
     """Return whether a file is one that a page can say something about, damaged or not."""
+    # Only sessions write this file, so a damaged journal is recognised by it.
     if sibling(path, ".head").exists():
         return True
     try:

@@ -16,6 +16,7 @@ from nca_trader.watch.dashboard.parts import (
     percent,
     short,
     table,
+    tile,
 )
 from nca_trader.watch.dashboard.session import Vitals
 
@@ -45,6 +46,7 @@ def training_view(
     """
     last = rows[-1] if rows else {}
     updates = [number(row.get("update")) for row in rows]
+    # Drawn as a sum: single skipped updates would be dots that nobody sees.
     skipped = _sums(rows, "skipped")
     charts = {}
     for name, label in CHARTS.items():
@@ -54,6 +56,7 @@ def training_view(
             lines = [(label, mean, "last")]
         else:
             lines.append(("mean", mean, "last"))
+        # `pathwise` has no ratios to clip: a chart without a value is left out.
         if any(math.isfinite(v) for _, y, _ in lines for v in y):
             share = name in ("clip_fraction", "explained_variance")
             charts[name] = {"label": label, **chart(updates, lines, time=False, percent=share)}
@@ -63,27 +66,27 @@ def training_view(
         "path": vitals.path,
         "state": run_state(rows, vitals),
         "tiles": [
-            _tile(
+            tile(
                 "update",
                 "Update",
                 short(number(last.get("update"))),
                 f"{human(_or_zero(last.get('steps')))} environment steps",
             ),
-            _tile("speed", "Steps per second", human(_or_zero(last.get("steps_per_s"))), ""),
-            _tile("reward", "Reward", short(reward), "per step, of the last update"),
-            _tile(
+            tile("speed", "Steps per second", human(_or_zero(last.get("steps_per_s"))), ""),
+            tile("reward", "Reward", short(reward), "per step, of the last update"),
+            tile(
                 "kl",
                 "Approximate KL",
                 short(number(last.get("approx_kl"))),
                 f"{percent(number(last.get('clip_fraction')))} of ratios clipped",
             ),
-            _tile(
+            tile(
                 "value",
                 "Explained variance",
                 percent(number(last.get("explained_variance"))),
                 "of the returns, by the value",
             ),
-            _tile(
+            tile(
                 "skipped",
                 "Updates skipped",
                 f"{skipped[-1]:g}" if skipped else "0",
@@ -101,25 +104,19 @@ def run_state(rows: Sequence[dict[str, Any]], vitals: Vitals) -> dict[str, str]:
     age = max(vitals.now - vitals.written, 0.0)
     written = f"last row {ago(age)} ago" if math.isfinite(age) else "no row yet"
     word, tone, sentence = "Training", "good", f"{written}; {vitals.holder}"
+    before, last = [{}, {}, *rows][-2:]
+    # How long the last update took, by its own count of steps and its rate.
+    steps = number(last.get("steps")) - _or_zero(before.get("steps"))
+    seconds = steps / number(last.get("steps_per_s"))
     if vitals.fault:
         word, tone, sentence = "Damaged", "bad", vitals.fault
     elif rows and any(rows[-1].get(name, 0.0) is None for name in ("reward", "loss")):
         word, tone, sentence = "Not finite", "bad", f"the last update's loss or reward; {written}"
     elif not vitals.holder:
         word, tone, sentence = "Not training", "idle", f"no process trains there; {written}"
-    elif rows and age > max(STALLED * _seconds_per_row(rows), 60.0):
+    elif rows and age > max(STALLED * (seconds if math.isfinite(seconds) else 0.0), 60.0):
         word, tone, sentence = "Stalled", "warn", f"{written}; {vitals.holder}"
     return {"word": word, "tone": tone, "sentence": sentence}
-
-
-def _seconds_per_row(rows: Sequence[dict[str, Any]]) -> float:
-    first = number(rows[-2].get("steps")) if len(rows) > 1 else 0.0
-    seconds = (number(rows[-1].get("steps")) - first) / number(rows[-1].get("steps_per_s"))
-    return seconds if math.isfinite(seconds) else 0.0
-
-
-def _tile(key: str, label: str, value: str, note: str, tone: str = "") -> dict[str, str]:
-    return {"key": key, "label": label, "value": value, "note": note, "tone": tone}
 
 
 def _or_zero(value: Any) -> float:
