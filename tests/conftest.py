@@ -31,6 +31,10 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# A process holds millions of objects of jax, and a full collection looks into each of them: with
+# Python's own thresholds that is a twentieth of the time.
+gc.set_threshold(200_000, 50, 100)
+
 # No deadline: the first example compiles. The same examples every time, so that a suite that
 # passed here passes for strangers; `--hypothesis-seed` draws others, and more of them.
 hypothesis.settings.register_profile(

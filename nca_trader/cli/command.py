@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import json
 import logging
-import math
 import os
 import pathlib
 import signal
@@ -236,16 +235,10 @@ def print_json(result: dict[str, Any]) -> None:
       >>> print_json({"sharpe": float("nan"), "trades": 3})
       {"sharpe": null, "trades": 3}
     """
-    # JSON has no NaN: `_finite` replaces it, and one that slips through is an error here.
-    print(json.dumps(_finite(result), allow_nan=False, default=str), flush=True)
+    from nca_trader.config.records import finite
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # JSON has no NaN: `finite` replaces it, and one that slips through is an error here.
+    print(json.dumps(finite(result), allow_nan=False, default=str), flush=True)
 
 
 def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -> NoReturn:

@@ -121,8 +121,10 @@ def job_of(panel: str | None) -> Job:
     from nca_trader.data.synthetic.closed_form import trend_panel
     from nca_trader.errors import BarError
 
-    # An empty `panel` takes the file that is found; "simulated" asks for drawn bars.
-    found = panel or next(filter(pathlib.Path.is_file, _beside()), SIMULATED)
+    # An empty `panel` takes futures that lie next to a checkout; "simulated" asks for drawn bars.
+    checkout = pathlib.Path(__file__).resolve().parents[2]
+    known = [folder / FUTURES for folder in (pathlib.Path.cwd().parent, checkout.parent)]
+    found = panel or next(filter(pathlib.Path.is_file, known), SIMULATED)
     if found != SIMULATED:
         bars = read_bars(found, repair=REPAIR)
         title = f"NCA agents on a panel: {pathlib.Path(found).stem}"
@@ -147,12 +149,6 @@ def job_of(panel: str | None) -> Job:
     return Job(
         bars=bars, title=title, first=first, train_until=train, select_until=select, note=note
     )
-
-
-def _beside() -> list[pathlib.Path]:
-    """Return where a checkout may have futures next to it."""
-    here = pathlib.Path(__file__).resolve().parents[2]
-    return [folder / FUTURES for folder in (pathlib.Path.cwd().parent, here.parent)]
 
 
 def run_demo(args: argparse.Namespace) -> dict[str, Any]:

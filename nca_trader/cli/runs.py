@@ -86,19 +86,17 @@ def run_runs(args: argparse.Namespace) -> dict[str, Any]:
         return {"differences": table.to_dict("index")}
     removed = []
     for path in args.paths:
-        if args.yes or _confirmed(path):
-            remove_run(path)
-            removed.append(path)
-            print(f"{path}: removed; its trials stay in the log")
+        if not args.yes:
+            if not sys.stdin.isatty():
+                raise ConfigError(f"{path}: give --yes to delete without a terminal to ask on.")
+            answer = input(f"delete {path} with all its checkpoints? [y/N] ")
+            if answer.strip().lower() not in ("y", "yes"):
+                continue
+        remove_run(path)
+        removed.append(path)
+        print(f"{path}: removed; its trials stay in the log")
     return {"removed": removed}
 
 
 def _print(table: Any) -> None:
     print("nothing there" if table.empty else table.to_string(na_rep=""))
-
-
-def _confirmed(path: str) -> bool:
-    """Ask on the terminal; without one, refuse."""
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{path}: give --yes to delete without a terminal to ask on.")
-    return input(f"delete {path} with all its checkpoints? [y/N] ").strip().lower() in ("y", "yes")

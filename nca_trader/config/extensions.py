@@ -490,7 +490,10 @@ def _used(
     if (str(file), member) in seen:
         return
     seen.add((str(file), member))
-    body = _parsed(file)
+    try:
+        body = _parse(file.read_text(encoding="utf-8-sig"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read ({error}); check the file.") from None
     bound: dict[str, list[int]] = {}
     for number, node in enumerate(body):
         for name in _bound(node):
@@ -517,13 +520,6 @@ def _parse(text: str, name: str) -> list[ast.stmt]:
         return ast.parse(text).body
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{name}: {error}; repair it.") from None
-
-
-def _parsed(file: pathlib.Path) -> list[ast.stmt]:
-    try:
-        return _parse(file.read_text(encoding="utf-8-sig"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({error}); check the file.") from None
 
 
 def _bound(node: ast.AST) -> Iterable[str]:

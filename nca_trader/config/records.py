@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -106,6 +107,19 @@ def plain(value: Any, none: str | None = None) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner, none) for inner in value]
     return none if value is None else value
+
+
+def finite(value: Any) -> Any:
+    """Return dicts, lists and plain values with None for numbers that JSON does not have.
+
+    >>> finite({"sharpe": float("nan"), "weights": (0.5, float("inf"))})
+    {'sharpe': None, 'weights': [0.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Mismatch(Exception):

@@ -147,7 +147,9 @@ def scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trac
     def step(account, xs):
         legs_t, target = xs
         account, (row, _) = _step(account, legs_t, lambda a: (a, target, ()), costs, rules)
-        return account, _without(row, nothing)
+        flows = row.flows._replace(**dict.fromkeys(nothing & set(Flows._fields)))
+        less = dict.fromkeys(nothing & set(Trace._fields))
+        return account, row._replace(target=None, flows=flows, **less)
 
     def scan(account, xs):
         return jax.lax.scan(step, account, xs)[1]
@@ -173,12 +175,6 @@ def _never(legs: Legs, rules: Rules) -> frozenset[str]:
         "funding": timed or legs.funding is not None,
     }
     return frozenset(name for name, may in happens.items() if not may)
-
-
-def _without(row: Trace, nothing: frozenset[str]) -> Trace:
-    """Return a row without its target and without the entries in `nothing`."""
-    flows = row.flows._replace(**dict.fromkeys(nothing & set(Flows._fields)))
-    return row._replace(target=None, flows=flows, **dict.fromkeys(nothing & set(Trace._fields)))
 
 
 def _completed(trace: Trace, targets: np.ndarray) -> Trace:

@@ -131,8 +131,10 @@ def sweep(
     setting, table = swept.setting, swept.table
     if swept.refused:
         log.warning("%s", swept.refused)
-    held, sharpe = _benchmark(setting)
-    held = block_returns(held, setting.most_blocks)
+    # Buy and hold at the same costs and limits, which the best has to beat.
+    filled = setting.account.fill
+    hold = backtest(bars, HOLD, setting.costs, filled, "on_change", look=False, **setting.limits)
+    held = block_returns(metrics.simple_returns(hold.equity), setting.most_blocks)
     number = counted(trials, swept.name, bars, setting.combinations)
     table.attrs["about"] = _about(setting)
     table.attrs |= judge(
@@ -140,7 +142,7 @@ def sweep(
         table.attrs["parameters"],
         swept.blocks,
         held,
-        sharpe,
+        hold.metrics["sharpe"],
         len(bars),
         bars.bars_per_year,
         number,
@@ -249,15 +251,6 @@ def _about(setting: Setting) -> str:
         f"{bars.index[-1]:%Y-%m-%d}; {', '.join(paid) or 'no costs'}. In sample: the best "
         "combination was chosen on these bars."
     )
-
-
-def _benchmark(setting: Setting) -> tuple[np.ndarray, float]:
-    """Return the returns `[N]` and the Sharpe ratio of buy and hold, with the same costs."""
-    account = setting.account
-    held = backtest(
-        setting.bars, HOLD, setting.costs, account.fill, "on_change", look=False, **setting.limits
-    )
-    return metrics.simple_returns(held.equity), held.metrics["sharpe"]
 
 
 def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:

@@ -122,9 +122,11 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
         tally = jax.tree.map(lambda x: x[:n], found.tally)
         return number, Outcome(found.log_equity[:n], tally, found.blocks[:, :n])
 
-    outcomes = {
-        number: _outcome(store.read(number)) for number in range(len(parts)) if store.has(number)
-    }
+    outcomes = {}
+    for number in filter(store.has, range(len(parts))):
+        kept = store.read(number)
+        tally = Tally(*(kept[field] for field in Tally._fields))
+        outcomes[number] = Outcome(kept["log_equity"], tally, kept["blocks"])
     with (
         Progress(len(combinations), "sweep", "combinations") as shown,
         concurrent.futures.ThreadPoolExecutor(workers) as pool,
@@ -149,11 +151,6 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     _refuse_no_weights(setting, tally, log_equity)
     found = summaries(tally, log_equity, len(bars), bars.bars_per_year)
     return Done(found, block_sums)
-
-
-def _outcome(arrays: Mapping[str, np.ndarray]) -> Outcome:
-    tally = Tally(*(arrays[field] for field in Tally._fields))
-    return Outcome(arrays["log_equity"], tally, arrays["blocks"])
 
 
 Part = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share

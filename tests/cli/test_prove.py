@@ -102,6 +102,7 @@ def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
         assert trial.config.features == prove_runs.FEATURES and not trial.config.market_state
 
 
+@pytest.mark.slow
 def test_the_estimator_follows_the_kind_of_actions():
     for name in prove_runs.BARS:
         trial = trial_of(name)

@@ -322,6 +322,7 @@ def test_costs_take_names_and_refuse_other_words(given, message):
         Costs(**given)
 
 
+@pytest.mark.slow
 def test_an_object_that_takes_the_name_of_another_takes_its_place():
     bars, before = quoted_bars(), globals()["nothing"]
     paid = []

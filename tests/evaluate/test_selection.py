@@ -159,6 +159,7 @@ class Planned(Selector):
         ((2.0, 2.0, 2.0, 0.0, 0.0, 0.0), 9, 2, 12, False),
     ],
 )
+@pytest.mark.few(2)
 def test_training_ends_when_no_better_score_came(
     env, select, tmp_path, scores, patience, best, end, ended
 ):

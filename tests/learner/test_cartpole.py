@@ -34,6 +34,7 @@ def test_the_poles_motion_solves_its_equations():
         assert fallen[i] == (abs(expected[0]) > 2.4 or abs(expected[2]) > 0.2094395) and not cut[i]
 
 
+@pytest.mark.slow
 def test_it_learns_to_balance_as_fast_as_others():
     assert cartpole.steps_until(cartpole.train(seed=0, updates=26), 195) <= WORST[195]
 

@@ -329,6 +329,7 @@ def test_a_checkpoint_goes_from_any_mesh_to_any_other_bit_for_bit():
         assert jax.tree.map(lambda leaf: leaf.sharding, state) == like
 
 
+@pytest.mark.slow
 def test_of_a_data_parallel_update_gradients_and_statistics_cross_devices_and_nothing_else(
     without_quick_compile,
 ):

@@ -137,6 +137,7 @@ def test_the_gradient_is_the_adjoint_written_by_hand(discount):
         assert float(got[name][at]) == pytest.approx(want, rel=2e-3, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_undiscounted_it_is_the_slope_of_what_is_earned():
     part = parts(discount=1.0)
     hand, head = Hand(part), head_of(part)

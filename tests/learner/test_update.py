@@ -79,7 +79,7 @@ def test_segments_are_split_over_the_devices_and_the_rest_is_on_each(stage):
     assert len(set(rows)) > 8  # no device lives through another's segments
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_step_takes_its_state_over_and_compiles_once(stage, devices, caplog):
     run(stage, devices)  # has compiled what there is to compile
     learner = stage.learner(devices)

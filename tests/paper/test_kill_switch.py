@@ -225,6 +225,7 @@ def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
     assert read_halt(path) is None and request_halt(path, "again")
 
 
+@pytest.mark.slow
 def test_sigusr1_stops_a_real_process_with_exit_code_3(stage, tmp_path):
     write_bars(stage.bars(num_bars=20_000, symbols=("AAA",)), tmp_path / "bars.csv")
     journal = tmp_path / "paper.db"

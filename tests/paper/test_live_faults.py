@@ -105,6 +105,7 @@ EVERY = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_live_session_at_alpaca_meets_every_answer_and_orders_once(stage, tmp_path, caplog):
     from nca_trader.paper import alpaca
 

@@ -61,6 +61,7 @@ def training(root, command):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_train_names_the_first_and_touches_nothing(tiny, tmp_path, root, capsys):
     mine = tiny.copy(tmp_path / "mine")
     done = len(mine.run.metrics())

@@ -111,6 +111,7 @@ def test_training_learns_from_assets_of_different_spans(tmp_path, neighbours):
     assert (result.weights["C"][:150] == 0.0).all() and (result.weights["C"][150:] != 0.0).all()
 
 
+@pytest.mark.slow
 def test_an_exported_panel_agent_trades_others_on_paper_as_in_its_backtest(tmp_path):
     run = made(tmp_path / "abc", panel("ABC"))
     others = without(panel("VWXY", seed=5), "Y", 0, 70)

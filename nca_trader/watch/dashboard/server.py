@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import math
 import os
 import pathlib
 import secrets
@@ -34,6 +33,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from nca_trader.config.records import finite
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.watch.dashboard.sources import JournalSource, Source, Sources
 
@@ -343,15 +343,6 @@ def overview_of(sources: Sources) -> dict[str, Any]:
             }
         )
     return {"kind": "overview", "cards": cards, "nav": nav(sources)}
-
-
-def finite(value: Any) -> Any:
-    """Return a view model with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 async def form_of(request: Request) -> dict[str, str]:
