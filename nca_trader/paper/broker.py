@@ -53,6 +53,17 @@ class Position(NamedTuple):
     units: np.ndarray
 
 
+def valued(units: np.ndarray, price: np.ndarray) -> np.ndarray:
+    """Return `[A]` what positions are worth in money.
+
+    0 units of an asset without a price yet are worth 0, and not NaN.
+
+    >>> valued(np.array([2.0, 0.0]), np.array([10.0, np.nan]))
+    array([20.,  0.])
+    """
+    return np.where(units == 0.0, 0.0, units * price)
+
+
 class Broker(Protocol):
     """A venue. The session says which orders should be working; the venue does the rest.
 
@@ -272,8 +283,7 @@ class SimulatedBroker:
         return float(years * (earned - owed))
 
     def _equity(self, price: np.ndarray) -> float:
-        # 0 units of an asset without a price yet are worth 0 and not NaN.
-        return self._cash + float(np.where(self._units == 0.0, 0.0, self._units * price).sum())
+        return self._cash + float(valued(self._units, price).sum())
 
     def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
         """Return `[A]` how much worse than `price` these trades fill, as a fraction of it."""
@@ -291,8 +301,7 @@ class SimulatedBroker:
         margin = self._rules.maintenance_margin
         if margin is None:
             return []
-        # An asset without a price yet would make the sum NaN.
-        gross = float(np.where(self._units == 0.0, 0.0, np.abs(self._units * price)).sum())
+        gross = float(np.abs(valued(self._units, price)).sum())
         if gross * margin <= self._equity(price):
             return []
         closing = np.where(np.asarray(quote.present), -self._units, 0.0)

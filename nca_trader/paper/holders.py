@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nca_trader.paper.broker import valued
 from nca_trader.paper.core import Agent, Core, Observed, Outcome, State
 from nca_trader.paper.ledger import Books, Ledger
 from nca_trader.paper.router import VenueBroker
@@ -135,8 +136,7 @@ class VenueHolder:
         dealt: np.ndarray | None = None,
     ) -> Observed:
         """Return what `books` are worth, of the account or of the sleeve of that name."""
-        # 0 units of an asset without a price would be NaN.
-        worth = np.where(books.units == 0.0, 0.0, books.units * close)
+        worth = valued(books.units, close)
         value = books.cash + float(worth.sum())
         units, price = traded
         return Observed(
@@ -145,7 +145,7 @@ class VenueHolder:
             weight=worth / value,
             waiting=waiting,
             undone=undone,
-            traded=np.where(units == 0.0, 0.0, units * np.nan_to_num(price)) / value,
+            traded=valued(units, np.nan_to_num(price)) / value,
             price=np.where(np.isnan(price), close, price),
             value=value,
             dealt=units != 0.0 if dealt is None else dealt,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nca_trader.envs.account.state import ROUNDING
-from nca_trader.paper.broker import Order
+from nca_trader.paper.broker import Order, valued
 from nca_trader.paper.journal import Event
 from nca_trader.paper.venue import Fill, Holdings, Instrument, Ticket
 from nca_trader.types import Costs
@@ -174,7 +174,7 @@ def tickets(
     >>> tickets([order], here, np.array([70.0]), ["X"], stock, Costs(), borrow=False)
     ([Ticket(client_id='a', symbol='X', units=7.0, stop=None)], [])
     """
-    worth = books.cash + float(np.where(books.units == 0.0, 0.0, books.units * close).sum())
+    worth = books.cash + float(valued(books.units, close).sum())
     wanted: list[tuple[Order, float, float]] = []
     refused = []
     for order in orders:

@@ -16,6 +16,7 @@ import numpy as np
 
 from nca_trader.envs.account.state import Legs
 from nca_trader.errors import HaltError
+from nca_trader.paper.broker import valued
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
@@ -400,8 +401,7 @@ class LiveSession(Session):
     def _value(self) -> float:
         """Return cash and positions in money at the last closes."""
         books = self._router.books()
-        worth = np.where(books.units == 0.0, 0.0, books.units * self._state.close)
-        return float(books.cash + worth.sum())
+        return float(books.cash + valued(books.units, self._state.close).sum())
 
     def _now(self) -> int:
         return self._feed.now()

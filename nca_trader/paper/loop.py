@@ -19,7 +19,7 @@ from nca_trader.config.extensions import codes_of
 from nca_trader.config.records import plain
 from nca_trader.envs.account.state import Quote, Rules
 from nca_trader.errors import ConfigError, HaltError
-from nca_trader.paper.broker import Broker, Fill
+from nca_trader.paper.broker import Broker, Fill, valued
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
 from nca_trader.paper.feed import Feed
@@ -306,7 +306,7 @@ class Session:
         else:
             expected = self._capital * equity
             # Both are compared: equity alone would not show a position in the wrong asset.
-            weights = np.where(units == 0.0, 0.0, units * self._state.close) / value
+            weights = valued(units, self._state.close) / value
             off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
             self._failures = 0 if decision.usable else self._failures + 1
             if not off <= TOLERANCE:  # so that NaN is a disagreement
@@ -383,7 +383,7 @@ class Session:
     def _value(self) -> float:
         """Return the broker's cash and positions in money at the last closes."""
         cash, units = self._broker.position()
-        return float(cash + np.where(units == 0.0, 0.0, units * self._state.close).sum())
+        return float(cash + valued(units, self._state.close).sum())
 
     def _halt_error(self, halt: Halt) -> HaltError:
         last = self._state.last

@@ -285,11 +285,11 @@ class VenueBroker:
     def _abandon(self, ts: int) -> None:
         """Cancel and end every order of ours: the venue's books will be taken as they are."""
         for name, order in list(self.ledger.open.items()):
+            # Fills of one that still works would come later, and be counted twice.
             state = None
             if order.state != "intent":
                 self.venue.cancel(name)
                 state = self.venue.look_up(name)
-            # Its fills would come after the books were taken over, and be counted twice.
             if state is not None and state.status == "working":
                 raise Halting("not-cancelled", client_id=name)
             reason = "never-arrived" if state is None else state.status

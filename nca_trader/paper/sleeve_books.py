@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, Quote, Rules
-from nca_trader.paper.broker import Activity, Fill, Order, SimulatedBroker
+from nca_trader.paper.broker import Activity, Fill, Order, SimulatedBroker, valued
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.sleeve_core import Cut
 from nca_trader.paper.sleeves import NET, Member
@@ -206,7 +206,7 @@ class Pool(SimulatedBroker):
         if not book.differs and cut is None:
             return account
         value, units = book.value(close), book.position().units
-        weight = np.where(units == 0.0, 0.0, units * close)[at] / value
+        weight = valued(units, close)[at] / value
         waits, dropped = book.waits[at], book.dropped[at]
         ordered = account.ordered
         if cut is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.paper.broker import valued
 from nca_trader.paper.core import Agent, Core, Observed, Outcome, State
 from nca_trader.paper.gate import in_json
 from nca_trader.paper.holders import UNDONE, Holder, Sized, VenueHolder
@@ -64,7 +65,7 @@ class SleevedHolder(Holder):
         pool, close = self._pool, state.close
         price = np.nan_to_num(close)
         cash, units = pool.position()
-        worth = float(cash + np.where(units == 0.0, 0.0, units * close).sum())
+        worth = float(cash + valued(units, close).sum())
         off = abs(sum(b.position().cash for b in pool.books) - cash)
         off += float((abs(sum(b.position().units for b in pool.books) - units) * price).sum())
         for member, book, own in zip(pool.members, pool.books, state.memory.states, strict=True):

@@ -30,6 +30,7 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
     }
     where = f"{report['topology']}: {report['chips']} chips, mesh {sizes['mesh']}"
     yield f"{report['agent']} in {report['env']} on {where}"
+    # The agent's own mesh is planned; a reader should know that the table has another one.
     if report["mesh_from_table"] != report["mesh"]:
         yield f"  (for a slice of this size the table has {sizes['mesh_from_table']})"
     if report["set"]:
@@ -62,6 +63,7 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
             f"{binary_size(each['bytes'])} in all ({', '.join(each['dtypes'])})"
         )
 
+    # None where the compiler refused the program, and so has no cycles.
     if (estimate := report["estimate"]) is not None:
         yield ""
         yield "time: estimates from the compiler's cycles and public rates; nothing was run"
@@ -91,6 +93,7 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
                 f"matrix units; {width['full_width']} fills them"
             )
     accounts, whole = (report["cycles"].get(name, 0) for name in ("collect: accounts", "update"))
+    # Below half of the cycles a larger batch would not be nearly free.
     if 2 * accounts > whole:
         yield (
             f"batch: {accounts / whole:.0%} of the cycles are accounts, one small step after "
@@ -181,6 +184,7 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _shares(parts: dict[str, float], whole: float, ranked: bool = False) -> Iterator[str]:
+    # Parts of an update have no order of their own; those of a cycle follow each other.
     ordered = sorted(parts.items(), key=lambda item: -item[1]) if ranked else parts.items()
     for part, seconds in ordered:
         yield f"  {part:<26}{seconds / whole:>7.1%}  {duration(seconds)}"
@@ -191,6 +195,7 @@ def doctor_lines(facts: Facts, mesh: dict[str, int]) -> Iterator[str]:
     names = ("nca_trader", "python", "jax", "jaxlib", "flax", "optax", "libtpu")
     known = [f"{name} {facts.versions[name]}" for name in names if name in facts.versions]
     yield f"versions  {', '.join(known)}"
+    # Of the first that says it: the devices of a machine are alike.
     each = next((size for size in facts.device_memory if size), None)
     kinds = f"{len(facts.kinds)} {facts.platform or 'none'} ({', '.join(sorted(set(facts.kinds)))})"
     yield f"devices   {kinds}" + (f", {each / GB:.1f} GB each for JAX" if each else "")

@@ -66,6 +66,7 @@ def sink_of(text: str) -> Sink:
     if kind == "email":
         return Email(target, Server.of_environment(), WAITS)
     try:
+        # Loaded now: a name that is wrong must not be found out by the first alert.
         found = load("sinks", target)
     except ConfigError as error:
         raise ConfigError(f"sink {text}: {error}") from None
@@ -142,6 +143,7 @@ class Webhook:
             with self._opener.open(request, timeout=TIMEOUT):
                 return
         except urllib.error.HTTPError as error:
+            # Its connection would stay open until the object is collected.
             error.close()
             code = error.code
         except Exception as error:  # an error of http.client is not an OSError, and quotes the URL
@@ -204,6 +206,7 @@ class Email:
         message["From"], message["To"] = self._server.sender, self._address
         # A name in a rule may hold line breaks, which would add headers.
         message["Subject"] = printable(f"[nca_trader] {notice.name} {notice.status}")
+        # A mail shows what is known; a webhook gets every key, so that its schema is fixed.
         body = {key: value for key, value in notice.as_json().items() if value is not None}
         message.set_content(
             f"{printable(notice)}\n\n" + "".join(f"{k}: {printable(v)}\n" for k, v in body.items())

@@ -161,6 +161,7 @@ class GymVectorEnv(VectorEnv):
         self._draw(seed, which)
         seen, carried = batch.reset(self._seeds, self._counts, start)
         if self._carried is not None and not which.all():
+            # All rows are begun and some are kept: another shape would compile another program.
             carried = jnp.where(which[:, None], carried, self._carried)
         self._carried = carried
         self._words = np.where(which[:, None], np.asarray(seen), self._words)
