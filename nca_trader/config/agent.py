@@ -414,7 +414,7 @@ class PrecisionConfig:
                     "and the loss is not scaled to keep them there; take 'bfloat16', whose range "
                     "is float32's."
                 )
-        # Refused in words: it is the first thing that people try on a TPU.
+        # Refused in words of its own, since other packages take it.
         if self.params == "bfloat16":
             refuse(
                 "params='bfloat16' would lose updates below 1/256 of a weight, unless float32 "

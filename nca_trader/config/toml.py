@@ -227,7 +227,7 @@ class _Reader:
                 key = now
             here = (*path, key)
             if key not in known:
-                # A key in the wrong table is the commonest mistake of all.
+                # A key in the wrong table is a usual mistake, so the message names the right one.
                 homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]
                 hint = f"did you mean {' or '.join(homes)}? " if homes else nearest(key, known)
                 doubtful += [name for name in known if f"'{name}'" in hint]

@@ -44,7 +44,7 @@ def counted(
     if folder is None:
         return len(combinations)
     root, data = place(folder, "trials"), trials.data_record(bars)
-    # The list decides: a grid in another order of values is written the same way by its caller.
+    # Of the whole list: lists that overlap have two digests, and both are counted.
     digest = hashlib.sha256(repr(combinations).encode()).hexdigest()[:12]
     run = f"{kind} {name} {digest}"
     known = any(e.run == run and e.data == data.sha256 for e in trials.entries(root))

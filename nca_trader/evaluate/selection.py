@@ -84,7 +84,7 @@ class Selector:
           params: of one agent where `seed` is given, else of all.
           seed: index of the agent that acts; None is the mean of all.
         """
-        # Parameters in memory: a checkpoint for each score would cost more than the score.
+        # Parameters in memory, which need no checkpoint.
         acting = Acting(run, params, seed)
         return backtest(self.bars, acting, start=self._start, look=False).judged_returns
 

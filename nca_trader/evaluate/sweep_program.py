@@ -159,7 +159,7 @@ def _begun(
     strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
     account = open_account(jnp.zeros(num_assets, dtype), given.rules)
-    # An empty tuple stands for no book: the account alone is a third faster.
+    # An empty tuple stands for no book, whose prices and ages then need no memory.
     book = exits.open_book(num_assets, blocks.bar.close.dtype) if given.sees_account else ()
     state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
     step = functools.partial(_step, strategy=strategy, costs=given.costs, rules=given.rules)

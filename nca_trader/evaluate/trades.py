@@ -278,7 +278,7 @@ def _own_of_each(
     k, row = np.arange(fills.row.size), fills.row
     traded, price = np.zeros((2, k.size, bars.num_assets))
     traded[k, fills.asset] = (fills.after - fills.before) * fills.price / begun
-    # Assets that did not trade in this fill are shown at their open, as the account shows them.
+    # Assets that did not trade in this fill are shown at their open.
     price[:] = np.nan_to_num(bars.open[row], nan=1.0)
     price[k, fills.asset] = fills.price
     quoted = np.zeros_like(price) if bars.half_spread is None else bars.half_spread[row]

@@ -79,7 +79,7 @@ def guarded(client: Any, session: GuardedSession) -> Any:
 
     Its own retries repeat a POST on 429 and 504: one order would become two.
     """
-    # A private attribute, as alpaca-py offers no other way; a test fails if it is renamed.
+    # A private attribute, as alpaca-py offers no other way; tests fail if it is renamed.
     client._session.close()
     client._session, client._retry = session, 0
     return client

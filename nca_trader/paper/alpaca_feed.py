@@ -86,7 +86,7 @@ def open_source(
     check_url(stream, STREAM_HOSTS, ("wss", "ws"))
     client = StockHistoricalDataClient(keys.key, keys.secret, raw_data=True, url_override=url)
     session = GuardedSession(DATA_HOSTS, read_only=True, timeout=timeout)
-    # Alpaca's own bars of 5 minutes begin where its exchange does; ours count from the session.
+    # Other lengths are made of minutes, on the grid of the session.
     step = period if period == DAY_SECONDS else MINUTE
     return AlpacaSource(tuple(symbols), step, guarded(client, session), session, keys, feed, stream,
                         seed)  # fmt: skip

@@ -98,8 +98,7 @@ class DriftWatch:
         self._rows.append(row)
         self._counts += row
         if len(self._rows) > WINDOW:
-            # Running counts: a window of bars summed at each bar would cost as much as the
-            # policy.
+            # Running counts: to sum the window at each bar is work that grows with its length.
             self._counts -= self._rows.popleft()
         if len(self._rows) < WINDOW:
             return []

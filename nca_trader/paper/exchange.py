@@ -209,7 +209,7 @@ class Exchange:
         seconds = 0 if last is None else time - last
         gone = ~present & np.isfinite(self._close)
         missing = np.where(gone, np.array(self._state["missing"]) + 1, 0)
-        # The account's own returns and charges, so that a session can be compared bit for bit.
+        # The account's own returns and charges, so that both sides charge alike.
         legs = next_legs(self._close, bar, seconds, missing, self._costs, self._rules)
         opened = np.where(present, bar.open, self._close)
         closed = np.where(present, bar.close, self._close)

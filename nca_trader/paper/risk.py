@@ -87,7 +87,7 @@ def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None
       ConfigError: nothing is halted, there is no such journal, or the reason is empty.
       StateError: a session is running, or the journal is damaged.
     """
-    # Checked before the lock is taken: an empty reason must not end a running session's start.
+    # Before the journal is opened, so that bad input touches nothing.
     reason, asked = checked_reason(reason), read_halt(journal)
     with contextlib.closing(Journal(_existing(journal), lambda: now)) as opened:
         if sleeve is not None:

@@ -205,7 +205,7 @@ def curves_over_time(
             once.setdefault(label, handle)
         # A row of long names would leave no width for the plot itself.
         room = 48 if narrow else 120
-        # Eight characters are the width of a handle and its gap.
+        # Eight more characters stand for the handle and the gap.
         fits = max(1, room // (max(map(len, once)) + 8))
         axes.legend(
             list(once.values()),

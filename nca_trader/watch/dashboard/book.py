@@ -301,7 +301,7 @@ class Book:
     _on_resume = _on_halt
 
     def _on_recon(self, event: Event) -> None:
-        # A session at a venue compares books every few minutes; the page shows the newest.
+        # The newest twenty, since a session at a venue writes more without end.
         self.recons = [*self.recons[-19:], event]
 
     def _order(self, event: Event) -> Order | None:
