@@ -47,6 +47,7 @@ def test_the_rows_are_there_and_can_be_written(rows):
 
 
 @pytest.mark.parametrize("halo", [0, 6])
+@pytest.mark.slow
 def test_windows_and_lattice_are_timed_on_the_same_cells(halo):
     spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
     case = bench_policy._Case(TINY, spec, 2, 8)

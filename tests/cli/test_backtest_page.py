@@ -121,6 +121,7 @@ def test_a_run_over_nothing_but_bars_that_it_saw_is_in_sample_without_being_aske
     assert "IN SAMPLE" in said.out and trials.count(own.run.root, "test") == 0
 
 
+@pytest.mark.slow
 def test_bars_that_selected_the_seed_are_as_seen_as_those_that_trained_it(own, command):
     chosen = own.bars[TRAINING_ROWS : TRAINING_ROWS + 20]
     own.run.write_json(

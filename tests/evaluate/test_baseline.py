@@ -46,7 +46,7 @@ SUBJECTS = {
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_the_baseline_is_the_backtest_from_the_episodes_start(bars, name, fill):
     config = dataclasses.replace(CONFIG, fill=fill)
     env = nca.WithBaseline(GymEnv(bars, config), SUBJECTS[name])

@@ -89,7 +89,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ["f32", "f64"])
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 def test_a_sweep_equals_a_loop_of_backtests(name, precision):
     rule, grid, assets, options = CASES[name]
     bars = made(assets=assets, missing=0.1 if name == "assets" else 0.0)

@@ -156,6 +156,7 @@ def test_a_kill_at_each_kind_of_event_is_survived(mortal, journal, whole, which,
     converges(mortal, journal, whole, [f"{when}:{kind}" for kind in kinds])
 
 
+@pytest.mark.slow
 def test_a_dozen_kills_at_any_call_are_survived(mortal, journal, whole):
     """At the n-th call of the journal or of the exchange, before or after it."""
     drawn = random.Random(7)

@@ -96,7 +96,7 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
         {"reward": "differential_sharpe", "fill": "close"},
     ],
 )
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
     run = make_run(tmp_path / "agent", bars, **env)
     write_bars(bars, tmp_path / "bars.parquet")

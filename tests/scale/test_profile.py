@@ -54,6 +54,7 @@ def found(env, tmp_path_factory):
         return profile(env, MLP, tmp_path_factory.mktemp("profile"), steps=2)
 
 
+@pytest.mark.slow
 def test_products_are_those_counted_by_hand(env, found):
     """A gradient is of the weights everywhere, and of the inputs but for the first layer's."""
     learn, spec = MLP.learner, env.spec
@@ -68,6 +69,7 @@ def test_products_are_those_counted_by_hand(env, found):
     assert found["loops_of_unknown_length"] == 0
 
 
+@pytest.mark.slow
 def test_rates_are_the_counts_over_the_seconds(found):
     assert found["flops_per_s"] == pytest.approx(found["flops"] / found["update_s"])
     assert found["flops_share"] == pytest.approx(found["flops_per_s"] / PEAK.flops)
@@ -78,6 +80,7 @@ def test_rates_are_the_counts_over_the_seconds(found):
     assert 0.0 < low <= found["update_s"] <= high
 
 
+@pytest.mark.slow
 def test_the_parts_of_an_update_sum_to_it_and_none_is_missing(found):
     parts = found["parts"]
     assert sum(parts.values()) == pytest.approx(found["update_s"])
@@ -89,6 +92,7 @@ def test_the_parts_of_an_update_sum_to_it_and_none_is_missing(found):
     assert {name.partition(":")[0] for name in found["fine_parts"]} <= set(parts)
 
 
+@pytest.mark.slow
 def test_a_cycle_is_its_updates_a_save_and_an_evaluation(found):
     cycle = found["cycle"]
     assert cycle["updates"] == MLP.checkpoint.every
@@ -108,21 +112,25 @@ def test_a_cycle_is_as_long_as_the_config_says():
     assert profiling.between_checkpoints(CheckpointConfig(), 0.1) == 300
 
 
+@pytest.mark.slow
 def test_of_a_save_only_what_training_waits_for_is_counted(found):
     assert found["cycle"]["parts"]["save"] < WRITING
 
 
+@pytest.mark.slow
 def test_what_compiling_cost_and_that_nothing_was_compiled_again(found):
     assert found["programs"] >= found["cache_hits"] >= 0
     assert found["compile_s"] > 0.0 and found["retraces"] == 0
 
 
+@pytest.mark.slow
 def test_memory_is_the_compilers_where_the_device_says_nothing(found):
     memory = found["memory"]
     assert memory["needed"] >= memory["arguments"] + memory["temporaries"] > 0
     assert memory["peak"] is None and memory["limit"] is None
 
 
+@pytest.mark.slow
 def test_the_trace_opens_in_tensorboard_and_perfetto(found):
     """Both files parse, and both have the updates and the program's operations."""
     with gzip.open(found["trace"]["perfetto"]) as file:
@@ -139,6 +147,7 @@ def test_the_trace_opens_in_tensorboard_and_perfetto(found):
     assert found["operations_traced"] > 10
 
 
+@pytest.mark.slow
 def test_the_page_says_every_part_and_how_to_open_the_trace(found):
     page = "\n".join(profile_lines(found))
     for said in (*found["fine_parts"], "save", "evaluate", "tensorboard --logdir", "ui.perfetto"):
