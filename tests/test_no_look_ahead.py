@@ -424,7 +424,7 @@ def _agree(before, after, rows):
 
 @pytest.mark.hypothesis  # within it
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.few(4)
+@pytest.mark.few(5)
 def test_no_later_bar_changes_what_was_seen_decided_or_earned(name):
     later(name, lengths_of(name), CASES)
 

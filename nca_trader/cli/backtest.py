@@ -107,7 +107,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             trials=args.trials or "runs",
             **rules,
         )
-    # After the result, which `stress` compares each of its runs with.
+    # `stress` runs the same backtest again, and its first rows are those of the result.
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
@@ -154,7 +154,7 @@ def show(result: Any) -> dict[str, Any]:
     """Print the summary of a `Result` and where equity went; return the metrics."""
     from nca_trader.evaluate.report.summary import caveats, summary_lines
 
-    # The last two lines are about equity and costs, which this command prints in full below.
+    # The last two lines name attributes of Python, and cut the caveats short that follow here.
     title, *metrics, _, _ = summary_lines(result)
     # Caveats come first and in full: a reader sees the warning before the metrics.
     print("\n  ".join([title, *caveats(result), *metrics]))

@@ -145,7 +145,7 @@ def parse_grid(texts: Sequence[str], name: str = "grid") -> dict[str, tuple[Any,
             found[key] = tuple(_number(part, said) for part in values.split(","))
             continue
         ends = [_number(part, said) for part in parts]
-        # A step of 0 would never end, and `range` would raise without the option's name.
+        # `range` refuses a step of 0 too, but without the option's name.
         if len(ends) > 3 or not all(isinstance(end, int) for end in ends) or ends[-1] == 0:
             raise ConfigError(
                 f"{said}: START:STOP or START:STOP:STEP takes whole numbers; list others, e.g. "

@@ -128,7 +128,7 @@ class AlpacaSource:
         seed: int,
     ):
         self.symbols, self.step = symbols, step
-        # Days are corrected for half an hour after the close.
+        # A day may be corrected after the close, so it settles later than a minute.
         self.delay, self.settle = (5.0, 30.0) if step == MINUTE else (60.0, 1800.0)
         self._client, self._session, self._keys, self._feed = client, session, keys, feed
         self._stream_url, self._seed = stream_url, seed

@@ -95,8 +95,8 @@ def parse_faults(text: str) -> Faults:
             given[name] = int(value) if name == "seed" else float(value)
         except ValueError:
             given[name] = np.nan
-        # Written with `not` below, so that a NaN is out of range.
         most = np.inf if name == "seed" else 10.0 if name == "latency" else 1.0
+        # Written with `not`, so that a NaN is out of range.
         if not 0 <= given[name] <= most:
             raise ConfigError(
                 f"{argument('broker')}: {name}={value} is not a number from 0 to {most:g}."

@@ -46,7 +46,7 @@ class Keys:
     def redact(self, text: object) -> str:
         """Return `text` without the keys, at most 200 characters of it."""
         line = str(text)
-        # The secret first: should one contain the other, the longer one goes whole.
+        # The secret first: a key inside it would break it up, and leave parts of it.
         for word in (self.secret, self.key):
             line = line.replace(word, "***") if word else line
         return line[:200]

@@ -63,16 +63,7 @@ def result_figure(results: Sequence[Result]) -> Figure:
             fallen = metrics.drawdown_series(metrics.simple_returns(held))
             _draw(drawdown, held * 0.0 + fallen, REFERENCE, "", DASHES[0])
         if alone:
-            shown = alone.exposure
-            for name, colour in (("long", FIRST), ("short", SHADE)):
-                if np.any(shown[name]):
-                    kept = thinned(shown[name])
-                    panels[2].fill_between(
-                        times(kept), 0.0, kept.to_numpy(), color=colour, alpha=0.6, step="mid", lw=0
-                    )
-            panels[2].axhline(0.0, color="#999999", linewidth=0.6)
-            panels[2].set_ylabel("exposure")
-            panels[2].yaxis.set_major_formatter(PercentFormatter(1.0))
+            _draw_exposure(panels[2], alone)
         shade_in_sample(panels, results, SHADE)
         scale_equity(equity)
         equity.set_ylabel("equity, start = 1")
@@ -99,6 +90,19 @@ def _draw(axes: Axes, values, colour: str, label: str, style) -> None:
         # matplotlib hides labels that begin with "_".
         label=label.lstrip("_") or None,
     )
+
+
+def _draw_exposure(axes: Axes, result: Result) -> None:
+    shown = result.exposure
+    for name, colour in (("long", FIRST), ("short", SHADE)):
+        if np.any(shown[name]):
+            kept = thinned(shown[name])
+            axes.fill_between(
+                times(kept), 0.0, kept.to_numpy(), color=colour, alpha=0.6, step="mid", lw=0
+            )
+    axes.axhline(0.0, color="#999999", linewidth=0.6)
+    axes.set_ylabel("exposure")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def shade_in_sample(panels: Sequence[Axes], results: Sequence[Result], colour: str) -> None:

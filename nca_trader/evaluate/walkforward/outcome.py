@@ -93,8 +93,7 @@ class WalkForward:
           ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the
             folds judge on bars after those that trained or selected the run.
         """
-        # Of the last bar that was judged, which the run must not have been trained on later bars
-        # than.
+        # The last bar that the folds judge: the run must have seen bars at least as late.
         last = int(self.bars.index.searchsorted(self.result.equity.index[-1]))
         refuse_other(run, self.recipe, self.seeds, self.bars, last)
         assert self.recipe is not None

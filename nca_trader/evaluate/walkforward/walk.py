@@ -175,11 +175,7 @@ def walk_forward(
     # Tuples, because a generator would be used up by the first fold.
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
     _refuse_subject(subject, grid, scheme, seeds, warm_start)
-    if isinstance(subject, str | os.PathLike):
-        name = name or pathlib.Path(subject).stem
-    # A strategy has a name, a rule is a function.
-    name = name or getattr(subject, "name", None) or getattr(subject, "__name__", None)
-    name = name or type(subject).__name__
+    name = name or _name_of(subject)
     subject = load_agent(subject) if agent else subject
     own: int = subject.num_seeds if agent else 1
     seeds = seeds or (LEAST_SEEDS if agent and own == 1 else own)
@@ -248,6 +244,14 @@ def _refuse_subject(
         raise ConfigError(f"{argument('seeds', seeds)}: give a whole number of at least 1.")
     if warm_start and not agent:
         raise ConfigError(f"{argument('warm_start')}: is of an agent; leave it out.")
+
+
+def _name_of(subject: Any) -> str:
+    if isinstance(subject, Strategy):
+        return subject.name
+    if isinstance(subject, str | os.PathLike):
+        return pathlib.Path(subject).stem
+    return getattr(subject, "__name__", type(subject).__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,7 @@ def training_view(
     """
     last = rows[-1] if rows else {}
     updates = [number(row.get("update")) for row in rows]
-    # Drawn as a sum: single skipped updates would be dots that nobody sees.
+    # Cumulative: a single skipped update would hardly show among thousands.
     skipped = _sums(rows, "skipped")
     charts = {}
     for name, label in CHARTS.items():
