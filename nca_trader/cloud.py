@@ -326,7 +326,7 @@ def _store(scheme: str, bucket: str) -> Any:
     except ImportError:
         raise ConfigError(
             f"{scheme}://{bucket}: object stores need obstore, which is not installed; "
-            "pip install 'nca-trader[cloud]'."
+            "pip install obstore."
         ) from None
     make = obstore.store.S3Store if scheme == "s3" else obstore.store.GCSStore
     # By itself it waits two seconds in all; like this 8 at least, and mostly 20 to 40.

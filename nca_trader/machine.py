@@ -42,7 +42,8 @@ def check_versions() -> None:
     try:
         found["jax"] = version("jax")
     except PackageNotFoundError:
-        raise ConfigError("jax is not installed; run: pip install nca_trader") from None
+        least, most = SUPPORTED["jax"]
+        raise ConfigError(f"jax is not installed; pip install 'jax>={least},<{most}'.") from None
     refuse_versions(found)
 
 

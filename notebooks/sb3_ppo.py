@@ -4,7 +4,7 @@
 # The environment is a plain Gymnasium one, so that an agent of another library trains on it
 # unchanged. Here: S&P 500 index, trained on 1999 to 2012, judged on 2013 to 2018, which training
 # never saw, next to buy-and-hold and doing nothing, after costs. It needs the extra `sb3`:
-# `pip install 'nca-trader[sb3]'`.
+# `pip install '.[sb3]'`.
 #
 # *Pictures and numbers are of `make notebooks` on two cores of a shared machine, November 2026.*
 

@@ -135,7 +135,7 @@ def test_without_the_extra_a_url_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     STORE.cache_clear()
-    with pytest.raises(ConfigError, match=r"not installed; pip install 'nca-trader\[cloud\]'"):
+    with pytest.raises(ConfigError, match=r"not installed; pip install obstore"):
         place("gs://b/runs/a").exists()
 
 

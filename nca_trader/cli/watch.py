@@ -164,7 +164,7 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
         from nca_trader.watch.dashboard.server import access, listen, make_app, read_token, serve
     except ImportError:
         raise ConfigError(
-            "dashboard needs starlette and uvicorn; pip install 'nca-trader[dashboard]'."
+            "dashboard needs starlette and uvicorn; pip install starlette uvicorn."
         ) from None
     root = args.root
     if not (args.run or args.journal or root):

@@ -234,7 +234,7 @@ def check_optuna() -> None:
       ConfigError: with what to install.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError("a search needs the extra `tune`; install 'nca_trader[tune]'.")
+        raise ConfigError("a search needs Optuna, which is not installed; pip install optuna.")
 
 
 def check_space(agent: AgentConfig, space: Mapping[str, Range]) -> None:

@@ -42,7 +42,7 @@ try:
         read_keys,
     )
 except ImportError:
-    raise ConfigError('alpaca-py is not installed; pip install "nca-trader[alpaca]".') from None
+    raise ConfigError("alpaca-py is not installed; pip install alpaca-py.") from None
 
 ORDER_HOSTS = frozenset({"paper-api.alpaca.markets"})
 KEY, SECRET = "APCA_API_KEY_ID", "APCA_API_SECRET_KEY"

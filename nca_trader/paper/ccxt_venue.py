@@ -42,7 +42,7 @@ try:
         read_keys,
     )
 except ImportError:
-    raise ConfigError('ccxt is not installed; pip install "nca-trader[ccxt]".') from None
+    raise ConfigError("ccxt is not installed; pip install ccxt.") from None
 
 URL = "NCA_TRADER_CCXT_URL"  # a server of this machine in place of the exchange
 MILLION = 1_000_000  # nanoseconds per millisecond

@@ -110,8 +110,8 @@ def parse_workers(workers: int | str | None) -> int | Cluster:
             )
     if importlib.util.find_spec("distributed") is None:
         raise ConfigError(
-            f"{argument('workers', text)}: a cluster needs the extra `cluster`; install "
-            "'nca_trader[cluster]', or give a number of processes."
+            f"{argument('workers', text)}: a cluster needs distributed, which is not installed; "
+            "pip install distributed, or give a number of processes."
         )
     return Cluster(address, resources)
 

@@ -94,7 +94,7 @@ def compiler() -> Iterator[Ask]:
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
             "plan needs the TPU compiler, which is not installed; "
-            "pip install 'nca-trader[tpu-plan]' (Linux on x86-64, no TPU needed)."
+            "pip install libtpu==0.0.51 (Linux on x86-64, no TPU needed)."
         )
     with scratch() as folder, open(folder / "said", "w+") as log:
         # Not forked: that process would have a jax that has read its variables already.

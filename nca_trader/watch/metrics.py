@@ -282,7 +282,7 @@ def exporter(address: str, collector: Collector) -> Iterator[int]:
     except ImportError:
         raise ConfigError(
             f"{argument('prometheus')} needs prometheus_client, which is not installed; "
-            "pip install 'nca-trader[prometheus]'."
+            "pip install prometheus-client."
         ) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)  # pyright: ignore[reportArgumentType]

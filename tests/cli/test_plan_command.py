@@ -153,7 +153,7 @@ def test_without_the_compiler_it_ends_in_one_line_that_names_the_extra(command, 
     )
     said = command("plan", "--agent", "nano", "--topology", "v5e-8")
     assert said.code == 2 and len(said.err.splitlines()) == 1
-    assert "pip install 'nca-trader[tpu-plan]'" in said.err
+    assert "pip install libtpu==" in said.err
 
 
 def test_python_gets_the_same_report(command, answers):

@@ -180,7 +180,7 @@ def test_unknown_workers_are_refused(given, said):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr(jobs.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the extra `cluster`; install 'nca_trader"):
+    with pytest.raises(ConfigError, match=r"not installed; pip install distributed"):
         parse_workers("tcp://host:1")
 
 

@@ -88,8 +88,7 @@ def _combinatorial(bars: Bars, spans: Spans) -> list[Fold]:
         )
     except ImportError:
         raise ConfigError(
-            "combinatorial folds need the extra `combinatorial`; install "
-            "'nca_trader[combinatorial]'."
+            "combinatorial folds need skfolio, which is not installed; pip install skfolio."
         ) from None
     part = len(bars) // spans.num_folds
     # A part that is tested may lose both ends, and must keep some rows.
