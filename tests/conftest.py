@@ -24,6 +24,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("MPLBACKEND", "agg")
+# Runs with own code are signed with a key of the tests, and never with the user's.
+os.environ["XDG_CONFIG_HOME"] = str(ROOT / ".pytest_cache" / "config")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

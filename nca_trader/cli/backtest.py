@@ -33,6 +33,7 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "param",
         "force-agent",
+        "allow-code",
         "data",
         *READING,
         seed={"help": "with --run: the agent of that number, from 0"},
@@ -82,7 +83,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     out = None if args.out is None else pathlib.Path(args.out)
     run = None
     if args.run_dir:
-        run = read_run(args.run_dir, args.steps, args.seed, args.force_agent)
+        run = read_run(args.run_dir, args.steps, args.seed, args.force_agent, args.allow_code)
     if run is not None:
         env = run.env_config
     else:  # a rule: without --env nothing costs, and nothing limits its weights

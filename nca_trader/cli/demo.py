@@ -172,7 +172,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     name = datetime.datetime.now(datetime.UTC).strftime("demo-%Y%m%d-%H%M%S")
     path = local(args.resume or local(args.out, "a demo") / name, "a demo")
     if args.resume:
-        Run(path)  # refused here where there is none, else a run would begin there
+        Run(path, allow_code=None)  # refused here where there is none, else a run would begin there
     print(f"the run's folder is {path}")
     stage = Stages()
     job = job_of(args.panel)

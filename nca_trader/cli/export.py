@@ -20,6 +20,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "seed",
         "force-agent",
+        "allow-code",
         "data",
         *READING,
         run={"required": True, "help": "run folder"},
@@ -66,7 +67,7 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     coding = Coding(
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
     )
-    run = Run(args.run_dir, seed=args.seed, force_agent=args.force_agent)
+    run = Run(args.run_dir, seed=args.seed, force_agent=args.force_agent, allow_code=args.allow_code)
     if run.replacement is not None:
         raise ConfigError(
             f"{run.path}: its agent is not deployed, {run.replacement.name} is; give --force-agent "

@@ -26,6 +26,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "with --run: the agent trades, also where a baseline was deployed in its place",
     },
+    "allow-code": {
+        "action": "store_true",
+        "help": "with --run: load own code that it names, though you have not signed it; it runs",
+    },
     "data": {
         "help": "a bar file (CSV, Parquet; may be a URL) or module:name; without it sample bars"
     },

@@ -30,6 +30,7 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
         "param",
         "seed",
         "force-agent",
+        "allow-code",
         *READING,
         *ACCOUNT,
         env={"help": "with --strategy or --sleeves: an environment's costs and limits"},
@@ -108,7 +109,8 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
     from nca_trader.runs.exported import read_run
 
     if args.run_dir:
-        env = read_run(args.run_dir, seed=args.seed).env_config
+        # Allowed here, it is signed, or remembered by this process.
+        env = read_run(args.run_dir, seed=args.seed, allow_code=args.allow_code).env_config
     else:  # without --env nothing costs, and nothing limits its weights
         env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
     costs, rules = account_of(args, env, bool(args.env))
@@ -117,7 +119,7 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
         rules.pop("order", None)  # and its sleeves have theirs
         if args.env is None and args.commission is None and args.slippage is None:
             costs = None  # those of the sleeves' runs
-        return sleeves_of(args.sleeves), {"force_agent": args.force_agent, "costs": costs, **rules}
+        return sleeves_of(args.sleeves, args.allow_code), {"force_agent": args.force_agent, "costs": costs, **rules}
     what = args.run_dir or subject_of(args.strategy, params_of(args))
     return what, {"seed": args.seed, "force_agent": args.force_agent, "costs": costs, **rules}
 
@@ -181,6 +183,7 @@ def add_journal_options(parser: argparse.ArgumentParser) -> None:
         "param",
         "seed",
         "force-agent",
+        "allow-code",
         *ACCOUNT,
         env={"help": "replay with --strategy or --sleeves: an environment's costs and limits"},
     )
@@ -292,7 +295,7 @@ def sleeve_tables(path: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def sleeves_of(path: str) -> list[Any]:
+def sleeves_of(path: str, allow_code: bool = False) -> list[Any]:
     """Return the `Sleeve`s of a file.
 
     Raises:
@@ -301,12 +304,14 @@ def sleeves_of(path: str) -> list[Any]:
     from nca_trader.config.env import Limits
     from nca_trader.evaluate.subjects import subject_of
     from nca_trader.paper.sleeves import Sleeve
+    from nca_trader.runs.exported import read_run
 
     sleeves = []
     for name, table in sleeve_tables(path).items():
         given = {k: table[k] for k in ("share", "on_halt", "order", "seed") if k in table}
         if "run" in table:
             given["run"] = table["run"]
+            read_run(table["run"], allow_code=allow_code)  # refused here, before the venue opens
         else:
             given["run"] = subject_of(table["strategy"], table.get("params", {}))
         if "symbols" in table:

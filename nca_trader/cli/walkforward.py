@@ -94,6 +94,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.subjects import member_of
     from nca_trader.evaluate.walkforward.walk import walk_forward
+    from nca_trader.runs.consent import own_names
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Bars
 
@@ -112,7 +113,8 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         if not args.agent:
             raise ConfigError("--deploy is of an agent; give --agent and --env of the run.")
         # Opened before the folds are trained: a wrong path should cost no hours.
-        deployed = Run(args.deploy, force_agent=True)
+        agent = load_agent(args.agent, overrides(args, ""))
+        deployed = Run(args.deploy, force_agent=True, allow_code=own_names(env, agent))
     costs, more = account_of(args, env, bool(args.env and args.strategy))
     if args.agent:
         subject: Any = load_agent(args.agent, overrides(args, ""))

@@ -23,6 +23,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -157,6 +158,9 @@ def load(kind: str, text: str) -> Any:
             hint = nearest(member, public)
             raise ConfigError(f"{text}: {module} has no {member!r}; {hint}check the name.")
         value = getattr(home, member)
+        # `mine:system`, where mine.py has `from os import system`, is as little the user's own.
+        if inspect.isroutine(value) or isinstance(value, type):
+            _refuse_python(getattr(value, "__module__", None) or "", text)
     return value if values is None else called(value, text, values)
 
 
@@ -164,16 +168,25 @@ def called(value: Any, text: str, values: str = "") -> Any:
     """Call what a name stands for with the values in its parentheses.
 
     Raises:
-      ConfigError: it cannot be called, the values cannot be read, or the call fails.
+      ConfigError: it cannot be called, the values cannot be read, or are no numbers, texts, truth
+        values or lists of these, or the call fails.
     """
     try:
         given = read_toml(f"values = {{{values}}}", text)["values"]
     except ConfigError:
         raise ConfigError(f"{text}: write values as in {text.partition('(')[0]}(a=1).") from None
+    for name, one in given.items():
+        # As fields of a config: tables and dates are none.
+        if not all(isinstance(x, bool | int | float | str) for x in _flat(one)):
+            raise ConfigError(f"{text}: {name} is no number, text, truth value or list; give one.")
     if not callable(value):
         raise ConfigError(f"{text}: {described(value)} cannot be called; leave the values out.")
     with own_code(text):
         return value(**given)
+
+
+def _flat(value: Any) -> list[Any]:
+    return [x for one in value for x in _flat(one)] if isinstance(value, list) else [value]
 
 
 @contextlib.contextmanager
@@ -209,24 +222,17 @@ def module_of(module: str) -> types.ModuleType:
     Raises:
       ConfigError: there is none, or importing it fails.
     """
-    path = pathlib.Path(module)
+    file = _own_file(module)
     if not module.endswith(".py"):
-        top = module.partition(".")[0]
-        here = pathlib.Path(f"{top}.py")
-        # Before the import: the file would take the module's place for all of Python.
-        other = "a module of Python itself" if top in sys.stdlib_module_names else ""
-        if not (here.is_file() and other):
-            found = _imported(module, os.getcwd(), lambda: importlib.import_module(module))
-            there = getattr(sys.modules[top], "__file__", None) or ""
-            if not here.is_file() or (os.path.isfile(there) and here.samefile(there)):
-                return found
-            other = there or "another module"
+        found = _imported(module, os.getcwd(), lambda: importlib.import_module(module))
+        there = getattr(found, "__file__", None) or ""
+        if os.path.isfile(there) and file.samefile(there):
+            return found
         raise ConfigError(
-            f"{module}: is {other}, and not {here} in this folder; rename the file, or write "
-            f"{here}:name."
+            f"{module}: is {there or 'another module'}, and not {file}; rename the file, or write "
+            f"{file}:name."
         )
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; check the path.")
+    path = pathlib.Path(module)
     # A name of its own, so that the file cannot take the place of an installed module.
     spec = importlib.util.spec_from_file_location(f"strategy_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # the name ends in .py
@@ -238,6 +244,68 @@ def module_of(module: str) -> types.ModuleType:
         return found
 
     return _imported(module, str(path.resolve().parent), run)
+
+
+def refuse_foreign(text: str, kind: str) -> None:
+    """Refuse a name of code that is nobody's own; nothing is imported.
+
+    Raises:
+      ConfigError: its module is of Python itself, of this package, of an installed package without
+        an entry point of "nca_trader.KIND", or in a run folder; or there is none.
+    """
+    origin = origin_of(kind, text)
+    # `load` says itself that another process's prompt cannot be read.
+    if text not in _given and origin is not None and origin[0].module != "__main__":
+        _own_file(origin[0].module)
+
+
+def _refuse_python(module: str, text: str) -> None:
+    top = module.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return
+    here, remedy = pathlib.Path(f"{top}.py"), "; name one of your own."
+    if here.is_file():  # it would take the module's place for all of Python
+        remedy = f", and not {here} in this folder; rename the file, or write {here}:name."
+    what = "is" if text == module else f"is of {module},"
+    raise ConfigError(f"{text}: {what} a module of Python itself{remedy}")
+
+
+def _own_file(module: str) -> pathlib.Path:
+    """Return the file of a module that may be the user's own.
+
+    Raises:
+      ConfigError: see `refuse_foreign`.
+    """
+    top = module.partition(".")[0]
+    if not module.endswith(".py"):
+        _refuse_python(module, module)
+    file = locate(module)
+    full = file.resolve()
+    installed_in = {"site-packages", "dist-packages"} & set(full.parts)
+    if not installed_in and full.is_relative_to(pathlib.Path(os.__file__).resolve().parent):
+        raise ConfigError(f"{module}: is a module of Python itself; name one of your own.")
+    if full.is_relative_to(pathlib.Path(__file__).resolve().parents[1]):
+        raise ConfigError(f"{module}: is of nca_trader; give the built-in name, or your own code.")
+    if installed_in and top not in _extending():
+        raise ConfigError(
+            f"{module}: is of an installed package without an entry point for nca_trader; name a "
+            "module of your own that imports what you need."
+        )
+    for folder in full.parents:
+        if (folder / "run.json").is_file() and (folder / "env.toml").is_file():
+            raise ConfigError(
+                f"{module}: is code inside the run folder {folder}, which is never run; read it, "
+                "and move it to a folder of your own."
+            )
+    return file
+
+
+@functools.cache
+def _extending() -> set[str]:
+    """Return the first names of the modules of entry points in the groups "nca_trader.KIND"."""
+    points = importlib.metadata.entry_points()
+    groups = [group for group in points.groups if group.startswith("nca_trader.")]
+    return {x.module.partition(".")[0] for group in groups for x in points.select(group=group)}
 
 
 def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:
@@ -404,24 +472,34 @@ def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
     return found or None
 
 
-def refuse_changed(codes: Mapping[str, Code] | None, where: str, folder: str = "") -> None:
+def refuse_uninstalled(codes: Mapping[str, Code] | None, where: str) -> None:
+    """Refuse a run that names an entry point of a package that is not installed.
+
+    Raises:
+      RunError: in one line, which package.
+    """
+    for text, code in (codes or {}).items():
+        if origin_of(code.kind, text) is None:
+            raise RunError(
+                f"{where}: {text} is of the package {code.package}, which is not installed; "
+                "install it."
+            )
+
+
+def refuse_changed(codes: Mapping[str, Code] | None, where: str) -> None:
     """Refuse a run whose own code is missing or is no longer the same.
 
     Args:
       codes: that it recorded.
       where: the run, for messages.
-      folder: of the run: code in it is never run, as it came with the run.
 
     Raises:
       RunError: in one line, which module is missing or was changed.
     """
+    refuse_uninstalled(codes, where)
     for text, code in (codes or {}).items():
         origin = origin_of(code.kind, text)
-        if origin is None:
-            raise RunError(
-                f"{where}: {text} is of the package {code.package}, which is not installed; "
-                "install it."
-            )
+        assert origin is not None
         (module, member, _), _ = origin
         if module == "__main__":
             continue  # `load` finds it in the process that defined it, and else refuses it
@@ -430,11 +508,6 @@ def refuse_changed(codes: Mapping[str, Code] | None, where: str, folder: str = "
             now = fingerprint(module, member)
         except ConfigError as error:
             raise RunError(f"{where}: {text}: {error}") from None
-        if folder and pathlib.Path(folder).resolve() in file.resolve().parents:
-            raise RunError(
-                f"{where}: {text} is code inside the run folder, which is never run; read it, and "
-                "move it to a folder of your own."
-            )
         if now != code.sha256:
             raise RunError(
                 f"{where}: {text} was changed in {file} after the run was made, so it is other "
@@ -457,7 +530,11 @@ def locate(module: str) -> pathlib.Path:
     for part in module.split("."):
         name = f"{name}.{part}".lstrip(".")
         spec = PathFinder.find_spec(name, folders)
-        if spec is None:
+        if spec is None and name == part:  # of a finder of its own, as editable installs have
+            with contextlib.suppress(ValueError):
+                spec = importlib.util.find_spec(name)
+        # A module that was imported is found here, though its file may be gone.
+        if spec is None or (spec.origin and not os.path.exists(spec.origin)):
             raise ConfigError(
                 f"no module named {name!r} here; install its package, or go to the folder that "
                 "holds it."

@@ -304,7 +304,7 @@ class Store:
     def read(self, number: int) -> dict[str, np.ndarray]:
         """Return the arrays of a part that is there."""
         try:
-            with np.load(self._path(number)) as arrays:
+            with np.load(self._path(number), allow_pickle=False) as arrays:
                 return dict(arrays)
         except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
             raise StateError(

@@ -132,7 +132,7 @@ def train(
     # ended would start again.
     began = agent
     if (path / "run.json").exists():
-        began = _for_steps(agent, Run(path).agent_config.learner.steps)
+        began = _for_steps(agent, Run(path, allow_code=None).agent_config.learner.steps)
     learner = make_learner(env, policy, began)
     check_processes(learner.mesh)
     updates = planned_steps(agent) // learner.steps_per_update

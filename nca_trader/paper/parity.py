@@ -105,7 +105,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     both = table.index.intersection(paper.index)
     left, right = (side.loc[both, names].to_numpy(float) for side in (table, paper))
     # A target is NaN where nothing was ordered, on both sides.
-    continuous = Run(run_dir, force_agent=True).spec.num_actions == 0
+    continuous = Run(run_dir, force_agent=True, allow_code=None).spec.num_actions == 0
     near = np.abs(left - right) <= (WEIGHT_TOLERANCE if continuous else 0.0)
     differs = ~(near | (np.isnan(left) & np.isnan(right))).all(axis=1)
     logits = [name for name in table.columns if str(name).startswith("logits:")]

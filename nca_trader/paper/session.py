@@ -65,6 +65,7 @@ def paper_trade(
     fill: str | None = None,
     order: str | None = None,
     warmup: int | None = None,
+    allow_code: bool = False,
     **limits: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -90,6 +91,7 @@ def paper_trade(
       fill: as in `nca_trader.backtest`.
       order: as in `nca_trader.backtest`.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
+      allow_code: whether own code that the run names may load, see `Run`.
       **limits: as in `nca_trader.backtest`.
 
     Returns:
@@ -126,7 +128,7 @@ def paper_trade(
         return _recent(live, tied) if live else parse_feed(feed, tied, reading)
 
     terms = Terms(costs, fill, limits, order)
-    subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent)
+    subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent, allow_code)
     agent, one = subject.agent, subject.run
     if live:
         how = (capital, first, warmup, stop)

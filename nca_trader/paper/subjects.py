@@ -46,9 +46,13 @@ def refuse_subject(run: Any, name: str = "run") -> None:
         expect(name, run, str | os.PathLike | CloudPath, accepted)
 
 
-def opened(run: Any, seed: int | None, force_agent: bool) -> Run | None:
+def opened(
+    run: Any, seed: int | None, force_agent: bool, allow_code: bool = False
+) -> Run | None:
     """Return the run at a path; None for a strategy or a function of bars."""
-    return None if is_own(run) else read_run(run, seed=seed, force_agent=force_agent)
+    if is_own(run):
+        return None
+    return read_run(run, seed=seed, force_agent=force_agent, allow_code=allow_code)
 
 
 def symbols_of(run: Run | None) -> tuple[str, ...] | None:
@@ -117,6 +121,7 @@ def subject_on(
     terms: Terms,
     seed: int | None = None,
     force_agent: bool = False,
+    allow_code: bool = False,
 ) -> tuple[Subject, ReplayFeed]:
     """Return what trades, and the bars for which it was made.
 
@@ -127,6 +132,7 @@ def subject_on(
       terms: of the account.
       seed: as in `paper_trade`.
       force_agent: as in `paper_trade`.
+      allow_code: as in `paper_trade`.
 
     Raises:
       ConfigError: terms that are not valid; a strategy or a sleeve that cannot trade.
@@ -135,7 +141,7 @@ def subject_on(
         source = feed_of(None)
         members, agent, runs = members_on(run, source.bars, capital, terms, force_agent)
         return Subject(agent, members, runs), source
-    one = opened(run, seed, force_agent)
+    one = opened(run, seed, force_agent, allow_code)
     # As a backtest of the same file: every symbol of it, where the policy can trade others.
     source = feed_of(symbols_of(one))
     agent = agent_of(run, one, source.bars, capital, terms)

@@ -12,6 +12,7 @@ flipped. So this module has its own reader; a test flips a bit in every byte of 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -20,7 +21,7 @@ import math
 import os
 import pathlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -31,11 +32,12 @@ from nca_trader.agents.policy import Params, Policy, make_policy, stacked, unsta
 from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.extensions import refuse_changed
+from nca_trader.config.extensions import refuse_uninstalled
 from nca_trader.config.records import plain, read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
+from nca_trader.runs.consent import admit, own_code, signature_of
 from nca_trader.runs.manifest import Manifest, Run, Selection, read_spec
 from nca_trader.runs.reference import Reference
 
@@ -55,6 +57,8 @@ LARGEST, RANK = 1 << 30, 8  # bytes of a file and axes of an array, at most
 MOST_AGENTS = 4096  # in a file
 MEAN = "mean"  # in the place of an agent's number
 REFERENCE = "features"  # a text of the metadata that older files do not have
+SIGNED = "signature"  # a text of files with own code, see `runs.consent`
+UNSIGNED = ("kind", "version", "sha256", SIGNED)
 TEXTS = ("manifest", "selection", "coding", "steps", "agent.toml", "env.toml")
 
 
@@ -229,6 +233,8 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
         # What its features are usually like, so that a session of the file is watched for drift.
         REFERENCE: json.dumps(plain(run.reference) if run.reference else {}),
     }
+    if own_code(run.env_config, run.agent_config):
+        about[SIGNED] = signature_of(_signed(weights.tensors, about), make=True)
     return write_tensors(path, weights.tensors, about, KIND, VERSION)
 
 
@@ -239,7 +245,11 @@ class Exported(Run):
       RunError: there is no such file of this kind and format. StateError: it is damaged.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | CloudPath):
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | CloudPath,
+        allow_code: bool | Collection[str] | None = False,
+    ):
         """Read the whole file."""
         self.path = place(path)
         tensors, about = read_tensors(self.path, KIND, VERSION)
@@ -249,12 +259,20 @@ class Exported(Run):
             raise StateError(f"{path}: has no {missing[0]!r}; {AGAIN}.")
         parsed = {name: read_json(texts[name], f"{path}: {name}", AGAIN) for name in TEXTS[:4]}
         self.manifest = record(Manifest, parsed["manifest"], f"{path}: manifest", AGAIN)
-        refuse_changed(self.manifest.code, str(path))
+        refuse_uninstalled(self.manifest.code, str(path))
         chosen = parsed["selection"]
         self._selection = record(Selection, chosen, f"{path}: selection", AGAIN) if chosen else None
         read = functools.partial(from_toml_text, recorded=True)
         self.env_config = read(EnvConfig, texts["env.toml"], f"{path}: env.toml")
         self.agent_config = read(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
+        if names := self._own_code(allow_code):
+            content, signed = _signed(tensors, about), texts.get(SIGNED, "").encode()
+            made = admit(names, self.manifest.code, content, signed, allow_code, str(path))
+            # Where it cannot be written, this process remembers it.
+            if made:
+                with contextlib.suppress(StateError):
+                    write_tensors(self.path, tensors, about | {SIGNED: made}, KIND, VERSION)
+        self._refuse_barred()  # the spec is derived, which takes the code
         self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
         # The number of steps cannot change: the weights were measured with this one.
         self._acting = self.agent_config
@@ -297,11 +315,19 @@ class Exported(Run):
         return []
 
 
+def _signed(tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> bytes:
+    """Return what the signature of a file covers: all that it holds but its own digests."""
+    texts = {name: text for name, text in about.items() if name not in UNSIGNED}
+    sums = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in tensors.items()}
+    return json.dumps([texts, sums], sort_keys=True).encode()
+
+
 def read_run(
     path: str | os.PathLike[str] | CloudPath,
     steps: int | None = None,
     seed: int | None = None,
     force_agent: bool = False,
+    allow_code: bool | Collection[str] | None = False,
 ) -> Run:
     """Open the run of a folder, or of a file that `nca-trader export` wrote.
 
@@ -310,6 +336,7 @@ def read_run(
       steps: the agent's K, see `Run`.
       seed: the agent that acts, see `Run`.
       force_agent: see `Run`.
+      allow_code: see `Run`.
 
     Raises:
       RunError, StateError: see `Run` and `Exported`.
@@ -318,12 +345,12 @@ def read_run(
     """
     # A run is a folder, so a file can only be an exported agent.
     if not place(path).is_file():
-        return Run(path, seed=seed, steps=steps, force_agent=force_agent)
+        return Run(path, seed=seed, steps=steps, force_agent=force_agent, allow_code=allow_code)
     if steps is not None:
         raise ConfigError(
             f"{argument('steps', steps)}: {path} was measured with its own; give the run folder."
         )
-    run = Exported(path)
+    run = Exported(path, allow_code)
     if seed not in (None, run.selected):
         held = f"agent {run.selected}" if run.selected is not None else run.described
         raise ConfigError(

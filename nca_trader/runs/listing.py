@@ -53,7 +53,7 @@ def runs_in(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:
 
 def _row(path: Place) -> list[Any]:
     try:
-        run = Run(path)
+        run = Run(path, allow_code=None)
         rows = run.metrics()
     except NcaTraderError as error:  # one damaged run must not hide the others
         return ["", "", "", "", 0, 0, None, None, str(error)]
@@ -93,7 +93,7 @@ def compare_runs(paths: Sequence[str | os.PathLike[str] | CloudPath]) -> pd.Data
         raise ConfigError("compare needs at least two runs; give their folders.")
     columns: dict[str, dict[str, Any]] = {}
     for path in paths:
-        run = Run(path)
+        run = Run(path, allow_code=None)
         rows, data = run.metrics(), run.manifest.data
         last = rows[-1] if rows else {}
         columns[str(run.path)] = {

@@ -17,6 +17,7 @@ In an object store these are objects below a key, and metrics.jsonl is in parts,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -26,6 +27,7 @@ import os
 import pathlib
 import platform
 import subprocess
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import jax
@@ -37,7 +39,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, w
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.extensions import Code, refuse_changed
+from nca_trader.config.extensions import Code, refuse_uninstalled
 from nca_trader.config.records import (
     RESTORE,
     plain,
@@ -52,6 +54,7 @@ from nca_trader.envs.market import spec_of
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.consent import SIGNATURE, admit, own_code
 from nca_trader.runs.folder import Lines
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference
@@ -199,9 +202,13 @@ class Run:
         selection.json names.
       steps: K, the steps of its NCA; None is the number of training, see `with_steps`.
       force_agent: whether the agent acts also where deployment.json names a baseline.
+      allow_code: whether own code that it names may load, though you have not signed the run: True
+        loads it, and signs the run; or the names that you know. None never loads it, signed or not,
+        and reads the rest of the run.
 
     Raises:
-      RunError: `path` is not a run folder, or one of a format that this version does not read.
+      RunError: `path` is not a run folder, or one of a format that this version does not read; it
+        names own code that you have not signed.
       StateError: a file of it was changed or is damaged.
 
     Example:
@@ -217,12 +224,14 @@ class Run:
         seed: int | None = None,
         steps: int | None = None,
         force_agent: bool = False,
+        allow_code: bool | Collection[str] | None = False,
     ):
         """Read the manifest and the configuration; `params` reads the checkpoints."""
         self.path = place(path)
         self.lines = Lines(self.path / "metrics.jsonl")
         file = run_file(self.path)
-        manifest, checked = unsealed(file.read_bytes(), str(file))
+        content = file.read_bytes()
+        manifest, checked = unsealed(content, str(file))
         # What is not an object passes here, and `record` below reports it.
         known = manifest.get("format") if isinstance(manifest, dict) else FORMAT
         if known not in (UNSEALED, FORMAT):
@@ -234,9 +243,19 @@ class Run:
         self.manifest: Manifest = record(RunManifest, manifest, str(file))
         self._sealed = known == FORMAT
         self._refuse_unsealed(file, checked)
-        refuse_changed(self.manifest.code, str(self.path), str(self.path))
+        refuse_uninstalled(self.manifest.code, str(self.path))
         self.env_config = self._config(EnvConfig, "env.toml")
         self.agent_config = self._config(AgentConfig, "agent.toml")
+        if names := self._own_code(allow_code):
+            signature = self.path / SIGNATURE
+            signed = signature.read_bytes() if signature.is_file() else b""
+            made = admit(names, self.manifest.code, content, signed, allow_code, str(self.path))
+            # Where it cannot be written, this process remembers it.
+            if made:
+                with contextlib.suppress(StateError):
+                    write_atomically(signature, made)
+        if not self._sealed:  # the spec is derived then, which takes the code
+            self._refuse_barred()
         self.spec = read_spec(self.manifest, self.env_config, str(file), exact=self._sealed)
         self._seed, self._forced = seed, force_agent
         agent = self.agent_config
@@ -248,6 +267,16 @@ class Run:
                 f"{self.path}: has no agent {chosen}; it trained {agent.num_seeds}, numbered "
                 "from 0."
             )
+
+    def _own_code(self, allow: bool | Collection[str] | None) -> dict[str, str]:
+        """Return the names of own code that need consent; with None none is ever loaded."""
+        names = own_code(self.env_config, self.agent_config)
+        self._barred = next(iter(names), "") if allow is None else ""
+        return {} if allow is None else names
+
+    def _refuse_barred(self) -> None:
+        if self._barred:
+            raise RunError(f"{self.path}: names own code, {self._barred}, which is not loaded here.")
 
     def _refuse_unsealed(self, file: Place, checked: bool) -> None:
         # A sealed run with an unsealed file was edited by someone who also took out the checksum.
@@ -387,7 +416,12 @@ class Run:
 
     @functools.cached_property
     def each(self) -> Policy:
-        """The policy of each agent."""
+        """The policy of each agent.
+
+        Raises:
+          RunError: it was opened with `allow_code=None`, and names own code.
+        """
+        self._refuse_barred()
         return make_policy(self._acting, self.spec)
 
     def params(self) -> Params:

@@ -20,6 +20,7 @@ from nca_trader.errors import ConfigError, RunError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.parallel import hosts
 from nca_trader.runs import trials
+from nca_trader.runs.consent import own_names
 from nca_trader.runs.folder import check_shared, make_folder, training_in
 from nca_trader.runs.manifest import FORMAT, Run, RunManifest, commit, now, versions
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
@@ -56,28 +57,18 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run
         check_shared(path)
     # Two processes that make the folder at once would each find files of the other.
     run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
-    return Run(path) if run is None else run
+    return Run(path, allow_code=own_names(env.config, agent)) if run is None else run
 
 
 def _texts(env: TradingEnv, agent: AgentConfig) -> dict[str, str]:
     return {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
 
 
-def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
-    """Return the kind of each name in the configs that may be of your own code."""
-    named = {}
-    for config in (env, env.costs, agent.policy, agent.learner):
-        for field, kind in config.OWN.items():
-            value = getattr(config, field)
-            named |= dict.fromkeys([value] if isinstance(value, str) else value or (), kind)
-    return named
-
-
 def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
     data = record_of_env(env)
     # Written last, so without it the folder does not hold a run yet.
     if (path / "run.json").exists():
-        run = Run(path)
+        run = Run(path, allow_code=own_names(env.config, agent))
         there, here = (
             {"seed": number, "data symbols": tuple(bars.symbols), "data rows": bars.rows}
             | {"data sha256": bars.sha256, "env": plain(config), "agent": plain(kept)}
@@ -128,4 +119,4 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
             write_atomically(path / REFERENCE_FILE, sealed(plain(measured)))
     # Last: a folder with run.json is whole.
     write_atomically(path / "run.json", sealed(plain(manifest)))
-    return Run(path)
+    return Run(path, allow_code=own_names(env.config, agent))

@@ -20,7 +20,7 @@ from nca_trader.config.extensions import (
 )
 from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.envs.rewards import SCHEMES
-from nca_trader.runs.opening import own_names
+from nca_trader.runs.consent import own_names
 
 CODE = """
 '''Words.'''
@@ -161,9 +161,11 @@ def test_a_run_refuses_changed_missing_and_planted_code(own, tmp_path):
     file = own("ext_run", CODE)
     codes = codes_of({"ext_run:momentum(period=3)": "features", "rsi": "features"})
     assert list(codes) == ["ext_run:momentum(period=3)"]
-    refuse_changed(codes, "runs/a", str(tmp_path / "runs/a"))
-    with pytest.raises(RunError, match="code inside the run folder, which is never run"):
-        refuse_changed(codes, "runs/a", str(tmp_path))
+    refuse_changed(codes, "runs/a")
+    for name in ("run.json", "env.toml"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="is code inside the run folder .*, which is never run"):
+        load("features", "ext_run:momentum(period=3)")
     file.write_text(CODE.replace("LIMIT = 3", "LIMIT = 4"))
     with pytest.raises(RunError, match=r"^runs/a: ext_run:momentum\(period=3\) was changed in"):
         refuse_changed(codes, "runs/a")

@@ -47,7 +47,7 @@ class Sight:
     """
 
     def __init__(self, run: str | os.PathLike[str], started: dict[str, Any], sleeve: str = ""):
-        opened, self._sleeve = read_run(run, force_agent=True), sleeve
+        opened, self._sleeve = read_run(run, force_agent=True, allow_code=None), sleeve
         trader = started["sleeves"][sleeve] if sleeve else started
         symbols = tuple(map(str, trader.get("symbols", ())))
         params = opened.params()

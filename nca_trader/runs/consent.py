@@ -1,0 +1,170 @@
+"""Decides whether the own code that a run or an exported file names may load.
+
+Such a file may be a stranger's, and all that it says about itself may be forged, its digests too.
+So its code loads only where this user signed the file, or the caller allows it. A signature is an
+HMAC-SHA256 over the sealed content with a key that never leaves the user's configuration folder. A
+run is signed when it is made, and a file from elsewhere when its code is allowed for the first
+time. A file that names no code of its own needs neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import pathlib
+import secrets
+import stat
+from collections.abc import Collection, Mapping
+
+from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.extensions import (
+    Code,
+    locate,
+    origin_of,
+    refuse_changed,
+    refuse_foreign,
+)
+from nca_trader.errors import ConfigError, RunError, argument, in_a_command, printable
+from nca_trader.machine import write_once
+from nca_trader.parallel import hosts
+
+SIGNATURE = "signature"  # the file of a run folder
+KEY_BYTES = 32
+log = logging.getLogger("nca_trader.runs")
+# Signatures of what was allowed in this process, for files that cannot be signed: of a folder that
+# is read-only, or of a user without a home.
+_allowed: set[str] = set()
+_spare = secrets.token_bytes(KEY_BYTES)  # the key of such a user, for this process
+
+
+def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
+    """Return the kind of each name in the configs that may be of your own code."""
+    named = {}
+    for config in (env, env.costs, agent.policy, agent.learner):
+        for field, kind in config.OWN.items():
+            value = getattr(config, field)
+            named |= dict.fromkeys([value] if isinstance(value, str) else value or (), kind)
+    return named
+
+
+def own_code(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
+    """Return the kind of each name in the configs that is not built in."""
+    named = own_names(env, agent)
+    return {text: kind for text, kind in named.items() if origin_of(kind, text) is not None}
+
+
+def key_file() -> pathlib.Path:
+    """Return the path of the user's key. It is made when the first run is signed.
+
+    Raises:
+      RuntimeError: the user has no home.
+    """
+    home = os.environ.get("XDG_CONFIG_HOME") or pathlib.Path.home() / ".config"
+    return pathlib.Path(home) / "nca_trader" / "signing.key"
+
+
+def signature_of(content: bytes, make: bool = False) -> str:
+    """Return the signature of a content with the user's key, in hexadecimal.
+
+    Args:
+      content: the sealed content.
+      make: whether to make the key if there is none. Without one, the signature is valid in this
+        process alone.
+
+    Raises:
+      ConfigError: others can read or change the key.
+    """
+    key = _spare
+    try:
+        file = key_file()
+        if make and not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_once(file, secrets.token_hex(KEY_BYTES))
+        key = _read_key(file)
+    except FileNotFoundError:
+        pass  # nothing was signed yet
+    except (OSError, RuntimeError) as error:
+        log.warning("no signing key (%s): a run with own code is not signed", error)
+    return hmac.new(key, content, "sha256").hexdigest()
+
+
+def _read_key(file: pathlib.Path) -> bytes:
+    # A link could lead to a file of another user, and a pipe would wait for ever.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        others = stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.geteuid()
+        text = opened.read(4 * KEY_BYTES) if stat.S_ISREG(status.st_mode) and not others else b""
+    with contextlib.suppress(ValueError):
+        if len(key := bytes.fromhex(text.decode("ascii", "replace"))) == KEY_BYTES:
+            return key
+    raise ConfigError(
+        f"{file}: is not a key of yours alone (a regular file of mode 0600 with "
+        f"{2 * KEY_BYTES} hexadecimal digits); remove it, and a new one is made."
+    )
+
+
+def admit(
+    names: Mapping[str, str],
+    codes: Mapping[str, Code] | None,
+    content: bytes,
+    signature: bytes,
+    allow: bool | Collection[str] | None,
+    where: str,
+) -> str:
+    """Refuse own code that this user has not consented to; nothing is imported.
+
+    Args:
+      names: the kind of each name that is not built in, as the configs hold them.
+      codes: what the file records of them.
+      content: what is signed, see `signature_of`.
+      signature: of the file; empty without one.
+      allow: True, or the names that the caller gave itself; False asks for a signature.
+      where: the file, for messages.
+
+    Returns:
+      The signature to write into the file; "" where nothing is to be written.
+
+    Raises:
+      RunError: in one line, which name, of which module, and what to do.
+    """
+    if not names:
+        return ""
+
+    def named(text: str) -> str:
+        origin = origin_of(names[text], text)
+        module = origin[0].module if origin else ""
+        with contextlib.suppress(ConfigError):  # there is none
+            module = f"{module} ({locate(module)})"
+        return printable(f"{names[text]} {text} of {module}")
+
+    try:
+        for text, kind in names.items():
+            refuse_foreign(text, kind)
+    except ConfigError as error:
+        raise RunError(f"{where}: {error}") from None
+    made = signature_of(content)
+    signed, known = hmac.compare_digest(signature, made.encode()), made in _allowed
+    allowed = known or allow is True or (bool(allow) and names.keys() <= {*allow})
+    if not signed and not allowed:
+        text = next(iter(names))
+        remedy = argument("allow_code") + ("" if in_a_command() else "=True")
+        raise RunError(
+            f"{where}: names own code, {named(text)}, and you have not signed it; read that code, "
+            f"then give {remedy} once."
+        )
+    if unknown := [text for text in names if text not in (codes or {})]:
+        raise RunError(
+            f"{where}: names own code {printable(unknown[0])} without a record of it; restore it "
+            "from a copy, or train again."
+        )
+    refuse_changed(codes, where)
+    if signed:
+        return ""
+    if allow is True and not known:
+        log.warning("%s: loads own code: %s", where, "; ".join(map(named, names)))
+    made = signature_of(content, make=True)
+    _allowed.add(made)
+    return made if hosts.first() else ""

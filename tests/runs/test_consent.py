@@ -1,0 +1,332 @@
+"""Own code that a file names loads by consent alone: a corpus of forged files, and a marker."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import nca_trader as nca
+from nca_trader import ConfigError, RunError
+from nca_trader.cli import main
+from nca_trader.config.extensions import codes_of, load
+from nca_trader.config.records import sealed, unsealed
+from nca_trader.runs.consent import key_file
+from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
+from nca_trader.runs.listing import compare_runs, runs_in
+from nca_trader.watch.dashboard.sight import Sight
+
+# A module that leaves a marker when it is imported, and again when one of its members is called.
+EVIL = """
+import pathlib
+MARKER = pathlib.Path({marker!r})
+MARKER.write_text("imported")
+def run(*args, **kwargs):
+    MARKER.write_text("called")
+"""
+# Every key of a config that takes a name of own code: the file, the table, the key.
+KEYS = [
+    ("env.toml", "", "features"),
+    ("env.toml", "", "reward"),
+    ("env.toml", "", "actions"),
+    ("env.toml", "costs", "own"),
+    ("agent.toml", "policy", "kind"),
+    ("agent.toml", "learner", "advantages"),
+]
+SEVERAL = ("features", "own")
+SMALL = (
+    "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
+    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] policy.steps=1 policy.neighbours=none"
+).split()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run of built-in names alone, an exported file of it, a journal, and bars."""
+    folder = tmp_path_factory.mktemp("consent")
+    nca.write_bars(nca.sample_bars("sp500")[:160], folder / "bars.csv")
+    words = f"train --env index_daily --agent nano --data {folder}/bars.csv --steps 64"
+    run = ["--run", str(folder / "runs/plain"), *(x for s in SMALL for x in ("--set", s))]
+    assert main([*words.split(), *run]) == 0
+    export = f"export --run {folder}/runs/plain --data {folder}/bars.csv --out {folder}/plain.nca"
+    assert main([*export.split(), "--min-agreement", "0"]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(made, tmp_path, monkeypatch):
+    """A fresh folder with copies, in which `evil.py` lies; its marker must not appear."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "marker"
+    (tmp_path / "evil.py").write_text(EVIL.format(marker=str(marker)))
+    (tmp_path / "good.py").write_text("def paid(config, spec, step):\n    return step.log_return\n")
+    (tmp_path / "runs/plain/inside.py").write_text(EVIL.format(marker=str(marker)))
+    yield tmp_path
+    for name in ("evil", "good", "inside", "strategy_evil", "strategy_inside"):
+        sys.modules.pop(name, None)
+
+
+def with_name(text, table, key, name):
+    """The TOML text with the value of one key replaced by a name."""
+    lines, now = [], ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            now = line.strip("[]")
+        if now == table and line.startswith(f"{key} ="):
+            value = json.dumps(name)
+            line = f"{key} = [{value}]" if key in SEVERAL else f"{key} = {value}"
+        lines.append(line)
+    changed = "\n".join(lines) + "\n"
+    assert changed != text
+    return changed
+
+
+def code_record(name, kind="features"):
+    """What a forger writes about the code: right for what lies there, and else made up."""
+    try:
+        found = codes_of({name: kind})
+    except ConfigError:
+        return {name: {"kind": kind, "sha256": "0" * 64}}
+    return {text: dataclasses.asdict(code) for text, code in (found or {}).items()}
+
+
+KINDS = {
+    "features": "features", "reward": "rewards", "actions": "actions", "own": "costs",
+    "kind": "policies", "advantages": "advantages",
+}  # fmt: skip
+
+
+def forge_run(folder, file, table, key, name, recorded=True):
+    """Write a name into a run folder, and make every checksum in it right again."""
+    text = with_name((folder / file).read_text(), table, key, name)
+    (folder / file).write_text(text)
+    about, _ = unsealed((folder / "run.json").read_bytes(), "run.json")
+    about["config"][file] = hashlib.sha256(text.encode()).hexdigest()
+    about["code"] = code_record(name, KINDS[key]) if recorded else None
+    (folder / "run.json").write_text(sealed(about))
+
+
+def forge_export(path, file, table, key, name, recorded=True):
+    """Write a name into an exported file, and make its SHA-256 right again."""
+    tensors, about = read_tensors(path, "nca_trader policy", 1)
+    about = dict(about)
+    about[file] = with_name(about[file], table, key, name)
+    manifest = json.loads(about["manifest"])
+    manifest["code"] = code_record(name, KINDS[key]) if recorded else None
+    about["manifest"] = json.dumps({k: v for k, v in manifest.items() if v is not None})
+    tensors = {name: np.array(tensor) for name, tensor in tensors.items()}
+    write_tensors(path, tensors, about, "nca_trader policy", 1)
+
+
+NAMES = [
+    "os:system(command='touch marker')",
+    "subprocess:check_output(args=['touch', 'marker'])",
+    "evil:run",
+    "evil:run(x=1)",
+    "evil.py:run",
+    "runs/plain/inside.py:run",
+    "pathlib:Path(x='marker')",
+]
+
+
+def scans(folder):
+    """Everything that looks at files which merely lie there."""
+    assert list(runs_in("runs").index) == ["plain"]
+    compare_runs(["runs/plain", "runs/plain"])
+    nca.trials("runs")
+    for words in ("runs list runs", "trials runs", "watch --run runs/plain --once"):
+        assert main(words.split()) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("file", "table", "key"), KEYS)
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.few(24)
+def test_no_forged_file_runs_code(here, capsys, name, file, table, key, recorded):
+    place = (file, table, key, name, recorded)
+    forge_run(here / "runs/plain", *place)
+    forge_export(here / "plain.nca", *place)
+    (here / "runs/plain/signature").write_text("0" * 64)
+    capsys.readouterr()
+    for run in ("runs/plain", "plain.nca"):
+        for words in (
+            f"backtest --run {run} --data bars.csv",
+            f"paper --run {run} --feed replay:bars.csv --journal {here}/j.db",
+        ):
+            assert main(words.split()) == 2
+            said = capsys.readouterr().err
+            assert len(said.splitlines()) == 1 and run in said, said
+            assert "--allow-code" in said or "never run" in said or "of Python itself" in said
+        with pytest.raises(RunError):
+            read_run(run)
+    scans(here)
+    assert not (here / "marker").exists() and not (here / "j.db").exists()
+    assert "evil" not in sys.modules
+
+
+def test_the_same_files_without_the_change_load(here, capsys):
+    for run in ("runs/plain", "plain.nca"):
+        read_run(run).params()
+        assert main(f"backtest --run {run} --data bars.csv --start 1999-07-01".split()) == 0
+    scans(here)
+    assert not (here / "runs/plain/signature").exists()  # nothing of its own: nothing is signed
+
+
+@pytest.mark.parametrize("allowed", [True, ["evil:run"]])
+def test_consent_is_asked_once_and_loads_what_it_names(here, allowed, caplog):
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
+    with pytest.raises(RunError, match=r"rewards evil:run of evil .*evil.py.*allow_code=True once"):
+        nca.Run("runs/plain")
+    with pytest.raises(RunError, match="not signed"):
+        nca.Run("runs/plain", allow_code=["evil:other"])
+    run = nca.Run("runs/plain", allow_code=allowed)
+    assert ("evil.py" in caplog.text) == (allowed is True)  # names that the caller gave are known
+    assert not (here / "marker").exists()  # it may load now, and nothing has asked for it
+    assert load("rewards", run.env_config.reward) and (here / "marker").exists()
+    # Another process needs no word, and neither does a copy; a changed copy does.
+    shutil.copytree("runs/plain", "elsewhere")
+    assert opened("elsewhere") == ""
+    forge_run(here / "elsewhere", "env.toml", "", "reward", "evil:run(x=2)")
+    assert "not signed" in opened("elsewhere")
+
+
+def opened(run):
+    """What another process says that opens a run; "" where it does."""
+    code = (
+        "import nca_trader as nca; from nca_trader.runs.exported import read_run\n"
+        f"try:\n  read_run({run!r})\nexcept nca.NcaTraderError as error:\n  print(error)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    return done.stdout
+
+
+def test_an_exported_file_is_signed_inside_and_its_copy_is_too(here):
+    forge_export(here / "plain.nca", "env.toml", "", "reward", "good:paid")
+    with pytest.raises(RunError, match="not signed"):
+        Exported("plain.nca")
+    weights = Exported("plain.nca", allow_code=True).params()
+    shutil.copy("plain.nca", "copy.nca")
+    assert opened("copy.nca") == ""
+    jax.tree.map(np.testing.assert_array_equal, Exported("copy.nca").params(), weights)
+    forge_export(here / "copy.nca", "env.toml", "", "reward", "good:paid()")
+    assert "not signed" in opened("copy.nca")  # another name under the old signature
+    tensors, about = read_tensors(here / "plain.nca", "nca_trader policy", 1)
+    tensors = {name: np.array(tensor) for name, tensor in tensors.items()}
+    next(iter(tensors.values())).flat[0] ^= 1  # other weights under the old signature
+    write_tensors(here / "plain.nca", tensors, about, "nca_trader policy", 1)
+    assert "not signed" in opened("plain.nca")
+
+
+def test_a_run_that_is_trained_with_own_code_is_signed_and_so_is_its_export(here):
+    words = "--env own.toml --agent nano --data bars.csv --steps 64 --run runs/own"
+    text = (here / "runs/plain/env.toml").read_text()
+    (here / "own.toml").write_text(with_name(text, "", "reward", "good:paid"))
+    assert main(["train", *words.split(), *(x for s in SMALL for x in ("--set", s))]) == 0
+    assert opened("runs/own") == ""
+    out = "export --run runs/own --data bars.csv --out own.nca --min-agreement 0"
+    assert main(out.split()) == 0
+    assert opened("own.nca") == ""
+    # The folder of another machine: its user resumes the run, by the same files.
+    (here / "runs/own/signature").unlink()
+    assert "not signed" in opened("runs/own")
+    assert main(["train", *words.split(), *(x for s in SMALL for x in ("--set", s))]) == 0
+    assert opened("runs/own") == ""
+
+
+def test_what_a_session_saw_is_not_computed_with_own_code(here):
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
+    nca.Run("runs/plain", allow_code=True)  # signed, and still a page only looks
+    started = {"symbols": ["GSPC", "IXIC"], "params": ""}
+    with pytest.raises(RunError, match="evil:run, which is not loaded here"):
+        Sight("runs/plain", started)
+    assert not (here / "marker").exists()
+
+
+def test_python_itself_and_installed_packages_never_load(here):
+    for name in ("os:system(command='touch marker')", "numpy:fromfile(file='x')", "nca_trader:f"):
+        forge_run(here / "runs/plain", "env.toml", "", "reward", name)
+        with pytest.raises(RunError, match=r"Python itself|installed package|is of nca_trader"):
+            nca.Run("runs/plain", allow_code=True)
+        shutil.copy(here / "bars.csv", here / "x")
+    library = pathlib.Path(os.__file__)
+    for name in (f"{library}:system", f"{pathlib.Path(np.__file__)}:save"):
+        with pytest.raises(ConfigError, match=r"Python itself|installed package"):
+            load("rewards", name)
+    (here / "mine.py").write_text("from os import system\nfrom subprocess import Popen\n")
+    for member in ("system(command='touch marker')", "Popen(args=['touch', 'marker'])"):
+        with pytest.raises(ConfigError, match=r"a module of Python itself"):
+            load("rewards", f"mine:{member}")
+    with pytest.raises(ConfigError, match="x is no number, text, truth value or list"):
+        load("rewards", "good:paid(x={a=1})")
+    sys.modules.pop("mine", None)
+    assert not (here / "marker").exists()
+
+
+def test_code_without_a_record_is_refused_even_where_it_is_allowed(here):
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run", recorded=False)
+    with pytest.raises(RunError, match="without a record of it"):
+        nca.Run("runs/plain", allow_code=True)
+    assert not (here / "marker").exists()
+
+
+def test_the_key_is_the_users_alone(here, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
+    with pytest.raises(RunError, match="not signed"):
+        nca.Run("runs/plain")
+    assert not key_file().exists()  # asking makes none
+    nca.Run("runs/plain", allow_code=True)
+    assert stat.S_IMODE(key_file().stat().st_mode) == 0o600
+    key = key_file().read_text()
+    held = [path for path in tmp_path.rglob("*") if path.is_file() and path != key_file()]
+    assert held and not any(key.encode() in path.read_bytes() for path in held)
+    nca.Run("runs/plain")
+    # Another user's signature is none of ours, and a key that others read is no key.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    with pytest.raises(RunError, match="not signed"):
+        nca.Run("runs/plain")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    key_file().chmod(0o644)
+    with pytest.raises(ConfigError, match="is not a key of yours alone"):
+        nca.Run("runs/plain")
+
+
+def test_a_folder_that_cannot_be_signed_is_remembered_by_this_process(here, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nowhere")
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
+    nca.Run("runs/plain", allow_code=True)
+    nca.Run("runs/plain")
+    assert "not signed" in opened("runs/plain")
+
+
+def test_arrays_of_a_store_are_never_unpickled(here):
+    """A sweep's store and the folds of a walk-forward are npz files; a pickle in one stays shut."""
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {here}/marker",)
+
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.array([Evil()], dtype=object))
+    with np.load(io.BytesIO(buffer.getvalue()), allow_pickle=True) as arrays:
+        arrays["x"]
+    assert (here / "marker").exists()  # the pickle works, so that what follows can fail
+    (here / "marker").unlink()
+    texts = [path.read_text() for path in (ROOT / "nca_trader").rglob("*.py")]
+    calls = [call for text in texts for call in re.findall(r"np\.load\((.*)", text)]
+    assert calls and all("allow_pickle=False" in call for call in calls)
